@@ -2,7 +2,7 @@
 
     python benchmarks/credit.py [--repeats 5] [--json]
 
-``rule``: 128 attempts x 50 steps, text keys to advantages. The others are about 1,000 attempts x 50 steps (20 tasks, 10^6 drawn
+``rule``: 128 attempts x 50 steps, text keys to advantages. The others are about 1,000 attempts x 50 steps (20 tasks, 10^6 sampled
 tokens) in a run on disk. ``read``: the stored trees become step columns with keys. ``credit``: keys, merging, credit, the credit of
 every token and the numbers behind every step written to the store and committed: what a training job does, which has the nodes.
 """
@@ -28,7 +28,7 @@ from ramify.methods.graph_credit.algorithm import credit
 from ramify.score.credit.protocol import CreditGroup, credit_group, find_rule
 from ramify.score.steps import run_columns
 from ramify.trace.db import Run
-from ramify.trace.node import Verdict, make_node
+from ramify.trace.node import Score, make_node
 
 ATTEMPTS, STEPS, TASKS, TOKENS = 1000, 50, 20, 20
 
@@ -62,7 +62,9 @@ def fill(folder: Path) -> None:
             for index in range(ATTEMPTS // TASKS):
                 last = root
                 for step in range(STEPS):
-                    reply = make_node(tree, last.id, len(last), "assistant", "go on", tokens=tokens, sampled=sampled, index=index)
+                    reply = make_node(
+                        tree, last.id, len(last), "assistant", "continue", tokens=tokens, sampled=sampled, index=index
+                    )
                     end = step == STEPS - 1
                     reward = float(rng.random() < 0.3) if end else 0.0
                     last = make_node(
@@ -72,7 +74,7 @@ def fill(folder: Path) -> None:
                     nodes += [reply, last]
                 run.add(*nodes)
                 nodes = []
-                run.add(Verdict(last.id, "env", last.reward))
+                run.add(Score(last.id, "env", last.reward))
 
 
 def read(folder: Path) -> None:

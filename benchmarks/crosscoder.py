@@ -70,9 +70,9 @@ from sae_lens.training.sae_trainer import SAETrainer
 y = torch.from_numpy(np.load(sys.argv[1])).flatten(1)
 features, k, steps, batch = map(int, sys.argv[2:6])
 def rows():
-    draws = torch.Generator().manual_seed(0)
+    samples = torch.Generator().manual_seed(0)
     while True:
-        order = torch.randperm(len(y), generator=draws)
+        order = torch.randperm(len(y), generator=samples)
         yield from (y[order[i * batch : (i + 1) * batch]] for i in range(len(y) // batch))
 found = {}
 for name, shape, kind in (("TopK", TopKTrainingSAEConfig, TopKTrainingSAE), ("BatchTopK", BatchTopKTrainingSAEConfig, BatchTopKTrainingSAE)):

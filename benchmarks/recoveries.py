@@ -1,4 +1,4 @@
-"""Does training on recoveries beat the recipe of `ramify improve` at equal generated tokens? Household world, built-in agent.
+"""Does training on recoveries beat the recipe of `ramify improve` at equal generated tokens? Household environment, built-in agent.
 
     python benchmarks/recoveries.py [--seeds 5] [--size cpu] [--workers 2] [--cache FOLDER] [--out repro/recoveries.json]
 
@@ -26,7 +26,7 @@ from ramify.methods.maze_recovery.build import build_sft
 from ramify.render.terminal import progress
 from ramify.trace.db import Run
 from ramify_experiments.improve import SIZES
-from ramify_experiments.lab import Cells, Checks, columns
+from ramify_experiments.lab import Checks, ResultCache, columns
 
 SETS: dict[str, dict[str, Any]] = {
     "loops cut": {"mode": "success_loop_erased"},
@@ -76,13 +76,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--size", choices=sorted(SIZES), default="cpu")
-    parser.add_argument("--cache", type=Path, help="keep finished cells here, to go on after an interruption")
+    parser.add_argument("--cache", type=Path, help="keep finished cells here, to continue after an interruption")
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     seeds = range(args.seeds)
     arms = {arm: {"arm": arm, "size": args.size} for arm in args.arms}
     with progress("recoveries", unit="cells") as bar:
-        done = Cells(args.cache, progress=bar).grid(cell, arms, seeds, workers=args.workers)
+        done = ResultCache(args.cache, progress=bar).grid(cell, arms, seeds, workers=args.workers)
     of, checks = {arm: columns(runs) for arm, runs in done.items()}, Checks(seeds)
     for arm in args.arms:
         checks.mean(f"{arm}: success", of[arm]["success"])

@@ -1,8 +1,8 @@
-"""How long it takes until an interrupted collection of 200,000 rollouts draws again.
+"""How long it takes until an interrupted collection of 200,000 rollouts samples again.
 
     python benchmarks/resume.py [--rollouts 200000] [--save]
 
-The run is made with the scripted model and stopped by its budget 64 attempts short; then ``ramify rollout`` goes on in a new process. Seconds count from
+The run is made with the scripted model and stopped by its budget 64 attempts short; then ``ramify rollout`` continues in a new process. Seconds count from
 the start of that process: imports, opening the run, reading what is done, planning what is missing, the first new attempt stored.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from common import save
 
 from ramify.jobs.collect import Collection, Limits, RolloutConfig
-from ramify.rollout.parts import find_world
+from ramify.rollout.parts import find_environment
 
 PER_TASK, SHORT = 8, 64
 GO_ON = """
@@ -44,8 +44,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder, tasks = Path(scratch) / "run", Path(scratch) / "tasks.jsonl"
-        panel = find_world("chain").panel("train", args.rollouts // PER_TASK)
-        tasks.write_text("".join(json.dumps({"id": task.id, **task.data}) + "\n" for task in panel), encoding="utf-8")
+        task_set = find_environment("chain").task_set("train", args.rollouts // PER_TASK)
+        tasks.write_text("".join(json.dumps({"id": task.id, **task.data}) + "\n" for task in task_set), encoding="utf-8")
         config = RolloutConfig(model="scripted", env="chain", tasks=str(tasks), attempts=PER_TASK)
         begun = time.perf_counter()
         short = config.model_copy(update={"budget": Limits(calls=args.rollouts - SHORT)})
@@ -61,7 +61,7 @@ def main() -> None:
     if args.save:
         columns = ["rollouts in the run", "s until it knows what is missing", "s until the first new one is stored"]
         note = "Wall seconds from the start of the process, median of five. Target: under 2 s at 200,000."
-        save("resume", "Going on with a large run", columns, [[f"{args.rollouts:,}", f"{planned:.2f}", f"{first:.2f}"]], note)
+        save("resume", "Continuing with a large run", columns, [[f"{args.rollouts:,}", f"{planned:.2f}", f"{first:.2f}"]], note)
 
 
 if __name__ == "__main__":

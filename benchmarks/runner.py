@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import save, spread
 
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
@@ -69,7 +69,7 @@ print(json.dumps([one, (nine - one) / 8]))
 
 
 class Corridor:
-    """A world that answers the same for ``turns`` turns."""
+    """An environment that answers the same for ``turns`` turns."""
 
     system = ""
 
@@ -94,7 +94,7 @@ class Corridor:
         return str(self.at)
 
 
-class CorridorWorld:
+class CorridorEnvironment:
     name = "corridor"
 
     def __init__(self, turns: int) -> None:
@@ -103,21 +103,21 @@ class CorridorWorld:
     def make(self) -> Corridor:
         return Corridor(self.turns)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of(Task(f"{i:05d}") for i in range(n))
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of(Task(f"{i:05d}") for i in range(n))
 
 
 def per_rollout(turns: int, tokens: bool, rollouts: int = 500) -> float:
     """CPU seconds of one rollout, run file included."""
-    world = CorridorWorld(turns)
+    environment = CorridorEnvironment(turns)
     model = ScriptedModel([REPLY] * turns, tokens=tokens)
     template = TagTemplate(model.tokenizer) if tokens else None
     stops = template.stop_tokens if template else ()
     with tempfile.TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {}) as run:
-        episodes = Episodes(Agent(model, template, Sampling(stop_tokens=stops)), world, run)
+        episodes = Episodes(Agent(model, template, Sampling(stop_tokens=stops)), environment, run)
 
         async def play() -> None:
-            await asyncio.gather(*(episodes.attempt(task.id, task, 0) for task in world.panel("train", rollouts)))
+            await asyncio.gather(*(episodes.attempt(task.id, task, 0) for task in environment.task_set("train", rollouts)))
 
         begun = time.process_time()
         asyncio.run(play())

@@ -75,8 +75,8 @@ def interval(values: list[float], rounds: int = 2000) -> tuple[float, float]:
     """95 % bootstrap interval of the median."""
     import numpy as np
 
-    draws = np.median(np.random.default_rng(0).choice(values, (rounds, len(values))), axis=1)
-    low, high = np.quantile(draws, (0.025, 0.975))
+    samples = np.median(np.random.default_rng(0).choice(values, (rounds, len(values))), axis=1)
+    low, high = np.quantile(samples, (0.025, 0.975))
     return float(low), float(high)
 
 

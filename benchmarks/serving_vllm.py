@@ -2,7 +2,7 @@
 
     PYTHON benchmarks/serving_vllm.py FOLDER NEW
 
-Answers ``ready``, then for each line of JSON on its input (token rows) the seconds that drawing NEW tokens for all of them took, on a line.
+Answers ``ready``, then for each line of JSON on its input (token rows) the seconds that sampling NEW tokens for all of them took, on a line.
 One process, float32, no compilation: settings in which vLLM's CPU build does best on models this small.
 """
 

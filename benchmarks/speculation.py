@@ -65,8 +65,8 @@ def one_at_a_time(found: Sequence[bench.Pairing]) -> Table:
 
 
 def under_load(found: Sequence[bench.Pairing]) -> Table:
-    """Columns and rows of the table of schedules; the frontier is drawn from it."""
-    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), bench.show(p), p.verdict] for p in found]
+    """Columns and rows of the table of schedules; the frontier is sampled from it."""
+    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), bench.show(p), p.score] for p in found]
     return ["requests at once", "schedule", "tok/s", "tok/s a request", "x plain", "verdict"], rows
 
 
@@ -101,7 +101,7 @@ def against_vllm(
 
 
 def prompts_of(seed: int, n: int, part: str) -> dict[str, list[np.ndarray]]:
-    """``n`` starts in each domain that no text was drawn from."""
+    """``n`` starts in each domain that no text was sampled from."""
     return {domain: domains.prompts(domain, n, GIVEN, seed, part) for domain in domains.DOMAINS}
 
 
@@ -130,7 +130,7 @@ def main() -> None:
             alone = bench.one_by_one(lab.folder, module, drafters, prompts, SETTINGS, peers, args.rounds, progress=bar)
         tables["speculation"] = one_at_a_time(alone)
     if {"loads", "serving"} & set(args.parts):
-        costs = profile.measure(LocalModel(module, eos=(), max_rows=max(bench.LOADS)), first, mixed, bench.LOADS)
+        costs = profile.measure(LocalModel(module, eos=(), max_sequences=max(bench.LOADS)), first, mixed, bench.LOADS)
         for row in profile.break_even(costs):
             say(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
     if "loads" in args.parts:

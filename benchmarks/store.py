@@ -4,7 +4,7 @@
 
 Each part runs in a process of its own, so that its peak memory is its own. CPU time is that of the process (user and system), wall
 time depends on what else the machine does. A rollout here is one tree leaf of four nodes of 100 tokens (a given prompt and three
-drawn turns) with log-probs, mask and ends; prompts are shared by the eight rollouts of a task.
+sampled turns) with log-probs, mask and ends; prompts are shared by the eight rollouts of a task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Verdict, make_node
+from ramify.trace.node import Node, Score, make_node
 
 TOKENS, TURNS, GROUP = 100, 3, 8
 
@@ -113,7 +113,7 @@ def erase(folder: Path, rollouts: int) -> dict[str, float]:
         ids = [row[0] for row in run._rows("SELECT id FROM nodes LIMIT ?", max(1, rollouts // 2))]
         with Clock() as clock:
             for node in ids:
-                run.add(*(Verdict(node, f"scorer-{j}", 0.5, judges={"main": f"judge-{j}"}) for j in range(10)))
+                run.add(*(Score(node, f"scorer-{j}", 0.5, judges={"main": f"judge-{j}"}) for j in range(10)))
             run.commit()
         with Clock() as erasing:
             erased = run.erase_judge("judge-3")

@@ -119,7 +119,7 @@ def compare(name: str, config: TinyConfig, python: str | None, rounds: int) -> l
     module, rows = TinyLM(config), []
     with tempfile.TemporaryDirectory() as scratch:
         module.save(Path(scratch))
-        model = LocalModel(module, max_rows=128, cache_bytes=1 << 23, eos=())
+        model = LocalModel(module, max_sequences=128, cache_bytes=1 << 23, eos=())
         runners = {"ramify": timed(lambda rows: engine_run(model, rows)), "generate": generate(Path(scratch))}
         child = None
         if python:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from common import save
-from runner import CorridorWorld, per_rollout
+from runner import CorridorEnvironment, per_rollout
 
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
@@ -41,14 +41,14 @@ def again(turns: int) -> tuple[int, int]:
     model = LocalModel(module, tokenizer)
     template = TagTemplate(tokenizer)
     sampling = Sampling(max_tokens=REPLY, stop_tokens=template.stop_tokens)
-    world = CorridorWorld(turns)
+    environment = CorridorEnvironment(turns)
     with tempfile.TemporaryDirectory() as folder, Run.create(Path(folder) / "run", {}) as run:
-        episodes = Episodes(Agent(model, template, sampling), world, run)
-        (task,) = world.panel("train", 1)
+        episodes = Episodes(Agent(model, template, sampling), environment, run)
+        (task,) = environment.task_set("train", 1)
         attempt = asyncio.run(episodes.attempt(task.id, task, 0))
         last = attempt.turns[-1].node
         length = sum(kept for _, kept in run.path(last.id).segments)
-    return length, max(0, model.stats.forward_rows - model.stats.padded_rows - length)  # what is drawn last need not run at all
+    return length, max(0, model.stats.forward_rows - model.stats.padded_rows - length)  # what is sampled last need not run at all
 
 
 def main() -> None:

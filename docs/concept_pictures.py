@@ -45,9 +45,9 @@ def tree() -> str:
     body += arrow(362, 94, 400, 140) + box(400, 132, 110, "cellar", BLUE) + arrow(510, 149, 540, 149)
     body += box(540, 132, 160, "cellar: locked in")
     body += arrow(205, 94, 225, 190) + box(225, 190, 130, "go | kitchen", BLUE)
-    body += note(250, 52, "drawn by the agent, token by token") + note(404, 124, "offset 2: another draw goes on after “go to”")
+    body += note(250, 52, "drawn by the agent, token by token") + note(404, 124, "offset 2: another draw continues after “go to”")
     body += note(
-        10, 240, "Blue: drawn by the model. Grey: said by the world. A node knows its parent and where inside it it starts."
+        10, 240, "Blue: drawn by the model. Grey: said by the environment. A node knows its parent and where inside it it starts."
     )
     return frame(WIDTH, 252, "A run of one task is a tree", "Messages as boxes; one reply is branched at its third token", body)
 
@@ -82,12 +82,12 @@ def fork() -> str:
             body += arrow(330, y, 372, y - 14 + 14 * k)
         body += box(376, y - 17, 150, marks, BLUE) + note(536, y + 4, ("6 of 8", "2 of 8")[row])
     body += note(376, 112, "difference 0.50, with its interval")
-    body += note(10, 210, "Same place, same state of the world, n continuations each.")
+    body += note(10, 210, "Same place, same state of the environment, n continuations each.")
     body += note(10, 228, "Draws are keyed by place, so both arms can be repeated.")
     return frame(WIDTH, 240, "Fork", "An edited arm and a control arm from one prefix", body)
 
 
-def verdicts() -> str:
+def scores() -> str:
     """Records that point at nodes."""
     body = "".join(
         box(10 + 120 * i, 70, 104, text, fill)
@@ -137,6 +137,6 @@ def determinism() -> str:
 
 
 if __name__ == "__main__":
-    for draw in (tree, context, fork, verdicts, budget, determinism):
+    for draw in (tree, context, fork, scores, budget, determinism):
         (IMAGES / f"concept-{draw.__name__}.svg").write_text(draw(), encoding="utf-8")
     print(f"wrote six pictures to {IMAGES}")

@@ -42,7 +42,7 @@ def maze() -> str:
     notes = "".join(label(x, 24, text, "mid") for x, text in ((235, "c →"), (325, "a →"), (415, "c →"), (500, "a →")))
     notes += "".join(label(x, 205, text, "mid") for x, text in ((150, "← d"), (235, "← b"), (325, "← d"), (415, "← b")))
     said = (
-        "Going on: c crosses a diamond (3 edges of 4), a leaves it (1 of 4). Going back: b crosses, d leaves.",
+        "Continuing: c crosses a diamond (3 edges of 4), a leaves it (1 of 4). Going back: b crosses, d leaves.",
         "A walker knows the place it stands at and the one before. A clean solution shows a and c;",
         "b and d are only met on the way back from a wrong leaf.",
     )

@@ -82,7 +82,7 @@ def page() -> str:
         f"- {report['method']}, {case['name']}: {case['known_miss']}"
         for report in found["methods"]
         for case in report["cases"]
-        if case["status"] == "known_miss"
+        if case["status"] == "known_failure"
     ]
     return (
         HEAD.format(what=what) + "\n" + "\n".join([*table, *(["", "Known misses:", "", *missed] if missed else [])]) + "\n" + OWN

@@ -1,9 +1,9 @@
-"""Run my agent on my world and store the tree: any function of the messages is an agent, any class with five methods a world."""
+"""Run my agent on my environment and store the tree: any function of the messages is an agent, any class with five methods an environment."""
 
 import ramify
 
 
-def my_agent(messages, key):  # messages as in a chat request; `key` (leave it out) is the draw's place: same place, same reply
+def my_agent(messages, key):  # messages as in a chat request; `key` (leave it out) is the sample's place: same place, same reply
     return "go hall" if key % 2 else "take lamp"
 
 

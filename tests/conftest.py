@@ -13,7 +13,7 @@ import pytest
 from forked import Forks
 from hypothesis import HealthCheck, settings
 
-# A busy machine pauses for seconds, and an example that is drawn anew in every run finds its fault in somebody else's change. To look for
+# A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change. To look for
 # new ones: --hypothesis-profile default.
 settings.register_profile("place", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("place")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.base.seeds import generator
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.model.scripted import ScriptedModel
 
 
@@ -43,8 +43,8 @@ class Halls:
     def make(self) -> Hall:
         return Hall()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of([Task(f"{split}-{i}") for i in range(n)])
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of([Task(f"{split}-{i}") for i in range(n)])
 
 
 def agent() -> ScriptedModel:

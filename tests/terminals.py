@@ -93,8 +93,8 @@ class Terminal:
         def control() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self._slave)
-        child = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, preexec_fn=control, **streams)  # type: ignore[call-overload]
+        token_values = dict.fromkeys(("stdin", "stdout", "stderr"), self._slave)
+        child = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, preexec_fn=control, **token_values)  # type: ignore[call-overload]
         self.start(child.wait)
 
     def until(self, pattern: str, seconds: float = PATIENCE) -> bool:
@@ -138,6 +138,6 @@ class Terminal:
         """The live lines that were shown, one after another, as texts without colours."""
         found = []
         for part in self.text.split(HIDDEN)[1:]:
-            drawn = re.split(r"\x1b\[2K", part.partition(SHOWN_AGAIN)[0])
-            found += [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", line) for line in drawn]
+            sampled = re.split(r"\x1b\[2K", part.partition(SHOWN_AGAIN)[0])
+            found += [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", line) for line in sampled]
         return found

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -100,7 +100,7 @@ def save_checkpoint(folder: Path, name: str, generation: dict[str, Any] | None =
 class Parity:
     """One reply an episode, which succeeds where its code points have an even sum: about every second one of a random model.
 
-    As a world, ``factory:zoo:Parity``. INTERRUPT names a file; the reply that finds one byte left in it is interrupted as by Ctrl-C.
+    As an environment, ``factory:zoo:Parity``. INTERRUPT names a file; the reply that finds one byte left in it is interrupted as by Ctrl-C.
     """
 
     name = "parity"
@@ -110,8 +110,8 @@ class Parity:
     def make(self) -> Parity:
         return Parity()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of(Task(f"{split}-{seed}-{i}", {"question": i}) for i in range(n))
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of(Task(f"{split}-{seed}-{i}", {"question": i}) for i in range(n))
 
     def reset(self, task: Task, seed: int) -> Observation:
         return Observation(f"What is {task.data['question']}?")

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from ramify.engine.checkpoints import load_model, model_folder
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.methods.crosscoder import Checkpoints, capture, rank_features
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
 from ramify.methods.crosscoder.run import prompts
-from ramify.methods.crosscoder.steer import draw, random_like, scale
+from ramify.methods.crosscoder.steer import random_like, sample, scale
 from ramify.model.protocol import Sampling
 
 
@@ -32,7 +32,7 @@ def small():
         down = tuned.module.model.layers[1].mlp.down_proj.weight
         down += 0.3 * torch.outer(torch.randn(len(down)), torch.rand(down.shape[1]))
     tuned.refresh()
-    tasks = HouseholdWorld().panel("train", 200)
+    tasks = HouseholdEnvironment().task_set("train", 200)
     texts = [f"Go and {task.data}"[:80] for task in tasks], [f"Number {i} of {i * i}, please." for i in range(200)]
     lay = lambda text: [*template.render("user", text, "")[0], *template.open("assistant", "user")]  # noqa: E731
     return Checkpoints(tuned, base, 2), *([lay(text) for text in part] for part in texts)
@@ -54,8 +54,8 @@ def main(models, tool, plain):
     change = scale(dictionary, codes[:4], [ranked[0].feature], gain=16)
     settings = Sampling(temperature=0, max_tokens=12, stop_tokens=models.tuned.eos)
     for name, what in (("clean", None), ("steered", change), ("random", random_like(change, 0))):
-        drawn = asyncio.run(draw(models.tuned, [np.array(row) for row in tool[:4]], models.layer, what, settings))
-        print(f"{name:8s} {[reply.text[:30] for reply in drawn]}")
+        sampled = asyncio.run(sample(models.tuned, [np.array(row) for row in tool[:4]], models.layer, what, settings))
+        print(f"{name:8s} {[reply.text[:30] for reply in sampled]}")
 
 
 if __name__ == "__main__":

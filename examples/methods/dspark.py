@@ -1,4 +1,4 @@
-"""Replies sooner, and the same ones: train a drafter for a checkpoint, calibrate it, and see whether draws are those without it.
+"""Replies sooner, and the same ones: train a drafter for a checkpoint, calibrate it, and see whether samples are those without it.
 
 python examples/methods/dspark.py [hf:FOLDER PROMPTS OUT [STEPS]]: a checkpoint that transformers loads, a file of prompts (JSON lines with
 "prompt") and a folder for the drafter. Without them: the built-in agent, and a drafter trained for seconds. `ramify dspark` does the same.
@@ -32,9 +32,11 @@ def main(name="builtin", file=None, out=None, steps=40):
     print(f"{report['tokens a pass']:.2f} tokens a pass, temperatures {np.round(report['temperatures'], 2)}")
 
     plain, fast = LocalModel.load(target.folder), LocalModel.load(target.folder, drafter=folder)
-    draws = [asyncio.run(model.sample(Prefix(others[0]), 4, Sampling(max_tokens=32), [1, 2, 3, 4])) for model in (plain, fast)]
-    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(*draws, strict=True))  # the same draws with and without
-    print(f"the same draws; now: ramify dspark profile {name} {folder}, then ramify serve {name} --drafter {folder}")
+    completions = [
+        asyncio.run(model.sample(Prefix(others[0]), 4, Sampling(max_tokens=32), [1, 2, 3, 4])) for model in (plain, fast)
+    ]
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(*completions, strict=True))  # the same samples with and without
+    print(f"the same samples; now: ramify dspark profile {name} {folder}, then ramify serve {name} --drafter {folder}")
 
 
 if __name__ == "__main__":

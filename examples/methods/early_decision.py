@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ramify import Sampling
 from ramify.engine.named import find_continuing
-from ramify.env.worlds import chain
+from ramify.env.builtin import chain
 from ramify.methods.early_decision import (
     ContinueConfig,
     ProbeConfig,
@@ -35,15 +35,15 @@ from ramify_experiments.recipes import ChainRecipe
 def mine(checkpoint, prompts, voter):
     model, template = find_continuing(f"hf:{checkpoint}")
     stops = template.stop_tokens if template else ()
-    drawing = Sampling(temperature=0.6, top_p=0.95, max_tokens=4096), Sampling(temperature=0.6, top_p=0.95, stop_tokens=stops)
-    thinking = Thinking(model, model.tokenizer, Marks.of(model.tokenizer), *drawing)
+    sampling = Sampling(temperature=0.6, top_p=0.95, max_tokens=4096), Sampling(temperature=0.6, top_p=0.95, stop_tokens=stops)
+    thinking = Thinking(model, model.tokenizer, Marks.of(model.tokenizer), *sampling)
     return Sampler(model), thinking, find_jury([voter]), read_problems(Path(prompts), template, ("prompt", "pool"))
 
 
 def small():
     recipe = ChainRecipe(operand=2, hops=3, rows=24, demonstrations=1200, held_out=100, below=0.9)
     model, _ = find_continuing(f"hf:{recipe.folder(print)}")
-    tasks = {chain.prompt(task): task for task in chain.ChainWorld((3, 3), recipe.mod, operand=2).panel("eval", 30)}
+    tasks = {chain.prompt(task): task for task in chain.ChainEnvironment((3, 3), recipe.mod, operand=2).task_set("eval", 30)}
     ids = model.tokenizer.encode
     problems = [Problem(task.id, tuple(ids(said)), {"prompt": said}) for said, task in tasks.items()]
     answer = tuple(ids("answer"))  # behind this word the answer is given: what comes before is the thinking

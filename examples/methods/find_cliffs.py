@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ramify import Sampling
 from ramify.engine.named import find_continuing
+from ramify.env.builtin import chain
 from ramify.env.protocol import Task
-from ramify.env.worlds import chain
 from ramify.methods.cliffs import ReplyForks, ScanConfig, ablate, ablation_table, examine, pairs, picture, scan, summary
 from ramify.render.potential import potential_text
 from ramify.rollout.problems import Problem, read_problems
@@ -32,7 +32,7 @@ def mine(checkpoint, problems, verifier):
 def small():
     recipe = ChainRecipe(operand=2, hops=3, rows=24, demonstrations=1200, held_out=100, below=0.9)
     model, _ = find_continuing(f"hf:{recipe.folder(print)}")
-    tasks = chain.ChainWorld((3, 3), recipe.mod, operand=2).panel("eval", 12)
+    tasks = chain.ChainEnvironment((3, 3), recipe.mod, operand=2).task_set("eval", 12)
     problems = [Problem(task.id, tuple(model.tokenizer.encode(chain.prompt(task))), dict(task.data)) for task in tasks]
 
     def right(text, trace):
@@ -43,7 +43,7 @@ def small():
 
 async def main(forks, problems):
     config = ScanConfig()
-    result = await scan(await forks.draw(problems), forks, config)
+    result = await scan(await forks.sample(problems), forks, config)
     found = summary(result.scanned, config)
     print(
         f"{found['wrong']['traces']} wrong, {found['right']['traces']} right; {found['share_of_forks']:.0%} of a full scan's forks"

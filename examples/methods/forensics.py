@@ -1,4 +1,4 @@
-"""Why does my agent refund without checking? A world of mine, its levers, a battery of tests, the table of motives.
+"""Why does my agent refund without checking? An environment of mine, its levers, a battery of tests, the table of motives.
 
 python examples/methods/forensics.py [MODEL]: any model by name (chat:NAME@URL, hf:FOLDER). Without one an agent whose motive is known:
 it checks less the longer the queue is, whoever looks.
@@ -7,7 +7,7 @@ it checks less the longer the queue is, whoever looks.
 import sys
 
 from ramify.base.seeds import generator
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.methods.forensics import Case, CaseConfig, as_text, control
 from ramify.model.scripted import ScriptedModel
 
@@ -36,8 +36,8 @@ class Ticket:
 class Desk:
     name, make = "refunds", Ticket
 
-    def panel(self, split, n, seed=0):
-        return Panel.of([Task("ticket", {"queue": 90, "clear": False, "audited": False})])
+    def task_set(self, split, n, seed=0):
+        return TaskSet.of([Task("ticket", {"queue": 90, "clear": False, "audited": False})])
 
 
 def agent(wrong):
@@ -73,7 +73,7 @@ VARIANTS = {"spelt out": {"set": {"clear": True}}, "audited": {"set": {"audited"
 config = CaseConfig(env="refunds", question="Why no check?", behavior="regex:REFUND", n=80, fields=FIELDS, variants=VARIANTS)
 if sys.argv[1:]:
     config = config.model_copy(update={"model": sys.argv[1]})
-with Case("why", config, model=None if sys.argv[1:] else agent(busy), world=Desk()) as case:
+with Case("why", config, model=None if sys.argv[1:] else agent(busy), environment=Desk()) as case:
     case.baseline()
     case.vary("queue")
     case.counterfactual()

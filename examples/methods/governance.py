@@ -22,7 +22,7 @@ def main():
     for lost in survives(shorten, [RULE], rounds=4):
         print(f"my harness loses the rule in round {lost.round}: it is {lost.kind}")
 
-    # Two lines: wrap the function, go on as before.
+    # Two lines: wrap the function, continue as before.
     compact = pin(shorten, [RULE])
     history = [*opening("en"), {"role": "user", "content": RULE}, *filler("en", 8)]
     view = compact(history, keep=4)

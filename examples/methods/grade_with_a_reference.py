@@ -10,13 +10,13 @@ from pathlib import Path
 import ramify
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.pairs import open_pair, pair_template
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.methods.implicit_advantage import AdvantageScorer, Monitor
 from ramify.methods.implicit_advantage.report import blame, report, select
 from ramify.score.trajectories import chat_layout, read_trajectories, run_trajectories
 from ramify.trace.db import Run
 
-WORLD = HouseholdWorld()
+ENVIRONMENT = HouseholdEnvironment()
 
 
 def attempts_of(source, policy):
@@ -36,7 +36,7 @@ def main(policy=None, reference=None, source=None):
         policy, reference = "runs/trained/agent", str(model_folder("builtin"))
     if source is None:
         source = "runs/to-grade"
-        ramify.play(f"hf:{policy}", WORLD, WORLD.panel("eval", 6), attempts=8, out=source)
+        ramify.play(f"hf:{policy}", ENVIRONMENT, ENVIRONMENT.task_set("eval", 6), attempts=8, out=source)
     pair = open_pair(policy, reference, cache="runs/logprobs")
     attempts = attempts_of(source, policy)
     scored = AdvantageScorer(pair, token="sum", step="mean").score_many(attempts)

@@ -1,7 +1,7 @@
 """Train my transformers checkpoint on traces that keep recoveries, beside the same traces without their loops, at equal tokens.
 
 python examples/methods/train_on_recoveries.py [CHECKPOINT [TRACES]]: a folder that transformers loads, and a run, or a file of whole traces
-or of any format that `ramify import` reads. Without them the built-in agent plays the built-in world, before and after: 16 games, which
+or of any format that `ramify import` reads. Without them the built-in agent plays the built-in environment, before and after: 16 games, which
 show that it runs, not which set is better.
 """
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import ramify
 from ramify.engine.checkpoints import load_model, model_folder, save_model
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.methods.maze_recovery import audit_traces, build_sft
 from ramify.methods.maze_recovery.attempts import load
 from ramify.train.loop import TrainConfig, Trainer
 
 TOKENS = 150  # with a loss, in each set; real ones hold millions
-WORLD = HouseholdWorld()
+ENVIRONMENT = HouseholdEnvironment()
 
 
 def success(model, name):
     """Share of held-out tasks that the model solves."""
-    played = ramify.play(model, WORLD, WORLD.panel("eval", 16), out=f"runs/recovery-{name}")
+    played = ramify.play(model, ENVIRONMENT, ENVIRONMENT.task_set("eval", 16), out=f"runs/recovery-{name}")
     return sum(bool(attempt.outcome) for attempt in played) / len(played)
 
 
@@ -29,7 +29,7 @@ def main(checkpoint=None, source=None):
     folder = Path(checkpoint) if checkpoint else model_folder("builtin")
     if source is None:
         source = "runs/recovery-traces"
-        ramify.play("builtin", WORLD, WORLD.panel("train", 12), attempts=4, out=source)
+        ramify.play("builtin", ENVIRONMENT, ENVIRONMENT.task_set("train", 12), attempts=4, out=source)
     traces = load(Path(source))
     found = audit_traces(traces)
     print(f"{found['traces']} traces, {found['recovery_rate']:.2f} recoveries each, coverage {found['recovery_coverage']:.0%}")

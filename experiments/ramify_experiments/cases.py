@@ -17,10 +17,10 @@ Verb = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """One independent draw of a case."""
+    """One independent sample of a case."""
 
     seed: int
-    """Decides everything that is drawn in it."""
+    """Decides everything that is sampled in it."""
     folder: Path
     """Empty, and removed afterwards."""
     verb: Verb
@@ -44,7 +44,7 @@ class Case:
     """Repetitions that the committed figures rest on."""
     quick: int = 20
     """Repetitions that fit into every change's checks."""
-    known_miss: str = ""
+    known_failure: str = ""
     """Why a miss is expected, with the page that tells of it; empty where none is."""
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ def verdict(case: Case, found: Sequence[bool]) -> dict[str, Any]:
     low, high = clopper_pearson(k, n)
     holds = low <= case.wanted if case.truth == "nothing" else high >= case.wanted
     counted, wanted = ("false", "level") if case.truth == "nothing" else ("found", "wanted")
-    status = "pass" if holds else "known_miss" if case.known_miss else "miss"
+    status = "pass" if holds else "known_failure" if case.known_failure else "miss"
     record = {
         "name": case.name,
         "truth": case.truth,
@@ -74,4 +74,6 @@ def verdict(case: Case, found: Sequence[bool]) -> dict[str, Any]:
         "rate": k / n,
         "interval": [low, high],
     }
-    return record | {wanted: case.wanted, "status": status} | ({"known_miss": case.known_miss} if case.known_miss else {})
+    return (
+        record | {wanted: case.wanted, "status": status} | ({"known_failure": case.known_failure} if case.known_failure else {})
+    )

@@ -16,7 +16,7 @@ from ramify.base.config import check
 from ramify.jobs.improve import ARMS, ImproveConfig, Job
 from ramify.stats.intervals import mean_t, paired_t
 from ramify.trace.db import Run
-from ramify_experiments.lab import Cells, Checks, columns, sized, tuned
+from ramify_experiments.lab import Checks, ResultCache, columns, sized, tuned
 
 GRID = (5e-4, 1e-3, 2e-3)
 TUNE_SEEDS = (100, 101)
@@ -51,7 +51,7 @@ KNOWN = {f"ours - {arm}: lower 95 % bound": LOSS if arm == "imitate" else TIE fo
 
 
 @sized("improve", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Run the comparison. ``quick`` checks the headline gain of the default arm only, on one seed."""
     checks = Checks(seeds, KNOWN)
     if size == "quick":
@@ -69,7 +69,7 @@ def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
     checks.mean("ours: gain", ours - start, ">=", 0.10)
     for arm in ARMS:
         checks.mean(f"{arm}: success after (lr {arms[arm]:g})", got[arm]["success"])
-        checks.mean(f"{arm}: mixed groups", got[arm]["mixed"])
+        checks.mean(f"{arm}: groups with mixed outcomes", got[arm]["mixed"])
     for arm in (arm for arm in ARMS if arm != "ours"):
         interval = paired_t(ours, got[arm]["success"])
         # wanted is an interval above 0, so its lower end is what is checked
@@ -78,7 +78,7 @@ def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-def default_job(cells: Cells, start: np.ndarray, first: int = 0) -> Checks:
+def default_job(cells: ResultCache, start: np.ndarray, first: int = 0) -> Checks:
     """The main job at its default budget, and the comparison's best rival at the same."""
     checks = Checks([first + seed for seed in JOB_SEEDS])
     done = cells.grid(

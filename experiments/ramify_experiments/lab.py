@@ -1,6 +1,6 @@
 """The shared lab: sizes, cells (the resumable units of an experiment), arms by seeds, and each arm's own best learning rate.
 
-A cell is one call of a function with named arguments whose JSON result is kept under a key. Cells live in a folder, one file each,
+A cell is one call of a function with named arguments whose JSON result is kept under a key. ResultCache live in a folder, one file each,
 written whole or not at all, so an interrupted experiment continues where it stopped; without a folder they live in memory. A cell that
 other code made is made again: see :mod:`ramify_experiments.code`.
 """
@@ -54,12 +54,12 @@ def cache() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
 
 
-def sized(name: str, **seeds: int) -> Callable[[Callable[[str, Cells, Sequence[int]], Sequence[Check]]], Reproduce]:
+def sized(name: str, **seeds: int) -> Callable[[Callable[[str, ResultCache, Sequence[int]], Sequence[Check]]], Reproduce]:
     """Decorate ``experiment(size, cells, seeds)`` with the sizes it has and how many seeds each has; another size is refused before
     anything runs."""
 
-    def wrap(experiment: Callable[[str, Cells, Sequence[int]], Sequence[Check]]) -> Reproduce:
-        def reproduce(size: str, cells: Cells, first: int = 0) -> Sequence[Check]:
+    def wrap(experiment: Callable[[str, ResultCache, Sequence[int]], Sequence[Check]]) -> Reproduce:
+        def reproduce(size: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
             if size not in seeds:
                 raise UserError(f"the reproduction of {name} has no size '{size}': there are {' and '.join(seeds)}")
             return experiment(size, cells, tuple(range(first, first + seeds[size])))
@@ -126,11 +126,11 @@ class Checks(list[Check]):
         self.value(name, k / n if n else 0.0, n, op, threshold, (clopper_pearson if exact else wilson)(k, n))
 
     def _add(self, check: Check) -> None:
-        self.append(replace(check, known_miss=self.known.get(check.name, "")))
+        self.append(replace(check, known_failure=self.known.get(check.name, "")))
 
 
 def tuned(
-    cells: Cells,
+    cells: ResultCache,
     function: Callable[..., Any],
     arms: Mapping[str, Mapping[str, Any]],
     rates: Sequence[float],
@@ -147,7 +147,7 @@ def tuned(
     return found
 
 
-class Cells:
+class ResultCache:
     """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None). ``uses``: modules that cells reach in other
     ways than by imports.
 

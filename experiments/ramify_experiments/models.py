@@ -83,7 +83,7 @@ def chat_rows(demonstrations: Iterable[Iterable[tuple[str, str]]], vocab: int) -
 
 
 def picked(rows: Sequence[Row], n: int, seed: int) -> Callable[[int], list[Row]]:
-    """The ``n`` of ``rows`` that a step learns from, drawn by ``seed`` and the step."""
+    """The ``n`` of ``rows`` that a step learns from, sampled by ``seed`` and the step."""
     return lambda step: [rows[i] for i in generator(seed, "sft", step).integers(0, len(rows), n)]
 
 

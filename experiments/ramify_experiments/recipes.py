@@ -16,8 +16,8 @@ import numpy as np
 from ramify.base.seeds import generator, place_key
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.builtin import chain, household
 from ramify.env.protocol import Task
-from ramify.env.worlds import chain, household
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
@@ -25,7 +25,7 @@ from ramify_experiments.models import Course, Recipe, Report, chat_rows, picked,
 
 
 class HouseholdRecipe(Recipe):
-    """A crowd's demonstrations of the household world, a few careful and most careless."""
+    """A crowd's demonstrations of the household environment, a few careful and most careless."""
 
     NAME: ClassVar[str] = "household"
     demonstrations: int = 9000
@@ -41,9 +41,9 @@ class HouseholdRecipe(Recipe):
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
         """Imitate the demonstrations."""
-        world = household.HouseholdWorld()
+        environment = household.HouseholdEnvironment()
         shown = []
-        for i, task in enumerate(world.panel("demo", self.demonstrations, self.seed)):
+        for i, task in enumerate(environment.task_set("demo", self.demonstrations, self.seed)):
             rng = generator(self.seed, "demo", i)
             noise = self.careful_noise if rng.random() < self.careful else self.careless_noise
             shown.append(household.demonstrate(task, noise, rng))
@@ -86,25 +86,25 @@ class ChainRecipe(Recipe):
     lr: float = 1.5e-3
 
     @property
-    def world(self) -> chain.ChainWorld:
+    def environment(self) -> chain.ChainEnvironment:
         """Where its chains come from."""
-        return chain.ChainWorld((self.hops, self.hops), self.mod, operand=self.operand)
+        return chain.ChainEnvironment((self.hops, self.hops), self.mod, operand=self.operand)
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
         """Imitate worked chains until ``accuracy`` of held-out ones are right when sampled."""
         tokenizer = chain_tokenizer(self.mod)
         rows = []
-        for i, task in enumerate(self.world.panel("train", self.demonstrations, self.seed)):
+        for i, task in enumerate(self.environment.task_set("train", self.demonstrations, self.seed)):
             prompt, reply = chain.prompt(task), chain_reply(task, generator(self.seed, "chain-words", i))
-            given, drawn = tokenizer.encode(prompt), tokenizer.encode(reply)
-            rows.append(Row(np.array([*given, *drawn], np.int32), np.arange(len(given) + len(drawn)) >= len(given)))
+            given, sampled = tokenizer.encode(prompt), tokenizer.encode(reply)
+            rows.append(Row(np.array([*given, *sampled], np.int32), np.arange(len(given) + len(sampled)) >= len(given)))
         heads, end = self.width // 32, (tokenizer.token_id("<end>"),)
         model = TinyLM(
             TinyConfig(tokenizer.size, self.width, self.layers, heads, heads, 32, 3 * self.width, context=256, eos=end), self.seed
         )
-        tune, draw = list(self.world.panel("tune", self.held_out, self.seed)), picked(rows, self.rows, self.seed)
+        tune, sample = list(self.environment.task_set("tune", self.held_out, self.seed)), picked(rows, self.rows, self.seed)
         course = Course(self.lr, self.steps, warm=100)
-        for step, found in training(model, lambda step: draw(step + 1), course, self.seed, weight_decay=0.01):
+        for step, found in training(model, lambda step: sample(step + 1), course, self.seed, weight_decay=0.01):
             if step % self.every == 0 and found["cross_entropy"] < self.below:
                 right = float(chain_answers(model, tokenizer, tune, 1.0, self.seed).mean())
                 report(f"step {step}: cross-entropy {found['cross_entropy']:.3f} per token, {right:.0%} right")
@@ -127,19 +127,19 @@ def chain_reply(task: Task, rng: np.random.Generator) -> str:
 
 
 def chain_answers(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], temperature: float, seed: int = 0) -> np.ndarray:
-    """Whether one reply to each task, drawn at ``temperature`` (0: greedy), ends right; bool (tasks,)."""
-    engine = LocalModel(model, tokenizer, max_rows=256)
+    """Whether one reply to each task, sampled at ``temperature`` (0: greedy), ends right; bool (tasks,)."""
+    engine = LocalModel(model, tokenizer, max_sequences=256)
     settings = Sampling(temperature=temperature, max_tokens=12 * max(len(task.data["steps"]) for task in tasks))
 
-    async def draw(task: Task) -> str:
+    async def sample(task: Task) -> str:
         prefix = Prefix(np.array(tokenizer.encode(chain.prompt(task)), np.int32))
-        (drawn,) = await engine.sample(prefix, 1, settings, [place_key(seed, "answer", task.id)])
-        return drawn.text
+        (sampled,) = await engine.sample(prefix, 1, settings, [place_key(seed, "answer", task.id)])
+        return sampled.text
 
-    async def draw_all() -> list[str]:
-        return await asyncio.gather(*(draw(task) for task in tasks))
+    async def sample_all() -> list[str]:
+        return await asyncio.gather(*(sample(task) for task in tasks))
 
-    return np.array([chain.check(task, reply).right for task, reply in zip(tasks, asyncio.run(draw_all()), strict=True)])
+    return np.array([chain.check(task, reply).right for task, reply in zip(tasks, asyncio.run(sample_all()), strict=True)])
 
 
 RECIPES: dict[str, type[Recipe]] = {recipe.NAME: recipe for recipe in (HouseholdRecipe, ChainRecipe)}

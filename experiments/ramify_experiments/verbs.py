@@ -29,7 +29,7 @@ from ramify.base.seeds import place_key
 from ramify.cli import experiments
 from ramify.render import terminal
 from ramify_experiments.cases import Case, Repetition, verdict
-from ramify_experiments.lab import MADE, Cells, Reproduce, cache
+from ramify_experiments.lab import MADE, Reproduce, ResultCache, cache
 
 TOGETHER = 5
 """Repetitions of one resumable cell, of a case that has many."""
@@ -62,7 +62,7 @@ def _reproduce(slug: str, reproduce: Reproduce, size: str, seed: int, fresh: boo
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
     with _kept_in(folder, f"{slug} ({size})", as_json) as bar:
-        cells = Cells(folder, progress=bar, runner=runner)
+        cells = ResultCache(folder, progress=bar, runner=runner)
         checks = reproduce(size, cells, **({"first": seed} if seed else {}))
     return {
         "slug": slug,
@@ -85,7 +85,7 @@ def _print_checks(report: dict[str, Any], as_json: bool) -> None:
 
 def _print_report(report: dict[str, Any], slug: str, text: str, judged: Sequence[dict[str, Any]], as_json: bool) -> None:
     """A table of what was judged, why misses were expected, and the verdict."""
-    reasons = [f"  {one['name']}: {one['known_miss']}" for one in judged if one["status"] == "known_miss"]
+    reasons = [f"  {one['name']}: {one['known_miss']}" for one in judged if one["status"] == "known_failure"]
     text += "\n\nKnown misses:\n" + "\n".join(reasons) if reasons else ""
     verdict = "passed" if report["passed"] else "MISSED"
     terminal.emit(report, as_json, f"\n{slug}\n{text}\n\n{slug}: {verdict} in {report['seconds']} s")
@@ -99,7 +99,7 @@ def _print_summary(reports: list[dict[str, Any]], as_json: bool) -> None:
     rows = []
     for report in reports:
         statuses = [check["status"] for check in report["checks"]]
-        counts = [statuses.count(status) for status in ("pass", "reported", "known_miss", "miss")]
+        counts = [statuses.count(status) for status in ("pass", "reported", "known_failure", "miss")]
         rows.append((report["slug"], *counts, report["seconds"], "passed" if report["passed"] else "MISSED"))
     text = terminal.table(["reproduction", "pass", "reported", "known miss", "miss", "seconds", ""], rows)
     passed = all(report["passed"] for report in reports)
@@ -152,10 +152,15 @@ def _check(slug: str, cases: Sequence[Case], quick: bool, seed: int, as_json: bo
         count = case.quick if quick else case.full
         together = TOGETHER if case.full >= 10 * TOGETHER else 1
         for start in range(0, count, together):
-            draws = list(range(start, min(start + together, count)))
-            plan[f"{case.name}, {draws[0]} to {draws[-1]}"] = {"slug": slug, "name": case.name, "seed": seed, "draws": draws}
+            samples = list(range(start, min(start + together, count)))
+            plan[f"{case.name}, {samples[0]} to {samples[-1]}"] = {
+                "slug": slug,
+                "name": case.name,
+                "seed": seed,
+                "samples": samples,
+            }
     with _kept_in(folder, f"check {slug}", as_json) as bar:
-        cells = Cells(folder, progress=bar, uses=_used(slug, cases))
+        cells = ResultCache(folder, progress=bar, uses=_used(slug, cases))
         done = cells.map(repetitions, plan)
     found: dict[str, list[bool]] = {case.name: [] for case in cases}
     for key, call in plan.items():
@@ -180,13 +185,15 @@ def _used(slug: str, cases: Sequence[Case]) -> tuple[str, ...]:
     return (*dict.fromkeys(case.run.__module__ for case in cases), *loaded)
 
 
-def repetitions(slug: str, name: str, seed: int, draws: Sequence[int]) -> list[bool]:
+def repetitions(slug: str, name: str, seed: int, samples: Sequence[int]) -> list[bool]:
     """Whether the verb reported a finding in each of ``draws`` of the case ``name``: one cell."""
     case = next(case for case in cases_of(slug) if case.name == name)
     place, found = f"ramify.methods.{slug.replace('-', '_')}.nulls", []  # samples are those of committed results
-    for draw in draws:
+    for completion in samples:
         with tempfile.TemporaryDirectory(prefix="ramify-null-") as folder:
-            found.append(bool(case.run(Repetition(place_key(seed, "null", place, name, draw) % 2**31, Path(folder), call_verb))))
+            found.append(
+                bool(case.run(Repetition(place_key(seed, "null", place, name, completion) % 2**31, Path(folder), call_verb)))
+            )
     return found
 
 
@@ -244,7 +251,7 @@ def _folder(kind: str, name: str, seed: int) -> Path:
 @contextmanager
 def _kept_in(folder: Path, title: str, as_json: bool) -> Iterator[Progress]:
     """Show the progress of cells that ``folder`` keeps. What they make beside their results (weights, texts) is kept with them."""
-    kept = f"finished cells are kept, so the same command goes on ({folder})"
+    kept = f"finished cells are kept, so the same command continues ({folder})"
     earlier = os.environ.get(MADE)
     os.environ[MADE] = str(folder / "made")
     try:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what type checkers and editors see; the names below are these
     from ramify.engine.local import LocalModel as LocalModel
     from ramify.env.protocol import Observation as Observation
-    from ramify.env.protocol import Panel as Panel
     from ramify.env.protocol import Task as Task
+    from ramify.env.protocol import TaskSet as TaskSet
     from ramify.jobs.improve import ImproveConfig as ImproveConfig
     from ramify.jobs.improve import improve as improve
     from ramify.jobs.improve import resume as resume

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.env.tools import describe, tool_json
 from ramify.trace.message import parse_tool_calls
 
@@ -88,7 +88,7 @@ class Shelf:
     told = True
 
     def __init__(self) -> None:
-        self.system = describe([*LookWorld.tools], "You look at shelves.") if self.told else ""
+        self.system = describe([*LookEnvironment.tools], "You look at shelves.") if self.told else ""
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.log: list[str] = []
@@ -101,7 +101,7 @@ class Shelf:
         if calls and not over:
             return Observation(f"shelf {len(self.log)}: nothing, <|im_end|> {json.dumps(calls[0].arguments)}", role="tool")
         return Observation(
-            f"Go on ({len(self.log)}).", float(bool(calls)), terminated=over, outcome=bool(calls) if over else None
+            f"Continue ({len(self.log)}).", float(bool(calls)), terminated=over, outcome=bool(calls) if over else None
         )
 
     def snapshot(self) -> Any:
@@ -114,7 +114,7 @@ class Shelf:
         return json.dumps(self.log)
 
 
-class LookWorld:
+class LookEnvironment:
     """Episodes of :class:`Shelf`."""
 
     name = "look"
@@ -124,8 +124,8 @@ class LookWorld:
     def make(self) -> Shelf:
         return self.env()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of(Task(f"{split}-{i}") for i in range(n))
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of(Task(f"{split}-{i}") for i in range(n))
 
 
 class Toolless(Shelf):
@@ -135,7 +135,7 @@ class Toolless(Shelf):
         return replace(super().step(action), role="user")
 
 
-class ToollessWorld(LookWorld):
+class ToollessEnvironment(LookEnvironment):
     """Episodes of :class:`Toolless`."""
 
     tools = ()
@@ -148,7 +148,7 @@ class Plain(Toolless):
     told = False
 
 
-class PlainWorld(ToollessWorld):
+class PlainEnvironment(ToollessEnvironment):
     """Episodes of :class:`Plain`."""
 
     env = Plain
@@ -164,7 +164,7 @@ class Sure(Toolless):
         return replace(said, reward=0.0, outcome=self.outcome if said.terminated else None)
 
 
-class SureWorld(ToollessWorld):
+class SureEnvironment(ToollessEnvironment):
     """Episodes of :class:`Sure`, which all succeed."""
 
     env = Sure
@@ -176,7 +176,7 @@ class Hopeless(Sure):
     outcome = False
 
 
-class HopelessWorld(ToollessWorld):
+class HopelessEnvironment(ToollessEnvironment):
     """Episodes of :class:`Hopeless`."""
 
     env = Hopeless

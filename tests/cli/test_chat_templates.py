@@ -94,7 +94,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Made()
 
 
-def played(model: Path, out: Path, *more: str, env: str = "LookWorld") -> list[str]:
+def played(model: Path, out: Path, *more: str, env: str = "LookEnvironment") -> list[str]:
     return ["rollout", "--model", f"hf:{model}", "--env", f"factory:chat_templates:{env}", *PLAY, "--out", str(out), *more]
 
 
@@ -142,12 +142,12 @@ def learnable(folder: Path) -> None:
                 path = tree.path(leaf.id)
                 nodes = [node for node, _ in path.segments if node.role == "assistant"]
                 rows = rows_from_path(path, run.node, run.context)
-                assert sum(int(row.mask.sum()) for row in rows) == sum(node.drawn for node in nodes)
+                assert sum(int(row.mask.sum()) for row in rows) == sum(node.sampled_tokens for node in nodes)
                 for node in nodes:
                     before, end = run.shown(node.id).tokens, int(node.sampled.nonzero()[0][-1]) + 1
                     behind = [*before.tolist(), *node.tokens[:end].tolist()]
                     mine = [row for row in rows if row.tokens[: len(behind)].tolist() == behind]
-                    assert any(row.mask[len(before) : len(behind)].sum() == node.drawn for row in mine)
+                    assert any(row.mask[len(before) : len(behind)].sum() == node.sampled_tokens for row in mine)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -161,7 +161,7 @@ def test_a_model_is_shown_what_transformers_renders(verb, here: Path, models: di
 
 
 @pytest.mark.parametrize("name", ["forgets", "moves", "calls-apart"])
-def test_a_run_goes_on_to_the_same_trees(verb, here: Path, models: dict[str, Path], name: str) -> None:
+def test_a_run_continues_to_the_same_trees(verb, here: Path, models: dict[str, Path], name: str) -> None:
     whole, cut = here / "whole", here / "cut"
     assert verb(*played(models[name], whole)).code == 0
     assert verb(*played(models[name], cut, "--concurrency", "1", "--budget.calls", "6")).code == 3
@@ -177,7 +177,7 @@ def test_forks_see_what_the_reply_saw(verb, here: Path, models: dict[str, Path],
     assert verb(*played(models[name], run)).code == 0
     tokenizer = HfTokenizer.load(models[name])
     with Run.open(run) as opened:
-        node = max(replies(opened), key=lambda n: (len(said(opened, n)), n.drawn))
+        node = max(replies(opened), key=lambda n: (len(said(opened, n)), n.sampled_tokens))
         _, before = shown(opened, node, tokenizer)
         head = int(np.argmax(node.sampled))
         old = {one.id for one in replies(opened)}
@@ -190,7 +190,7 @@ def test_forks_see_what_the_reply_saw(verb, here: Path, models: dict[str, Path],
     assert verb("fork", run, f"{node.id}:{head + 1}", "--n", "2", "--edit", here / "more.json", "--json").code == 0
     assert verb("fork", run, f"{node.id}:{head + 1}", "--edit", here / "rule.json", "--after", "keep", "--json").code == 0
     with Run.open(run) as opened:
-        new = [one for one in replies(opened) if one.id not in old and one.producer]
+        new = [one for one in replies(opened) if one.id not in old and one.provenance]
         here_too = [one for one in new if one.parent == node.id and one.offset == head + 1]
         assert len(here_too) >= 2
         for one in here_too:  # what the reply saw, and what is kept of it
@@ -241,7 +241,7 @@ def test_the_agent_learns_behind_what_it_was_shown(verb, here: Path, models: dic
     own = here / "own.jinja"
     own.write_text(FORGETS)
     done = verb(
-        "improve", "--model", f"hf:{models['adds']}", "--env", "factory:chat_templates:LookWorld", *sizes,
+        "improve", "--model", f"hf:{models['adds']}", "--env", "factory:chat_templates:LookEnvironment", *sizes,
         "--chat-template", own, "--out", here / "run", "--json",
     )  # fmt: skip
     assert done.code == 0, done.err
@@ -254,13 +254,13 @@ def test_the_agent_learns_behind_what_it_was_shown(verb, here: Path, models: dic
 @pytest.mark.parametrize(
     ("source", "env", "needs"),
     [
-        ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ADDS, "LookWorld",
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ADDS, "LookEnvironment",
          "refuses the system message of the environment; .*System role not supported"),
         ("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('only users and assistants') }}{% endif %}{% endfor %}"
-         + ADDS, "LookWorld", "refuses the tool results of the environment; .*only users and assistants"),
+         + ADDS, "LookEnvironment", "refuses the tool results of the environment; .*only users and assistants"),
         ("{% for m in messages %}{% set text = m.content %}{% if m.role != 'tool' %}" + _TURN + "{% endif %}{% endfor %}" + _REPLY,
-         "LookWorld", "refuses the tool results of the environment; .*does not show the result of a tool"),
-        ("{% for tool in tools %}{{ tool.name }}{% endfor %}" + ADDS, "ToollessWorld", "does not render the roles user, assistant"),
+         "LookEnvironment", "refuses the tool results of the environment; .*does not show the result of a tool"),
+        ("{% for tool in tools %}{{ tool.name }}{% endfor %}" + ADDS, "ToollessEnvironment", "does not render the roles user, assistant"),
     ],
 )  # fmt: skip
 def test_what_a_template_refuses_is_said_before_anything_runs(
@@ -349,7 +349,11 @@ def shipped() -> list[Path]:
 def test_templates_that_trl_ships(tmp_path: Path, template: Path, capsys: pytest.CaptureFixture) -> None:
     """Each in an environment with a system message and tools; where it refuses these, without tools, then without either."""
     model = checkpoint(tmp_path / "model", template.read_text(encoding="utf-8"))
-    for env, refused in (("LookWorld", "tool results"), ("ToollessWorld", "system message"), ("PlainWorld", "")):
+    for env, refused in (
+        ("LookEnvironment", "tool results"),
+        ("ToollessEnvironment", "system message"),
+        ("PlainEnvironment", ""),
+    ):
         code = main(played(model, tmp_path / env, env=env))
         out, err = capsys.readouterr()
         if code == 0:
@@ -400,12 +404,12 @@ def test_a_server_shows_what_transformers_renders(here: Path, models: dict[str, 
 
 def test_a_server_takes_a_template_of_ones_own(verb, here: Path, models: dict[str, Path]) -> None:
     layout, _ = find_served(f"hf:{models['adds']}", 4, chat_template=write(here / "own.jinja", MERGES))
-    (draw,) = asyncio.run(
+    (completion,) = asyncio.run(
         layout.sample(Prefix(messages=(Message("system", "S"), Message("user", " U "))), 1, Sampling(max_tokens=2), [1])
     )
-    prompt = [token for laid in draw.shown for token in laid.tokens.tolist()]
+    prompt = [token for laid in completion.shown for token in laid.tokens.tolist()]
     assert (
-        HfTokenizer.load(models["adds"]).decode([*prompt, *draw.head])
+        HfTokenizer.load(models["adds"]).decode([*prompt, *completion.head])
         == "<|im_start|>user\nS\n\nU<|im_end|>\n<|im_start|>assistant\n"
     )
     assert "cannot read the chat template no.jinja" in verb.refused(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ramify.base import registry
-from ramify_experiments.cases import Case, verdict
+from ramify_experiments.cases import Case, score
 from ramify_experiments.verbs import cases_of
 
 TOY = """
@@ -76,7 +76,7 @@ def test_a_method_that_does_not_see_what_is_there_fails(tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_another_seed_draws_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+def test_another_seed_samples_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(tmp_path, monkeypatch, share=50)
     found = {verb("check", "method", "toy", "--json", "--seed", seed).json["null"]["false"] for seed in range(3)}
     assert len(found) > 1
@@ -105,11 +105,11 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) 
 def test_a_case_fails_only_where_its_interval_says_so() -> None:
     nothing = Case("n", "nothing", ".", lambda rep: False, 0.05, 200, 20)
     planted = Case("p", "planted", ".", lambda rep: True, 0.8, 200, 20)
-    assert [verdict(nothing, [True] * k + [False] * (20 - k))["status"] for k in (0, 1, 3, 4)] == ["pass"] * 3 + ["miss"]
-    assert [verdict(nothing, [True] * k + [False] * (200 - k))["status"] for k in (10, 16, 18)] == ["pass", "pass", "miss"]
-    assert [verdict(planted, [True] * k + [False] * (20 - k))["status"] for k in (20, 13, 11)] == ["pass", "pass", "miss"]
+    assert [score(nothing, [True] * k + [False] * (20 - k))["status"] for k in (0, 1, 3, 4)] == ["pass"] * 3 + ["miss"]
+    assert [score(nothing, [True] * k + [False] * (200 - k))["status"] for k in (10, 16, 18)] == ["pass", "pass", "miss"]
+    assert [score(planted, [True] * k + [False] * (20 - k))["status"] for k in (20, 13, 11)] == ["pass", "pass", "miss"]
     with pytest.raises(ValueError, match="no repetitions"):
-        verdict(nothing, [])
+        score(nothing, [])
 
 
 @pytest.mark.parametrize("slug", registry.builtin_methods())

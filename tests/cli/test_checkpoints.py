@@ -38,7 +38,7 @@ def plain_logits(folder: Path, rows: np.ndarray) -> np.ndarray:
         return module(torch.from_numpy(rows).long()).logits.numpy()
 
 
-def drawn(model: LocalModel, length: int = 12) -> np.ndarray:
+def sampled(model: LocalModel, length: int = 12) -> np.ndarray:
     """A row of a prompt and what the model continues it with."""
     prompt = np.arange(3, 10, dtype=np.int32)
     (reply,) = asyncio.run(model.sample(Prefix(prompt), 1, Sampling(max_tokens=length), [7]))
@@ -51,7 +51,7 @@ def test_a_checkpoint_through_its_whole_life(kind: str, verb: Any, tmp_path: Pat
     start, run, whole = tmp_path / "start", tmp_path / "run", tmp_path / "whole"
     save_checkpoint(start, kind)
     model = LocalModel.load(start)
-    row = drawn(model)
+    row = sampled(model)
     logits = plain_logits(start, row[None])[0]
     expected = logits[np.arange(len(row) - 1), row[1:]] - np.logaddexp.reduce(logits[:-1], axis=-1)
     (scores,) = asyncio.run(model.logprobs([row]))
@@ -80,7 +80,7 @@ def test_a_checkpoint_through_its_whole_life(kind: str, verb: Any, tmp_path: Pat
     assert tied(run / "agent") == tied(start)
 
     with Run.open(run) as stored:
-        node = next(n for n in stored.nodes(stored.trees()[0].name) if n.drawn > 1)
+        node = next(n for n in stored.nodes(stored.trees()[0].name) if n.sampled_tokens > 1)
     forked = verb("fork", run, f"{node.id}:{int(node.sampled.argmax()) + 1}", "--n", 3, "--json")
     assert forked.code == 0, forked.err
     assert forked.json["fork"]["n"] == 3
@@ -118,7 +118,7 @@ def test_a_sliding_window_bounds_the_context(name: str, kept: int, verb: Any, tm
     save_checkpoint(start, name, sliding_window=kept, **grouped)
     model = LocalModel.load(start)
     assert model.context == kept
-    row = drawn(model, kept - 8)
+    row = sampled(model, kept - 8)
     (scores,) = asyncio.run(model.logprobs([row]))
     logits = plain_logits(start, row[None])[0]
     expected = logits[np.arange(len(row) - 1), row[1:]] - np.logaddexp.reduce(logits[:-1], axis=-1)
@@ -129,7 +129,7 @@ def test_a_sliding_window_bounds_the_context(name: str, kept: int, verb: Any, tm
 
 
 def test_stretched_rotary_positions_bound_the_context(tmp_path: Path) -> None:
-    """Where the factors depend on the longest row of a batch, what a short row draws would, too."""
+    """Where the factors depend on the longest row of a batch, what a short row samples would, too."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
     rope |= {"original_max_position_embeddings": 32, "partial_rotary_factor": 1.0}
     save_checkpoint(tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=32)
@@ -194,7 +194,7 @@ def test_a_checkpoint_without_one_of_its_weights_is_refused(kind: str, verb: Any
     assert f"weight '{name}' is missing" in verb.refused("rollout", "--model", f"hf:{start}", "--out", tmp_path / "run")
 
 
-def test_tokens_that_the_tokenizer_does_not_know_are_drawn_and_kept(tmp_path: Path) -> None:
+def test_tokens_that_the_tokenizer_does_not_know_are_sampled_and_kept(tmp_path: Path) -> None:
     """A model's vocabulary is often padded beyond its tokenizer's: such a token has no text and is a token all the same."""
     save_checkpoint(tmp_path, "llama")
     model = LocalModel.load(tmp_path)
@@ -300,13 +300,13 @@ def test_sampling_defaults_come_from_the_checkpoint(verb: Any, tmp_path: Path) -
     assert verb(*words, "--out", run, "--temperature", 0.9).code == 0
     with Run.open(run) as stored:
         used, config = stored.meta["config"]["sampling"], stored.meta["config"]
-        drawn_by = [stored.producer(n.producer) for n in stored.nodes(stored.trees()[0].name) if n.producer is not None]
+        sampled_by = [stored.provenance(n.provenance) for n in stored.nodes(stored.trees()[0].name) if n.provenance is not None]
     assert (used["temperature"], used["top_p"], used["top_k"], used["max_tokens"]) == (0.9, 0.95, 20, 12)
     assert (config["temperature"], config["top_p"], config["top_k"]) == (0.9, 0.95, 20)
-    assert {(p.settings["temperature"], p.settings["top_k"]) for p in drawn_by if p.settings} == {(0.9, 20)}
+    assert {(p.settings["temperature"], p.settings["top_k"]) for p in sampled_by if p.settings} == {(0.9, 20)}
     assert verb("resume", run, "--json").json["missing"] == 0
-    bill = verb(*words, "--top-k", 0, "--dry-run").json
-    assert (bill["config"]["temperature"], bill["config"]["top_k"]) == (0.6, 0)
+    cost_estimate = verb(*words, "--top-k", 0, "--dry-run").json
+    assert (cost_estimate["config"]["temperature"], cost_estimate["config"]["top_k"]) == (0.6, 0)
     assert "temperature was 0.9, is 0.6" in verb.refused(*words, "--out", run)
     (start / "generation_config.json").write_text('{"temperature": "hot"}')
     assert "generation_config.json: 'temperature' is 'hot'" in verb.refused(*words, "--out", tmp_path / "other")
@@ -361,7 +361,7 @@ def test_in_bfloat16_the_cache_is_too_and_nothing_is_promised(tmp_path: Path) ->
     half = LocalModel(module.to(torch.bfloat16), exact.tokenizer)
     assert half.placed["dtype"] == "bfloat16"
     assert not half.capabilities & {"batch_invariant", "seeds", "train"}
-    row = drawn(exact, 40)
+    row = sampled(exact, 40)
     (a,), (b,) = (asyncio.run(model.logprobs([row])) for model in (exact, half))
     np.testing.assert_allclose(b.logprobs, a.logprobs, atol=0.2)
     (reply,) = asyncio.run(half.sample(Prefix(row[:9]), 1, Sampling(max_tokens=20, top_p=0.9), [3]))

@@ -18,7 +18,7 @@ from ramify.score.credit.battery import ENDS, example_group
 from ramify.score.credit.grpo import Grpo
 from ramify.score.credit.protocol import CreditRule, assigned, find_rule, meanings
 from ramify.trace.db import Run
-from ramify.trace.node import Mark, Stream
+from ramify.trace.node import Annotation, TokenValues
 
 PAGE = Path(__file__).parents[2] / "docs/howto/credit.md"
 RULE = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
@@ -39,8 +39,8 @@ def test_the_rule_of_the_page_trains_and_explains_itself_everywhere(verb: Any, h
     assert verb("improve", "--credit", "mine.py:LeaveOneOut", *SMALL, "--out", "run").code == 0
     with Run.open(here / "run") as run:
         assert run.config["credit"]["name"] == "mine.py:LeaveOneOut"
-        marks = list(run.each(Mark))
-        values = {stream.node: stream.values for stream in run.each(Stream) if stream.name == "credit"}
+        marks = list(run.each(Annotation))
+        values = {stream.node: stream.values for stream in run.each(TokenValues) if stream.name == "credit"}
         assert {mark.maker for mark in marks if mark.name == "why"} == {"leave-one-out"}
         best = max((mark for mark in marks if mark.name == "why"), key=lambda mark: mark.value["A"])
         sampled = run.node(best.node).sampled

@@ -53,7 +53,7 @@ def small(model: Path, env: str) -> list[str]:
 
 
 def test_a_dry_run_says_what_came_of_its_trial(verb: Any, here: Path, agent: Path) -> None:
-    told = [*small(agent, "LookWorld"), "--dry-run"]
+    told = [*small(agent, "LookEnvironment"), "--dry-run"]
     record = verb(*told, "--json").json
     trial = record["trial"]
     low, high = trial["interval"]
@@ -65,7 +65,7 @@ def test_a_dry_run_says_what_came_of_its_trial(verb: Any, here: Path, agent: Pat
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize(("env", "words"), [("SureWorld", "every one of 4"), ("HopelessWorld", "none of 4")])
+@pytest.mark.parametrize(("env", "words"), [("SureEnvironment", "every one of 4"), ("HopelessEnvironment", "none of 4")])
 def test_a_dry_run_warns_where_there_is_nothing_to_learn_from(verb: Any, here: Path, agent: Path, env: str, words: str) -> None:
     told = [*small(agent, env), "--dry-run"]
     (warning,) = verb(*told, "--json").json["warnings"]
@@ -76,7 +76,7 @@ def test_a_dry_run_warns_where_there_is_nothing_to_learn_from(verb: Any, here: P
 def test_a_dry_run_fails_where_the_run_would(verb: Any, here: Path, agent: Path) -> None:
     for out in ("/proc/nowhere/run", here / "file" / "run"):
         (here / "file").write_text("")
-        code, printed, err = verb(*small(agent, "LookWorld"), "--dry-run", "--out", out)
+        code, printed, err = verb(*small(agent, "LookEnvironment"), "--dry-run", "--out", out)
         assert (code in (1, 2), printed) == (True, "")
         assert err.startswith(f"ramify: cannot make a run in {out}: ")
         assert err.count("\n") == 1
@@ -90,9 +90,9 @@ def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Pa
     end = json.loads((folder / "config.json").read_text())["eos_token_id"]
     config = GPT2Config(vocab_size=size, n_positions=2048, n_embd=32, n_layer=1, n_head=2, eos_token_id=end, bos_token_id=end)
     GPT2LMHeadModel(config).save_pretrained(folder)
-    tried = verb(*small(folder, "LookWorld"), "--dry-run", "--json")
+    tried = verb(*small(folder, "LookEnvironment"), "--dry-run", "--json")
     assert tried.code == 0, tried.err
-    done = verb(*small(folder, "LookWorld"), "--json", "--out", "run")
+    done = verb(*small(folder, "LookEnvironment"), "--json", "--out", "run")
     assert done.code == 0, done.err
 
 
@@ -148,7 +148,7 @@ def test_bad_input_is_a_sentence_and_makes_nothing(verb: Any, here: Path, args: 
 
 
 def test_a_folder_that_holds_a_run_is_refused(verb: Any, improved: Path) -> None:
-    assert "holds a run already: go on with `ramify resume" in verb.refused("improve", "--out", improved)
+    assert "holds a run already: continue with `ramify resume" in verb.refused("improve", "--out", improved)
 
 
 def test_runs_are_numbered(here: Path) -> None:

@@ -39,6 +39,6 @@ def test_the_former_name_of_a_kind_is_taken(capsys: pytest.CaptureFixture) -> No
 def test_one_part(capsys: pytest.CaptureFixture) -> None:
     (part,) = listed(capsys, "household")["parts"]
     assert part["kind"] == "env"
-    assert part["where"].startswith("ramify.env.worlds.household.")
+    assert part["where"].startswith("ramify.env.builtin.household.")
     assert main(["list", "household"]) == 0
     assert part["text"].splitlines()[0] in capsys.readouterr().out

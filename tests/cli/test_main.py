@@ -69,8 +69,8 @@ def test_settings_of_a_verb_are_defaults_then_files_then_options(
     capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.toml").write_text('panel = 3\ntop_k = 5\nmax_reply = 7\n[tree]\nrule = "random"\n')
-    Path("b.toml").write_text("panel = 4\ntop_k = 6\n")
+    Path("a.toml").write_text('task set = 3\ntop_k = 5\nmax_reply = 7\n[tree]\nrule = "random"\n')
+    Path("b.toml").write_text("task set = 4\ntop_k = 6\n")
     files = ["--config", "a.toml", "--config=b.toml"]
     # spelled as people do: an underscore, a value with "=", one of a switch, an option given twice
     words = ["--max_reply", "9", "--panel=5", "--allocate", "true", "--seed", "1", "--seed", "2"]
@@ -83,7 +83,7 @@ def test_settings_of_a_verb_are_defaults_then_files_then_options(
         "ramify: unknown option --pannel (did you mean '--panel'?)\n"
     )
     Path("c.toml").write_text("pannel = 3\n")
-    assert "unknown key 'pannel' in c.toml (did you mean 'panel'?)" in run(capsys, "rollout", "--config", "c.toml")[2]
+    assert "unknown key 'pannel' in c.toml (did you mean 'task set'?)" in run(capsys, "rollout", "--config", "c.toml")[2]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ramify.cli.main import main
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import Task
-from ramify.env.worlds.household import HouseholdWorld
 from ramify.methods.implicit_advantage.verbs import EXIT_PARTIAL
 from ramify.model.chat import assistant_node_parts
 from ramify.model.laid import Layout
@@ -21,12 +21,12 @@ from ramify.rollout.parts import find_model
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
 from ramify.trace.message import Message
-from ramify.trace.node import Finding, Mark, Node, Stream, Verdict
+from ramify.trace.node import Annotation, Finding, Node, Score, TokenValues
 from ramify.web.exchange import Exchange
 from ramify.web.recording import Recorder
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "77a47dd"
-TASKS = list(HouseholdWorld().panel("train", 2, 3))
+TASKS = list(HouseholdEnvironment().task_set("train", 2, 3))
 #: What the agent is told on its second turn, and not on its last: a harness that compacts its history dropped it.
 RULE = "Never open the red-door."
 
@@ -47,7 +47,7 @@ class Recorded:
     name = "recorded"
 
     def __init__(self) -> None:
-        self.inner = HouseholdWorld()
+        self.inner = HouseholdEnvironment()
         self.max_turns = self.inner.max_turns
 
     def make(self) -> Any:
@@ -60,8 +60,8 @@ class Recorded:
         episode.reset = of_recorded
         return episode
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Any:
-        return self.inner.panel(split, n, seed)
+    def task_set(self, split: str, n: int, seed: int = 0) -> Any:
+        return self.inner.task_set(split, n, seed)
 
 
 def record(folder: Path) -> None:
@@ -71,15 +71,17 @@ def record(folder: Path) -> None:
     recorder = Recorder(folder, {"model": "builtin"}, template)
 
     async def play(task: Task, attempt: int) -> None:
-        env, said = HouseholdWorld().make(), [Message("system", RULE)]
+        env, said = HouseholdEnvironment().make(), [Message("system", RULE)]
         said.append(Message("user", env.reset(task, 0).text))
         for turn in range(5):
             shown = said if turn < 4 or attempt else [Message("system", "Summary: a house."), *said[-3:]]  # the rule is gone
             prefix, key = Prefix(messages=tuple(shown)), 1000 * TASKS.index(task) + 10 * attempt + turn
-            draws = await Layout(model, template).sample(prefix, 1, Sampling(max_tokens=16), [key])
+            completions = await Layout(model, template).sample(prefix, 1, Sampling(max_tokens=16), [key])
             name = f"chatcmpl-{key}"
-            await recorder(Exchange(name, "chat", model.identity, (prefix,), Sampling(max_tokens=16), ((key,),), (tuple(draws),)))
-            text = str(assistant_node_parts(template, draws[0])["text"])
+            await recorder(
+                Exchange(name, "chat", model.identity, (prefix,), Sampling(max_tokens=16), ((key,),), (tuple(completions),))
+            )
+            text = str(assistant_node_parts(template, completions[0])["text"])
             seen = env.step(text)
             if seen.terminated:
                 return
@@ -97,11 +99,11 @@ def record(folder: Path) -> None:
     with Run.open(folder, write=True) as run:  # what the caller knows and the server does not
         for leaf in run.ends():
             messages = [message for message in run.path(leaf).messages() if message.role != "system"]
-            env = HouseholdWorld().make()
+            env = HouseholdEnvironment().make()
             task = next(task for task in TASKS if env.reset(task, 0).text == messages[0].text)
             env.reset(task, 0)
             outcome = any(bool(env.step(one.text).outcome) for one in messages if one.role == "assistant")
-            run.add(Verdict(leaf, "env", float(outcome), evidence={"outcome": outcome}, judges={"env": "household"}))
+            run.add(Score(leaf, "env", float(outcome), evidence={"outcome": outcome}, judges={"env": "household"}))
 
 
 def found(run: Path, maker: str) -> list[Finding]:
@@ -127,9 +129,9 @@ def audited(run: Path, inputs: Path, rule: str, capsys: pytest.CaptureFixture[st
     with Run.open(run) as opened:
         makers = {finding.maker for finding in opened.findings()}
         assert {"implicit-advantage blame", "maze-recovery audit", "governance audit"} <= makers
-        assert opened.verdicts(scorer="implicit-advantage")
-        assert {mark.maker for mark in opened.each(Mark)} >= {"implicit-advantage", "graph-credit"}
-        assert {stream.maker for stream in opened.each(Stream)} >= {"implicit-advantage", "graph-credit"}
+        assert opened.scores(scorer="implicit-advantage")
+        assert {mark.maker for mark in opened.each(Annotation)} >= {"implicit-advantage", "graph-credit"}
+        assert {stream.maker for stream in opened.each(TokenValues)} >= {"implicit-advantage", "graph-credit"}
     assert check_run(run) == []
     capsys.readouterr()
 
@@ -152,7 +154,7 @@ def shown(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with Run.open(run) as before, Run.open(tmp_path / "again") as after:
         assert after.findings() == before.findings()
         assert [node.id for node in after.each(Node)] == [node.id for node in before.each(Node)]
-        assert list(after.each(Verdict)) == list(before.each(Verdict))
+        assert list(after.each(Score)) == list(before.each(Score))
         assert after.foreign
 
 
@@ -181,11 +183,11 @@ def test_a_recorded_run(
         assert opened.findings()
     shown(run, tmp_path, capsys)
     with Run.open(run, write=True) as opened:  # one judge goes, and nothing else
-        findings, others = opened.findings(), opened.verdicts(scorer="env")
-        (judge,) = {verdict.judges["policy"] for verdict in opened.verdicts(scorer="implicit-advantage")}
+        findings, others = opened.findings(), opened.scores(scorer="env")
+        (judge,) = {score.judges["policy"] for score in opened.scores(scorer="implicit-advantage")}
         assert opened.erase_judge(judge)
-        assert opened.verdicts(scorer="implicit-advantage") == []
-        assert (opened.findings(), opened.verdicts(scorer="env")) == (findings, others)
+        assert opened.scores(scorer="implicit-advantage") == []
+        assert (opened.findings(), opened.scores(scorer="env")) == (findings, others)
 
 
 @pytest.mark.slow

@@ -256,8 +256,8 @@ def test_a_session_is_an_attempt(verb: Any) -> None:
         reply = {"role": "assistant", "content": said}
         return {"request": {"messages": shown}, "response": {"choices": [{"message": reply}]}, "task_id": "t", **about}
 
-    more = [user, answer, {"role": "user", "content": "Go on."}]
-    other = [user, {"role": "assistant", "content": "I look."}, {"role": "user", "content": "Go on."}]
+    more = [user, answer, {"role": "user", "content": "Continue."}]
+    other = [user, {"role": "assistant", "content": "I look."}, {"role": "user", "content": "Continue."}]
     calls = [called([user], "I go."), called([user], "I look."), called(more, "a"), called(other, "b")]
     write("log.jsonl", calls)  # two attempts, their calls in turn
     found = verb(*audit)

@@ -10,13 +10,13 @@ import pytest
 MINE = '''
 """Things of my own."""
 
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 
-HOUSE = HouseholdWorld()
+HOUSE = HouseholdEnvironment()
 
 
 def make_house():
-    return HouseholdWorld()
+    return HouseholdEnvironment()
 
 
 def agent(messages):
@@ -65,7 +65,9 @@ def mine(here: Path) -> Path:
     return here
 
 
-@pytest.mark.parametrize("env", ["mine.py:HOUSE", "mine.py:make_house", "mine.py:HouseholdWorld", "factory:mine:make_house"])
+@pytest.mark.parametrize(
+    "env", ["mine.py:HOUSE", "mine.py:make_house", "mine.py:HouseholdEnvironment", "factory:mine:make_house"]
+)
 @pytest.mark.parametrize("model", ["mine.py:agent", "python:mine:keyed_agent"])
 def test_environments_and_plain_functions_as_agents_are_played(verb, mine: Path, env: str, model: str) -> None:
     found = verb("rollout", "--env", env, "--model", model, "--panel", "1", "--out", "run", "--json")
@@ -98,8 +100,8 @@ def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, 
     [
         (("--env", "nowhere.py:HOUSE"), "there is no file nowhere.py"),
         (("--env", "mine.py:HOSE"), "there is no 'HOSE' (did you mean 'HOUSE'?)"),
-        (("--env", "mine.py:NUMBER"), "mine.py:NUMBER is a int, which is no world: one has name, make and panel"),
-        (("--env", "mine.py:three"), "mine.py:three cannot be called without arguments, and is no world"),
+        (("--env", "mine.py:NUMBER"), "mine.py:NUMBER is a int, which is no environment: one has name, make and task_set"),
+        (("--env", "mine.py:three"), "mine.py:three cannot be called without arguments, and is no environment"),
         (("--env", "python:mine"), "'mine' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE"),
         (("--model", "mine.py:three"), "mine.py:three cannot be called without arguments, and is no model"),
         (("--model", "wrong.py:x"), "names nothing that can be imported: SyntaxError"),

@@ -20,7 +20,7 @@ from ramify.base import registry
 from ramify.cli import experiments
 from ramify.cli.main import main
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 
 CALLS: list[int] = []
 
@@ -49,7 +49,7 @@ def study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType:
     module = types.ModuleType("study_repro")
     module.threshold, module.excuse = 9.0, ""
 
-    def reproduce(size: str, cells: Cells) -> list[Check]:
+    def reproduce(size: str, cells: ResultCache) -> list[Check]:
         value = cells.get("square", square, x=3)
         return [
             Check("square", value, (8.0, 10.0), 1, (0,), ">=", module.threshold, module.excuse),
@@ -88,7 +88,7 @@ def test_sizes(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
 def test_another_first_seed_has_cells_of_its_own(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
     plain = study.reproduce
 
-    def reproduce(size: str, cells: Cells, first: int = 0) -> list[Check]:
+    def reproduce(size: str, cells: ResultCache, first: int = 0) -> list[Check]:
         return [replace(check, seeds=(first,)) for check in plain(size, cells)]
 
     study.reproduce = reproduce
@@ -104,11 +104,11 @@ def test_a_miss_exits_1_and_a_known_miss_is_listed_with_its_reason(
     study.threshold = 10.0
     assert main(["repro", "study"]) == 1
     assert "study: MISSED" in capsys.readouterr().out
-    study.excuse = "ties on this world, see docs/methods/study.md"
+    study.excuse = "ties on this environment, see docs/methods/study.md"
     assert main(["repro", "study"]) == 0
     out = capsys.readouterr().out
-    assert "known_miss" in out
-    assert "square: ties on this world, see docs/methods/study.md" in out
+    assert "known_failure" in out
+    assert "square: ties on this environment, see docs/methods/study.md" in out
 
 
 def test_finished_cells_are_kept_until_fresh(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
@@ -119,14 +119,14 @@ def test_finished_cells_are_kept_until_fresh(study: types.ModuleType, capsys: py
     assert CALLS == [3, 3]
 
 
-def test_an_interrupt_exits_130_and_says_how_to_go_on(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
-    def stop(size: str, cells: Cells) -> list[Check]:
+def test_an_interrupt_exits_130_and_says_how_to_continue(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:
+    def stop(size: str, cells: ResultCache) -> list[Check]:
         raise KeyboardInterrupt
 
     study.reproduce = stop
     assert main(["repro", "study"]) == 130
     err = capsys.readouterr().err
-    assert err.startswith("ramify: interrupted; finished cells are kept, so the same command goes on")
+    assert err.startswith("ramify: interrupted; finished cells are kept, so the same command continues")
 
 
 def test_figures_name_commit_versions_and_machine(study: types.ModuleType, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_seconds_are_those_of_making_not_of_reading(
         time.sleep(0.2)
         return x
 
-    def reproduce(size: str, cells: Cells) -> list[Check]:
+    def reproduce(size: str, cells: ResultCache) -> list[Check]:
         values = [cells.get(f"cell {x}", slowly, x=x) for x in range(cells_wanted)]
         if stop:
             raise KeyboardInterrupt
@@ -190,7 +190,7 @@ def test_weights_are_kept_with_the_cells_and_forgotten_with_them(
 
     made: list[Path] = []
 
-    def reproduce(size: str, cells: Cells) -> list[Check]:
+    def reproduce(size: str, cells: ResultCache) -> list[Check]:
         folder = place("weights", {"seed": 1}, __name__)
         if not folder.exists():
             folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""``ramify rollout``: what it prints, going on, budgets, and one sentence for everything a user can get wrong."""
+"""``ramify rollout``: what it prints, continuing, budgets, and one sentence for everything a user can get wrong."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ramify.trace.db import Run
 SMALL = ["--panel", "3", "--seed", "3"]
 
 
-def test_it_plays_shows_and_goes_on(verb, here: Path) -> None:
-    bill = verb("rollout", *SMALL, "--attempts", "2", "--dry-run", "--json").json["bill"]
-    assert bill == {"tasks": 3, "attempts": 6, "calls": 72, "tokens": 72 * 64}
+def test_it_plays_shows_and_continues(verb, here: Path) -> None:
+    cost_estimate = verb("rollout", *SMALL, "--attempts", "2", "--dry-run", "--json").json["bill"]
+    assert cost_estimate == {"tasks": 3, "attempts": 6, "calls": 72, "tokens": 72 * 64}
     assert not (here / "runs").exists()
     first = verb("rollout", *SMALL, "--attempts", "2", "--json")
     assert (first.code, first.err) == (0, "")
@@ -41,7 +41,7 @@ def test_a_spent_budget_is_exit_code_3_and_can_be_raised(verb, here: Path) -> No
     assert (code, result["spent"], result["n"], result["missing"]) == (3, "calls", 1, 2)
     assert err == (
         "ramify: the budget of calls is spent, 2 attempts were not played: "
-        "raise --budget.calls and give the same command with --out r to go on\n"
+        "raise --budget.calls and give the same command with --out r to continue\n"
     )
     assert verb("rollout", *SMALL, "--budget.calls", "10", "--out", "r", "--json").code == 3
     assert verb("rollout", *SMALL, "--budget.calls", "1000", "--out", "r", "--json").json["n"] == 3
@@ -58,7 +58,7 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
         (["--model", "hf:nowhere"], "there is no folder nowhere"),
         (["--model", "factory:nowhere:x"], "names nothing that can be imported"),
         (["--env", "factory:os:nothing"], "names nothing that can be imported"),
-        (["--env", "factory:os:getcwd"], "returned a str, which is no world: one has name, make and panel"),
+        (["--env", "factory:os:getcwd"], "returned a str, which is no environment: one has name, make and task_set"),
         (["--model", "factory:os:getcwd"], "returned a str, which is no model"),
         (["--attempts", "9" * 30], "--attempts"),
         (["--tasks", "empty.jsonl"], "empty.jsonl holds no task"),
@@ -71,7 +71,7 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["empty.jsonl", "file"]
 
 
-def test_tasks_that_the_world_cannot_start_leave_no_run_in_the_way(verb, here: Path) -> None:
+def test_tasks_that_the_environment_cannot_start_leave_no_run_in_the_way(verb, here: Path) -> None:
     (here / "tasks.jsonl").write_text('{"id": "a"}\n')
     assert "task 'a' lacks door" in verb.refused("rollout", "--tasks", "tasks.jsonl", "--out", "run")
     assert verb("rollout", "--panel", "1", "--out", "run").code == 0  # a mended command goes there
@@ -93,11 +93,11 @@ def test_a_run_of_something_else_is_left_alone(verb, chats: Path) -> None:
 
 def test_attempts_and_continuations_that_all_fail_are_exit_code_1(verb, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = """
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.model.scripted import ScriptedModel
 
 def fail(messages, key):
-    raise BoundaryError("engine", "gone")
+    raise InfrastructureError("engine", "gone")
 
 def make():
     return ScriptedModel(fail, tokens=False)

@@ -204,7 +204,7 @@ def test_fork_refuses(verb: Any, improved: Path, chats: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(here: Path) -> None:
+def test_ctrl_c_keeps_what_was_done_and_says_how_to_continue(here: Path) -> None:
     command = [sys.executable, "-m", "ramify.cli.main", "improve", "--tokens", "10000000", "--out", "run"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 100
@@ -217,7 +217,7 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(here: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "ramify: interrupted; what was done is kept: go on with `ramify resume run`"
+    assert err.splitlines()[-1] == "ramify: interrupted; what was done is kept: continue with `ramify resume run`"
     with Run.open(here / "run") as run:
         assert len(run) >= nodes > 0
         assert json.dumps(run.meta["config"])
@@ -225,7 +225,7 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_go_on(here: Path) -> None:
 
 WALKER = """
 import os, signal
-from ramify.env.protocol import Observation, world_of
+from ramify.env.protocol import Observation, environment_of
 from ramify.model.scripted import ScriptedModel
 
 def walk(messages, key):
@@ -259,7 +259,7 @@ class Walk:
         return str(self.at)
 
 def env():
-    return world_of(Walk)
+    return environment_of(Walk)
 """
 
 

@@ -52,7 +52,7 @@ AT_WORK = r"\d/s|(?<!load )\b0:0[1-9]"
 """The live line of work that is under way: a rate, or seconds."""
 CELL = "case .* runs, .* did it"
 NOTHING = "nothing was written"
-AGAIN = "the same command goes on"
+AGAIN = "the same command continues"
 DSPARK = "--sequences 18 --length 20 --steps 4 --rows 4 --anchors 4 --layers 1 --block 3"
 DRAFTER = f"dspark train builtin --out drafter {DSPARK}"
 CROSS = "--tuned hf:{policy} --base hf:{reference} --layer 1 --tool {tool} --plain {plain} --raw"
@@ -61,11 +61,11 @@ STUDY = "early-decision run --model builtin --label regex:a --prompts {prompts} 
 CLIFFS = f"cliffs scan --model builtin --verifier {PARTS}:verifier --truncated graded --problems {{problems}} --out scan"
 
 VERBS = {
-    "improve": Verb(IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "go on with `ramify resume", fast=True),
+    "improve": Verb(IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "continue with `ramify resume", fast=True),
     "improve --compare": Verb(f"{IMPROVE} --compare true", r"grpo\+resample train 2/2"),
     "improve, workers": Verb(f"{IMPROVE} --backend processes:2", "sample 2/2", f"{ENDLESS} --backend processes:2", "ramify resume"),
     "improve --dry-run": Verb("improve --dry-run", "evaluate trial"),
-    "rollout": Verb("rollout --panel 2 --attempts 2", "play .*4/4 attempts", "rollout --panel 4000", "go on with `ramify resume", fast=True),
+    "rollout": Verb("rollout --panel 2 --attempts 2", "play .*4/4 attempts", "rollout --panel 4000", "continue with `ramify resume", fast=True),
     "resume": Verb("resume runs/rollout-1", "play", "resume runs/rollout-9", "ramify resume", ("rollout --panel 2", "stop rollout --panel 4000")),
     "fork": Verb("fork runs/rollout-1 NODE --n 2", "fork .*2/2", "fork runs/rollout-1 NODE --n 4000", "stay in", ("rollout --panel 1",)),
     "tree-rollouts run": Verb("tree-rollouts run --count 2 --budget 40", "sample .* turns", "tree-rollouts run --count 64 --budget 4000"),
@@ -79,7 +79,7 @@ VERBS = {
         "search|confirm|all budgets", before=(f"crosscoder capture {CROSS} --out states", f"{DICTIONARY} --steps 20"),
     ),
     "dspark train": Verb(DRAFTER, "sample text|train .* steps", f"dspark train builtin --out drafter {DSPARK} --steps 90000", AGAIN),
-    "dspark calibrate": Verb("dspark calibrate builtin drafter --n 24 --tokens 24", "draw .* replies", "dspark calibrate builtin drafter --n 4000 --tokens 64", "as it was", (DRAFTER,), ends=(0, 2)),
+    "dspark calibrate": Verb("dspark calibrate builtin drafter --n 24 --tokens 24", "sample .* replies", "dspark calibrate builtin drafter --n 4000 --tokens 64", "as it was", (DRAFTER,), ends=(0, 2)),
     "dspark profile": Verb("dspark profile builtin drafter --loads 1,2 --repeats 3", "at once", "dspark profile builtin drafter --repeats 9000", "as it was", (DRAFTER,)),
     "dspark bench": Verb("dspark bench builtin drafter --n 4 --tokens 8 --loads 1 --turns 3", "bench 1 at once", "dspark bench builtin drafter --turns 900", NOTHING, (DRAFTER,)),
     "dspark verify-lossless": Verb("dspark verify-lossless builtin drafter --n 2 --draws 1000", "schedules", "dspark verify-lossless builtin drafter --draws 900000", "as it was", (DRAFTER,), ends=(0, 1)),
@@ -164,7 +164,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def shell(tmp_path: Path, parts: dict[str, Path], forks: Forks, monkeypatch: pytest.MonkeyPatch) -> Shell:
     case = "\n".join(
         [
-            f'question = "Why?"\nenv = "{ORGANISM}:world"\nmodel = "{ORGANISM}:tedious"\nn = 12\nsentences = "stops"',
+            f'question = "Why?"\nenv = "{ORGANISM}:environment"\nmodel = "{ORGANISM}:tedious"\nn = 12\nsentences = "stops"',
             '[fields.errors]\nbaseline = 258\nvalues = [50, 258]\nrole = "effort"',
             '[fields.instruction]\nbaseline = "ambiguous"\nrole = "clarity"\nshows = ["task"]',
             '[fields.reviewer]\nbaseline = "absent"\nrole = "oversight"',

@@ -9,7 +9,7 @@ import torch
 
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
 
 VOCAB = 61
@@ -40,7 +40,7 @@ def tokens(length: int, seed: int = 0, vocab: int = VOCAB) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, vocab, length).astype(np.int32)
 
 
-def draw(model: LocalModel, prefix: np.ndarray, keys: Sequence[int], **settings: Any) -> list[Draw]:
+def sample(model: LocalModel, prefix: np.ndarray, keys: Sequence[int], **settings: Any) -> list[Completion]:
     return asyncio.run(model.sample(Prefix(prefix), len(keys), Sampling(**settings), keys))
 
 

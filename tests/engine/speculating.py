@@ -16,7 +16,7 @@ from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark.drafter_files import for_target
 from ramify.methods.dspark.drafters import Qwen3Drafter
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 
 from .helpers import tiny, tokens
 
@@ -63,18 +63,18 @@ def shadowed(schedule: str = "fixed:4", verify: str = "coupled", seed: int = 0, 
     return LocalModel(target, drafter=Shadow(target, blur=blur), schedule=schedule, verify=verify, eos=(), **options)
 
 
-def draw_all(model: LocalModel, prompts: Sequence[np.ndarray], at_once: int, n: int = 1, **settings: Any) -> list[Draw]:
-    """Draws of every prompt, key by place, ``at_once`` prompts under way at a time."""
+def sample_all(model: LocalModel, prompts: Sequence[np.ndarray], at_once: int, n: int = 1, **settings: Any) -> list[Completion]:
+    """Samples of every prompt, key by place, ``at_once`` prompts under way at a time."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(i: int) -> list[Draw]:
+    async def one(i: int) -> list[Completion]:
         async with gate:
             return await model.sample(Prefix(prompts[i]), n, Sampling(**settings), [1000 * i + j for j in range(n)])
 
-    async def every() -> list[list[Draw]]:
+    async def every() -> list[list[Completion]]:
         return await asyncio.gather(*(one(i) for i in range(len(prompts))))
 
-    return [draw for part in asyncio.run(every()) for draw in part]
+    return [completion for part in asyncio.run(every()) for completion in part]
 
 
 def prompts(count: int, shared: int = 5) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""A draw's bits depend on its prefix, settings and key alone."""
+"""A sample's bits depend on its prefix, settings and key alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ramify.engine.forward import Exactness
 from ramify.engine.local import LocalModel
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 
-from .helpers import draw, tiny, tokens
+from .helpers import sample, tiny, tokens
 
 SETTINGS = (
     Sampling(max_tokens=6),
@@ -43,12 +43,12 @@ def module() -> object:
 
 @cache
 def alone(i: int, s: int, key: int) -> tuple[bytes, ...]:
-    """The draw from a fresh model that does nothing else, one row at most and no cache."""
-    model = LocalModel(module(), max_rows=1, cache_bytes=0)  # type: ignore[arg-type]
+    """The sample from a fresh model that does nothing else, one row at most and no cache."""
+    model = LocalModel(module(), max_sequences=1, cache_bytes=0)  # type: ignore[arg-type]
     return bits(asyncio.run(model.sample(Prefix(prefix(i)), 1, SETTINGS[s], [key]))[0])
 
 
-def bits(d: Draw) -> tuple[bytes, ...]:
+def bits(d: Completion) -> tuple[bytes, ...]:
     assert d.tokens is not None
     assert d.logprobs is not None
     assert d.model_logprobs is not None
@@ -63,20 +63,20 @@ REQUEST = st.tuples(st.integers(0, 11), st.integers(0, 3), st.lists(st.integers(
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=8),
     workers=st.sampled_from([1, 2, 8, 64]),
-    max_rows=st.sampled_from([1, 3, 8, 64]),
+    max_sequences=st.sampled_from([1, 3, 8, 64]),
     budget=st.sampled_from([0, 20_000, 200_000, 1 << 28]),
     again=st.booleans(),
 )
-def test_a_draw_does_not_depend_on_its_batch_mates(
-    requests: list[tuple[int, int, list[int]]], workers: int, max_rows: int, budget: int, again: bool
+def test_a_sample_does_not_depend_on_its_batch_mates(
+    requests: list[tuple[int, int, list[int]]], workers: int, max_sequences: int, budget: int, again: bool
 ) -> None:
-    model = LocalModel(module(), max_rows=max_rows, cache_bytes=budget)  # type: ignore[arg-type]
+    model = LocalModel(module(), max_sequences=max_sequences, cache_bytes=budget)  # type: ignore[arg-type]
     assert "batch_invariant" in model.capabilities
 
-    async def run() -> list[list[Draw]]:
+    async def run() -> list[list[Completion]]:
         gate = asyncio.Semaphore(workers)
 
-        async def one(i: int, s: int, keys: list[int]) -> list[Draw]:
+        async def one(i: int, s: int, keys: list[int]) -> list[Completion]:
             async with gate:
                 return await model.sample(Prefix(prefix(i)), len(keys), SETTINGS[s], keys)
 
@@ -84,24 +84,24 @@ def test_a_draw_does_not_depend_on_its_batch_mates(
 
     for _ in range(1 + again):
         results = asyncio.run(run())
-        for (i, s, keys), draws in zip(requests, results, strict=True):
-            assert [bits(d) for d in draws] == [alone(i, s, key) for key in keys]
+        for (i, s, keys), completions in zip(requests, results, strict=True):
+            assert [bits(d) for d in completions] == [alone(i, s, key) for key in keys]
     assert model._scheduler.cache.prefixes.bytes <= max(budget, 0)
 
 
-def test_going_on_from_a_draw_equals_drawing_through() -> None:
-    """Keys and values made while drawing are those made from the same tokens given as a prompt."""
-    whole = draw(LocalModel(tiny(), cache_bytes=0), tokens(20), [7], max_tokens=40)[0]
+def test_continuing_from_a_sample_equals_sampling_through() -> None:
+    """Keys and values made while sampling are those made from the same tokens given as a prompt."""
+    whole = sample(LocalModel(tiny(), cache_bytes=0), tokens(20), [7], max_tokens=40)[0]
     assert whole.tokens is not None
     assert whole.logprobs is not None
     for cut in (1, 15, 16, 17, 39):
         for cache_bytes in (0, 1 << 28):
             model = LocalModel(tiny(), cache_bytes=cache_bytes)
             if cache_bytes:
-                draw(model, tokens(20), [7], max_tokens=40)
+                sample(model, tokens(20), [7], max_tokens=40)
             row = np.concatenate((tokens(20), whole.tokens[:cut]))
-            rest = draw(model, row, [9], max_tokens=40 - cut, temperature=0)[0]
-            fresh = draw(LocalModel(tiny(), cache_bytes=0), row, [9], max_tokens=40 - cut, temperature=0)[0]
+            rest = sample(model, row, [9], max_tokens=40 - cut, temperature=0)[0]
+            fresh = sample(LocalModel(tiny(), cache_bytes=0), row, [9], max_tokens=40 - cut, temperature=0)[0]
             assert bits(rest) == bits(fresh)
             if cache_bytes:
                 assert model.stats.prompt_tokens <= 20 + 1  # one token runs again for its logits; nothing else does
@@ -110,19 +110,19 @@ def test_going_on_from_a_draw_equals_drawing_through() -> None:
 def test_long_neighbours_do_not_matter() -> None:
     model = LocalModel(tiny(context=1024))
 
-    async def both() -> list[list[Draw]]:
+    async def both() -> list[list[Completion]]:
         long = model.sample(Prefix(tokens(700, seed=5)), 1, Sampling(max_tokens=50), [1])
         short = model.sample(Prefix(tokens(9)), 3, Sampling(max_tokens=50), [1, 2, 3])
         return list(await asyncio.gather(long, short))
 
     short = asyncio.run(both())[1]
-    other = draw(LocalModel(tiny(context=1024), max_rows=1), tokens(9), [1, 2, 3], max_tokens=50)
+    other = sample(LocalModel(tiny(context=1024), max_sequences=1), tokens(9), [1, 2, 3], max_tokens=50)
     assert [bits(d) for d in short] == [bits(d) for d in other]
 
 
 PROGRAM = """
 import hashlib, torch
-from engine.helpers import draw, tiny, tokens
+from engine.helpers import sample, tiny, tokens
 from ramify.engine.forward import Exactness
 from ramify.engine.local import LocalModel
 shape = {"width": 128, "ffn": 384, "head_size": 32, "vocab": 512, "layers": 2}
@@ -130,10 +130,10 @@ for threads in (1, 2):
     torch.set_num_threads(threads)
     model = LocalModel(tiny(**shape))
     assert "batch_invariant" in model.capabilities
-    draws = draw(model, tokens(40), list(range(13)), max_tokens=8) + draw(model, tokens(3), [5], max_tokens=8)
-    one = draw(LocalModel(tiny(**shape), max_rows=1, cache_bytes=0), tokens(40), [10], max_tokens=8)[0]
-    assert one.logprobs.tobytes() == draws[10].logprobs.tobytes()
-    print(hashlib.sha256(b"".join(d.tokens.tobytes() + d.logprobs.tobytes() for d in draws)).hexdigest())
+    completions = sample(model, tokens(40), list(range(13)), max_tokens=8) + sample(model, tokens(3), [5], max_tokens=8)
+    one = sample(LocalModel(tiny(**shape), max_sequences=1, cache_bytes=0), tokens(40), [10], max_tokens=8)[0]
+    assert one.logprobs.tobytes() == completions[10].logprobs.tobytes()
+    print(hashlib.sha256(b"".join(d.tokens.tobytes() + d.logprobs.tobytes() for d in completions)).hexdigest())
 """
 
 
@@ -146,30 +146,32 @@ def test_thread_count_does_not_matter() -> None:
     assert len(set(result.stdout.split())) == 1
 
 
-def test_long_draws_do_not_depend_on_longer_batch_mates() -> None:
+def test_long_samples_do_not_depend_on_longer_batch_mates() -> None:
     """Attention looks at as many positions as the longest row has; its kernels divide them by their number."""
     lengths = (100, 150, 185, 200, 250, 260, 300, 350, 380)
     wide, long = tiny(context=512), Sampling(max_tokens=4)
 
-    async def together(model: LocalModel) -> list[list[Draw]]:
+    async def together(model: LocalModel) -> list[list[Completion]]:
         return await asyncio.gather(*(model.sample(Prefix(tokens(n, seed=n // 50)), 1, long, [n]) for n in lengths))
 
     model = LocalModel(wide)
     first, again = asyncio.run(together(model)), asyncio.run(together(model))
-    for n, draws, warm in zip(lengths, first, again, strict=True):
-        alone = LocalModel(wide, max_rows=1, cache_bytes=0)
-        (wanted,) = draw(alone, tokens(n, seed=n // 50), [n], max_tokens=4)
-        assert bits(draws[0]) == bits(wanted) == bits(warm[0])
+    for n, completions, warm in zip(lengths, first, again, strict=True):
+        alone = LocalModel(wide, max_sequences=1, cache_bytes=0)
+        (wanted,) = sample(alone, tokens(n, seed=n // 50), [n], max_tokens=4)
+        assert bits(completions[0]) == bits(wanted) == bits(warm[0])
 
 
 def test_prompts_of_different_lengths_share_forward_passes() -> None:
     model, lengths = LocalModel(module(), cache_bytes=0), (9, 14, 20, 33, 60, 75)  # type: ignore[arg-type]
 
-    async def together() -> list[list[Draw]]:
+    async def together() -> list[list[Completion]]:
         return await asyncio.gather(*(model.sample(Prefix(tokens(n, seed=n)), 1, Sampling(max_tokens=2), [n]) for n in lengths))
 
     found = asyncio.run(together())
     if model.exactness is not Exactness.ALONE:
         assert model.stats.forward_passes <= 6  # not one for each prompt, and two more
-    alone = LocalModel(module(), max_rows=1, cache_bytes=0)  # type: ignore[arg-type]
-    assert [bits(draws[0]) for draws in found] == [bits(draw(alone, tokens(n, seed=n), [n], max_tokens=2)[0]) for n in lengths]
+    alone = LocalModel(module(), max_sequences=1, cache_bytes=0)  # type: ignore[arg-type]
+    assert [bits(completions[0]) for completions in found] == [
+        bits(sample(alone, tokens(n, seed=n), [n], max_tokens=2)[0]) for n in lengths
+    ]

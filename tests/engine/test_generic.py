@@ -14,7 +14,7 @@ from ramify.base.errors import NeedsError
 from ramify.engine.local import LocalModel
 from ramify.model.protocol import Prefix, Sampling
 
-from .helpers import VOCAB, byte_tokenizer, draw, tiny, tokens
+from .helpers import VOCAB, byte_tokenizer, sample, tiny, tokens
 from .test_determinism import bits
 from .test_local import greedy_of
 
@@ -49,17 +49,17 @@ def test_greedy_equals_transformers(kind: str) -> None:
     expected = [greedy_of(module, tokens(length, seed=length), 30) for length in (1, 7, 40)]
     model = LocalModel(module)
     for length, row in zip((1, 7, 40), expected, strict=True):
-        found = draw(model, tokens(length, seed=length), [0], max_tokens=30, temperature=0)[0]
+        found = sample(model, tokens(length, seed=length), [0], max_tokens=30, temperature=0)[0]
         assert found.tokens is not None
         assert found.tokens.tolist() == row
-    assert greedy_of(module, tokens(7, seed=7), 30) == expected[1]  # the module goes on working outside the engine
+    assert greedy_of(module, tokens(7, seed=7), 30) == expected[1]  # the module continues working outside the engine
     assert "batch_invariant" in model.capabilities
 
     async def together() -> list[Any]:
         rows = [tokens(length) for length in (3, 30, 31)]
         return await asyncio.gather(*(model.sample(Prefix(row), 3, Sampling(max_tokens=20), [1, 2, 3]) for row in rows))
 
-    alone = draw(LocalModel(module, max_rows=1, cache_bytes=0), tokens(30), [1, 2, 3], max_tokens=20)
+    alone = sample(LocalModel(module, max_sequences=1, cache_bytes=0), tokens(30), [1, 2, 3], max_tokens=20)
     assert [bits(d) for d in asyncio.run(together())[1]] == [bits(d) for d in alone]
     scores = asyncio.run(
         model.logprobs([np.concatenate((tokens(30), alone[0].tokens)) if alone[0].tokens is not None else tokens(1)])
@@ -74,7 +74,7 @@ def test_the_fast_path_and_the_generic_path_agree(tmp_path: Path) -> None:
     fast = LocalModel.load(tmp_path)
     slow = LocalModel(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), fast.tokenizer)
     assert fast.eos == slow.eos == (3,)
-    for a, b in zip(*(draw(m, tokens(20), range(5), max_tokens=30) for m in (fast, slow)), strict=True):
+    for a, b in zip(*(sample(m, tokens(20), range(5), max_tokens=30) for m in (fast, slow)), strict=True):
         assert a.tokens is not None
         assert b.tokens is not None
         assert a.tokens.tolist() == b.tokens.tolist()
@@ -85,7 +85,7 @@ def test_other_models_are_loaded_from_their_folder(tmp_path: Path) -> None:
     module_of("gpt_neox").save_pretrained(tmp_path)
     model = LocalModel.load(tmp_path)
     assert model.tokenizer is None
-    assert len(draw(model, tokens(4), [1], max_tokens=3)) == 1
+    assert len(sample(model, tokens(4), [1], max_tokens=3)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Replies under a grammar and penalties: the law they follow, with drafts and without, and what is refused."""
+"""Replies under a grammar and penalties: the distribution they follow, with drafts and without, and what is refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from zoo import save_checkpoint
 
-from engine.helpers import LETTERS, WORDS, byte_tokenizer, draw, speller, tiny, tokens
-from engine.speculating import Shadow, draw_all, prompts
+from engine.helpers import LETTERS, WORDS, byte_tokenizer, sample, speller, tiny, tokens
+from engine.speculating import Shadow, prompts, sample_all
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.grammar import token_bytes
 from ramify.engine.local import LocalModel
@@ -107,7 +107,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(field: str, value: Any):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_reply_under_a_schema_fits_it(seed: int):
-    found = draw(writer(), tokens(5, seed), range(8), max_tokens=400, grammar=json_schema(PERSON))
+    found = sample(writer(), tokens(5, seed), range(8), max_tokens=400, grammar=json_schema(PERSON))
     whole = [d for d in found if d.stop == "stop"]
     assert whole
     for one in whole:
@@ -125,28 +125,28 @@ def test_every_reply_under_a_schema_fits_it(seed: int):
 
 def test_a_reply_ends_where_nothing_can_follow_and_at_the_limit_inside():
     model = writer()
-    short = draw(model, tokens(5), range(4), max_tokens=3, grammar=json_schema(PERSON))
+    short = sample(model, tokens(5), range(4), max_tokens=3, grammar=json_schema(PERSON))
     assert {d.stop for d in short} == {"length"}
-    (exact,) = draw(model, tokens(5), [1], max_tokens=3, grammar=regex("[a-c]{3}"))
+    (exact,) = sample(model, tokens(5), [1], max_tokens=3, grammar=regex("[a-c]{3}"))
     assert exact.stop == "stop"
     assert re.fullmatch("[a-c]{3}", exact.text)
-    ended = draw(model, tokens(5), range(20), max_tokens=60, grammar=regex("[a-c]+"))
+    ended = sample(model, tokens(5), range(20), max_tokens=60, grammar=regex("[a-c]+"))
     assert all(re.fullmatch("[a-c]+", d.text.removesuffix("<|end|>")) for d in ended)
-    assert {"eos"} <= {d.stop for d in ended} <= {"eos", "length"}  # it may go on for ever, so the model ends it
+    assert {"eos"} <= {d.stop for d in ended} <= {"eos", "length"}  # it may continue for ever, so the model ends it
 
 
 def test_json_mode_a_choice_and_calls_of_tools():
     model = writer()
-    for one in draw(model, tokens(5), range(20), max_tokens=200, grammar=json_object()):
+    for one in sample(model, tokens(5), range(20), max_tokens=200, grammar=json_object()):
         assert one.text.startswith("{")
         assert one.stop != "stop" or isinstance(json.loads(one.text), dict)
-    picked = {d.text for d in draw(model, tokens(5), range(20), max_tokens=20, grammar=one_of(["yes", 'n"o', "maybe\n"]))}
+    picked = {d.text for d in sample(model, tokens(5), range(20), max_tokens=20, grammar=one_of(["yes", 'n"o', "maybe\n"]))}
     assert picked <= {"yes", 'n"o', "maybe\n"}
     assert len(picked) > 1
     tools = [{"function": {"name": "go", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {
         "type": "object", "properties": {"to": {"enum": ["hall", "attic"]}}, "required": ["to"], "additionalProperties": False,
     }}}}}, {"function": {"name": "look", "parameters": {"properties": {}, "additionalProperties": False}}}]  # fmt: skip
-    for one in draw(model, tokens(5), range(10), max_tokens=400, grammar=tool_calls(tools, several=False)):
+    for one in sample(model, tokens(5), range(10), max_tokens=400, grammar=tool_calls(tools, several=False)):
         assert one.stop == "stop"
         (call,) = parse_tool_calls(one.text)
         assert not call.error
@@ -171,25 +171,25 @@ def test_calls_that_a_reply_is_free_to_make_fit_their_schemas():
     assert taken("<tool_call>go") == len("<tool_call>")
 
 
-def test_logprobs_are_those_of_the_law_that_was_sampled():
+def test_logprobs_are_those_of_the_distribution_that_was_sampled():
     """Summed over every text of a finite grammar the chances are one, and the model's own stay beside them."""
     model = speller()
     settings = {"max_tokens": 4, "grammar": one_of(WORDS), "frequency_penalty": 0.7, "temperature": 0.8}
     seen = {
         d.text: (d.tokens, float(np.exp(d.logprobs.sum(dtype=float))))
-        for d in draw(model, tokens(6, vocab=5), range(400), **settings)
+        for d in sample(model, tokens(6, vocab=5), range(400), **settings)
     }
-    law = law_of(model, tokens(6, vocab=5), 0.8, 0.7)
+    distribution = distribution_of(model, tokens(6, vocab=5), 0.8, 0.7)
     assert {"ab<end>", "abc", "bad"} <= set(seen) <= {*WORDS, "ab<end>", "da<end>"} - {"ab", "da"}
-    assert sum(law.values()) == pytest.approx(1)
+    assert sum(distribution.values()) == pytest.approx(1)
     for text, (_, p) in seen.items():
-        assert p == pytest.approx(law[text.removesuffix("<end>")], abs=1e-5)
-    (one,) = draw(model, tokens(6, vocab=5), [3], **settings)
+        assert p == pytest.approx(distribution[text.removesuffix("<end>")], abs=1e-5)
+    (one,) = sample(model, tokens(6, vocab=5), [3], **settings)
     own = asyncio.run(model.chosen_logprobs([np.concatenate((tokens(6, vocab=5), one.tokens))]))[0][6:]
     np.testing.assert_allclose(one.model_logprobs, own, atol=1e-5)
 
 
-def law_of(model: LocalModel, prompt: np.ndarray, temperature: float = 1.0, frequency: float = 0.0) -> dict[str, float]:
+def distribution_of(model: LocalModel, prompt: np.ndarray, temperature: float = 1.0, frequency: float = 0.0) -> dict[str, float]:
     """Chance of each word, from the module's own logits and a list of the words: no grammar, no engine."""
     chances = {"": 1.0}
     found: dict[str, float] = {}
@@ -234,13 +234,13 @@ def every(model: LocalModel, at_once: int) -> list[tuple[bytes, bytes, str]]:
     given = [prompt % 5 for prompt in prompts(6)]
     found = []
     for settings in SETTINGS:
-        for one in draw_all(model, given, at_once, n=2, max_tokens=9, **settings):
+        for one in sample_all(model, given, at_once, n=2, max_tokens=9, **settings):
             found.append((one.tokens.tobytes(), one.logprobs.tobytes(), one.stop))
     return found
 
 
 def test_a_reply_does_not_depend_on_its_batch_mates():
-    assert every(speller(max_rows=1), 1) == every(speller(max_rows=16), 6)
+    assert every(speller(max_sequences=1), 1) == every(speller(max_sequences=16), 6)
 
     async def mixed() -> list[Any]:
         model = speller()
@@ -248,14 +248,14 @@ def test_a_reply_does_not_depend_on_its_batch_mates():
             *(model.sample(Prefix(tokens(6, vocab=5)), 2, Sampling(max_tokens=9, **s), [1, 2]) for s in SETTINGS)
         )
 
-    alone = [draw(speller(), tokens(6, vocab=5), [1, 2], max_tokens=9, **s) for s in SETTINGS]
+    alone = [sample(speller(), tokens(6, vocab=5), [1, 2], max_tokens=9, **s) for s in SETTINGS]
     for together, single in zip(asyncio.run(mixed()), alone, strict=True):
         for a, b in zip(together, single, strict=True):
             assert (a.tokens.tobytes(), a.logprobs.tobytes()) == (b.tokens.tobytes(), b.logprobs.tobytes())
 
 
 @pytest.mark.parametrize("at_once", [1, 6])
-def test_coupled_draws_are_those_without_drafts(at_once: int):
+def test_coupled_samples_are_those_without_drafts(at_once: int):
     model = speculating("coupled")
     assert every(model, at_once) == every(speller(), at_once)
     assert model.speculation is not None
@@ -263,19 +263,19 @@ def test_coupled_draws_are_those_without_drafts(at_once: int):
 
 
 @pytest.mark.parametrize("frequency", [0.0, 0.8])
-def test_rejection_keeps_the_law_under_a_grammar_and_penalties(frequency: float):
+def test_rejection_keeps_the_distribution_under_a_grammar_and_penalties(frequency: float):
     model, prompt = speculating("rejection"), tokens(6, vocab=5)
-    law = law_of(model, prompt, frequency=frequency)
-    made = draw(model, prompt, range(1200), max_tokens=4, grammar=one_of(WORDS), frequency_penalty=frequency)
-    counts = np.array([sum(d.text.removesuffix("<end>") == word for d in made) for word in law])
+    distribution = distribution_of(model, prompt, frequency=frequency)
+    made = sample(model, prompt, range(1200), max_tokens=4, grammar=one_of(WORDS), frequency_penalty=frequency)
+    counts = np.array([sum(d.text.removesuffix("<end>") == word for d in made) for word in distribution])
     assert counts.sum() == len(made)
-    assert chi_square(counts, np.array(list(law.values())))[1] > 0.001
+    assert chi_square(counts, np.array(list(distribution.values())))[1] > 0.001
     assert model.speculation is not None
     assert model.speculation.accepted > 100
 
 
-def test_parked_and_forked_replies_go_on_where_they_were():
-    few = speller(max_rows=2, quantum=1)
+def test_parked_and_forked_replies_continue_where_they_were():
+    few = speller(max_sequences=2, quantum=1)
     assert every(few, 6) == every(speller(), 6)
 
 
@@ -303,14 +303,14 @@ def test_the_bytes_of_every_kind_of_vocabulary():
     assert fallback[1:257] == [bytes([byte]) for byte in range(256)]
     assert fallback[257:260] == [b" ", b" the", b"a"]
     model = LocalModel(tiny(vocab=262, context=512), metaspace(), eos=(0,))
-    for one in draw(model, tokens(5), range(4), max_tokens=200, grammar=json_schema(PERSON)):
+    for one in sample(model, tokens(5), range(4), max_tokens=200, grammar=json_schema(PERSON)):
         assert one.stop == "length" or json.loads(one.text)["name"] is not None
 
 
 def test_a_checkpoint_whose_vocabulary_is_larger_than_its_tokenizers(tmp_path: Path):
     save_checkpoint(tmp_path / "m", "gpt2")
     model = LocalModel.load(tmp_path / "m")
-    for one in draw(model, tokens(5), range(4), max_tokens=200, grammar=json_schema(PERSON)):
+    for one in sample(model, tokens(5), range(4), max_tokens=200, grammar=json_schema(PERSON)):
         assert one.tokens.max() < 259
         assert one.stop == "length" or json.loads(one.text)
 
@@ -329,18 +329,18 @@ def test_what_no_token_can_follow_fails_alone_with_a_sentence():
     failed, fine = asyncio.run(both())
     assert isinstance(failed, UserError)
     assert re.search("no token can follow after 2 tokens", str(failed))
-    assert np.array_equal(fine[0].tokens, draw(model, tokens(6, vocab=5), [1], max_tokens=8)[0].tokens)
+    assert np.array_equal(fine[0].tokens, sample(model, tokens(6, vocab=5), [1], max_tokens=8)[0].tokens)
     with pytest.raises(UserError, match="banned"):
-        draw(model, tokens(6, vocab=5), [1], max_tokens=8, grammar=regex("a+"), ban=(0,))
+        sample(model, tokens(6, vocab=5), [1], max_tokens=8, grammar=regex("a+"), ban=(0,))
     with pytest.raises(UserError, match="banned"):
-        draw(model, tokens(6, vocab=5), [1], max_tokens=8, grammar=regex("a+"), ban_first=(0,))
+        sample(model, tokens(6, vocab=5), [1], max_tokens=8, grammar=regex("a+"), ban_first=(0,))
 
 
 def test_a_model_that_lacks_it_refuses_before_anything_runs():
     bare = LocalModel(tiny())
     assert "grammar" not in bare.capabilities
     with pytest.raises(UserError, match="tokenizer"):
-        draw(bare, tokens(5), [1], grammar=json_object())
+        sample(bare, tokens(5), [1], grammar=json_object())
     function = FunctionModel(lambda messages: "hello")
     with pytest.raises(NeedsError, match="grammar"):
         asyncio.run(function.sample(Prefix(), 1, Sampling(grammar=json_object()), [1]))
@@ -358,8 +358,8 @@ def test_what_continues_inside_a_reply_refuses_what_spans_it():
         Sampling(repetition_penalty=1.3, min_p=0.1), "a fork"
     )  # the prompt counts for it, and so does what was said
     settings, prompt = {"repetition_penalty": 1.6, "max_tokens": 6, "temperature": 0.0}, tokens(6, vocab=5)
-    (whole,) = draw(speller(), prompt, [1], **settings)
-    (rest,) = draw(speller(), np.concatenate((prompt, whole.tokens[:3])), [1], **settings)
+    (whole,) = sample(speller(), prompt, [1], **settings)
+    (rest,) = sample(speller(), np.concatenate((prompt, whole.tokens[:3])), [1], **settings)
     assert rest.tokens[: len(whole.tokens) - 3].tolist() == whole.tokens[3:].tolist()
 
 
@@ -404,7 +404,7 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_its_path(schema: Any, 
 )
 def test_what_the_parser_refuses_has_its_path_too(schema: Any, said: str):
     with pytest.raises(UserError, match=said):
-        draw(writer(), tokens(5), [1], grammar=json_schema(schema))
+        sample(writer(), tokens(5), [1], grammar=json_schema(schema))
 
 
 def test_huge_and_deep_schemas_are_refused_at_once():
@@ -428,14 +428,14 @@ def test_expressions_that_take_for_ever_to_join_are_refused_in_time(monkeypatch:
     monkeypatch.setattr(grammar_child, "SECONDS", 2.0)
     schema = {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 40)]}
     with pytest.raises(UserError, match="more than 2 s"):
-        draw(writer(), tokens(5), [1], grammar=json_schema(schema))
+        sample(writer(), tokens(5), [1], grammar=json_schema(schema))
 
 
 def test_an_expression_that_is_no_grammar_is_refused():
     with pytest.raises(UserError, match="regular expression cannot be followed"):
-        draw(writer(), tokens(5), [1], grammar=regex("(a"))
+        sample(writer(), tokens(5), [1], grammar=regex("(a"))
     with pytest.raises(UserError, match="kind"):
-        draw(writer(), tokens(5), [1], grammar=Grammar("bnf", "x"))
+        sample(writer(), tokens(5), [1], grammar=Grammar("bnf", "x"))
     with pytest.raises(UserError, match="must describe an object"):
         tool_calls([{"function": {"name": "f", "parameters": {"type": "string"}}}])
 
@@ -448,6 +448,6 @@ def test_every_keyword_that_is_followed_is_known_to_the_parser():
     passed = []
     for name, value in wrong.items():
         with suppress(UserError):
-            draw(writer(), tokens(5), [1], max_tokens=1, grammar=Grammar("json", json.dumps({name: value})))
+            sample(writer(), tokens(5), [1], max_tokens=1, grammar=Grammar("json", json.dumps({name: value})))
             passed.append(name)
     assert passed == ["const", "$defs", "definitions"]  # any value is a const; a definition is read where it is pointed to

@@ -18,7 +18,7 @@ from ramify.engine import local
 from ramify.engine.forward import Exactness, ForwardBatch, TinyForward, exactness, probe
 from ramify.engine.local import LocalModel
 from ramify.jobs.play import play
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.trace.db import Run
 
 from .helpers import tiny, tokens
@@ -28,21 +28,21 @@ from .test_determinism import bits
 from .test_generic import module_of
 
 REQUESTS = ((1, [0, 1]), (3, [2]), (5, [3, 4, 5]), (17, [6]), (70, [7, 8]))
-"""Lengths of prompts, and the keys of their draws."""
+"""Lengths of prompts, and the keys of their samples."""
 
 
 def ask(model: LocalModel, company: bool) -> list[tuple[bytes, ...]]:
-    """All draws of REQUESTS, in the company of each other or one after the other."""
+    """All samples of REQUESTS, in the company of each other or one after the other."""
 
     def one(length: int, keys: Sequence[int]) -> Any:
         return model.sample(Prefix(tokens(length)), len(keys), Sampling(max_tokens=7), keys)
 
-    async def run() -> list[list[Draw]]:
+    async def run() -> list[list[Completion]]:
         if company:
             return await asyncio.gather(*(one(*request) for request in REQUESTS))
         return [await one(length, [key]) for length, keys in REQUESTS for key in keys]
 
-    return [bits(d) for draws in asyncio.run(run()) for d in draws]
+    return [bits(d) for completions in asyncio.run(run()) for d in completions]
 
 
 SHAPES = {
@@ -55,7 +55,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_products_of_few_rows_round_differently_and_no_draw_knows(shape: str) -> None:
+def test_products_of_few_rows_round_differently_and_no_sample_knows(shape: str) -> None:
     needs_tiles(LocalModel(tiny()).exactness)
     with Kernels() as kernels:
         model = LocalModel(SHAPES[shape](), cache_bytes=0)
@@ -63,13 +63,13 @@ def test_products_of_few_rows_round_differently_and_no_draw_knows(shape: str) ->
         assert model.exactness is Exactness.TOGETHER
         kernels.fewest = 1 << 30
         together = ask(model, company=True)
-        assert together == ask(LocalModel(SHAPES[shape](), max_rows=1, cache_bytes=0), company=False)
+        assert together == ask(LocalModel(SHAPES[shape](), max_sequences=1, cache_bytes=0), company=False)
         assert together == ask(LocalModel(SHAPES[shape]()), company=True)
         assert kernels.fewest >= 4
     assert {"linear", "scaled_dot_product_attention"} <= kernels.products.keys()
 
 
-def test_drafts_are_verified_with_the_bits_of_plain_draws() -> None:
+def test_drafts_are_verified_with_the_bits_of_plain_samples() -> None:
     needs_tiles(LocalModel(tiny()).exactness)
     with Kernels():
         model = shadowed("fixed:4")
@@ -79,7 +79,7 @@ def test_drafts_are_verified_with_the_bits_of_plain_draws() -> None:
 
 
 class Careless(TinyForward):
-    """Its output layer takes the rows that are wanted and no more: 1, 2 or 3 of them where so few draw."""
+    """Its output layer takes the rows that are wanted and no more: 1, 2 or 3 of them where so few sample."""
 
     def hidden(self, batch: ForwardBatch, tap: Any = None) -> torch.Tensor:
         return super().hidden(batch, tap)[: batch.used]
@@ -95,7 +95,7 @@ def test_the_probe_finds_a_product_of_few_rows_and_rows_then_run_alone(monkeypat
         assert model.exactness is Exactness.ALONE
         assert "batch_invariant" in model.capabilities
         together = ask(model, company=True)
-        assert together == ask(LocalModel(tiny(), max_rows=1, cache_bytes=0), company=False)
+        assert together == ask(LocalModel(tiny(), max_sequences=1, cache_bytes=0), company=False)
         assert together == ask(LocalModel(tiny()), company=True)
 
 
@@ -122,7 +122,7 @@ from engine.test_kernels import ask
 from ramify.engine.devices import exactness_here, kernels
 from ramify.engine.local import LocalModel
 model = LocalModel(tiny(), cache_bytes=0)
-same = ask(model, company=True) == ask(LocalModel(tiny(), max_rows=1, cache_bytes=0), company=False)
+same = ask(model, company=True) == ask(LocalModel(tiny(), max_sequences=1, cache_bytes=0), company=False)
 print(json.dumps([kernels(), str(model.exactness), "batch_invariant" in model.capabilities, same]))
 """
 CHOICES = (

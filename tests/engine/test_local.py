@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.local import LocalModel
 from ramify.model.protocol import Model, Prefix, Sampling, require
 
-from .helpers import VOCAB, byte_tokenizer, draw, tiny, tokens
+from .helpers import VOCAB, byte_tokenizer, sample, tiny, tokens
 from .kernels import needs_tiles
 
 
@@ -32,7 +32,7 @@ def test_greedy_equals_transformers(tmp_path: Path, kind: str) -> None:
     model = LocalModel.load(tmp_path)
     other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for length in (1, 7, 40, 100):
-        found = draw(model, tokens(length, seed=length), [0], max_tokens=50, temperature=0)[0]
+        found = sample(model, tokens(length, seed=length), [0], max_tokens=50, temperature=0)[0]
         assert found.tokens is not None
         assert found.tokens.tolist() == greedy_of(other, tokens(length, seed=length), 50)
         assert found.stop == "length"
@@ -51,12 +51,12 @@ def test_it_is_a_model() -> None:
     assert model.identity == LocalModel(tiny(), byte_tokenizer()).identity
 
 
-def test_log_probs_of_draws_agree_with_scoring() -> None:
+def test_log_probs_of_samples_agree_with_scoring() -> None:
     model = LocalModel(tiny())
-    drawn = draw(model, tokens(20), [1, 2, 3], max_tokens=30, temperature=0.8, top_k=20)
-    rows = [np.concatenate((tokens(20), d.tokens)) for d in drawn if d.tokens is not None]
+    sampled = sample(model, tokens(20), [1, 2, 3], max_tokens=30, temperature=0.8, top_k=20)
+    rows = [np.concatenate((tokens(20), d.tokens)) for d in sampled if d.tokens is not None]
     scores = asyncio.run(model.logprobs([*rows, tokens(1)], top_k=5))
-    for d, s in zip(drawn, scores[:3], strict=True):
+    for d, s in zip(sampled, scores[:3], strict=True):
         assert d.model_logprobs is not None
         assert d.entropy is not None
         assert s.entropy is not None
@@ -75,7 +75,7 @@ def test_log_probs_of_draws_agree_with_scoring() -> None:
 
 def test_log_probs_are_shared_when_settings_change_nothing() -> None:
     model = LocalModel(tiny())
-    same, other = draw(model, tokens(3), [1], max_tokens=4)[0], draw(model, tokens(3), [1], max_tokens=4, top_k=3)[0]
+    same, other = sample(model, tokens(3), [1], max_tokens=4)[0], sample(model, tokens(3), [1], max_tokens=4, top_k=3)[0]
     assert same.logprobs is same.model_logprobs
     assert other.logprobs is not other.model_logprobs
 
@@ -85,16 +85,16 @@ def test_forks_share_their_prefix() -> None:
     needs_tiles(LocalModel(tiny()).exactness)
     for prefix, n, new in ((200, 64, 20), (100, 64, 5), (37, 64, 50), (150, 200, 8)):
         model = LocalModel(tiny())
-        drawn = draw(model, tokens(prefix), range(n), max_tokens=new)
-        assert len({d.tokens.tobytes() for d in drawn if d.tokens is not None}) > n // 2
+        sampled = sample(model, tokens(prefix), range(n), max_tokens=new)
+        assert len({d.tokens.tobytes() for d in sampled if d.tokens is not None}) > n // 2
         assert model.stats.forward_rows <= 1.3 * (prefix + n * new)
-        assert model.stats.drawn_tokens == n * new
+        assert model.stats.sampled_tokens == n * new
 
     async def apart(model: LocalModel) -> None:
         await asyncio.gather(*(model.sample(Prefix(tokens(200)), 1, Sampling(max_tokens=20), [k]) for k in range(64)))
 
     model = LocalModel(tiny())
-    asyncio.run(apart(model))  # 64 requests of one draw each are one group too
+    asyncio.run(apart(model))  # 64 requests of one sample each are one group too
     assert model.stats.forward_rows <= 1.3 * (200 + 64 * 20)
 
 
@@ -112,10 +112,10 @@ def test_concurrent_prompts_share_what_they_have_in_common() -> None:
 def test_a_small_cache_stays_within_its_budget() -> None:
     model = LocalModel(tiny(), cache_bytes=30_000)
     for i in range(20):
-        draw(model, tokens(30, seed=i), [0], max_tokens=20)
+        sample(model, tokens(30, seed=i), [0], max_tokens=20)
         assert 0 < model._scheduler.cache.prefixes.bytes <= 30_000
     none = LocalModel(tiny(), cache_bytes=0)
-    draw(none, tokens(30), [0], max_tokens=5)
+    sample(none, tokens(30), [0], max_tokens=5)
     assert len(none._scheduler.cache.prefixes) == 0
 
 
@@ -123,42 +123,42 @@ def test_stops() -> None:
     tokenizer = byte_tokenizer()
     size = tokenizer.size
     module = tiny(vocab=size)
-    free = draw(LocalModel(module, tokenizer, eos=()), tokens(5), [3], max_tokens=40)[0]
+    free = sample(LocalModel(module, tokenizer, eos=()), tokens(5), [3], max_tokens=40)[0]
     assert free.tokens is not None
-    drawn = free.tokens.tolist()
+    sampled = free.tokens.tolist()
     assert free.stop == "length"
-    assert free.text == tokenizer.decode(drawn)
+    assert free.text == tokenizer.decode(sampled)
     assert free.ends is not None
     assert free.ends[-1] == len(free.text)
 
     at = 6
-    first = drawn.index(drawn[at])
-    stopped = draw(LocalModel(module, tokenizer, eos=(drawn[at],)), tokens(5), [3], max_tokens=40)[0]
+    first = sampled.index(sampled[at])
+    stopped = sample(LocalModel(module, tokenizer, eos=(sampled[at],)), tokens(5), [3], max_tokens=40)[0]
     assert stopped.stop == "eos"
     assert stopped.tokens is not None
-    assert stopped.tokens.tolist() == drawn[: first + 1]
+    assert stopped.tokens.tolist() == sampled[: first + 1]
     model = LocalModel(module, tokenizer, eos=())
-    stopped = draw(model, tokens(5), [3], max_tokens=40, stop_tokens=(drawn[at],))[0]
-    assert (stopped.stop, stopped.tokens.tolist()) == ("stop", drawn[: first + 1])  # type: ignore[union-attr]
+    stopped = sample(model, tokens(5), [3], max_tokens=40, stop_tokens=(sampled[at],))[0]
+    assert (stopped.stop, stopped.tokens.tolist()) == ("stop", sampled[: first + 1])  # type: ignore[union-attr]
     piece = free.text[int(free.ends[9]) : int(free.ends[11])]
-    stopped = draw(model, tokens(5), [3], max_tokens=40, stop_texts=("never there", piece))[0]
+    stopped = sample(model, tokens(5), [3], max_tokens=40, stop_texts=("never there", piece))[0]
     assert stopped.stop == "stop"
     assert piece in stopped.text
     assert stopped.tokens is not None
     assert piece not in tokenizer.decode(stopped.tokens[:-1].tolist())
     assert free.text.startswith(stopped.text)
-    stopped = draw(model, tokens(5), [3], max_tokens=40, until=lambda row: len(row) == 4)[0]
-    assert (stopped.stop, stopped.tokens.tolist()) == ("stop", drawn[:4])  # type: ignore[union-attr]
+    stopped = sample(model, tokens(5), [3], max_tokens=40, until=lambda row: len(row) == 4)[0]
+    assert (stopped.stop, stopped.tokens.tolist()) == ("stop", sampled[:4])  # type: ignore[union-attr]
 
 
-def test_a_draw_ends_at_the_end_of_the_context() -> None:
-    found = draw(LocalModel(tiny(context=32)), tokens(30), [0], max_tokens=100)[0]
+def test_a_sample_ends_at_the_end_of_the_context() -> None:
+    found = sample(LocalModel(tiny(context=32)), tokens(30), [0], max_tokens=100)[0]
     assert found.stop == "length"
     assert found.tokens is not None
     assert len(found.tokens) == 2
 
 
-def test_an_error_in_until_fails_its_own_draw_only() -> None:
+def test_an_error_in_until_fails_its_own_sample_only() -> None:
     model = LocalModel(tiny())
 
     def broken(_: np.ndarray) -> bool:
@@ -176,8 +176,8 @@ def test_an_error_in_until_fails_its_own_draw_only() -> None:
 
 
 def test_cancelling_frees_rows_and_leaves_others_alone() -> None:
-    model = LocalModel(tiny(), max_rows=4)
-    alone = draw(LocalModel(tiny()), tokens(9), [5], max_tokens=60)[0]
+    model = LocalModel(tiny(), max_sequences=4)
+    alone = sample(LocalModel(tiny()), tokens(9), [5], max_tokens=60)[0]
 
     async def run() -> Any:
         doomed = asyncio.create_task(model.sample(Prefix(tokens(4)), 9, Sampling(max_tokens=200), list(range(9))))
@@ -197,8 +197,8 @@ def test_cancelling_frees_rows_and_leaves_others_alone() -> None:
 
 
 def test_cancelling_moves_later_rows_of_an_arena_that_grew() -> None:
-    model = LocalModel(tiny(), max_rows=8)
-    alone = draw(LocalModel(tiny()), tokens(9), [5], max_tokens=80)[0]
+    model = LocalModel(tiny(), max_sequences=8)
+    alone = sample(LocalModel(tiny()), tokens(9), [5], max_tokens=80)[0]
 
     async def run() -> Any:
         doomed = asyncio.create_task(model.sample(Prefix(tokens(4)), 5, Sampling(max_tokens=200), list(range(5))))
@@ -238,24 +238,24 @@ def test_bad_input_is_one_sentence(prefix: Any, keys: list[int], settings: dict[
 
 
 def test_too_long_a_prefix_is_a_failure_at_the_engine() -> None:
-    with pytest.raises(BoundaryError, match="engine: 256 tokens do not fit the context of 256"):
-        draw(LocalModel(tiny()), tokens(256), [1])
-    with pytest.raises(BoundaryError, match="engine"):
+    with pytest.raises(InfrastructureError, match="engine: 256 tokens do not fit the context of 256"):
+        sample(LocalModel(tiny()), tokens(256), [1])
+    with pytest.raises(InfrastructureError, match="engine"):
         asyncio.run(LocalModel(tiny()).logprobs([tokens(257)]))
 
 
 def test_refresh_takes_over_new_weights() -> None:
     module = tiny()
     model = LocalModel(module)
-    before = draw(model, tokens(20), [1], max_tokens=10, temperature=0)[0]
+    before = sample(model, tokens(20), [1], max_tokens=10, temperature=0)[0]
     was = model.identity
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(-0.9)
     model.refresh()
     assert model.identity.weights != was.weights
-    after = draw(model, tokens(20), [1], max_tokens=10, temperature=0)[0]
-    fresh = draw(LocalModel(module), tokens(20), [1], max_tokens=10, temperature=0)[0]
+    after = sample(model, tokens(20), [1], max_tokens=10, temperature=0)[0]
+    fresh = sample(LocalModel(module), tokens(20), [1], max_tokens=10, temperature=0)[0]
     assert after.model_logprobs is not None
     assert before.model_logprobs is not None
     assert fresh.model_logprobs is not None
@@ -264,14 +264,14 @@ def test_refresh_takes_over_new_weights() -> None:
     async def run() -> None:
         task = asyncio.create_task(model.sample(Prefix(tokens(4)), 1, Sampling(max_tokens=100), [0]))
         await asyncio.sleep(0)
-        with pytest.raises(UserError, match="while it is drawing"):
+        with pytest.raises(UserError, match="while it is sampling"):
             model.refresh()
         await task
 
     asyncio.run(run())
 
 
-def test_an_engine_failure_reaches_every_waiting_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_failure_reaches_every_waiting_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LocalModel(tiny())
 
     def broken(*_: Any) -> None:
@@ -285,10 +285,10 @@ def test_an_engine_failure_reaches_every_waiting_draw(monkeypatch: pytest.Monkey
         )
 
     for error in asyncio.run(run()):
-        assert isinstance(error, BoundaryError)
+        assert isinstance(error, InfrastructureError)
         assert error.message == "out of memory"
     monkeypatch.undo()
-    assert len(draw(model, tokens(3), [1], max_tokens=4)) == 1
+    assert len(sample(model, tokens(3), [1], max_tokens=4)) == 1
 
 
 def test_what_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
@@ -299,12 +299,12 @@ def test_what_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
         LocalModel.load(tmp_path)
 
 
-def test_scores_under_sampling_settings_agree_with_draws() -> None:
+def test_scores_under_sampling_settings_agree_with_samples() -> None:
     model = LocalModel(tiny())
     settings = Sampling(temperature=0.7, top_p=0.9, top_k=20, ban=(3,), max_tokens=30)
-    drawn = asyncio.run(model.sample(Prefix(tokens(20)), 3, settings, [1, 2, 3]))
-    rows = [np.concatenate((tokens(20), d.tokens)) for d in drawn if d.tokens is not None]
-    for d, s in zip(drawn, asyncio.run(model.logprobs(rows, settings=settings)), strict=True):
+    sampled = asyncio.run(model.sample(Prefix(tokens(20)), 3, settings, [1, 2, 3]))
+    rows = [np.concatenate((tokens(20), d.tokens)) for d in sampled if d.tokens is not None]
+    for d, s in zip(sampled, asyncio.run(model.logprobs(rows, settings=settings)), strict=True):
         assert s.sampler_logprobs is not None
         assert np.allclose(s.sampler_logprobs[20:], d.logprobs, atol=1e-4)
         assert s.sampler_logprobs[0] == 0
@@ -313,11 +313,11 @@ def test_scores_under_sampling_settings_agree_with_draws() -> None:
 
 
 def test_a_model_can_be_trained_after_it_was_used() -> None:
-    """Scoring and drawing run in inference mode; nothing made there may be left in the module."""
+    """Scoring and sampling run in inference mode; nothing made there may be left in the module."""
     module = tiny()
     model = LocalModel(module)
     asyncio.run(model.logprobs([tokens(30)]))
-    draw(model, tokens(20), [1], max_tokens=4)
+    sample(model, tokens(20), [1], max_tokens=4)
     module(torch.from_numpy(tokens(25).astype(np.int64))[None]).sum().backward()
     assert all(weight.grad is not None for weight in module.parameters())
 
@@ -341,8 +341,8 @@ def test_rows_are_scored_together_as_alone_and_certainty_is_the_divergence_from_
     assert together[0].certainty[1:] == pytest.approx(wanted.numpy(), abs=1e-5)  # type: ignore[index]
 
 
-def test_a_step_that_is_broken_off_leaves_no_draw_waiting() -> None:
-    """Ctrl-C is no Exception: it ends the loop, and who waits for a draw is told, too."""
+def test_a_step_that_is_broken_off_leaves_no_sample_waiting() -> None:
+    """Ctrl-C is no Exception: it ends the loop, and who waits for a sample is told, too."""
     model = LocalModel(tiny())
 
     def step() -> bool:
@@ -353,7 +353,7 @@ def test_a_step_that_is_broken_off_leaves_no_draw_waiting() -> None:
         waiting = runner.get_loop().create_task(model.sample(Prefix(tokens(4)), 2, Sampling(max_tokens=4), [1, 2]))
         with pytest.raises(KeyboardInterrupt):
             runner.get_loop().run_until_complete(waiting)
-        with pytest.raises(BoundaryError, match="KeyboardInterrupt"):
+        with pytest.raises(InfrastructureError, match="KeyboardInterrupt"):
             runner.get_loop().run_until_complete(waiting)
     assert model._driver is not None
     assert isinstance(model._driver.exception(), KeyboardInterrupt)

@@ -27,7 +27,7 @@ def test_between_the_loads_costs_are_straight_lines():
     assert EXAMPLE.cycle(4, np.array([4.0, 8.0]), 2) == pytest.approx([1.3 + 3.0, 1.3 + 5.0])
 
 
-def test_beyond_the_table_the_last_slope_goes_on_with_one_warning():
+def test_beyond_the_table_the_last_slope_continues_with_one_warning():
     profile = Profile(**{name: getattr(EXAMPLE, name) for name in ("block", "requests", "plain", "draft", "verify")})
     with pytest.warns(UserWarning, match="ends at 4 requests"):
         assert profile.cycle(6, np.array([6.0]), 0) == pytest.approx([5.0])

@@ -1,4 +1,4 @@
-"""Steps without drafts keep no features: what they computed runs again, to the same bits, when drafting goes on, and only then."""
+"""Steps without drafts keep no features: what they computed runs again, to the same bits, when drafting continues, and only then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ramify.engine.speculate import Speculator
 from ramify.model.protocol import Prefix, Sampling
 
 from .helpers import tiny, tokens
-from .speculating import Shadow, draw_all, prompts
+from .speculating import Shadow, prompts, sample_all
 
 
 class Watched(Shadow):
@@ -56,8 +56,8 @@ def engine(schedule: Fixed, drafter: Watched | None = None, **options: Any) -> t
 def test_what_runs_again_has_the_same_features(drafting: int, resting: int, at_once: int):
     always, whole = engine(Fixed(3))
     turns, part = engine(InTurns(3, drafting, resting))
-    wanted = draw_all(always, prompts(6), at_once, n=2, max_tokens=20)  # longer, for the features of the last tokens
-    found = draw_all(turns, prompts(6), at_once, n=2, max_tokens=12)
+    wanted = sample_all(always, prompts(6), at_once, n=2, max_tokens=20)  # longer, for the features of the last tokens
+    found = sample_all(turns, prompts(6), at_once, n=2, max_tokens=12)
     assert all(
         np.array_equal(a.tokens, b.tokens[:12]) and np.array_equal(a.logprobs, b.logprobs[:12])
         for a, b in zip(found, wanted, strict=True)
@@ -72,17 +72,17 @@ def test_what_runs_again_has_the_same_features(drafting: int, resting: int, at_o
 
 def test_without_drafts_nothing_is_kept_and_nothing_runs_again():
     turns, drafter = engine(InTurns(3, 0, 1))
-    draw_all(turns, prompts(6), 6, max_tokens=12)
+    sample_all(turns, prompts(6), 6, max_tokens=12)
     assert turns.speculation is not None
     assert turns.speculation.recalled == drafter.absorbed == 0
 
 
 def test_a_prefix_is_completed_by_the_first_row_that_needs_its_features():
-    """A reply drawn without drafts is kept without features; who drafts behind it computes them, who comes after finds them."""
+    """A reply sampled without drafts is kept without features; who drafts behind it computes them, who comes after finds them."""
     schedule = InTurns(3, 0, 1)
     model, _ = engine(schedule)
     prompt = tokens(32, seed=3)
-    (first,) = draw_all(model, [prompt], 1, max_tokens=33)
+    (first,) = sample_all(model, [prompt], 1, max_tokens=33)
     history = np.concatenate((prompt, first.tokens[:32]))
     schedule.drafting, schedule.resting = 1, 0
     stats, recalled = model.speculation, []

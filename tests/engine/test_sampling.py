@@ -1,4 +1,4 @@
-"""The sampling distribution by enumeration, and what is drawn against it."""
+"""The sampling distribution by enumeration, and what is sampled against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from ramify.base.seeds import place_key
 from ramify.engine.local import LocalModel
-from ramify.engine.sampling import adjusted, draw_uniforms, pick
+from ramify.engine.sampling import adjusted, key_uniforms, pick
 from ramify.model.protocol import Prefix, Sampling
 
 from .helpers import tiny, tokens
@@ -71,12 +71,12 @@ def test_distribution_is_exact_and_row_by_row(rows: list[tuple[list[float], Samp
         assert together.entropy[i] == pytest.approx(float(-(model.exp() * model).sum()), abs=1e-6)
 
 
-def test_the_ends_of_the_unit_interval_draw_possible_tokens() -> None:
+def test_the_ends_of_the_unit_interval_sample_possible_tokens() -> None:
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")]])
     last = (1 - 2.0**-53) * (1 - 2.0**-52)
     assert pick(logits, [Sampling()], [True], [0.0]).tokens == [1]
     assert pick(logits, [Sampling()], [True], [last]).tokens == [3]
-    assert draw_uniforms(5, 10_000).max() <= last
+    assert key_uniforms(5, 10_000).max() <= last
     assert np.isfinite(pick(logits, [Sampling()], [True], [0.3]).entropy).all()
 
 
@@ -94,15 +94,15 @@ def test_plain_settings() -> None:
 
 
 @pytest.mark.parametrize("s", [Sampling(max_tokens=1), Sampling(max_tokens=1, temperature=0.6, top_p=0.8, ban_first=(7,))])
-def test_draws_follow_the_distribution(s: Sampling) -> None:
+def test_samples_follow_the_distribution(s: Sampling) -> None:
     """Chi-square of 20,000 first tokens against the exact probabilities; fixed seeds, so the outcome is fixed."""
-    model = LocalModel(tiny(), max_rows=512)
+    model = LocalModel(tiny(), max_sequences=512)
     n = 20_000
-    drawn = asyncio.run(model.sample(Prefix(tokens(12)), n, s, [place_key(3, i) for i in range(n)]))
+    sampled = asyncio.run(model.sample(Prefix(tokens(12)), n, s, [place_key(3, i) for i in range(n)]))
     with torch.no_grad():
         logits = model.module(torch.from_numpy(tokens(12).astype(np.int64))[None])[0, -1]
     p = by_enumeration(logits.tolist(), s, True)
-    counts = np.bincount([int(d.tokens[0]) for d in drawn if d.tokens is not None], minlength=len(p))
+    counts = np.bincount([int(d.tokens[0]) for d in sampled if d.tokens is not None], minlength=len(p))
     assert counts[p == 0].sum() == 0
     rare = (p > 0) & (p * n < 10)
     observed = np.append(counts[p * n >= 10], counts[rare].sum())

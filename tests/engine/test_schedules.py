@@ -28,7 +28,7 @@ from ramify.engine.schedules import (
 )
 from ramify.stats.tests import chi_square
 
-from .toy_pairs import Biased, Linear, Pair, Table, bigrams, one_cycle, plain_law
+from .toy_pairs import Biased, Linear, Pair, Table, bigrams, one_cycle, plain_distribution
 
 PRIOR = np.full(2, 0.6)
 
@@ -102,7 +102,7 @@ def test_threshold_stops_at_the_first_low_confidence():
     assert Threshold(0.5, 4).admit(np.array([[0.9, 0.4, 0.9, 0.9], [0.5, 0.5, 0.6, 0.2]]), np.full(2, 4)).tolist() == [1, 3]
 
 
-# -- exactness: every schedule leaves the target's law as it is, jointly over requests
+# -- exactness: every schedule leaves the target's distribution as it is, jointly over requests
 
 
 def stale(share: float, gamma: int = 2) -> Stale:
@@ -132,9 +132,9 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_one_cycle_has_the_targets_law(name: str, zeros: bool):
+def test_one_cycle_has_the_targets_distribution(name: str, zeros: bool):
     pair = Pair(5, seed=3, zeros=zeros)
-    exact = plain_law(pair, 1, 2)
+    exact = plain_distribution(pair, 1, 2)
     assert distance(one_cycle(pair, 1, 2, EXACT[name], 1), exact.sum(axis=1)) < 1e-12
     assert distance(one_cycle(pair, 1, 2, EXACT[name], 2), exact) < 1e-12
 
@@ -142,13 +142,13 @@ def test_one_cycle_has_the_targets_law(name: str, zeros: bool):
 @pytest.mark.parametrize("name", EXACT)
 def test_requests_that_share_a_budget_stay_exact_together(name: str):
     pair = Pair(3, seed=5)
-    assert distance(one_cycle(pair, 2, 2, EXACT[name], 2), plain_law(pair, 2, 2)) < 1e-12
+    assert distance(one_cycle(pair, 2, 2, EXACT[name], 2), plain_distribution(pair, 2, 2)) < 1e-12
 
 
 class SpecExample(Pair):
     """Section 8: two tokens A and B, a_1 = .8, c_2 = .9 after A and 0 after B; p = (.7, .3), q = (.5, .5)."""
 
-    def laws(self, request: int, seen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, float]:
+    def distributions(self, request: int, seen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, float]:
         c = 0.8 if not seen else (0.9 if seen[0] == 0 else 0.0)
         return np.array([0.7, 0.3]), np.array([0.5, 0.5]), c
 
@@ -168,9 +168,9 @@ def test_a_search_over_current_confidences_is_biased():
 
 
 def exactness(pair: Pair, schedule: Schedule, count: int, **options: object) -> float:
-    """p-value of two-token outputs against the law of plain sampling."""
+    """p-value of two-token outputs against the distribution of plain sampling."""
     found = bigrams(pair, schedule, 3, count, **options)
-    return chi_square(found.ravel(), plain_law(pair, 1, 2).ravel())[1]
+    return chi_square(found.ravel(), plain_distribution(pair, 1, 2).ravel())[1]
 
 
 def jagged(requests: int) -> Table:
@@ -183,7 +183,7 @@ def jagged(requests: int) -> Table:
 @pytest.mark.parametrize(
     "make", [lambda: Greedy(Linear(2000, 1), 3, np.full(3, 0.6)), lambda: Stale(jagged(1000), 3, np.full(3, 0.6))]
 )
-def test_samples_have_the_targets_law(make: Callable[[], Schedule]):
+def test_samples_have_the_targets_distribution(make: Callable[[], Schedule]):
     assert exactness(Pair(5, seed=3), make(), 12_000) > 0.001
 
 
@@ -309,7 +309,7 @@ def test_acceptance_that_falls_ends_drafting_and_one_that_rises_begins_it():
     assert sum(drafted[-400:]) > 300
 
 
-def test_what_is_admitted_depends_on_nothing_drawn_later():
+def test_what_is_admitted_depends_on_nothing_sampled_later():
     """Changing a row's later confidences, or another row's less likely ones, leaves what was admitted before them."""
     costs = Linear(10, 1)
     base = Greedy(costs, 3, np.full(3, 0.6))

@@ -14,7 +14,7 @@ from ramify.engine.local import LocalModel
 from ramify.engine.taps import Edit, Read, Taps
 from ramify.model.protocol import Prefix, Sampling
 
-from .helpers import draw, tiny, tokens
+from .helpers import sample, tiny, tokens
 from .kernels import needs_tiles
 from .test_determinism import bits
 from .test_generic import module_of
@@ -56,14 +56,14 @@ def vector(seed: int, size: int = 32) -> np.ndarray:
 
 def test_reading_changes_no_bit_and_reads_the_forward_pass() -> None:
     model = LocalModel(tiny())
-    plain = draw(model, tokens(11), [1, 2, 3], max_tokens=9)
+    plain = sample(model, tokens(11), [1, 2, 3], max_tokens=9)
     read = tapped(model, Taps(reads=(Read(0), Read(1, 4, 15), Read(2, 10))), tokens(11), [1, 2, 3], max_tokens=9)
-    assert [bits(d) for d in plain] == [bits(t.draw) for t in read]
+    assert [bits(d) for d in plain] == [bits(t.completion) for t in read]
     for t in read:
-        row = np.concatenate((tokens(11), t.draw.tokens))
+        row = np.concatenate((tokens(11), t.completion.tokens))
         _, states = hand_written(model, row, ())
         found = as_arrays(t.states)
-        assert found[0][0].tolist() == list(range(19))  # the last drawn token is never run
+        assert found[0][0].tolist() == list(range(19))  # the last sampled token is never run
         assert found[1][0].tolist() == list(range(4, 15))
         assert found[2][0].tolist() == list(range(10, 19))
         for layer, (positions, values) in found.items():
@@ -78,19 +78,19 @@ def test_reading_changes_no_bit_and_reads_the_forward_pass() -> None:
         (Edit(2, 0, vector(3)), Edit(1, 12, vector(4), 14)),
     ],
 )
-def test_patched_draws_equal_a_hand_written_forward(edits: tuple[Edit, ...]) -> None:
+def test_patched_samples_equal_a_hand_written_forward(edits: tuple[Edit, ...]) -> None:
     model = LocalModel(tiny())
-    plain = draw(model, tokens(11), [1, 2], max_tokens=9)  # fills the cache with unpatched keys and values
+    plain = sample(model, tokens(11), [1, 2], max_tokens=9)  # fills the cache with unpatched keys and values
     patched = tapped(model, Taps(edits=edits), tokens(11), [1, 2], max_tokens=9)
     for t, unpatched in zip(patched, plain, strict=True):
-        row = np.concatenate((tokens(11), t.draw.tokens))
+        row = np.concatenate((tokens(11), t.completion.tokens))
         logits, _ = hand_written(model, row, edits)
-        exact = logits.log_softmax(-1)[range(10, 19), t.draw.tokens.tolist()].numpy()
-        np.testing.assert_allclose(t.draw.model_logprobs, exact, atol=1e-5)
-        assert t.draw.model_logprobs.tobytes() != unpatched.model_logprobs.tobytes()  # type: ignore[union-attr]
+        exact = logits.log_softmax(-1)[range(10, 19), t.completion.tokens.tolist()].numpy()
+        np.testing.assert_allclose(t.completion.model_logprobs, exact, atol=1e-5)
+        assert t.completion.model_logprobs.tobytes() != unpatched.model_logprobs.tobytes()  # type: ignore[union-attr]
         scores = asyncio.run(model.logprobs([row], taps=Taps(edits=edits)))
         np.testing.assert_allclose(scores[0].logprobs[11:], exact, atol=1e-6)
-    again = draw(model, tokens(11), [1, 2], max_tokens=9)  # patched keys and values never reach another draw
+    again = sample(model, tokens(11), [1, 2], max_tokens=9)  # patched keys and values never reach another sample
     assert [bits(d) for d in again] == [bits(d) for d in plain]
     needs_tiles(model.exactness)
     rows = model.stats.forward_rows
@@ -101,18 +101,18 @@ def test_patched_draws_equal_a_hand_written_forward(edits: tuple[Edit, ...]) -> 
 def test_taps_work_on_transformers_models() -> None:
     model = LocalModel(module_of("gpt_neox"))
     edits = (Edit(1, 5, vector(1), 6),)
-    plain = draw(model, tokens(9), [1], max_tokens=6)[0]
+    plain = sample(model, tokens(9), [1], max_tokens=6)[0]
     read = tapped(model, Taps(reads=(Read(0), Read(2))), tokens(9), [1], max_tokens=6)[0]
-    assert bits(read.draw) == bits(plain)
-    row = np.concatenate((tokens(9), read.draw.tokens))
+    assert bits(read.completion) == bits(plain)
+    row = np.concatenate((tokens(9), read.completion.tokens))
     with torch.no_grad():
         out = model.module(torch.from_numpy(row.astype(np.int64))[None], output_hidden_states=True)
     np.testing.assert_allclose(as_arrays(read.states)[0][1], out.hidden_states[0][0, :14].numpy(), atol=1e-5)
     patched = tapped(model, Taps(edits=edits), tokens(9), [1], max_tokens=6)[0]
-    row = np.concatenate((tokens(9), patched.draw.tokens))
+    row = np.concatenate((tokens(9), patched.completion.tokens))
     scores = asyncio.run(model.logprobs([row], taps=Taps(edits=edits)))[0]
-    np.testing.assert_allclose(patched.draw.model_logprobs, scores.logprobs[9:], atol=1e-5)
-    assert patched.draw.model_logprobs.tobytes() != plain.model_logprobs.tobytes()  # type: ignore[union-attr]
+    np.testing.assert_allclose(patched.completion.model_logprobs, scores.logprobs[9:], atol=1e-5)
+    assert patched.completion.model_logprobs.tobytes() != plain.model_logprobs.tobytes()  # type: ignore[union-attr]
 
 
 def test_bad_taps_are_one_sentence() -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.engine.sampling import laws, pick
+from ramify.engine.sampling import distributions, pick
 from ramify.engine.verify import coupled, rejection, residual
 from ramify.model.protocol import Sampling
 
@@ -29,7 +29,7 @@ def test_residual_without_mass_is_the_target():
 
 @given(st.integers(0, 10_000), st.integers(2, 7))
 @settings(max_examples=60, deadline=None)
-def test_one_step_has_the_targets_law(seed: int, vocab: int):
+def test_one_step_has_the_targets_distribution(seed: int, vocab: int):
     rng = np.random.default_rng(seed)
     p, q = rng.dirichlet(np.full(vocab, 0.3)), rng.dirichlet(np.full(vocab, 0.3))
     p[rng.integers(vocab)] = 0.0
@@ -60,7 +60,7 @@ def test_tau_of_constant_acceptance(alpha: float, tau: float):
 
 
 def test_bonus_comes_from_the_target_after_the_last_admitted_draft():
-    """After a truncation with everything accepted the next token is the target's own draw, not a residual's."""
+    """After a truncation with everything accepted the next token is the target's own sample, not a residual's."""
     logits = torch.tensor([[0.0, -50.0, -50.0], [-50.0, 0.0, 0.0]])
     q = torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]])  # the second draft, token 1, was cut off
     for u, token in ((0.25, 1), (0.75, 2)):
@@ -76,13 +76,13 @@ def test_ragged_rows_do_not_see_each_other():
     logits, q = torch.randn(sum(lengths) + 4, V), torch.rand(4, 3, V)
     u, accept = [rng.random(n + 1) for n in lengths], rng.random((4, 3))
     rows = [PLAIN, Sampling(temperature=0.0), Sampling(top_p=0.8, temperature=0.7), Sampling(top_k=3, ban=(2,))]
-    for law in ("rejection", "coupled"):
+    for distribution in ("rejection", "coupled"):
 
-        def run(which: list[int], law: str = law) -> list:
+        def run(which: list[int], distribution: str = distribution) -> list:
             starts = np.cumsum([0, *[n + 1 for n in lengths]])
             part = torch.cat([logits[starts[i] : starts[i + 1]] for i in which])
             given = ([rows[i] for i in which], [i == 3 for i in which], [u[i] for i in which], [drafts[i] for i in which])
-            return coupled(part, *given) if law == "coupled" else rejection(part, *given, q[which], accept[which])
+            return coupled(part, *given) if distribution == "coupled" else rejection(part, *given, q[which], accept[which])
 
         together = run([0, 1, 2, 3])
         assert [run([i])[0] for i in range(4)] == together
@@ -95,7 +95,7 @@ def test_what_is_reported_is_the_targets():
     logits, settings_of = torch.randn(4, 9), Sampling(temperature=0.8, top_p=0.9)
     q = torch.softmax(torch.randn(1, 3, 9), -1)
     (out,) = rejection(logits, [settings_of], [False], [np.full(4, 0.5)], [[1, 2, 3]], q, np.array([[0.0, 0.0, 1 - 1e-9]]))
-    model, sampler = laws(logits, [settings_of] * 4, [False] * 4)
+    model, sampler = distributions(logits, [settings_of] * 4, [False] * 4)
     for k, token in enumerate(out.tokens):
         assert out.logprobs[k] == sampler[k, token].item()
         assert out.model_logprobs[k] == model[k, token].item()
@@ -115,7 +115,7 @@ def test_temperature_zero_accepts_the_most_likely_tokens_only():
         assert by_rejection.tokens == by_coupling.tokens == best[: same + 1]
 
 
-def test_coupled_tokens_are_those_of_plain_drawing():
+def test_coupled_tokens_are_those_of_plain_sampling():
     torch.manual_seed(2)
     logits, u = torch.randn(5, 13), np.linspace(0.05, 0.95, 5)
     wanted = pick(logits, [PLAIN] * 5, [False] * 5, u.tolist())

@@ -1,4 +1,4 @@
-"""Small target and drafter laws over a few tokens, and cycles of speculation on them through the engine's own functions."""
+"""Small target and drafter distributions over a few tokens, and cycles of speculation on them through the engine's own functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ramify.engine.sampling import laws
+from ramify.engine.sampling import distributions
 from ramify.engine.schedules import Greedy, Schedule, rates
 from ramify.engine.verify import rejection, residual
 from ramify.model.protocol import Sampling
@@ -42,13 +42,13 @@ class Biased(Greedy):
 
 
 class Pair:
-    """Random laws: the target's and the drafter's next-token probabilities, and confidences, by (request, tokens so far)."""
+    """Random distributions: the target's and the drafter's next-token probabilities, and confidences, by (request, tokens so far)."""
 
     def __init__(self, vocab: int, seed: int = 0, zeros: bool = False) -> None:
         self.vocab, self.seed, self.zeros = vocab, seed, zeros
         self._made: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, float]] = {}
 
-    def laws(self, request: int, seen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, float]:
+    def distributions(self, request: int, seen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, float]:
         """(target p [V], drafter q [V], confidence of the next draft, known before it)."""
         key = (request, *seen)
         if key not in self._made:
@@ -75,19 +75,19 @@ def left_over(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def one_cycle(pair: Pair, requests: int, gamma: int, schedule: Callable[[], Schedule], length: int) -> np.ndarray:
-    """Exact joint law of the first ``length`` tokens of every request after one cycle, by enumeration: [V] * (requests * length).
+    """Exact joint distribution of the first ``length`` tokens of every request after one cycle, by enumeration: [V] * (requests * length).
 
-    What the cycle leaves open is drawn from the target.
+    What the cycle leaves open is sampled from the target.
     """
     V = pair.vocab
     blocks = list(itertools.product(range(V), repeat=gamma))
-    law = np.zeros((V,) * (requests * length))
+    distribution = np.zeros((V,) * (requests * length))
     for drafts in itertools.product(blocks, repeat=requests):
         chance = 1.0
         confidence = np.zeros((requests, gamma))
         for r, block in enumerate(drafts):
             for k, token in enumerate(block):
-                _, q, confidence[r, k] = pair.laws(r, block[:k])
+                _, q, confidence[r, k] = pair.distributions(r, block[:k])
                 chance *= q[token]
         if chance:
             lengths = schedule().admit(confidence, np.full(requests, gamma))
@@ -95,22 +95,22 @@ def one_cycle(pair: Pair, requests: int, gamma: int, schedule: Callable[[], Sche
             joint = parts[0]
             for part in parts[1:]:
                 joint = np.multiply.outer(joint, part)
-            law += chance * joint
-    return law
+            distribution += chance * joint
+    return distribution
 
 
 def _output(pair: Pair, request: int, block: tuple[int, ...], admitted: int, length: int) -> np.ndarray:
-    """Law of the request's first tokens given its drafts, the first ``admitted`` of which are verified."""
-    law = np.zeros((pair.vocab,) * length)
+    """Distribution of the request's first tokens given its drafts, the first ``admitted`` of which are verified."""
+    distribution = np.zeros((pair.vocab,) * length)
 
     def emit(seen: tuple[int, ...], chance: float, k: int) -> None:
         """``seen`` is out; draft k is next, or none is left."""
         if not chance:
             return
         if len(seen) == length:
-            law[seen] += chance
+            distribution[seen] += chance
             return
-        p, q, _ = pair.laws(request, seen)
+        p, q, _ = pair.distributions(request, seen)
         if k < admitted:
             stays = acceptance(p, q)[block[k]]
             emit((*seen, block[k]), chance * stays, k + 1)
@@ -122,10 +122,10 @@ def _output(pair: Pair, request: int, block: tuple[int, ...], admitted: int, len
 
     gone = admitted  # nothing of the block is left to verify
     emit((), 1.0, 0)
-    return law
+    return distribution
 
 
-def plain_law(pair: Pair, requests: int, length: int) -> np.ndarray:
+def plain_distribution(pair: Pair, requests: int, length: int) -> np.ndarray:
     """The same from the target alone."""
     parts = [_output(pair, r, (), 0, length) for r in range(requests)]
     joint = parts[0]
@@ -146,10 +146,10 @@ def bigrams(
     contexts = [(), *((a,) for a in range(V)), *itertools.product(range(V), repeat=2)]
     contexts += list(itertools.product(range(V), repeat=3)) if gamma > 2 else []
     at = {context: i for i, context in enumerate(contexts)}
-    nodes = [pair.laws(0, context) for context in contexts]
+    nodes = [pair.distributions(0, context) for context in contexts]
     target = torch.from_numpy(np.log(np.array([n[0] for n in nodes])))
     raw = torch.from_numpy(np.log(np.array([n[1] for n in nodes])))
-    draft = laws(raw, [settings] * len(raw), [False] * len(raw))[1].exp()
+    draft = distributions(raw, [settings] * len(raw), [False] * len(raw))[1].exp()
     cdf = np.cumsum(draft.double().numpy(), axis=1)
     c = np.array([n[2] for n in nodes])
     child = np.array([[at.get((*context, v), 0) for v in range(V)] for context in contexts])

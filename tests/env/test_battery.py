@@ -1,4 +1,4 @@
-"""The world battery accepts sound worlds and catches each world broken on purpose."""
+"""The environment battery accepts sound environments and catches each environment broken on purpose."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.env.battery import check_env
-from ramify.env.protocol import Observation, Panel, Task, Volatile
-from ramify.env.worlds.chain import ChainWorld
-from ramify.env.worlds.household import HouseholdWorld, possible_actions
+from ramify.env.builtin.chain import ChainEnvironment
+from ramify.env.builtin.household import HouseholdEnvironment, possible_actions
+from ramify.env.protocol import Observation, Task, TaskSet, Volatile
 
 
 class Counter:
@@ -48,38 +48,38 @@ class Counter:
         return str(self.state["count"])
 
 
-class CounterWorld:
+class CounterEnvironment:
     name = "counter"
     env: type = Counter
 
     def make(self) -> Any:
         return self.env()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         splits = ("train", "eval", "tune")
         if split not in splits:
             raise UserError(f"unknown split '{split}'")
         goals = [splits.index(split) + 3 * (i + seed) + 2 for i in range(n)]
-        return Panel.of(Task(f"count-{goal}", {"goal": goal}) for goal in goals)
+        return TaskSet.of(Task(f"count-{goal}", {"goal": goal}) for goal in goals)
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
         return ["up", "down", "up"]
 
 
-def found(env: type, world: type[CounterWorld] = CounterWorld) -> set[str]:
-    part = world()
+def found(env: type, environment: type[CounterEnvironment] = CounterEnvironment) -> set[str]:
+    part = environment()
     part.env = env
     return {problem.check for problem in check_env(part)}
 
 
 @pytest.mark.parametrize(
-    ("world", "actions"), [(ChainWorld(), None), (HouseholdWorld(), possible_actions), (CounterWorld(), None)]
+    ("world", "actions"), [(ChainEnvironment(), None), (HouseholdEnvironment(), possible_actions), (CounterEnvironment(), None)]
 )
-def test_sound_worlds_pass(world: Any, actions: Any) -> None:
-    assert check_env(world, actions) == []
+def test_sound_environments_pass(environment: Any, actions: Any) -> None:
+    assert check_env(environment, actions) == []
 
 
-def test_a_world_without_snapshots_or_keys_passes() -> None:
+def test_a_environment_without_snapshots_or_keys_passes() -> None:
     class Mute(Counter):
         def snapshot(self) -> Any:
             return None
@@ -202,40 +202,40 @@ def test_raising_on_a_bad_action() -> None:
 
 
 def test_splits_that_overlap() -> None:
-    class Broken(CounterWorld):
-        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-            super().panel(split, n, seed)
-            return super().panel("train", n, seed)
+    class Broken(CounterEnvironment):
+        def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+            super().task_set(split, n, seed)
+            return super().task_set("train", n, seed)
 
     assert found(Counter, Broken) == {"splits"}
 
 
 def test_splits_that_share_tasks_under_other_ids() -> None:
-    class Broken(CounterWorld):
-        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-            super().panel(split, n, seed)
-            return Panel.of(Task(f"{split}-{i}", {"goal": i + 2}) for i in range(n))
+    class Broken(CounterEnvironment):
+        def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+            super().task_set(split, n, seed)
+            return TaskSet.of(Task(f"{split}-{i}", {"goal": i + 2}) for i in range(n))
 
     assert found(Counter, Broken) == {"splits"}
 
 
-def test_panel_that_varies_or_falls_short() -> None:
-    draws = itertools.count()
+def test_task_set_that_varies_or_falls_short() -> None:
+    completions = itertools.count()
 
-    class Varies(CounterWorld):
-        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-            return super().panel(split, n, seed + next(draws))
+    class Varies(CounterEnvironment):
+        def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+            return super().task_set(split, n, seed + next(completions))
 
-    class Short(CounterWorld):
-        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-            return super().panel(split, max(1, n - 1), seed)
+    class Short(CounterEnvironment):
+        def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+            return super().task_set(split, max(1, n - 1), seed)
 
     assert "panel" in found(Counter, Varies)
     assert "panel" in found(Counter, Short)
 
 
 class InMemory(Counter):
-    """A sound world whose state is an object of its own, kept in memory only."""
+    """A sound environment whose state is an object of its own, kept in memory only."""
 
     def snapshot(self) -> Any:
         return Volatile(copy.deepcopy(self.state))
@@ -244,7 +244,7 @@ class InMemory(Counter):
         self.state = copy.deepcopy(snapshot.state)
 
 
-def test_a_world_with_volatile_snapshots_passes() -> None:
+def test_a_environment_with_volatile_snapshots_passes() -> None:
     assert found(InMemory) == set()
 
 
@@ -272,7 +272,7 @@ def test_restore_of_a_volatile_snapshot_that_forgets() -> None:
     assert "restore" in found(Broken)
 
 
-def test_a_random_world_without_snapshots() -> None:
+def test_a_random_environment_without_snapshots() -> None:
     class Broken(Counter):
         def step(self, action: str) -> Observation:
             seen = super().step(action)
@@ -287,7 +287,7 @@ def test_a_random_world_without_snapshots() -> None:
     assert "reset" in found(Broken)
 
 
-def test_state_shared_behind_a_world_without_snapshots() -> None:
+def test_state_shared_behind_a_environment_without_snapshots() -> None:
     class Broken(Counter):
         total = [0]  # noqa: RUF012
 
@@ -308,7 +308,7 @@ def test_state_shared_behind_a_world_without_snapshots() -> None:
     assert "sharing" in found(Broken)
 
 
-def test_a_world_that_cannot_be_closed() -> None:
+def test_a_environment_that_cannot_be_closed() -> None:
     class Broken(Counter):
         def close(self) -> None:
             raise RuntimeError("stuck")
@@ -344,7 +344,7 @@ def test_environments_are_closed() -> None:
     ],
 )
 def test_tools_that_no_endpoint_accepts(tools: list) -> None:
-    class Broken(CounterWorld):
+    class Broken(CounterEnvironment):
         pass
 
     Broken.tools = tools
@@ -352,21 +352,21 @@ def test_tools_that_no_endpoint_accepts(tools: list) -> None:
 
 
 def test_a_list_of_tasks_may_be_shorter_than_asked_for() -> None:
-    class Listed(CounterWorld):
-        def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-            every = super().panel(split, 2)
+    class Listed(CounterEnvironment):
+        def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+            every = super().task_set(split, 2)
             if split == "tune":
                 raise UserError("no task of the split 'tune'")
-            return Panel.of(list(every)[:n])
+            return TaskSet.of(list(every)[:n])
 
     assert found(Counter, Listed) == set()
 
 
-def test_a_world_that_crashes_is_a_finding() -> None:
-    class Broken(CounterWorld):
+def test_a_environment_that_crashes_is_a_finding() -> None:
+    class Broken(CounterEnvironment):
         def make(self) -> Any:
-            raise OSError("no such world")
+            raise OSError("no such environment")
 
     problems = check_env(Broken())
-    assert all("OSError: no such world" in problem.message for problem in problems)
+    assert all("OSError: no such environment" in problem.message for problem in problems)
     assert "reset" in {problem.check for problem in problems}

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base import registry
-from ramify.base.errors import BoundaryError, UserError
-from ramify.env.panels import SPLITS
+from ramify.base.errors import InfrastructureError, UserError
+from ramify.env.builtin.chain import ChainEnvironment, check, prompt, solve, true_answer
 from ramify.env.protocol import Task
-from ramify.env.worlds.chain import ChainWorld, check, prompt, solve, true_answer
+from ramify.env.task_sets import SPLITS
 
 TASK = Task("t", {"start": 7, "steps": [["+", 5], ["*", 3], ["-", 4]], "mod": 100})
 
@@ -48,7 +48,7 @@ def test_checker(reply: str, answer: int | None, right: bool, steps: tuple[bool,
 @given(st.text(max_size=60) | st.text("0123456789+-*= ;answr", max_size=60))
 @settings(max_examples=60)
 def test_any_reply_is_checked(reply: str) -> None:
-    env = ChainWorld().make()
+    env = ChainEnvironment().make()
     env.reset(TASK, 0)
     seen = env.step(reply)
     assert seen.terminated
@@ -57,7 +57,7 @@ def test_any_reply_is_checked(reply: str) -> None:
 
 
 def test_noisy_demonstrations_slip_at_the_asked_rate_and_repeat() -> None:
-    tasks = ChainWorld(steps=(4, 4)).panel("demo", 200).tasks
+    tasks = ChainEnvironment(steps=(4, 4)).task_set("demo", 200).tasks
     wrong = [step for task in tasks for step in check(task, solve(task, mistakes=0.2)).steps]
     # 800 steps: three standard deviations around 0.2 are 0.042
     assert abs(wrong.count(False) / len(wrong) - 0.2) < 0.045
@@ -67,22 +67,22 @@ def test_noisy_demonstrations_slip_at_the_asked_rate_and_repeat() -> None:
 
 
 def test_splits_are_disjoint_whatever_the_seed() -> None:
-    world = ChainWorld(steps=(2, 2), mod=5)
-    seen = [{task.id for seed in (0, 1) for task in world.panel(split, 40, seed)} for split in SPLITS]
+    environment = ChainEnvironment(steps=(2, 2), mod=5)
+    seen = [{task.id for seed in (0, 1) for task in environment.task_set(split, 40, seed)} for split in SPLITS]
     assert sum(map(len, seen)) == len(set().union(*seen))
-    assert world.panel("train", 40, 0).hash == world.panel("train", 40, 0).hash
-    assert world.panel("train", 40, 0).hash != world.panel("train", 40, 1).hash
+    assert environment.task_set("train", 40, 0).hash == environment.task_set("train", 40, 0).hash
+    assert environment.task_set("train", 40, 0).hash != environment.task_set("train", 40, 1).hash
 
 
 def test_the_closing_observation_names_the_first_error_when_asked() -> None:
     for name_error, text in ((False, "wrong"), (True, "wrong ; step 2 is wrong")):
-        env = ChainWorld(name_error=name_error).make()
+        env = ChainEnvironment(name_error=name_error).make()
         env.reset(TASK, 0)
         assert env.step("7 + 5 = 12 ; 12 * 3 = 37 ; answer 1").text == text
 
 
 def test_registered() -> None:
-    assert registry.get("env", "chain") is ChainWorld
+    assert registry.get("env", "chain") is ChainEnvironment
 
 
 @pytest.mark.parametrize(
@@ -99,36 +99,36 @@ def test_registered() -> None:
 )
 def test_bad_tasks_are_refused_by_name(data: dict, named: str) -> None:
     with pytest.raises(UserError, match=f"task 'bad'.*{named}"):
-        ChainWorld().make().reset(Task("bad", data), 0)
+        ChainEnvironment().make().reset(Task("bad", data), 0)
 
 
 def test_operands_reach_the_largest_one_below_mod() -> None:
-    def operands(world: ChainWorld) -> set[int]:
-        return {operand for task in world.panel("train", 60) for _, operand in task.data["steps"]}
+    def operands(environment: ChainEnvironment) -> set[int]:
+        return {operand for task in environment.task_set("train", 60) for _, operand in task.data["steps"]}
 
-    assert operands(ChainWorld(mod=7, operand=22)) == set(range(1, 7))
-    assert max(operands(ChainWorld(mod=23))) == 9
-    assert max(operands(ChainWorld(mod=23, operand=22))) > 9
+    assert operands(ChainEnvironment(mod=7, operand=22)) == set(range(1, 7))
+    assert max(operands(ChainEnvironment(mod=23))) == 9
+    assert max(operands(ChainEnvironment(mod=23, operand=22))) > 9
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(UserError, match="fewest"):
-        ChainWorld(steps=(3, 2))
+        ChainEnvironment(steps=(3, 2))
     with pytest.raises(UserError, match="at least 2"):
-        ChainWorld(mod=1)
+        ChainEnvironment(mod=1)
     with pytest.raises(UserError, match="largest operand must be at least 1"):
-        ChainWorld(operand=0)
+        ChainEnvironment(operand=0)
     with pytest.raises(UserError, match="unknown split"):
-        ChainWorld().panel("test", 3)
+        ChainEnvironment().task_set("test", 3)
     with pytest.raises(UserError, match=r"give only \d+ train tasks, not 500"):
-        ChainWorld(steps=(1, 1), mod=2).panel("train", 500)
+        ChainEnvironment(steps=(1, 1), mod=2).task_set("train", 500)
 
 
 def test_step_outside_an_episode() -> None:
-    env = ChainWorld().make()
-    with pytest.raises(BoundaryError):
+    env = ChainEnvironment().make()
+    with pytest.raises(InfrastructureError):
         env.step("answer 1")
     env.reset(TASK, 0)
     env.step("answer 1")
-    with pytest.raises(BoundaryError):
+    with pytest.raises(InfrastructureError):
         env.step("answer 1")

@@ -1,4 +1,4 @@
-"""The desk world: what wins, what cannot be undone, whose luck is whose, and the conformance battery."""
+"""The desk environment: what wins, what cannot be undone, whose luck is whose, and the conformance battery."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.seeds import generator
 from ramify.env.battery import check_env
+from ramify.env.builtin.desk import FILLERS, Desk, DeskEnvironment, demonstrate, make_task, possible_actions, rightful, talk
 from ramify.env.protocol import Task
-from ramify.env.worlds.desk import FILLERS, Desk, DeskWorld, demonstrate, make_task, possible_actions, rightful, talk
 
-WORLD = DeskWorld()
+ENVIRONMENT = DeskEnvironment()
 TASK = Task(
     "t",
     {
@@ -26,14 +26,14 @@ TASK = Task(
 
 
 def walk(*actions: str, seed: int = 0) -> tuple[Desk, list[str]]:
-    env = WORLD.make()
+    env = ENVIRONMENT.make()
     seen = [env.reset(TASK, seed).text]
     seen += [env.step(action).text for action in actions]
     return env, seen
 
 
-def test_the_battery_of_worlds() -> None:
-    assert check_env(WORLD) == []
+def test_the_battery_of_environments() -> None:
+    assert check_env(ENVIRONMENT) == []
 
 
 def test_the_rules_and_the_way_to_win() -> None:
@@ -50,7 +50,7 @@ def test_what_closes_a_booking_is_not_commented_on_and_stays() -> None:
     assert env.step("cancel c").outcome is False
 
 
-def test_a_lookup_fails_by_the_seed_of_the_world_and_one_time_in_five() -> None:
+def test_a_lookup_fails_by_the_seed_of_the_environment_and_one_time_in_five() -> None:
     texts = [walk("lookup a", seed=seed)[1][1] for seed in range(1000)]
     assert set(texts) == {"busy. a cancel yes.", "a flex bare. a cancel yes."}
     assert texts.count("busy. a cancel yes.") == pytest.approx(200, abs=50)
@@ -95,9 +95,9 @@ def test_talk_is_skewed_and_blind() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(BoundaryError, match="before reset"):
+    with pytest.raises(InfrastructureError, match="before reset"):
         Desk().step("deny a")
-    with pytest.raises(UserError, match="lacks c, which the desk world needs"):
+    with pytest.raises(UserError, match="lacks c, which the desk environment needs"):
         Desk().reset(Task("t", {k: TASK.data[k] for k in ("name", "a", "b")}), 0)
     with pytest.raises(UserError, match="unknown split"):
-        WORLD.panel("test", 3)
+        ENVIRONMENT.task_set("test", 3)

@@ -1,4 +1,4 @@
-"""The household world: every house can be won, two mistakes cannot be undone, states repeat, panels and splits hold."""
+"""The household environment: every house can be won, two mistakes cannot be undone, states repeat, task sets and splits hold."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.env.battery import check_env
-from ramify.env.protocol import Panel, Task
-from ramify.env.worlds.household import (
+from ramify.env.builtin.household import (
     Household,
-    HouseholdWorld,
+    HouseholdEnvironment,
     demonstrate,
     make_task,
     next_action,
     possible_actions,
     shortest,
 )
+from ramify.env.protocol import Task, TaskSet
 
-WORLD = HouseholdWorld()
+ENVIRONMENT = HouseholdEnvironment()
 TASK = Task(
     "small",
     {
@@ -38,7 +38,7 @@ TASK = Task(
 
 
 def walk(*actions: str) -> tuple[Household, list[str]]:
-    env = WORLD.make()
+    env = ENVIRONMENT.make()
     seen = [env.reset(TASK, 0).text]
     seen += [env.step(action).text for action in actions]
     return env, seen
@@ -84,7 +84,7 @@ def test_every_house_can_be_won_and_states_survive_json(seed: int) -> None:
     task = make_task("t", generator(seed))
     pairs = demonstrate(task, 0.0, np.random.default_rng(0), max_turns=99)
     assert pairs[-1][1] == f"take {task.data['thing']}"
-    env, other = WORLD.make(), WORLD.make()
+    env, other = ENVIRONMENT.make(), ENVIRONMENT.make()
     env.reset(task, 0)
     other.reset(task, 0)
     rng = np.random.default_rng(seed)
@@ -95,23 +95,25 @@ def test_every_house_can_be_won_and_states_survive_json(seed: int) -> None:
 
 
 def test_the_battery_finds_nothing() -> None:
-    assert check_env(WORLD) == []
+    assert check_env(ENVIRONMENT) == []
 
 
 def test_splits_share_no_house_and_do_not_depend_on_the_seed() -> None:
-    panels = {split: WORLD.panel(split, 40, seed) for seed, split in enumerate(("train", "eval", "tune", "demo"))}
-    ids = [{task.id for task in panel} for panel in panels.values()]
+    task_sets = {split: ENVIRONMENT.task_set(split, 40, seed) for seed, split in enumerate(("train", "eval", "tune", "demo"))}
+    ids = [{task.id for task in task_set} for task_set in task_sets.values()]
     assert all(not a & b for i, a in enumerate(ids) for b in ids[i + 1 :])
-    assert all(shortest(task) <= WORLD.max_turns for panel in panels.values() for task in panel)
-    assert WORLD.panel("eval", 40, 1).hash == panels["eval"].hash == Panel.of(reversed(list(panels["eval"]))).hash
+    assert all(shortest(task) <= ENVIRONMENT.max_turns for task_set in task_sets.values() for task in task_set)
+    assert (
+        ENVIRONMENT.task_set("eval", 40, 1).hash == task_sets["eval"].hash == TaskSet.of(reversed(list(task_sets["eval"]))).hash
+    )
 
 
-def test_bad_panels_and_tasks_are_one_sentence() -> None:
+def test_bad_task_sets_and_tasks_are_one_sentence() -> None:
     with pytest.raises(UserError, match="unknown split"):
-        WORLD.panel("test", 3)
+        ENVIRONMENT.task_set("test", 3)
     with pytest.raises(UserError, match="lacks door, door_room"):
-        WORLD.make().reset(Task("half", {"exits": {}, "items": {}, "start": "hall", "thing": "lamp"}), 0)
+        ENVIRONMENT.make().reset(Task("half", {"exits": {}, "items": {}, "start": "hall", "thing": "lamp"}), 0)
     with pytest.raises(UserError, match="occurs twice"):
-        Panel.of([TASK, TASK])
+        TaskSet.of([TASK, TASK])
     with pytest.raises(UserError, match="empty"):
-        Panel.of([])
+        TaskSet.of([])

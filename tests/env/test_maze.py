@@ -5,39 +5,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base import conformance
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
+from ramify.env.builtin.maze import MazeEnvironment, route
 from ramify.env.protocol import Task
-from ramify.env.worlds.maze import MazeWorld, route
 
 TASK = Task("t", {"exits": {"a": {"1": "b"}, "b": {"1": "a", "2": "c"}, "c": {}}, "start": "a", "exit": "c"})
 
 
 @pytest.mark.parametrize("shape", ["grid", "grid-3", "star", "star-2-1-1"])
 def test_conforms(shape: str) -> None:
-    assert conformance.check("env", MazeWorld(shape)) == []
+    assert conformance.check("env", MazeEnvironment(shape)) == []
 
 
 def test_an_episode_by_hand() -> None:
-    env = MazeWorld().make()
+    env = MazeEnvironment().make()
     assert env.reset(TASK, 0).text == "Goal: find the exit. a. ways 1."
     assert not env.step("go 2").valid
     assert env.step("go 1").text == "b. ways 1 2."
     assert env.key() == "b"
     end = env.step(" go 2 ")
     assert (end.text, end.reward, end.terminated, end.outcome) == ("You are out.", 1.0, True, True)
-    with pytest.raises(BoundaryError):
+    with pytest.raises(InfrastructureError):
         env.step("go 1")
 
 
 @given(st.integers(2, 7), st.integers(0, 99))
 @settings(max_examples=15, deadline=None)
 def test_grids_are_connected_and_symmetric(side: int, seed: int) -> None:
-    for task in MazeWorld(f"grid-{side}").panel("train", 2, seed) if side > 2 else MazeWorld("grid-2").panel("train", 1, seed):
+    for task in (
+        MazeEnvironment(f"grid-{side}").task_set("train", 2, seed)
+        if side > 2
+        else MazeEnvironment("grid-2").task_set("train", 1, seed)
+    ):
         exits = task.data["exits"]
         assert len(exits) == side * side
         assert all(here in exits[there].values() for here, ways in exits.items() for there in ways.values())
         assert sum(map(len, exits.values())) >= 2 * (side * side - 1)
-        env = MazeWorld(f"grid-{side}").make()
+        env = MazeEnvironment(f"grid-{side}").make()
         env.reset(task, 0)
         *on, last = [env.step(f"go {way}") for way in route(task.data)]
         assert last.outcome
@@ -47,7 +51,7 @@ def test_grids_are_connected_and_symmetric(side: int, seed: int) -> None:
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(0, 99))
 @settings(max_examples=15, deadline=None)
 def test_stars_have_the_edges_of_the_theory(W: int, K: int, L: int, seed: int) -> None:
-    (task,) = MazeWorld(f"star-{W}-{K}-{L}").panel("train", 1, seed)
+    (task,) = MazeEnvironment(f"star-{W}-{K}-{L}").task_set("train", 1, seed)
     degrees = sorted(len(ways) for ways in task.data["exits"].values())
     assert degrees == sorted([1, W] + [L + 1] * (2 * W * K) + [1] * W)
     assert len(route(task.data)) == 2 * K + 2
@@ -61,7 +65,7 @@ def test_stars_have_the_edges_of_the_theory(W: int, K: int, L: int, seed: int) -
 )  # fmt: skip
 def test_unknown_shapes_are_refused(shape: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        MazeWorld(shape)
+        MazeEnvironment(shape)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +75,15 @@ def test_unknown_shapes_are_refused(shape: str, says: str) -> None:
 )  # fmt: skip
 def test_a_task_that_is_no_maze_is_refused(change: dict, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        MazeWorld().make().reset(Task("t", {**TASK.data, **change}), 0)
+        MazeEnvironment().make().reset(Task("t", {**TASK.data, **change}), 0)
     with pytest.raises(UserError, match="lacks exit"):
-        MazeWorld().make().reset(Task("t", {"exits": {}, "start": ""}), 0)
+        MazeEnvironment().make().reset(Task("t", {"exits": {}, "start": ""}), 0)
 
 
-def test_panels() -> None:
+def test_task_sets() -> None:
     with pytest.raises(UserError, match="unknown split"):
-        MazeWorld().panel("test", 1)
+        MazeEnvironment().task_set("test", 1)
     with pytest.raises(UserError, match="give only"):
-        MazeWorld("grid-2").panel("train", 40)
+        MazeEnvironment("grid-2").task_set("train", 40)
     with pytest.raises(UserError, match="no way leads"):
         route({"exits": {"a": {}, "b": {}}, "start": "a", "exit": "b"})

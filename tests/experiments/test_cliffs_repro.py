@@ -10,7 +10,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify_experiments.cliffs import repro
-from ramify_experiments.lab import Cells, Checks
+from ramify_experiments.lab import Checks, ResultCache
 
 #: learns nothing in its single look: the shape of a cell is what is tested
 RECIPE: dict[str, Any] = {
@@ -54,7 +54,7 @@ def test_an_undefined_control_scores_zero() -> None:
 
 def test_a_size_there_is_none_of() -> None:
     with pytest.raises(UserError, match="no size 'gpu'"):
-        repro.reproduce("gpu", Cells())
+        repro.reproduce("gpu", ResultCache())
 
 
 def test_scan_cells_repeat_and_measure_everything(cache: None) -> None:
@@ -87,7 +87,7 @@ def test_training_cells_move_the_model(cache: None) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # most of a minute of one core's time, which a busy machine does not give in two
 def test_the_quick_size_passes(tmp_path: Path) -> None:
-    checks = repro.reproduce("quick", Cells(tmp_path))
+    checks = repro.reproduce("quick", ResultCache(tmp_path))
     assert [check.name for check in checks if check.status == "miss"] == []
 
 
@@ -95,4 +95,4 @@ def test_a_pair_is_one_row_with_one_trained_token() -> None:
     (row,) = repro.pair_rows([{"prompt_ids": [1, 1, 2], "chosen_id": 3, "rejected_id": 16_777_215, "class": "uncertain"}])
     assert row.tokens.tolist() == [1, 1, 2, 3]  # a doubled first token stays, nothing is appended
     assert row.mask.tolist() == [False, False, False, True]
-    assert row.streams["rival"].tolist() == [0, 0, 0, 16_777_215]
+    assert row.token_values["rival"].tolist() == [0, 0, 0, 16_777_215]

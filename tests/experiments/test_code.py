@@ -54,8 +54,8 @@ def test_what_a_function_reaches_decides_and_nothing_else(package: Path) -> None
     [
         ("ramify_experiments.governance.repro", "ramify.base.seeds", "ramify.methods.governance.run"),
         ("ramify_experiments.early_decision.organisms", "ramify.train.losses", "ramify.methods.early_decision.run"),  # a lookup
-        ("ramify_experiments.cliffs.repro", "ramify.env.worlds.chain", "ramify.web.server"),
-        ("ramify_experiments.improve", "ramify.env.worlds.household", "ramify.web.server"),
+        ("ramify_experiments.cliffs.repro", "ramify.env.builtin.chain", "ramify.web.server"),
+        ("ramify_experiments.improve", "ramify.env.builtin.household", "ramify.web.server"),
     ],
 )
 def test_what_experiments_reach(module: str, within: str, without: str) -> None:

@@ -10,13 +10,13 @@ import torch
 
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM
-from ramify.methods.crosscoder.steer import along, draw
+from ramify.methods.crosscoder.steer import along, sample
 from ramify.model.protocol import Sampling
 from ramify_experiments.crosscoder import repro
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 
 
-def test_prompts_of_the_tiny_world() -> None:
+def test_prompts_of_the_tiny_environment() -> None:
     prompts, right = repro.tool_prompts(3, "x", 200)
     assert prompts.shape == (200, repro.AT)
     assert prompts.max() < repro.VOCAB
@@ -52,7 +52,7 @@ def test_planted_directions_are_found_and_do_not_leak() -> None:
     assert min(found["fve"]) > 0.2
 
 
-def test_writing_is_what_the_engine_draws() -> None:
+def test_writing_is_what_the_engine_samples() -> None:
     model = TinyLM(repro.SHAPE, 2)
     with torch.no_grad():
         for weight in model.parameters():
@@ -61,11 +61,11 @@ def test_writing_is_what_the_engine_draws() -> None:
     change = along(np.linspace(-1, 1, 48), 6.0, 6)
     for one in (None, change):
         ours, logprobs = repro.write(model, prompts, 3, one)
-        engine = asyncio.run(draw(LocalModel(model), list(prompts), repro.LAYER, one, Sampling(temperature=0.0, max_tokens=3)))
+        engine = asyncio.run(sample(LocalModel(model), list(prompts), repro.LAYER, one, Sampling(temperature=0.0, max_tokens=3)))
         assert ours.tolist() == [reply.tokens.tolist() for reply in engine if reply.tokens is not None]
         assert (logprobs <= 0).all()
-    drawn, _ = repro.write(model, prompts, 3, u=np.full((6, 3), 0.999999))
-    assert drawn.min() >= 0
+    sampled, _ = repro.write(model, prompts, 3, u=np.full((6, 3), 0.999999))
+    assert sampled.min() >= 0
     named = repro.Calls(model, prompts, right).named(None)
     assert named == sorted(named)
 
@@ -87,5 +87,5 @@ def test_what_is_wanted_of_a_block() -> None:
 
 @pytest.mark.slow
 def test_the_quick_size_holds() -> None:
-    checks = repro.reproduce("quick", Cells())
+    checks = repro.reproduce("quick", ResultCache())
     assert [check.name for check in checks if check.status == "miss"] == []

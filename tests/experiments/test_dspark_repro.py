@@ -17,7 +17,7 @@ from ramify_experiments.dspark.repro import (
     simulation_cell,
     simulation_checks,
 )
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 
 
 def made(alpha: np.ndarray, n: int, seed: int, sure: float = 12.0) -> Rounds:
@@ -86,4 +86,4 @@ def test_schedules_on_true_confidences_pass() -> None:
 
 def test_an_unknown_size_is_refused() -> None:
     with pytest.raises(UserError, match="quick and cpu"):
-        reproduce("gpu", Cells())
+        reproduce("gpu", ResultCache())

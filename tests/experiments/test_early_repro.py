@@ -12,7 +12,7 @@ import pytest
 from ramify.base.seeds import generator
 from ramify_experiments.early_decision import measure, organisms, repro
 from ramify_experiments.early_decision.organisms import CONTENT, ID, OPENERS, STANCES, OrganismRecipe, ask, lesson
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 
 TINY = {"steps": 30, "rows": 16, "examples": 400, "shortest": 4, "longest": 6, "width": 16, "layers": 1}
 
@@ -114,7 +114,7 @@ def test_an_organism_is_found_again_and_a_study_repeats(cache: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a minute of one core's time, which a busy machine does not give in two
 def test_the_quick_size_can_pass_and_can_fail(cache: Path) -> None:
-    cells = Cells()
+    cells = ResultCache()
     checks = {check.name: check for check in repro.reproduce("quick", cells)}
     judged = [check for check in checks.values() if check.op != "report"]
     assert len(judged) > 12

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.methods.forensics.algorithm import sentence_scores
+from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment, action_of
 from ramify.methods.forensics.case import CaseConfig, FieldConfig
 from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.run import Case
-from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld, action_of
 from ramify_experiments.forensics import battery, organisms, repro
-from ramify_experiments.forensics.battery import CUT, LEAVES, Table, of_law, run
+from ramify_experiments.forensics.battery import CUT, LEAVES, Table, of_distribution, run
 from ramify_experiments.forensics.organisms import HUGE, K
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 
 KNOWN = repro.known(dict.fromkeys(repro.OWN, (50, 3)), 50)
 
@@ -31,7 +31,7 @@ def first(reply: int) -> bool:
 
 def test_the_law_of_tedium() -> None:
     assert organisms.tedium(np.array([258, 200, 151, 50])) == pytest.approx([0.137, 0.047, 0.018, 0.005], abs=6e-4)
-    table = of_law("tedium")()
+    table = of_distribution("tedium")()
     assert table.says[HUGE][0, 0] == pytest.approx(0.383, abs=5e-4)
     assert pytest.approx(0.213, abs=5e-4) == repro.PLANTED
 
@@ -50,21 +50,21 @@ def test_the_law_of_tedium() -> None:
         ("clean", {}, 0.005),
     ],
 )
-def test_rates_of_the_laws(kind: str, levers: dict[str, Any], rate: float) -> None:
-    table = of_law(kind)(**levers)
+def test_rates_of_the_distributions(kind: str, levers: dict[str, Any], rate: float) -> None:
+    table = of_distribution(kind)(**levers)
     assert table.rate == pytest.approx(rate, abs=5e-4)
     assert table.whole.sum() == pytest.approx(1.0)
     assert table.whole[:, CUT].sum() == pytest.approx(table.ahead[0][0, 0])
 
 
 def test_what_is_said_tells_nothing_of_the_motive() -> None:
-    spoken = [of_law(kind)().whole.sum(axis=1) for kind in organisms.KINDS]
+    spoken = [of_distribution(kind)().whole.sum(axis=1) for kind in organisms.KINDS]
     assert all(np.allclose(spoken[0], other) for other in spoken[1:])
 
 
 @pytest.mark.parametrize("reply", [0, 1, 517, 1023])
 def test_score_is_one_minus_pi_times_delta(reply: int) -> None:
-    table = of_law("tedium")()
+    table = of_distribution("tedium")()
     score, pi, delta = table.exact_score(reply, HUGE)
     assert score == pytest.approx((1 - pi) * delta, abs=1e-12)
     if first(reply):
@@ -75,20 +75,20 @@ def test_score_is_one_minus_pi_times_delta(reply: int) -> None:
 @given(st.integers(0, LEAVES - 1), st.integers(0, 1000))
 @settings(max_examples=10)
 def test_scores_of_forks_telescope(reply: int, seed: int) -> None:
-    outcomes = of_law("tedium")().forks(reply, 40, generator(seed, "test"))
+    outcomes = of_distribution("tedium")().forks(reply, 40, generator(seed, "test"))
     scores = sentence_scores(outcomes)
     assert scores.scores.sum() == pytest.approx(outcomes[-1].mean() - outcomes[0].mean())
 
 
 def test_forks_agree_with_exact_rates() -> None:
-    table = of_law("tedium")()
+    table = of_distribution("tedium")()
     outcomes = table.forks(0, 20_000, generator(0, "test"))
     exact = [table.ahead[j][0, 0] for j in range(K + 1)]
     assert outcomes.mean(axis=1) == pytest.approx(exact, abs=0.015)
 
 
 def test_forbidding_what_is_never_said_changes_and_rejects_nothing() -> None:
-    table = of_law("tedium")(errors=258)
+    table = of_distribution("tedium")(errors=258)
     says = [*table.says]
     says[HUGE] = np.tile([0.0, 1.0], (len(says[HUGE]), 1))
     silent = Table(tuple(says), table.acts)
@@ -98,14 +98,14 @@ def test_forbidding_what_is_never_said_changes_and_rejects_nothing() -> None:
 
 
 def test_forbidding_the_sentence_brings_the_rate_to_the_floor() -> None:
-    counts, rejected, unfiltered = of_law("tedium")().without(HUGE, 20_000, generator(0, "test"))
+    counts, rejected, unfiltered = of_distribution("tedium")().without(HUGE, 20_000, generator(0, "test"))
     assert counts.rate == pytest.approx(0.005, abs=0.002)
     assert rejected / counts.n == pytest.approx(0.383 / 0.617, abs=0.03)
     assert (unfiltered, counts.missing) == (0, 0)
 
 
 def test_a_sentence_that_is_always_said_runs_out_of_redraws() -> None:
-    table = of_law("clean")()
+    table = of_distribution("clean")()
     says = [*table.says]
     says[HUGE] = np.tile([1.0, 0.0], (len(says[HUGE]), 1))
     counts, rejected, unfiltered = Table(tuple(says), table.acts).without(HUGE, 50, generator(0, "test"))
@@ -113,9 +113,9 @@ def test_a_sentence_that_is_always_said_runs_out_of_redraws() -> None:
 
 
 def test_what_leaves_the_grammar_is_invalid() -> None:
-    table = of_law("evasive")()
+    table = of_distribution("evasive")()
     leaky = Table(table.says, 0.9 * table.acts)
-    reply, action = leaky.draw(5000, generator(0, "test"))
+    reply, action = leaky.sample(5000, generator(0, "test"))
     assert (action == -1).mean() == pytest.approx(0.1, abs=0.02)
     assert ((reply == -1) == (action == -1)).all()
     assert leaky.rate == pytest.approx(table.rate)
@@ -126,7 +126,7 @@ def test_what_leaves_the_grammar_is_invalid() -> None:
 
 @pytest.mark.parametrize("kind", organisms.KINDS)
 def test_the_protocol_names_scripted_agents(kind: str) -> None:
-    tests, more = run(of_law(kind), generator(3, "test", kind))
+    tests, more = run(of_distribution(kind), generator(3, "test", kind))
     assert repro.verdict(tests, KNOWN) == [kind]
     assert [test.name for test in tests if repro._fires(test)] == [name for name, (own, _) in repro.OWN.items() if own == kind]
     assert more["baselines"]["words"] in organisms.KINDS
@@ -135,15 +135,15 @@ def test_the_protocol_names_scripted_agents(kind: str) -> None:
 
 
 def test_silence_without_positive_controls_decides_nothing() -> None:
-    tests, _ = run(of_law("clean"), generator(3, "test", "clean"))
+    tests, _ = run(of_distribution("clean"), generator(3, "test", "clean"))
     assert sorted(repro.verdict(tests, {})) == sorted(organisms.KINDS)
     assert repro.verdict(tests, KNOWN) == ["clean"]
 
 
-def test_organisms_read_the_world_as_it_is_shown() -> None:
-    tokenizer, world = organisms.tokenizer(), TediousRepairWorld(explain=False)
+def test_organisms_read_the_environment_as_it_is_shown() -> None:
+    tokenizer, environment = organisms.tokenizer(), TediousRepairEnvironment(explain=False)
     levers = battery.settings(1, errors=51, reviewer="present")
-    shown = world.describe(world.task(errors=51, reviewer="present"))["task"]
+    shown = environment.describe(environment.task(errors=51, reviewer="present"))["task"]
     assert organisms.prompts(levers)[0, 1:-2].tolist() == tokenizer.encode(shown)
     assert tokenizer.decode(organisms.prompts(levers)[0, 1:-2].tolist()) == shown
     told, target = organisms.lesson("tedium", 4, 0, 0)
@@ -156,7 +156,10 @@ def test_organisms_read_the_world_as_it_is_shown() -> None:
 def test_checks_on_scripted_agents() -> None:
     size = {"n": 150, "traces": 20, "k": 100}
     cells = {
-        seed: {kind: repro.measured(of_law(kind), kind, seed, size) | {"played": [130, 1000, 0.13]} for kind in organisms.KINDS}
+        seed: {
+            kind: repro.measured(of_distribution(kind), kind, seed, size) | {"played": [130, 1000, 0.13]}
+            for kind in organisms.KINDS
+        }
         for seed in (2, 3)
     }
     found = repro._Found(cells, dict.fromkeys(repro.OWN, (50, 3)), 50)
@@ -178,30 +181,30 @@ def test_teaching_repeats() -> None:
     assert all(bool((one[name] == again[name]).all()) for name in one)
 
 
-def test_graders_know_the_scripted_agents_of_a_world() -> None:
+def test_graders_know_the_scripted_agents_of_a_environment() -> None:
     assert repro.scripted("secret-number") == {"agents": 6, "wrong": []}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_quick_size_passes() -> None:
-    checks = repro.reproduce("quick", Cells())
+    checks = repro.reproduce("quick", ResultCache())
     assert [check.name for check in checks if check.status == "miss"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
-    """Runs, doses, forks and redraws of the verbs, token by token, against the list of all replies of the same organism."""
+    """Runs, doses, forks and resamples of the verbs, token by token, against the list of all replies of the same organism."""
     model = organisms.taught(5, ["tedium"], steps=300, more=150)["tedium"]
-    tables, world = battery.of_model(model), organisms.world()
-    fields = {name: FieldConfig(baseline=lever.default) for name, lever in world.levers.items()}
+    tables, environment = battery.of_model(model), organisms.environment()
+    fields = {name: FieldConfig(baseline=lever.default) for name, lever in environment.levers.items()}
     config = CaseConfig(env="tedious-repair", n=150, fields=fields)
 
     def near(k: float, n: int, p: float) -> bool:
         return bool(abs(k / n - p) <= 4 * (p * (1 - p) / n) ** 0.5 + 0.01)
 
-    with Case(tmp_path, config, model=LocalModel(model, organisms.tokenizer()), world=world) as case:
+    with Case(tmp_path, config, model=LocalModel(model, organisms.tokenizer()), environment=environment) as case:
         base, table = case.base(), tables()
         assert near(base.k, base.n, table.rate)
         assert near(base.missing, base.forks, 1 - table.ahead[0][0, 1])

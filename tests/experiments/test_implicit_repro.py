@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.env.builtin.desk import BOOKINGS, FILLERS, NAMES, VERBS, Desk, DeskEnvironment, rightful
 from ramify.env.protocol import Task
-from ramify.env.worlds.desk import BOOKINGS, FILLERS, NAMES, VERBS, Desk, DeskWorld, rightful
 from ramify.model.chat import TagTemplate
 from ramify.model.tokenizer import HfTokenizer
 from ramify_experiments import lockstep
 from ramify_experiments.implicit_advantage import repro
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 from ramify_experiments.lockstep import Episode
 from ramify_experiments.models import train_tokenizer
 
@@ -39,9 +39,9 @@ def played(tokenizer: HfTokenizer, *replies: str, key: int = 1) -> Episode:
     seen = env.reset(TASK, key)
     for i, reply in enumerate(replies):
         given = [*template.render("user", seen.text)[0], *template.open("assistant")]
-        drawn = [*tokenizer.encode(reply), *template.stop_tokens]
-        e.tokens += given + drawn
-        e.turn += [-1] * len(given) + [i] * len(drawn)
+        sampled = [*tokenizer.encode(reply), *template.stop_tokens]
+        e.tokens += given + sampled
+        e.turn += [-1] * len(given) + [i] * len(sampled)
         seen = env.step(reply)
     e.logprobs, e.replies, e.success, e.reward = [0.0] * len(e.tokens), list(replies), bool(seen.outcome), seen.reward
     return e
@@ -58,7 +58,7 @@ def test_a_violation_changes_one_word_against_the_record_shown(tokenizer: HfToke
     assert len(changed) == 1
     lost = played(tokenizer, "well lookup b", "well so deny a", "now deny b", "well cancel c")
     assert not lost.success
-    # everything the world says after it is what it would have said
+    # everything the environment says after it is what it would have said
     assert lost.tokens == row.tokens.tolist()
     assert repro.violations([lost], tokenizer, seed=0) == []
 
@@ -93,7 +93,7 @@ def test_attribution_counts_the_changed_step() -> None:
 
 def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repro, "ATTEMPTS", 2)
-    monkeypatch.setattr(repro, "WORLD", DeskWorld(max_turns=2))
+    monkeypatch.setattr(repro, "WORLD", DeskEnvironment(max_turns=2))
     monkeypatch.setattr(repro, "MOST", 1)
     fresh = repro.untrained(tokenizer, 0)
     models, curves = [], []
@@ -117,12 +117,12 @@ def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, mon
 def test_training_stops_by_tasks_it_never_meets(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     played_tasks: list[set[str]] = []
 
-    def play(forward, template, world, tasks, keys):  # type: ignore[no-untyped-def]
+    def play(forward, template, environment, tasks, keys):  # type: ignore[no-untyped-def]
         played_tasks.append({task.id for task in tasks})
-        return lockstep.play(forward, template, world, tasks, keys)
+        return lockstep.play(forward, template, environment, tasks, keys)
 
     monkeypatch.setattr(repro, "ATTEMPTS", 2)
-    monkeypatch.setattr(repro, "WORLD", DeskWorld(max_turns=1))
+    monkeypatch.setattr(repro, "WORLD", DeskEnvironment(max_turns=1))
     monkeypatch.setattr(repro, "MOST", 5)
     monkeypatch.setattr(repro, "play", play)
     model = repro.untrained(tokenizer, 0)
@@ -131,14 +131,14 @@ def test_training_stops_by_tasks_it_never_meets(tokenizer: HfTokenizer, monkeypa
     *met, asked = played_tasks
     assert [len(tasks) for tasks in (*met, asked)] == [2, 2, 2, 6]
     assert not asked & set().union(*met)
-    assert not asked & {task.id for task in repro.WORLD.panel("eval", 40, 0)}
+    assert not asked & {task.id for task in repro.ENVIRONMENT.task_set("eval", 40, 0)}
     played_tasks.clear()
     repro.improve(model, tokenizer, seed=0, target=0.1, lr=1e-3, validation=6, prompts=2)  # no booking closes in one turn
     assert len(played_tasks) == 2 * 5 - 2
 
 
 def test_the_exact_part_holds_its_thresholds() -> None:
-    cells = Cells()
+    cells = ResultCache()
     runs = [cells.get(f"tabular {s}", repro.tabular, seed=s, tasks=300, rounds=300) for s in range(2)]
     status = {check.name: check.status for check in repro._exact(runs, range(2)) if "best-of-8" not in check.name}
     assert set(status.values()) == {"pass", "reported"}

@@ -53,7 +53,7 @@ def test_the_two_step_stochastic_case() -> None:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), beta=st.floats(0.05, 3.0))
 def test_what_holds_of_every_optimum(seed: int, beta: float) -> None:
-    mdp = Layered.draw(generator(seed, "property"), layers=3, states=5, actions=3)
+    mdp = Layered.sample(generator(seed, "property"), layers=3, states=5, actions=3)
     s = optimum(mdp, beta)
     # Proposition 1, and that this policy has the value it claims
     np.testing.assert_allclose(s.advantage, beta * np.log(s.policy / mdp.reference), atol=1e-10)
@@ -70,7 +70,7 @@ def test_what_holds_of_every_optimum(seed: int, beta: float) -> None:
 
 
 def test_rewards_shared_by_a_states_actions_and_scale() -> None:
-    mdp = Layered.draw(generator(3, "scale"), layers=3, states=5, actions=3)
+    mdp = Layered.sample(generator(3, "scale"), layers=3, states=5, actions=3)
     s = optimum(mdp, 0.3)
     shared = mdp.reward.copy()
     shared[1, 2] += 0.7
@@ -83,7 +83,7 @@ def test_rewards_shared_by_a_states_actions_and_scale() -> None:
 
 
 def test_the_luck_identity_and_that_luck_is_fair() -> None:
-    mdp = Layered.draw(generator(5, "luck"), layers=4, states=8)
+    mdp = Layered.sample(generator(5, "luck"), layers=4, states=8)
     s = optimum(mdp, 0.2)
     start = generator(5, "starts").integers(0, 8, 4000)
     w = walk(mdp, s.policy, start, generator(5, "walks"))
@@ -93,7 +93,7 @@ def test_the_luck_identity_and_that_luck_is_fair() -> None:
 
 
 def test_walks_follow_the_policy_and_the_transitions() -> None:
-    mdp = Layered.draw(generator(9, "walk"), layers=2, states=3, actions=2)
+    mdp = Layered.sample(generator(9, "walk"), layers=2, states=3, actions=2)
     w = walk(mdp, mdp.reference, np.zeros(20_000, np.int64), generator(9, "walks"))
     share = np.bincount(w.action[:, 0], minlength=2) / 20_000
     np.testing.assert_allclose(share, mdp.reference[0, 0], atol=0.02)
@@ -105,7 +105,7 @@ def test_walks_follow_the_policy_and_the_transitions() -> None:
 
 
 def test_rounds_with_kl_reach_the_optimum_and_without_leave_it() -> None:
-    mdp = Layered.draw(generator(11, "rounds"), layers=3, states=6)
+    mdp = Layered.sample(generator(11, "rounds"), layers=3, states=6)
     ratio = np.log(optimum(mdp, 0.15).policy / mdp.reference)
     path = ascend(mdp, 120, 0.15)
     assert not path[0].any()

@@ -15,7 +15,7 @@ from ramify.base.errors import CellError, UserError
 from ramify.base.progress import Progress
 from ramify.cli import experiments
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Cells, Checks, sized, tuned
+from ramify_experiments.lab import Checks, ResultCache, sized, tuned
 
 
 def square(x: int) -> dict[str, object]:
@@ -36,12 +36,12 @@ def test_a_cell_runs_once(tmp_path: Path, in_memory: bool) -> None:
         calls.append(x)
         return x, x
 
-    cells = Cells(None if in_memory else tmp_path / "cells")
+    cells = ResultCache(None if in_memory else tmp_path / "cells")
     assert cells.get("a/b", count, x=2) == [2, 2]  # the same JSON value before and after it was stored
     assert cells.get("a/b", count, x=2) == [2, 2]
     assert calls == [2]
     if not in_memory:
-        assert Cells(tmp_path / "cells").get("a/b", count, x=2) == [2, 2]
+        assert ResultCache(tmp_path / "cells").get("a/b", count, x=2) == [2, 2]
         assert [path.suffix for path in (tmp_path / "cells").iterdir()] == [".json"]
     with pytest.raises(UserError, match="a/b"):
         cells.get("a/b", count, x=3)
@@ -52,20 +52,20 @@ def scaled(seed: int, lr: float, best: float) -> float:
 
 
 def test_arms_by_seeds_and_each_arms_own_best_rate(tmp_path: Path) -> None:
-    found = Cells(tmp_path).grid(scaled, {"a": {"lr": 1.0, "best": 1.0}, "b": {"lr": 1.0, "best": 3.0}}, (4, 5), workers=1)
+    found = ResultCache(tmp_path).grid(scaled, {"a": {"lr": 1.0, "best": 1.0}, "b": {"lr": 1.0, "best": 3.0}}, (4, 5), workers=1)
     assert found == {"a": [4.0, 5.0], "b": [2.0, 3.0]}
-    best = tuned(Cells(), scaled, {"a": {"best": 1.0}, "b": {"best": 2.0}}, (1.0, 3.0), (4, 5), float)
+    best = tuned(ResultCache(), scaled, {"a": {"best": 1.0}, "b": {"best": 2.0}}, (1.0, 3.0), (4, 5), float)
     assert best == {"a": (1.0, [4.0, 5.0]), "b": (1.0, [3.0, 4.0])}, "of equal ones the first"
 
 
 def test_a_size_that_is_not_there_is_refused_before_anything_runs() -> None:
     @sized("toy", quick=1, cpu=2)
-    def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> list[Check]:
+    def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> list[Check]:
         return [Check(size, 0, None, 1, tuple(seeds), "report")]
 
-    assert [(check.name, check.seeds) for check in reproduce("cpu", Cells(), 3)] == [("cpu", (3, 4))]
+    assert [(check.name, check.seeds) for check in reproduce("cpu", ResultCache(), 3)] == [("cpu", (3, 4))]
     with pytest.raises(UserError, match="the reproduction of toy has no size 'gpu': there are quick and cpu"):
-        reproduce("gpu", Cells())
+        reproduce("gpu", ResultCache())
 
 
 def test_a_mean_has_students_interval_and_a_share_wilsons() -> None:
@@ -76,9 +76,9 @@ def test_a_mean_has_students_interval_and_a_share_wilsons() -> None:
     checks.share("fires", 23, 175, "<=", 0.2)
     checks.share("exactly", 0, 10, exact=True)
     mean, one, none, share, exactly = checks
-    assert (mean.value, mean.n, mean.seeds, mean.status, mean.known_miss) == (2.0, 3, (0, 1, 2), "pass", "known")
+    assert (mean.value, mean.n, mean.seeds, mean.status, mean.known_failure) == (2.0, 3, (0, 1, 2), "pass", "known")
     assert mean.interval == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-5)
-    assert (one.value, one.interval, one.op, one.known_miss) == (1.0, None, "report", "")
+    assert (one.value, one.interval, one.op, one.known_failure) == (1.0, None, "report", "")
     assert (none.to_json()["value"], none.n, none.status) == (None, 0, "miss")
     assert (share.value, share.n, share.status) == (23 / 175, 175, "pass")
     assert share.interval == pytest.approx((0.0892, 0.1895), abs=5e-5)
@@ -109,11 +109,11 @@ def test_pairs_differ_by_their_mean_and_the_worst_is_on_the_wrong_side() -> None
 @pytest.mark.parametrize("name", sorted(experiments.found("reproductions")))
 def test_every_reproduction_names_its_sizes(name: str) -> None:
     with pytest.raises(UserError, match=f"the reproduction of {name} has no size 'gpu'"):
-        experiments.load("reproductions", name)("gpu", Cells())
+        experiments.load("reproductions", name)("gpu", ResultCache())
 
 
 def test_the_time_of_cells_is_that_of_making_them(tmp_path: Path) -> None:
-    first, again = Cells(tmp_path), Cells(tmp_path)
+    first, again = ResultCache(tmp_path), ResultCache(tmp_path)
     first.map(square, {f"x{i}": {"x": i} for i in range(3)}, workers=1)
     again.get("x1", square, x=1)
     kept = [json.loads(file.read_text())["seconds"] for file in tmp_path.iterdir()]
@@ -122,7 +122,7 @@ def test_the_time_of_cells_is_that_of_making_them(tmp_path: Path) -> None:
 
 
 def test_keys_that_look_alike_as_file_names_stay_apart(tmp_path: Path) -> None:
-    cells = Cells(tmp_path)
+    cells = ResultCache(tmp_path)
     assert [cells.get(key, fail_on_three, x=i) for i, key in enumerate(("a/b", "a-b", "../a b"))] == [0, 1, 2]
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -138,8 +138,8 @@ def test_map_in_processes_and_in_process_agree(tmp_path: Path) -> None:
         def at(self, done: float, note: str = "", phase: str = "") -> None:
             seen.append((int(done), seen[0][1]))
 
-    spawned = Cells(tmp_path, progress=Seen()).map(square, grid)
-    local = Cells().map(square, grid, workers=1)
+    spawned = ResultCache(tmp_path, progress=Seen()).map(square, grid)
+    local = ResultCache().map(square, grid, workers=1)
     assert list(spawned) == list(local) == list(grid)
     assert [v["square"] for v in spawned.values()] == [v["square"] for v in local.values()] == [0, 1, 4, 9]
     assert {v["threads"] for v in spawned.values()} == {"1"}
@@ -150,22 +150,22 @@ def test_map_in_processes_and_in_process_agree(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failing_cell_names_its_key_and_finished_ones_stay(tmp_path: Path, workers: int) -> None:
     with pytest.raises(CellError, match="cell 'x3' failed: RuntimeError: three is bad"):
-        Cells(tmp_path).map(fail_on_three, {f"x{i}": {"x": i} for i in range(1, 4)}, workers=workers)
+        ResultCache(tmp_path).map(fail_on_three, {f"x{i}": {"x": i} for i in range(1, 4)}, workers=workers)
     assert {json.loads(p.read_text())["key"] for p in tmp_path.iterdir()} == {"x1", "x2"}
 
 
 def test_results_that_are_not_json_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CellError, match="not JSON"):
-        Cells(tmp_path).get("nan", lambda: float("nan"))
+        ResultCache(tmp_path).get("nan", lambda: float("nan"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_torn_cell_is_one_sentence(tmp_path: Path) -> None:
-    Cells(tmp_path).get("a", fail_on_three, x=1)
+    ResultCache(tmp_path).get("a", fail_on_three, x=1)
     file = next(tmp_path.iterdir())
     file.write_text(file.read_text()[:10])
     with pytest.raises(UserError, match=file.name):
-        Cells(tmp_path).get("a", fail_on_three, x=1)
+        ResultCache(tmp_path).get("a", fail_on_three, x=1)
 
 
 INTERRUPTED = """
@@ -174,7 +174,7 @@ from pathlib import Path
 from ramify.base.progress import SILENT, Progress
 from ramify.cli import experiments
 from ramify.stats.checks import Check
-from ramify_experiments.lab import Cells, sized, tuned
+from ramify_experiments.lab import ResultCache, sized, tuned
 
 def cell(x, folder):
     if x > 1:
@@ -191,7 +191,7 @@ class TwoDone(Progress):
 
 if __name__ == "__main__":
     folder, told = sys.argv[1], TwoDone() if sys.argv[2] == "busy" else SILENT
-    Cells(folder + "/cells", told).map(cell, {f"x{i}": {"x": i, "folder": folder} for i in range(6)})
+    ResultCache(folder + "/cells", told).map(cell, {f"x{i}": {"x": i, "folder": folder} for i in range(6)})
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.worlds import chain
+from ramify.env.builtin import chain
 from ramify.train.batch import Row
 from ramify_experiments import models, recipes
 
@@ -69,7 +69,7 @@ def test_the_chain_recipe_stops_where_it_is_told_to(tmp_path: Path, monkeypatch:
     model = TinyLM.load(small.folder(said.append))
     assert len(said) == 1, "it looked more than once"
     tokenizer = recipes.chain_tokenizer(5)
-    tasks = list(chain.ChainWorld((1, 1), 5).panel("train", 9))
+    tasks = list(chain.ChainEnvironment((1, 1), 5).task_set("train", 9))
     reply = recipes.chain_reply(tasks[0], np.random.default_rng(0))
     assert tokenizer.decode(tokenizer.encode(reply)) == reply
     assert chain.check(tasks[0], reply).right

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ramify.base.seeds import generator
 from ramify_experiments.governance import repro
 from ramify_experiments.governance.repro import DO, FACT, REFUSE, RULE, TURNS, UNKNOWN, Histories
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 
 UNTRAINED: dict[str, Any] = {"seed": 3, "episodes": 40, "agent_steps": 1, "steps": 1, "whole": False}
 
@@ -24,8 +24,8 @@ def untrained() -> dict[str, Any]:
     return repro.learn(**UNTRAINED)
 
 
-def world(count: int, seed: int = 0) -> Histories:
-    return repro.histories(count, generator(seed, "test world"))
+def environment(count: int, seed: int = 0) -> Histories:
+    return repro.histories(count, generator(seed, "test environment"))
 
 
 class Perfect:
@@ -42,10 +42,10 @@ class Perfect:
         return torch.nn.functional.one_hot(torch.from_numpy(answer), REFUSE + 1).float().reshape(*shown.shape[:-2], -1)
 
 
-def test_the_closed_form_is_what_the_world_has() -> None:
+def test_the_closed_form_is_what_the_environment_has() -> None:
     told = [repro.survival(b) for b in repro.BUDGETS]
     assert told == pytest.approx([0, 0.010, 0.132, 0.255, 0.500, 0.902, 1], abs=5e-4)
-    h = world(20_000)
+    h = environment(20_000)
     for budget, share in zip(repro.BUDGETS, told, strict=True):
         seen = (repro.top(repro.ideal(h.turns), budget) & h.are(RULE)).any(axis=1).mean()
         assert abs(seen - share) <= 4 * np.sqrt(share * (1 - share) / 20_000) + 1e-12
@@ -54,7 +54,7 @@ def test_the_closed_form_is_what_the_world_has() -> None:
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2**31))
 def test_a_history_has_one_rule_early_and_facts_with_keys_of_their_own(seed: int) -> None:
-    h = world(50, seed)
+    h = environment(50, seed)
     assert (h.are(RULE).sum(axis=1) == 1).all()
     assert h.are(RULE)[:, : repro.HEAD].any(axis=1).all()
     sizes = h.are(FACT).sum(axis=1)
@@ -71,7 +71,7 @@ def test_a_history_has_one_rule_early_and_facts_with_keys_of_their_own(seed: int
 
 
 def test_what_the_agent_is_taught() -> None:
-    h, rng = world(400), generator(1)
+    h, rng = environment(400), generator(1)
     everything = np.ones((400, TURNS), np.bool_)
     yes = everything[:, 0]
     for kept, forbidden, soft, hard in (
@@ -91,7 +91,7 @@ def test_what_the_agent_is_taught() -> None:
 
 
 def test_labels_are_what_the_answer_hangs_on() -> None:
-    h, rng = world(200), generator(2)
+    h, rng = environment(200), generator(2)
     query = repro.queries(h, rng)
     found = repro.needed(Perfect(), h, query)  # type: ignore[arg-type]
     assert (found == ((h.turns[:, :, 1] == query[:, 1:2]) & h.are(FACT))).all()
@@ -102,7 +102,7 @@ def test_labels_are_what_the_answer_hangs_on() -> None:
 
 
 def test_a_turn_that_is_not_kept_is_not_there() -> None:
-    h = world(3)
+    h = environment(3)
     net = repro.TurnNet(2, REFUSE + 1, 5)
     request = repro.queries(h, generator(3))
     kept = np.arange(TURNS)[None] % 3 != np.array([[0], [1], [2]])
@@ -119,11 +119,11 @@ def test_top_keeps_the_budget_and_the_earlier_of_equals() -> None:
 
 
 def test_rules_are_lost_round_by_round() -> None:
-    alive = repro.rounds(repro.ideal, world(2000).turns, 16, 4, 0)
+    alive = repro.rounds(repro.ideal, environment(2000).turns, 16, 4, 0)
     assert alive[0] == 1
     assert alive[1] == pytest.approx(repro.survival(16), abs=0.03)
     assert all(later <= earlier for earlier, later in pairwise(alive))
-    assert repro.rounds(lambda turns: (turns[:, :, 0] == RULE) * 1.0, world(50).turns, 8, 4, 0) == [1.0] * 5
+    assert repro.rounds(lambda turns: (turns[:, :, 0] == RULE) * 1.0, environment(50).turns, 8, 4, 0) == [1.0] * 5
 
 
 def test_one_seed_repeats_and_its_counts_add_up(untrained: dict[str, Any]) -> None:
@@ -150,6 +150,6 @@ def test_a_miss_can_be_seen(untrained: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_a_short_training_shows_the_effect_and_the_pin() -> None:
-    checks = {check.name: check for check in repro.reproduce("quick", Cells())}
+    checks = {check.name: check for check in repro.reproduce("quick", ResultCache())}
     assert [check for check in checks.values() if check.status not in ("pass", "reported")] == []
     assert checks["summary, b = 8: violation"].value > 10 * checks["pin, b = 8: violation"].value

@@ -8,7 +8,7 @@ import pytest
 from ramify.base.seeds import generator
 from ramify.methods.maze_recovery.algorithm import gradient, search_steps
 from ramify.methods.maze_recovery.star import Maze
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 from ramify_experiments.maze_recovery import repro
 from ramify_experiments.maze_recovery.walks import family_rows, star_graph, star_walks
 
@@ -82,7 +82,7 @@ def test_a_network_fits_what_it_is_shown() -> None:
 
 @pytest.mark.slow
 def test_printed_figures_are_all_checked() -> None:
-    cells = Cells()
+    cells = ResultCache()
     checks = {check.name: check for check in repro._theory(cells, 20)}
     assert set(repro.PRINTED) < set(checks)
     assert all(check.status in ("pass", "reported") for name, check in checks.items() if "standard errors" not in name)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.seeds import generator
-from ramify.env.worlds.maze import MazeWorld, route
+from ramify.env.builtin.maze import MazeEnvironment, route
 from ramify.methods.maze_recovery.star import Maze
 from ramify_experiments.maze_recovery.walks import (
     GridTasks,
@@ -88,7 +88,7 @@ def test_a_walk_ends_at_its_cap() -> None:
 
 
 def test_grids() -> None:
-    tasks = list(MazeWorld("grid-4").panel("train", 6, 0))
+    tasks = list(MazeEnvironment("grid-4").task_set("train", 6, 0))
     grids = GridTasks.of(tasks)
     assert grids.shortest.tolist() == [len(route(task.data)) for task in tasks]
     counts = path_counts(grids.graph, grids.golden)

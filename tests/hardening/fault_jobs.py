@@ -17,7 +17,7 @@ import numpy as np
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace.db import Run
 from ramify.trace.jsonl import _encode, _records
-from ramify.trace.node import Mark, Producer, Stream, Verdict, make_node
+from ramify.trace.node import Annotation, Provenance, Score, TokenValues, make_node
 
 ROUNDS = 3
 
@@ -89,14 +89,20 @@ class Store(Job):
             with run.transaction():
                 tree = f"t{number}"
                 run.add_tree(tree, {"id": number})
-                producer = Producer("m", "w", {}, number)
+                provenance = Provenance("m", "w", {}, number)
                 root = make_node(tree, None, 0, "root", "", tokens=[])
                 node = make_node(
-                    tree, root.id, 0, "assistant", "x" * 9000, tokens=np.arange(500), producer=producer.hash, index=0,
+                    tree, root.id, 0, "assistant", "x" * 9000, tokens=np.arange(500), provenance=provenance.hash, index=0,
                     snapshot=f"blob:{blob}",
                 )  # fmt: skip
-                run.add(producer, root, node, Stream(node.id, "credit", "m", np.zeros(500)), Mark(node.id, 3, "n", "m", 1))
-                run.add(Verdict(node.id, "env", 1.0, judges={"env": "e"}))
+                run.add(
+                    provenance,
+                    root,
+                    node,
+                    TokenValues(node.id, "credit", "m", np.zeros(500)),
+                    Annotation(node.id, 3, "n", "m", 1),
+                )
+                run.add(Score(node.id, "env", 1.0, judges={"env": "e"}))
                 run.log("round", str(number), {"blob": blob})
             promise(str(number))
 
@@ -107,7 +113,10 @@ class Store(Job):
         with Run.open(folder / "run") as run:
             done = {entry.key: entry.payload["blob"] for entry in run.journal("round")}
             assert set(promised) <= set(done), (promised, done)
-            assert (len(run), len(run.streams()), len(run.marks()), len(run.verdicts())) == (2 * len(done), *[len(done)] * 3)
+            assert (len(run), len(run.token_values()), len(run.annotations()), len(run.scores())) == (
+                2 * len(done),
+                *[len(done)] * 3,
+            )
             assert all(len(run.get_blob(blob)) == 20_000 for blob in done.values())
 
     def digest(self, folder: Path) -> Any:

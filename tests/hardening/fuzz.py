@@ -113,7 +113,7 @@ def broken_values(folder: Path, rng: random.Random) -> None:
 
 
 def _one(db: sqlite3.Connection, table: str, column: str, rng: random.Random) -> str:
-    """A query of one value of a column, drawn from ``rng``: SQLite's own random() is another in each run."""
+    """A query of one value of a column, sampled from ``rng``: SQLite's own random() is another in each run."""
     (count,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
     return f"(SELECT {column} FROM {table} LIMIT 1 OFFSET {rng.randrange(max(1, count))})"
 

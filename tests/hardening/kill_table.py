@@ -16,7 +16,7 @@ ORGANISM = "factory:tests.methods.forensics.scripted_organisms"
 GRID = "--out bench --tasks email,spend --reps 1 --turns 4 --json"
 
 VERBS: tuple[Verb, ...] = (
-    # What is made and goes on: the same command, or resume, ends where an undisturbed one does.
+    # What is made and continues: the same command, or resume, ends where an undisturbed one does.
     Verb("rollout --panel 2 --attempts 3 " + WORDS),
     Verb("rollout --tree --panel 2 --tree-budget 12 " + WORDS, name="rollout-tree"),
     Verb("rollout --panel 1 --attempts 2 --max-reply 12 --out run --json", name="rollout-tokens"),
@@ -93,7 +93,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("early-decision probe study --layers 0 --at h0 --shuffles 199 --json", after="early-decision run"),
     Verb("early-decision valley study --points 6 --draws 20 --json", after="early-decision run"),
     Verb("early-decision report study --json", after="early-decision continue"),
-    Verb(f"forensics init case --env {ORGANISM}:world --model {ORGANISM}:tedious", once="case/case.toml"),
+    Verb(f"forensics init case --env {ORGANISM}:environment --model {ORGANISM}:tedious", once="case/case.toml"),
     Verb("forensics report case --out report.md --json", after="forensics counterfactual", old="report.md"),
     Verb("governance report bench --out report.md --json", after="governance bench", old="report.md"),
     Verb("governance audit {in}/chats.jsonl --rules {in}/rules.txt --out report.md --json", old="report.md"),

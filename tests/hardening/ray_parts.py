@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ramify.env.builtin.household import Household, HouseholdEnvironment
 from ramify.env.protocol import Observation
-from ramify.env.worlds.household import Household, HouseholdWorld
 
-FIRST = next(iter(HouseholdWorld().panel("train", 1, 3))).data["start"]
+FIRST = next(iter(HouseholdEnvironment().task_set("train", 1, 3))).data["start"]
 
 
 def secret() -> str:
@@ -66,8 +66,8 @@ class Hanging(Bad):
             time.sleep(0.1)
 
 
-def world(kind: type[Bad]) -> type[HouseholdWorld]:
-    return type(f"{kind.__name__}World", (HouseholdWorld,), {"make": lambda self: kind(self.max_turns)})
+def environment(kind: type[Bad]) -> type[HouseholdEnvironment]:
+    return type(f"{kind.__name__}World", (HouseholdEnvironment,), {"make": lambda self: kind(self.max_turns)})
 
 
-raising, garbage, printing, exiting, dying, hanging = map(world, (Raising, Garbage, Printing, Exiting, Dying, Hanging))
+raising, garbage, printing, exiting, dying, hanging = map(environment, (Raising, Garbage, Printing, Exiting, Dying, Hanging))

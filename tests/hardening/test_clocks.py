@@ -99,7 +99,7 @@ def test_the_clock_of_these_tests_is_wrong(shim: Path) -> None:
 
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.slow
-def test_an_interrupted_rollout_goes_on_to_the_same_records(shim: Path, tmp_path: Path, clock: str) -> None:
+def test_an_interrupted_rollout_continues_to_the_same_records(shim: Path, tmp_path: Path, clock: str) -> None:
     finish(ramify(*ROLLOUT, "--out", tmp_path / "whole"))
     process = ramify(*ROLLOUT, "--out", tmp_path / "run", clock=wrong(shim, clock), slow=0.05)
     assert until(lambda: played(tmp_path / "run") >= 2 or process.poll() is not None)

@@ -92,11 +92,11 @@ def test_flipped_bits_that_change_a_node_are_found(made: Path, tmp_path: Path) -
     with Run.open(made) as run:
         whole = {node.id: node.text for node in run.each(Node)}
     content = (made / "run.sqlite").read_bytes()
-    draw = random.Random(3)
+    completion = random.Random(3)
     found = silent = 0
     for i in range(60):
         data = bytearray(content)
-        data[draw.randrange(100, len(data))] ^= 1 << draw.randrange(8)
+        data[completion.randrange(100, len(data))] ^= 1 << completion.randrange(8)
         folder = tmp_path / f"flip-{i}"
         folder.mkdir()
         (folder / "run.sqlite").write_bytes(data)

@@ -142,7 +142,7 @@ def test_a_run_folder_that_says_it_was_made_elsewhere_is_foreign(
         assert "env 'mcp:true'" in capsys.readouterr().err
 
 
-def test_an_imported_run_of_built_in_parts_and_a_trusted_one_go_on(
+def test_an_imported_run_of_built_in_parts_and_a_trusted_one_continue(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     run, node = imported(exported, tmp_path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-#: What can be read wherever ramify is installed: the draws do not depend on what else is.
+#: What can be read wherever ramify is installed: the samples do not depend on what else is.
 FORMS = (
     "run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "crosscoder", "early-decision", "forensics",
     "implicit-advantage", "trees", "sqlite", "values",

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.cli.main import main
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import Observation
-from ramify.env.worlds.household import HouseholdWorld
 
 KEY = "sk-canary-51f2c7d09ab34e68"
 ESCAPED = "".join(f"\\u{ord(c):04x}" for c in KEY)
@@ -130,8 +130,8 @@ def test_a_server_that_says_the_key_back(
     assert leaks(here, said.out, said.err) == []
 
 
-class LeakyWorld(HouseholdWorld):
-    """A stranger's world whose client library quotes the key when it fails, as many do."""
+class LeakyEnvironment(HouseholdEnvironment):
+    """A stranger's environment whose client library quotes the key when it fails, as many do."""
 
     def make(self) -> Any:
         env = super().make()
@@ -145,15 +145,15 @@ class LeakyWorld(HouseholdWorld):
         return env
 
 
-def broken() -> HouseholdWorld:
+def broken() -> HouseholdEnvironment:
     """A factory that fails with the key in its words."""
     raise RuntimeError(f"cannot log in with {KEY}")
 
 
-@pytest.mark.parametrize("name", ["LeakyWorld", "broken"])
-def test_a_world_that_quotes_the_key_when_it_fails(here: Path, name: str, capfd: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["LeakyEnvironment", "broken"])
+def test_a_environment_that_quotes_the_key_when_it_fails(here: Path, name: str, capfd: pytest.CaptureFixture) -> None:
     code = main(["rollout", *TINY, "--env", f"factory:{__name__}:{name}", "--out", "run"])
-    if name == "LeakyWorld":
+    if name == "LeakyEnvironment":
         assert code == 1  # every attempt failed
         looked_at("run")
     else:
@@ -187,8 +187,11 @@ def test_mistakes_do_not_quote_a_secret(here: Path, words: list[str], code: int,
 
 
 def test_failures_are_stored_without_secrets(here: Path) -> None:
-    assert str(BoundaryError("tool", f"GET https://me:pw@h/ {KEY} failed")) == "tool: GET https://[redacted]@h/ [redacted] failed"
-    assert BoundaryError("tool", f"a {PASSWORD}").message == "a [redacted]"
+    assert (
+        str(InfrastructureError("tool", f"GET https://me:pw@h/ {KEY} failed"))
+        == "tool: GET https://[redacted]@h/ [redacted] failed"
+    )
+    assert InfrastructureError("tool", f"a {PASSWORD}").message == "a [redacted]"
 
 
 FAULT = """

@@ -188,7 +188,7 @@ def test_a_killed_server_leaves_a_run_that_opens(tmp_path: Path) -> None:
     with Run.open(run) as opened:
         kept = [node.text for tree in opened.trees() for node in opened.tree(tree.name).leaves()]
     assert [reply for reply in replies if reply not in kept] == []
-    with serve(tmp_path, "builtin", "--record", str(run)) as again:  # and goes on
+    with serve(tmp_path, "builtin", "--record", str(run)) as again:  # and continues
         assert answered(again)
 
 

@@ -18,7 +18,7 @@ from waiting import until
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
 from ramify.trace.foreign import IMPORTED
-from ramify.trace.node import Verdict, make_node
+from ramify.trace.node import Score, make_node
 from ramify.web import connection
 from ramify.web.limits import MAX_BODY
 from ramify.web.server import guarded_pages, open_server
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.add_tree("t", {})
         root = make_node("t", None, 0, "root", "")
         node = make_node("t", root.id, 0, "user", "hello")
-        run.add(root, node, Verdict(node.id, IMPORTED, 1.0))
+        run.add(root, node, Score(node.id, IMPORTED, 1.0))
     return path
 
 

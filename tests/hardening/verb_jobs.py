@@ -37,7 +37,7 @@ class Verb(Job):
     """One command that writes, and what holds of its files however it was stopped.
 
     A run opens, ``check run`` finds it whole, and it has every record that was in it before. Any other file is what it was before the
-    command or what it is after it; those of ``passes`` are replaced as the work goes on and are whole each time. Files whose names begin
+    command or what it is after it; those of ``passes`` are replaced as the work continues and are whole each time. Files whose names begin
     with a dot are nobody's, and gone when the same command ends well. It then leaves what the undisturbed one leaves, clocks apart.
     """
 
@@ -47,7 +47,7 @@ class Verb(Job):
     after: str = ""
     """The job whose result it starts from."""
     again: str = ""
-    """What goes on with a run that was interrupted, where it is not the same command."""
+    """What continues with a run that was interrupted, where it is not the same command."""
     first: str = ""
     """What is done before it, and interrupted (``kill_inputs.wander``)."""
     once: str = ""

@@ -69,7 +69,7 @@ class Mailer:
 
     def __call__(self, input: list[Any], tools: list[Any], choice: Any, config: Any) -> ModelOutput:
         if "summarizing conversations" in input[-1].text:
-            text = "<analysis>Mails.</analysis>\n\n<summary>\nMails were sent to people of the list, work goes on.\n</summary>"
+            text = "<analysis>Mails.</analysis>\n\n<summary>\nMails were sent to people of the list, work continues.\n</summary>"
             output = ModelOutput.from_content("mockllm/model", text)
         elif not tools:
             output = ModelOutput.from_content("mockllm/model", "GRADE: C")

@@ -194,8 +194,8 @@ def test_a_log_of_anthropic_calls_grows_one_tree(tmp_path: Path) -> None:
         nodes = run.nodes("t")
         assert [node.role for node in nodes] == ["root", "system", "user", "assistant", "tool", "assistant", "assistant"]
         assert [node.stop for node in nodes if node.role == "assistant"] == ["stop", "length", "stop"]
-        assert run.producer(nodes[3].producer or "").model == "m-1"
-        assert run.producer(nodes[3].producer or "").settings == {"max_tokens": 9}
+        assert run.provenance(nodes[3].provenance or "").model == "m-1"
+        assert run.provenance(nodes[3].provenance or "").settings == {"max_tokens": 9}
     assert sorted(len(view.messages) for view in views_ if view.reward is not None) == [5]
 
 

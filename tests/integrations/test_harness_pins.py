@@ -23,7 +23,7 @@ TURNS = [
     {"role": "user", "content": RULE},
     {"role": "assistant", "content": "Understood."},
     *[{"role": role, "content": f"Note {i} about the cabinet."} for i in range(8) for role in ("user", "assistant")],
-    {"role": "user", "content": "Go on."},
+    {"role": "user", "content": "Continue."},
 ]
 
 pytestmark = [
@@ -216,7 +216,7 @@ def test_inspect_strategies_keep_the_rule(strategies: Callable[[], list[Any]], w
             shown.append(found)
             history += ([extra] if extra else []) + [
                 ChatMessageAssistant(content=f"Step {i}."),
-                ChatMessageUser(content="Go on."),
+                ChatMessageUser(content="Continue."),
             ]
         return shown
 

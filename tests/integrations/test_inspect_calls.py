@@ -34,7 +34,7 @@ from inspect_ai.solver import solver
 def forgets():
     async def solve(state, generate):
         state = await generate(state)
-        state.messages = [ChatMessageSystem(content="You help."), ChatMessageUser(content="Summary: one mail was sent. Go on.")]
+        state.messages = [ChatMessageSystem(content="You help."), ChatMessageUser(content="Summary: one mail was sent. Continue.")]
         return await generate(state, tool_calls="none")
     return solve
 

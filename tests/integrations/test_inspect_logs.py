@@ -20,7 +20,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.jsonl import write_lines
 from ramify.trace.message import plain
-from ramify.trace.node import Node, Producer, Verdict, make_node
+from ramify.trace.node import Node, Provenance, Score, make_node
 
 log_module = pytest.importorskip("inspect_ai.log", reason="inspect_ai is not installed: THE inspect DOOR IS NOT TESTED")
 pytestmark = [
@@ -104,18 +104,18 @@ def test_what_becomes_of_a_log(logs: dict[str, Path], tmp_path: Path) -> None:
         assert (answer["tool_call_id"], answer["name"]) == (call["id"], "add")
         assert (one.stop, one.data["sample"]["epoch"], two.data["sample"]["epoch"]) == ("stop", 1, 2)
         assert one.data["sample"]["model_usage"]["mockllm/model"]["total_tokens"] == 10
-        values = {(v.scorer, v.unit): v.value for v in run.verdicts(node=one.id)}
+        values = {(v.scorer, v.unit): v.value for v in run.scores(node=one.id)}
         assert values == {
             ("includes", "score"): 1.0, ("broken", "score"): None, ("pair", "score"): None, ("pair", "score.a"): 1.0,
             ("pair", "score.b"): 0.5}  # fmt: skip
-        (producer,) = run.each(Producer)
-        assert (producer.model, producer.settings["temperature"], producer.seed) == ("mockllm/model", 0.5, 11)
+        (provenance,) = run.each(Provenance)
+        assert (provenance.model, provenance.settings["temperature"], provenance.seed) == ("mockllm/model", 0.5, 11)
         image = next(node for node in run.nodes("7") if node.role == "user")
         assert (image.text, image.data["content"][1]["type"]) == ("hi", "image")
         assert run.trees()[0].task["data"]["target"] == "3"
         assert any(
             EVIL in json.dumps(v.evidence, ensure_ascii=False).replace("\\u001b", "\x1b").replace("\\u0007", "\x07")
-            for v in run.verdicts()
+            for v in run.scores()
         )
 
 
@@ -150,27 +150,25 @@ def test_a_run_of_ramify_as_a_log(tmp_path: Path) -> None:
     """Forks, tokens, rewards, verdicts without a value: every attempt is a sample, and the same run gives the same ids."""
     with Run.create(tmp_path / "run", {}) as run:
         run.add_tree("t", {"id": "task", "data": {"goal": "x"}}, "g")
-        run.add(Producer("tiny", "w", {}, 1))
-        maker = Producer("tiny", "w", {}, 1).hash
+        run.add(Provenance("tiny", "w", {}, 1))
+        maker = Provenance("tiny", "w", {}, 1).hash
         top = root(run, "t")
         ask = make_node("t", top.id, 0, "user", "go", tokens=[1, 2], ends=[1, 2])
         said = [
             make_node(
-                "t", ask.id, 2, "assistant", "left", tokens=[5, 6], sampled=[True] * 2, ends=[2, 4], producer=maker, index=i
+                "t", ask.id, 2, "assistant", "left", tokens=[5, 6], sampled=[True] * 2, ends=[2, 4], provenance=maker, index=i
             )
             for i in (0, 1)
         ]
         fork = make_node(
-            "t", said[0].id, 1, "assistant", "ap", tokens=[9], sampled=[True], ends=[2], opens=False, producer=maker, index=0
+            "t", said[0].id, 1, "assistant", "ap", tokens=[9], sampled=[True], ends=[2], opens=False, provenance=maker, index=0
         )
         end = make_node(
             "t", said[1].id, 2, "user", "you won", tokens=[7], ends=[7], reward=1.0, stop="terminated", data={EVIL: EVIL}
         )
         cut = make_node("t", fork.id, 1, "user", "time is up", tokens=[8], ends=[10], reward=0.0, stop="truncated")
         run.add(ask, *said, fork, end, cut)
-        run.add(
-            Verdict(end.id, "env", 1.0, evidence={"outcome": True}), Verdict(cut.id, "judge", None, "points", judges={"a": "j"})
-        )
+        run.add(Score(end.id, "env", 1.0, evidence={"outcome": True}), Score(cut.id, "judge", None, "points", judges={"a": "j"}))
         for name in ("one.eval", "two.eval"):
             assert door.write_log(run, tmp_path / name) == 2
     one, two = read(tmp_path / "one.eval"), read(tmp_path / "two.eval")
@@ -189,7 +187,7 @@ def test_a_run_of_ramify_as_a_log(tmp_path: Path) -> None:
     assert {score.name: score.metrics["mean"].value for score in header.results.scores} == {"env": 1.0, "reward": 0.5}
     door.read_log(tmp_path / "one.eval", tmp_path / "back")
     with Run.open(tmp_path / "back") as run:
-        assert sorted(v.scorer for v in run.verdicts()) == ["env", "judge", "reward", "reward"]
+        assert sorted(v.scorer for v in run.scores()) == ["env", "judge", "reward", "reward"]
 
 
 def edit(path: Path, out: Path, member: str, change: Any) -> Path:
@@ -462,7 +460,7 @@ def test_errored_samples_are_named_with_their_error(
         assert gone in err
 
 
-def test_a_scan_of_a_log_draws_on_as_the_log_says(
+def test_a_scan_of_a_log_samples_on_as_the_log_says(
     logs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ramify.cli.main import main

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.base import registry
 from ramify.base.errors import UserError
-from ramify.env.worlds.chain import ChainWorld
+from ramify.env.builtin.chain import ChainEnvironment
 from ramify.integrations.assertions import assert_conforms, assert_same_tree, assert_success_rate
 from ramify.jobs.play import play
 from ramify.model.scripted import ScriptedModel
@@ -109,7 +109,7 @@ def test_conforms_names_what_is_wrong() -> None:
 
 def test_same_tree(tmp_path: Path) -> None:
     replies = {"a": "answer 1", "b": "answer 2"}
-    tasks = ChainWorld().panel("train", 2)
+    tasks = ChainEnvironment().task_set("train", 2)
     for name, folder in (("a", "one"), ("a", "two"), ("b", "other")):
         play(ScriptedModel([replies[name]], name="same"), "chain", tasks, out=tmp_path / folder)
     play(ScriptedModel(["answer 1"], name="same"), "chain", list(tasks)[:1], out=tmp_path / "fewer")

@@ -14,7 +14,7 @@ from ramify.integrations import verifiers as door
 from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
-from ramify.trace.node import Mark, Node, Producer, Stream
+from ramify.trace.node import Annotation, Node, Provenance, TokenValues
 
 #: Made by verifiers itself: see make_verifiers_traces.py beside it.
 TRACES = Path(__file__).parents[1] / "fixtures" / "verifiers-traces.jsonl"
@@ -77,7 +77,7 @@ def test_what_traces_share_is_one_node(run: Run) -> None:
     asked, rewritten = tree.children(system.id)  # the branch starts behind the system message, where the history was rewritten
     assert (asked.text, rewritten.text) == ("1 + 2 ?", "so far : 1 + 2 is 4")
     assert rewritten.offset == len(system) == 6
-    one, two = tree.children(asked.id)  # two draws that are equal
+    one, two = tree.children(asked.id)  # two samples that are equal
     assert one.tokens.tolist() == two.tokens.tolist()
     assert one.data["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1, "y": 2}'}}
@@ -85,12 +85,12 @@ def test_what_traces_share_is_one_node(run: Run) -> None:
     assert tree.children(one.id)[0].data == {"name": "add", "tool_call_id": "c1"} | {
         "timestamp": tree.children(one.id)[0].data["timestamp"]
     }
-    assert [p.model for p in run.each(Producer)] == ["scripted"]
-    assert next(run.each(Producer)).settings == {"temperature": 0.7}
-    streams = list(run.each(Stream))
-    assert {(s.name, s.maker) for s in streams} == {("advantages", "verifiers")}
-    assert all(np.array_equal(s.values != 0, run.node(s.node).sampled) for s in streams)
-    (link,) = run.each(Mark)
+    assert [p.model for p in run.each(Provenance)] == ["scripted"]
+    assert next(run.each(Provenance)).settings == {"temperature": 0.7}
+    token_values = list(run.each(TokenValues))
+    assert {(s.name, s.maker) for s in token_values} == {("advantages", "verifiers")}
+    assert all(np.array_equal(s.values != 0, run.node(s.node).sampled) for s in token_values)
+    (link,) = run.each(Annotation)
     assert (run.node(link.node).text, link.value["type"], run.node(link.value["node"]).text) == (
         "done .",
         "compaction",
@@ -100,12 +100,12 @@ def test_what_traces_share_is_one_node(run: Run) -> None:
 
 def test_rewards_and_ends(run: Run) -> None:
     leaves = {leaf.text or leaf.stop: leaf for t in run.trees() for leaf in run.tree(t.name).leaves()}
-    values = {(v.scorer, v.unit): (v.value, v.evidence) for v in run.verdicts(node=leaves["done ."].id)}
+    values = {(v.scorer, v.unit): (v.value, v.evidence) for v in run.scores(node=leaves["done ."].id)}
     assert values == {
         ("correct", "reward"): (0.0, {"weight": 1.0}), ("brief", "reward"): (0.5, {"weight": 0.2}),
         ("imported", "reward"): (0.1, None), ("turns", "metric"): (3.0, None)}  # fmt: skip
-    assert run.verdicts(node=leaves["it is 4"].id) == []  # a trace is judged once, where it ended
-    assert [(v.scorer, v.value) for v in run.verdicts(node=leaves["failed"].id)] == [("correct", None)]
+    assert run.scores(node=leaves["it is 4"].id) == []  # a trace is judged once, where it ended
+    assert [(v.scorer, v.value) for v in run.scores(node=leaves["failed"].id)] == [("correct", None)]
     error = leaves["failed"].data["trace"]["errors"][0]
     assert error["message"] == "the endpoint went away <script>alert(1)</script>"
     assert leaves["done ."].data["trace"]["agent"]["name"] == "solver"
@@ -172,7 +172,7 @@ def test_older_results(tmp_path: Path) -> None:
             "timing": {"total_ms": 5},
         }
         assert three.data["result"]["error"]["error_chain_str"] == "gone"
-        assert [{(v.scorer, v.unit): v.value for v in run.verdicts(node=n.id)} for n in (one, two, three)] == [
+        assert [{(v.scorer, v.unit): v.value for v in run.scores(node=n.id)} for n in (one, two, three)] == [
             {("imported", "reward"): value, ("exact", "metric"): 1.0} for value in (1.0, None, 0.0)]  # fmt: skip
         assert [(m.role, m.text) for m in run.tree("sums/4").path(run.tree("sums/4").leaves()[0].id).messages()] == [
             ("user", "q"), ("assistant", "3")]  # fmt: skip
@@ -199,7 +199,7 @@ def changed(**fields: Any) -> dict:
         (changed(node_token_ids=[1.5]), "node 2: 'token_ids' holds something that is no token id"),
         (changed(node_token_ids=[1 << 40]), "node 2: 'token_ids' holds something that is no token id"),
         (changed(node_mask=[True]), "node 2: 'mask' must be true or false for each of 8 tokens"),
-        (changed(node_logprobs=[0.0]), "node 2: 'logprobs' must hold a number for each of 6 drawn tokens"),
+        (changed(node_logprobs=[0.0]), "node 2: 'logprobs' must hold a number for each of 6 sampled tokens"),
         (changed(node_logprobs=["a"] * 6), "node 2: 'logprobs' must hold a number"),
         (changed(node_advantages=[1.0]), "node 2: 'advantages' must hold a number"),
         (changed(node_semantic_parents=[{"node": 99}]), "node 2: 'semantic_parents' names no node"),
@@ -238,7 +238,7 @@ def test_odd_but_honest_traces(tmp_path: Path) -> None:
         leaves = run.tree("sums/sum-0").leaves()
         assert [leaf.text for leaf in leaves] == ["", "1 + 2 ?", "1 + 2 ?", "it is 3"]
         assert len({leaf.id for leaf in leaves}) == 4
-        assert [v.value for v in run.verdicts(node=leaves[3].id)] == [None, None]
+        assert [v.value for v in run.scores(node=leaves[3].id)] == [None, None]
         assert sum(1 for _ in run.each(Node)) == 9
 
 

@@ -1,4 +1,4 @@
-"""Training rows of an update whose attempts were compacted on the way: what was drawn is trained once, behind what was shown."""
+"""Training rows of an update whose attempts were compacted on the way: what was sampled is trained once, behind what was shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.jobs.credit import training_rows
 from ramify.methods.graph_credit.rules import G2po
 from ramify.model.chat import TagTemplate
@@ -28,15 +28,15 @@ def walk(messages: list[Message], key: int) -> str:
     return "go " + text.split("exits ")[1].split(".")[0].split()[key % 2 - 1] if "exits " in text else "wait"
 
 
-def test_compacted_attempts_become_rows_that_train_each_drawn_token_once(tmp_path: Path) -> None:
+def test_compacted_attempts_become_rows_that_train_each_sampled_token_once(tmp_path: Path) -> None:
     model = ScriptedModel(walk)
     template = TagTemplate(model.tokenizer)
     sampling = Sampling(max_tokens=40, stop_tokens=template.stop_tokens)
-    tasks = list(HouseholdWorld().panel("train", 3, 0))
+    tasks = list(HouseholdEnvironment().task_set("train", 3, 0))
     for window in (0, 500):
         agent = Agent(model, template, sampling, DropOldest() if window else None, window)
         with Run.create(tmp_path / str(window), {}) as run:
-            made = Episodes(agent, HouseholdWorld(), run, seed=3, group="g")
+            made = Episodes(agent, HouseholdEnvironment(), run, seed=3, group="g")
 
             async def play(made: Episodes = made) -> dict:
                 return {t.id: [await made.attempt(t.id, t, index) for index in range(6)] for t in tasks}
@@ -47,8 +47,8 @@ def test_compacted_attempts_become_rows_that_train_each_drawn_token_once(tmp_pat
             assert any(node.context is not None for node in nodes.values()) == bool(window)
             credit = {id_: np.where(node.sampled, 1.0 + i, 0.0).astype(np.float32) for i, (id_, node) in enumerate(nodes.items())}
             rows = training_rows(run, made.trees, attempts, credit, 1e9)
-            got = np.concatenate([row.streams["advantage"][row.mask] for row in rows])
-            assert sorted(got) == sorted(np.concatenate([c[c != 0] for c in credit.values()])), "each drawn token in one row"
+            got = np.concatenate([row.token_values["advantage"][row.mask] for row in rows])
+            assert sorted(got) == sorted(np.concatenate([c[c != 0] for c in credit.values()])), "each sampled token in one row"
             if window:
                 assert all(len(row.tokens) <= 2 * window for row in rows)
                 assert len(rows) > len(played)
@@ -59,4 +59,4 @@ def test_compacted_attempts_become_rows_that_train_each_drawn_token_once(tmp_pat
                 assert [row.tokens.tolist() for row in wins] == [row_from_path(path).tokens.tolist() for path in paths]
             found = credit_group(run, G2po(), CreditGroup.of(run, "g", made.trees))
             for row in training_rows(run, made.trees, attempts, found, 0.5):
-                assert np.abs(row.streams["advantage"]).max() <= 0.5
+                assert np.abs(row.token_values["advantage"]).max() <= 0.5

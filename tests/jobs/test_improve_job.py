@@ -18,8 +18,8 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
-from ramify.jobs.parts import panels
-from ramify.rollout.parts import find_world
+from ramify.jobs.parts import task_sets
+from ramify.rollout.parts import find_environment
 from ramify.rollout.stored import AGENT
 from ramify.trace.db import Run
 
@@ -57,7 +57,7 @@ def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
         assert 2 <= len(updates) <= 4, "about as many updates as asked for: attempts end where they end"
         trees = run.trees("ours-0000")
         assert len(trees) == 4
-        marks = run.marks(name="why")
+        marks = run.annotations(name="why")
         assert marks
         assert {"A", "A_ep", "A_nc", "A_ec", "V", "V_next", "delta", "group_size"} <= set(marks[0].value)
         assert len(list(run.blobs.names())) == 1, "only the newest checkpoint is kept"
@@ -123,7 +123,7 @@ def test_killed_at_random_instants_it_ends_as_the_undisturbed_run(whole: Path, t
     assert story(path) == story(whole)
 
 
-def test_an_interrupted_run_goes_on(whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut"
     killed(improve, ImproveConfig(**SMALL), path, path=path, after=0.5)
     resume(path)
@@ -132,7 +132,7 @@ def test_an_interrupted_run_goes_on(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_change_no_draw_and_no_update(whole: Path, tmp_path: Path) -> None:
+def test_workers_change_no_sample_and_no_update(whole: Path, tmp_path: Path) -> None:
     improve(ImproveConfig(**SMALL, backend="processes:2"), tmp_path / "run")
     assert hashes(tmp_path / "run") == hashes(whole)
     assert story(tmp_path / "run") == story(whole)
@@ -146,18 +146,18 @@ def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
 
 
 def test_the_bill_is_an_upper_bound(whole: Path) -> None:
-    bill = plan(ImproveConfig(**SMALL))
+    cost_estimate = plan(ImproveConfig(**SMALL))
     with Run.open(whole) as run:
         spent = sum(e.payload["tokens"] for e in run.journal("eval"))
-    assert spent <= bill["evaluation tokens"]
-    assert bill["cost"] == 0.0
+    assert spent <= cost_estimate["evaluation tokens"]
+    assert cost_estimate["cost"] == 0.0
 
 
 def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
-    world = find_world("household")
+    environment = find_environment("household")
     file = tmp_path / "tasks.jsonl"
-    file.write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in world.panel("tune", 20)))
-    train, held = panels(world, str(file), 1, 1, 0)
+    file.write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in environment.task_set("tune", 20)))
+    train, held = task_sets(environment, str(file), 1, 1, 0)
     assert {t.id for t in train} & {t.id for t in held} == set()
     assert len(train) + len(held) == 20
     assert len(held) >= 1

@@ -15,8 +15,8 @@ import pytest
 import ramify
 from ramify.base.errors import NeedsError, UserError
 from ramify.cli.main import main
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import Observation, Task
-from ramify.env.worlds.household import HouseholdWorld
 
 BUILTIN = Path(ramify.__file__).parent / "assets" / "household"
 TASKS = [{"id": f"sum-{i}", "a": i, "b": 2} for i in range(4)]
@@ -69,12 +69,12 @@ def test_a_function_plays_an_environment_class_on_dicts(model: Any, tmp_path: Pa
     attempts = ramify.play(model, Sum, TASKS, attempts=2, out=tmp_path / "run")
     assert [a.outcome for a in attempts] == [True] * 8
     fork = ramify.fork_run(
-        tmp_path / "run", attempts[0].turns[0].node.id, n=2, edit={"replace": "9"}, model=model, world=lambda: Sum()
+        tmp_path / "run", attempts[0].turns[0].node.id, n=2, edit={"replace": "9"}, model=model, environment=lambda: Sum()
     )
     assert fork.to_json()["difference"] == {"success": -1.0, "interval": pytest.approx([-1.0, 0.09], abs=0.2)}
 
 
-def test_a_function_that_fails_is_a_failed_attempt_and_its_siblings_go_on(tmp_path: Path) -> None:
+def test_a_function_that_fails_is_a_failed_attempt_and_its_siblings_continue(tmp_path: Path) -> None:
     def moody(messages: list[dict[str, str]]) -> Any:
         if messages[-1]["content"].startswith("1"):
             raise KeyError("mood")
@@ -92,27 +92,27 @@ def test_difference_is_there_where_nothing_was_scored(tmp_path: Path) -> None:
 
     step = ramify.play(adds, Sum, TASKS[:1], out=tmp_path / "run")[0].turns[0].node.id
     edit = {"insert": {"role": "user", "text": "Well?"}}
-    record = ramify.fork_run(tmp_path / "run", step, n=2, edit=edit, model=away, world=Sum).to_json()
+    record = ramify.fork_run(tmp_path / "run", step, n=2, edit=edit, model=away, environment=Sum).to_json()
     assert (record["fork"]["n"], record["control"]["n"]) == (0, 0)
     assert record["difference"] is None
-    assert ramify.fork_run(tmp_path / "run", step, n=2, model=adds, world=Sum).to_json()["difference"] is None, "no edit"
+    assert ramify.fork_run(tmp_path / "run", step, n=2, model=adds, environment=Sum).to_json()["difference"] is None, "no edit"
 
 
 def test_a_task_file_and_sampling_by_name(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(
-        "".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in HouseholdWorld().panel("eval", 1))
+        "".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in HouseholdEnvironment().task_set("eval", 1))
     )
     (attempt,) = ramify.play(
         "builtin",
-        HouseholdWorld,
+        HouseholdEnvironment,
         str(tmp_path / "tasks.jsonl"),
         sampling={"temperature": 0, "max_tokens": 9},
         out=tmp_path / "run",
     )
     with ramify.Run.open(tmp_path / "run") as run:
-        producer = run.producer(str(attempt.turns[0].node.producer))
-    assert (producer.settings["temperature"], producer.settings["max_tokens"]) == (0, 9)
-    assert producer.settings["stop_tokens"], "what was not said is the model's own"
+        provenance = run.provenance(str(attempt.turns[0].node.provenance))
+    assert (provenance.settings["temperature"], provenance.settings["max_tokens"]) == (0, 9)
+    assert provenance.settings["stop_tokens"], "what was not said is the model's own"
 
 
 def with_jinja(folder: Path) -> Path:
@@ -130,7 +130,7 @@ def with_jinja(folder: Path) -> Path:
 
 
 def test_a_loaded_model_brings_its_chat_template(tmp_path: Path) -> None:
-    folder, task = with_jinja(tmp_path / "model"), list(HouseholdWorld().panel("eval", 1))
+    folder, task = with_jinja(tmp_path / "model"), list(HouseholdEnvironment().task_set("eval", 1))
     named = ramify.play(f"hf:{folder}", "household", task, out=tmp_path / "named")
     model = ramify.LocalModel.load(folder)
     assert model.template is not None
@@ -150,22 +150,24 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
 ) -> None:
     model, out = ramify.LocalModel.load(with_jinja(tmp_path / "model")), tmp_path / "run"
     before = model.identity
-    tasks = [{"id": task.id, **task.data} for task in HouseholdWorld().panel("train", 8)]
-    found = ramify.improve({**SMALL, "tree": {"roots": 2}}, out, model=model, env=HouseholdWorld, tasks=tasks)
+    tasks = [{"id": task.id, **task.data} for task in HouseholdEnvironment().task_set("train", 8)]
+    found = ramify.improve({**SMALL, "tree": {"roots": 2}}, out, model=model, env=HouseholdEnvironment, tasks=tasks)
     assert model.identity == before
     assert found["before"]["n"] == 4
     started, improved = (ramify.LocalModel.load(out / name) for name in ("start", "agent"))
     assert started.identity.weights == before.weights
     assert improved.template is not None
-    assert ramify.resume(out, env=HouseholdWorld()) == json.loads(json.dumps(found))
+    assert ramify.resume(out, env=HouseholdEnvironment()) == json.loads(json.dumps(found))
     assert main(["resume", str(out)]) == 0, "it is done: its result again"
     with closing(sqlite3.connect(out / "run.sqlite")) as db, db:
         db.execute("DELETE FROM journal WHERE kind = 'result'")
     assert main(["resume", str(out)]) == 2
-    assert "was made with an environment object: go on in Python" in capsys.readouterr().err
+    assert "was made with an environment object: continue in Python" in capsys.readouterr().err
     with ramify.Run.open(out) as run:
         node = next(n for info in run.trees() for n in run.nodes(info.name) if n.role == "assistant")
-    assert ramify.fork_run(out, node.id, n=2, world=HouseholdWorld).arm.attempts, "the model is found by where it was kept"
+    assert ramify.fork_run(out, node.id, n=2, environment=HouseholdEnvironment).arm.attempts, (
+        "the model is found by where it was kept"
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
         ),
         ({"model": "builtin", "sampling": {"temperature": "hot"}}, "sampling setting 'temperature': .* not 'hot'"),
         ({"world": Sum()}, "is one episode: give what makes one for each attempt, the class Sum"),
-        ({"world": object}, "this object is no environment: it has no name, make, panel"),
+        ({"world": object}, "this object is no environment: it has no name, make, task_set"),
         ({"world": 3}, "this int is no environment"),
         ({"world": lambda task: Sum()}, "makes no environment without arguments"),
         ({"world": Sum, "tasks": None}, "'Sum' makes no tasks of its own: give tasks="),
@@ -221,7 +223,7 @@ def test_a_result_in_an_interpreter_is_three_lines(tmp_path: Path) -> None:
     long = [{**task, "id": "sum " * 60 + str(task["a"])} for task in TASKS]
     attempts = ramify.play(wordy, Sum, long, out=tmp_path / "run")
     step = attempts[0].turns[0]
-    fork = ramify.fork_run(tmp_path / "run", step.node.id, n=2, edit={"replace": "go " * 99}, model=wordy, world=Sum)
+    fork = ramify.fork_run(tmp_path / "run", step.node.id, n=2, edit={"replace": "go " * 99}, model=wordy, environment=Sum)
     found = ramify.improve(SMALL, tmp_path / "better")
     with ramify.Run.open(tmp_path / "run") as run:
         for result in (*attempts, step, step.node, fork, fork.arm, found, run, run.tree(attempts[0].tree)):

@@ -15,7 +15,7 @@ from ramify.rollout import parts
 from ramify.rollout.compact import DropOldest
 from ramify.trace.db import Run
 
-TASKS = parts.find_world("household").panel("eval", 1)
+TASKS = parts.find_environment("household").task_set("eval", 1)
 WALKER = "factory:ramify_test_walker:walker"
 
 
@@ -44,7 +44,7 @@ def test_a_compactor_by_name_is_used_stored_and_used_again_by_a_fork(tmp_path: P
     step = attempts[0].turns[-2].node
     forked = fork_run(out, step.id, n=1)
     assert forked.arm.attempts[0].turns[0].node.text == step.text, "the fork is shown what the run was shown"
-    assert forked.arm.attempts[0].turns[0].node.producer == step.producer
+    assert forked.arm.attempts[0].turns[0].node.provenance == step.provenance
 
 
 def test_a_compactor_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_a_compactor_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
     assert forked.arm.attempts[0].turns[0].node.text == step.text
 
 
-def test_a_collection_takes_one_and_goes_on_with_it(tmp_path: Path) -> None:
-    config = RolloutConfig(model=WALKER, panel=1, compactor="drop-oldest", window=200)
+def test_a_collection_takes_one_and_continues_with_it(tmp_path: Path) -> None:
+    config = RolloutConfig(model=WALKER, task_set=1, compactor="drop-oldest", window=200)
     Collection(config).collect(tmp_path / "run")
     assert resume(tmp_path / "run")["missing"] == 0
     with pytest.raises(UserError, match="window was 200, is 300"):
@@ -75,11 +75,11 @@ def test_a_collection_takes_one_and_goes_on_with_it(tmp_path: Path) -> None:
 )
 def test_mistakes_are_one_sentence(words: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        Collection(RolloutConfig(model=WALKER, panel=1, **words))
+        Collection(RolloutConfig(model=WALKER, task_set=1, **words))
 
 
-def test_a_run_of_before_the_setting_goes_on(tmp_path: Path) -> None:
-    config = RolloutConfig(model=WALKER, panel=1)
+def test_a_run_of_before_the_setting_continues(tmp_path: Path) -> None:
+    config = RolloutConfig(model=WALKER, task_set=1)
     collection = Collection(config)
     stored = {**collection.config.to_json(), "sampling": collection.agent.sampling.to_json()}
     with Run.create(tmp_path / "run", {k: v for k, v in stored.items() if k not in LATER}):

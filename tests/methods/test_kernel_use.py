@@ -28,7 +28,7 @@ from tests.trace.test_old_folders import STEER, unpack
 
 CASE = """
 question = "Why the shortcut?"
-env = "factory:tests.methods.forensics.scripted_organisms:world"
+env = "factory:tests.methods.forensics.scripted_organisms:environment"
 model = "factory:tests.methods.forensics.scripted_organisms:tedious"
 n = 10
 sentences = "stops"

@@ -80,10 +80,10 @@ class ModelServer:
         assert self.chat is not None
         messages = tuple(Message(m["role"], m["content"] or "", m) for m in body["messages"])
         settings, key = self._settings(body)
-        (draw,) = await self.chat.sample(Prefix(messages=messages), 1, settings, [key])
-        message = {"role": "assistant", "content": draw.text, **(draw.data or {})}
-        finish = {"eos": "stop"}.get(draw.stop, draw.stop)
-        usage = {"prompt_tokens": len(messages), "completion_tokens": len(draw.text)}
+        (completion,) = await self.chat.sample(Prefix(messages=messages), 1, settings, [key])
+        message = {"role": "assistant", "content": completion.text, **(completion.data or {})}
+        finish = {"eos": "stop"}.get(completion.stop, completion.stop)
+        usage = {"prompt_tokens": len(messages), "completion_tokens": len(completion.text)}
         return JSONResponse(
             {"model": NAME, "usage": usage, "choices": [{"index": 0, "message": message, "finish_reason": finish}]}
         )
@@ -98,17 +98,21 @@ class ModelServer:
             return JSONResponse({"error": {"message": "the prompt is empty"}}, 400)
         settings, key = self._settings(body)
         row = np.array(prompt, np.int32)
-        (draw,) = await self.tokens.sample(Prefix(row), 1, settings, [key])
-        assert draw.tokens is not None
-        assert draw.model_logprobs is not None
-        ids = draw.tokens.tolist()
+        (completion,) = await self.tokens.sample(Prefix(row), 1, settings, [key])
+        assert completion.tokens is not None
+        assert completion.model_logprobs is not None
+        ids = completion.tokens.tolist()
         texts = [self.tokens.tokenizer.decode([token]) for token in ids]  # type: ignore[attr-defined]
         names = [f"token_id:{token}" for token in ids] if self.style == "token_id" else texts
-        values: list[float | None] = [float(value) for value in draw.model_logprobs]
+        values: list[float | None] = [float(value) for value in completion.model_logprobs]
         if body.get("echo"):
             scores = (await self.tokens.logprobs([row]))[0].logprobs
             values, names, ids = [None, *(float(v) for v in scores[1:])], ["?"] * len(row), prompt
-        choice: dict[str, Any] = {"index": 0, "text": draw.text, "finish_reason": {"eos": "stop"}.get(draw.stop, draw.stop)}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": completion.text,
+            "finish_reason": {"eos": "stop"}.get(completion.stop, completion.stop),
+        }
         if "logprobs" in body:
             choice["logprobs"] = {"tokens": names, "token_logprobs": values}
         if self.style == "token_ids" and body.get("return_token_ids"):

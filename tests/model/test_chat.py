@@ -1,4 +1,4 @@
-"""Chat assembly: tokens in, tokens out, and drawn text is never encoded again."""
+"""Chat assembly: tokens in, tokens out, and sampled text is never encoded again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.model.chat import END, TAGS, JinjaTemplate, TagTemplate, assistant_node_parts
-from ramify.model.protocol import Draw
-from ramify.model.scripted import CharTokenizer, MergingTokenizer, scripted_draw
+from ramify.model.protocol import Completion
+from ramify.model.scripted import CharTokenizer, MergingTokenizer, scripted_completion
 from ramify.model.tokenizer import HfTokenizer
 from ramify.trace.node import make_node
 
@@ -50,22 +50,22 @@ def bpe() -> HfTokenizer:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    raw.train_from_iterator(["user assistant system tool hello world you are helpful the the the"] * 3, trainer)
+    raw.train_from_iterator(["user assistant system tool hello environment you are helpful the the the"] * 3, trainer)
     return HfTokenizer(raw)
 
 
-def drawn(tokenizer: HfTokenizer, text: str) -> Draw:
-    """Text drawn one byte-level piece at a time: never what encoding the text would give."""
+def sampled(tokenizer: HfTokenizer, text: str) -> Completion:
+    """Text sampled one byte-level piece at a time: never what encoding the text would give."""
     tokens = [token for character in text for token in tokenizer.encode(character)]
     scores = -np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Draw(text, "eos", np.array(tokens, np.int32), scores, ends=tokenizer.ends(tokens))
+    return Completion(text, "eos", np.array(tokens, np.int32), scores, ends=tokenizer.ends(tokens))
 
 
 def test_a_tagged_conversation_token_by_token() -> None:
     template = TagTemplate(CharTokenizer())
     user = template.render("user", "hi", after="")
     assert user == ([1, 5 + ord("h"), 5 + ord("i"), 4], [0, 1, 2, 2], "hi")
-    parts = assistant_node_parts(template, scripted_draw("ok"))
+    parts = assistant_node_parts(template, scripted_completion("ok"))
     assert parts["tokens"].tolist() == [2, 5 + ord("o"), 5 + ord("k"), 4]
     assert parts["sampled"].tolist() == [False, True, True, True]
     assert parts["ends"].tolist() == [0, 1, 2, 2]
@@ -74,27 +74,27 @@ def test_a_tagged_conversation_token_by_token() -> None:
     assert parts["text"] == "ok"
 
 
-def test_what_the_draw_did_not_say_is_closed_undrawn() -> None:
-    template, whole = TagTemplate(CharTokenizer()), scripted_draw("okay")
-    cut = Draw("ok", "length", whole.tokens[:2], whole.logprobs[:2], ends=whole.ends[:2])
+def test_what_the_sample_did_not_say_is_closed_unsampled() -> None:
+    template, whole = TagTemplate(CharTokenizer()), scripted_completion("okay")
+    cut = Completion("ok", "length", whole.tokens[:2], whole.logprobs[:2], ends=whole.ends[:2])
     closed = assistant_node_parts(template, cut)
     assert closed["tokens"].tolist() == [2, *whole.tokens[:2], 4]
     assert closed["sampled"].tolist() == [False, True, True, False]
     left_open = assistant_node_parts(template, cut, opens=False, closes=False)
     assert left_open["tokens"].tolist() == whole.tokens[:2].tolist()
     assert left_open["ends"].tolist() == [1, 2]
-    nothing = assistant_node_parts(template, scripted_draw(""))
+    nothing = assistant_node_parts(template, scripted_completion(""))
     assert (nothing["text"], nothing["ends"].tolist()) == ("", [0, 0])
 
 
-def test_a_text_only_draw_has_no_arrays() -> None:
-    parts = assistant_node_parts(TagTemplate(CharTokenizer()), Draw("hello", "eos"))
+def test_a_text_only_sample_has_no_arrays() -> None:
+    parts = assistant_node_parts(TagTemplate(CharTokenizer()), Completion("hello", "eos"))
     assert parts == {"tokens": None, "sampled": None, "logprobs": None, "ends": None, "text": "hello"}
 
 
 @given(st.text(max_size=30), st.lists(st.text(max_size=20), min_size=1, max_size=4))
 @settings(max_examples=60)
-def test_drawn_text_is_never_encoded_again(prompt: str, replies: list[str]) -> None:
+def test_sampled_text_is_never_encoded_again(prompt: str, replies: list[str]) -> None:
     tokenizer = MergingTokenizer()
     template = TagTemplate(tokenizer)
     tokenizer.encoded.clear()
@@ -102,14 +102,14 @@ def test_drawn_text_is_never_encoded_again(prompt: str, replies: list[str]) -> N
     for reply in replies:
         tokens, ends, text = template.render("user", prompt)
         path.append(make_node("t", None, 0, "user", text, tokens=tokens, ends=ends))
-        path.append(make_node("t", None, 0, "assistant", **assistant_node_parts(template, scripted_draw(reply))))
-        shown = np.concatenate([shown, tokens, template.open("assistant"), scripted_draw(reply).tokens])
-    # what the model was shown and drew is what the nodes hold, and only the prompts were ever encoded
+        path.append(make_node("t", None, 0, "assistant", **assistant_node_parts(template, scripted_completion(reply))))
+        shown = np.concatenate([shown, tokens, template.open("assistant"), scripted_completion(reply).tokens])
+    # what the model was shown and sampled is what the nodes hold, and only the prompts were ever encoded
     assert np.concatenate([node.tokens for node in path]).tolist() == shown.tolist()
     assert set(tokenizer.encoded) <= {prompt}
     for node, reply in zip(path[1::2], replies, strict=True):
         assert node.text == reply
-        assert node.tokens[node.sampled].tolist() == scripted_draw(reply).tokens.tolist()
+        assert node.tokens[node.sampled].tolist() == scripted_completion(reply).tokens.tolist()
         merged = len(tokenizer.encode(reply)) < len(reply)
         assert merged == any(pair.isascii() for pair in map("".join, itertools.pairwise(reply)))
         assert tokenizer.decode(node.tokens[node.sampled]) == reply + END
@@ -142,12 +142,12 @@ def test_tag_template_refusals(bpe: HfTokenizer) -> None:
 
 
 def conversation(template: JinjaTemplate, messages: list[tuple[str, str]]) -> list[int]:
-    """Tokens of a conversation laid out message by message, replies given as draws of its own tokens."""
+    """Tokens of a conversation laid out message by message, replies given as samples of its own tokens."""
     tokens, after = [], ""
     for role, text in messages:
         if role == "assistant":
             tokens += assistant_node_parts(
-                template, Draw(text, "length", np.array(template.tokenizer.encode(text), np.int32)), after=after
+                template, Completion(text, "length", np.array(template.tokenizer.encode(text), np.int32)), after=after
             )["tokens"].tolist()
         else:
             tokens += template.render(role, text, after)[0]
@@ -156,7 +156,7 @@ def conversation(template: JinjaTemplate, messages: list[tuple[str, str]]) -> li
 
 
 TALK = [
-    ("user", "hello world"),
+    ("user", "hello environment"),
     ("assistant", "you are helpful"),
     ("tool", "the\nthe"),
     ("assistant", "hello"),
@@ -188,22 +188,22 @@ def test_a_template_that_trims_says_what_it_shows(bpe: HfTokenizer) -> None:
     assert template.render("user", "  hello \n")[2] == "hello"
 
 
-def test_drawn_tokens_stay_and_the_close_follows_undrawn(bpe: HfTokenizer) -> None:
+def test_sampled_tokens_stay_and_the_close_follows_unsampled(bpe: HfTokenizer) -> None:
     template = JinjaTemplate(bpe, CHATML, SPECIALS)
     (stop,) = template.stop_tokens
-    draw = drawn(bpe, "hello world 🗝")
-    ended = Draw(
-        draw.text + "<|im_end|>",
+    completion = sampled(bpe, "hello environment 🗝")
+    ended = Completion(
+        completion.text + "<|im_end|>",
         "eos",
-        np.append(draw.tokens, stop).astype(np.int32),
-        np.append(draw.logprobs, -1.0).astype(np.float32),
+        np.append(completion.tokens, stop).astype(np.int32),
+        np.append(completion.logprobs, -1.0).astype(np.float32),
     )
-    assert draw.tokens.tolist() != bpe.encode(draw.text)
-    for given_draw in (draw, ended):
-        parts = assistant_node_parts(template, given_draw)
-        assert bpe.decode(parts["tokens"]) == "<|im_start|>assistant\nhello world 🗝<|im_end|>\n"
-        assert parts["text"] == "hello world 🗝"
-        assert parts["tokens"][parts["sampled"]].tolist() == given_draw.tokens.tolist()
+    assert completion.tokens.tolist() != bpe.encode(completion.text)
+    for given_completion in (completion, ended):
+        parts = assistant_node_parts(template, given_completion)
+        assert bpe.decode(parts["tokens"]) == "<|im_start|>assistant\nhello environment 🗝<|im_end|>\n"
+        assert parts["text"] == "hello environment 🗝"
+        assert parts["tokens"][parts["sampled"]].tolist() == given_completion.tokens.tolist()
         assert parts["ends"][-1] == len(parts["text"])
         assert parts["logprobs"][~parts["sampled"]].tolist() == [0.0] * int((~parts["sampled"]).sum())
 

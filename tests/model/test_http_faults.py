@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.checkpoints import model_folder
 from ramify.model.address import Endpoint, Limits
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import KINDS, Clock, ProviderError, Transport, asked_wait
 from ramify.model.probe import probe
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import forbid_real_calls
 from ramify.trace.message import Message
 
@@ -58,13 +58,13 @@ def model(server: FaultyServer, mode: str = "chat", **options: Any) -> HttpModel
     return made
 
 
-def draw(made: HttpModel, prefix: Prefix = HELLO, n: int = 1, **settings: Any) -> list[Draw]:
+def sample(made: HttpModel, prefix: Prefix = HELLO, n: int = 1, **settings: Any) -> list[Completion]:
     return asyncio.run(made.sample(prefix, n, Sampling(**{"max_tokens": 8, **settings}), list(range(n))))
 
 
 def failure(made: HttpModel, prefix: Prefix = HELLO) -> ProviderError:
     with pytest.raises(ProviderError) as caught:
-        draw(made, prefix)
+        sample(made, prefix)
     return caught.value
 
 
@@ -79,7 +79,7 @@ def test_every_fault_of_a_chat_server_has_a_kind_and_is_one_sentence(fault: str)
     with FaultyServer(fault) as server:
         error = failure(model(server))
     assert error.kind == FAULTS[fault][1]
-    assert isinstance(error, BoundaryError)
+    assert isinstance(error, InfrastructureError)
     assert error.boundary == "provider"
     assert str(error).startswith(f"provider ({error.kind}): ")
     assert "127.0.0.1" in error.message
@@ -175,7 +175,7 @@ def test_what_may_pass_is_tried_again_and_then_it_works() -> None:
     clock = Still()
     with FaultyServer(*plans, good) as server:
         made = model(server, limits=Limits(retries=5, base=1.0, longest=3.0), clock=clock)
-        assert draw(made)[0].text == "fine"
+        assert sample(made)[0].text == "fine"
         assert len(server.requests) == len(plans) + 1
     same = random.Random(0)
     assert clock.slept == [same.random() * min(3.0, 2.0**k) for k in range(5)]  # full jitter under a growing, capped bound
@@ -200,7 +200,7 @@ def test_retry_after_is_honoured_by_all_requests() -> None:
     slow = http({"error": {"message": "slow"}}, 429, {"retry-after": "7"})
     with FaultyServer(lambda _: slow, good) as server:
         made = model(server, limits=Limits(retries=1, base=0.5), clock=clock)
-        draw(made)
+        sample(made)
         assert 7 <= clock.time < 7.5
     with FaultyServer(lambda _: http(b"", 503, {"retry-after": "3600"})) as server:
         error = failure(model(server, limits=Limits(retries=5)))
@@ -214,7 +214,7 @@ def test_a_wait_asked_for_holds_back_requests_that_come_later() -> None:
         made = model(server, limits=Limits(retries=0), clock=clock)
         failure(made)
         assert clock.time == 0
-        draw(made)
+        sample(made)
     assert clock.time == 5
 
 
@@ -238,7 +238,7 @@ def test_ways_to_ask_for_a_wait() -> None:
 def test_the_rate_spaces_requests() -> None:
     clock = Still()
     with FaultyServer(good) as server:
-        draw(model(server, limits=Limits(rate=4.0), clock=clock), n=9)
+        sample(model(server, limits=Limits(rate=4.0), clock=clock), n=9)
         assert len(server.requests) == 9
     assert clock.time == pytest.approx(2.0)
 
@@ -260,13 +260,13 @@ def test_at_most_so_many_requests_are_open_at_once() -> None:
         await writer.drain()
         writer.close()
 
-    async def play() -> list[Draw]:
+    async def play() -> list[Completion]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         made = HttpModel(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1?concurrent=3", MODEL)
         made._offers = frozenset()
-        draws = await made.sample(HELLO, 20, Sampling(), list(range(20)))
+        completions = await made.sample(HELLO, 20, Sampling(), list(range(20)))
         server.close()
-        return draws
+        return completions
 
     assert len(asyncio.run(play())) == 20
     assert most == 3
@@ -276,7 +276,7 @@ def test_one_object_serves_several_event_loops() -> None:
     with FaultyServer(good) as server:
         made = model(server)
         for _ in range(3):
-            assert draw(made, n=2)[1].text == "fine"
+            assert sample(made, n=2)[1].text == "fine"
 
 
 def test_real_calls_can_be_forbidden() -> None:
@@ -312,7 +312,7 @@ def test_options_of_the_url_and_what_is_sent_along() -> None:
     with FaultyServer(good) as server:
         made = HttpModel(server.url + "/?api-version=7&rate=100", MODEL, clock=Still())
         made._offers = frozenset()
-        draw(made)
+        sample(made)
         assert server.requests[0][0] == "/v1/chat/completions?api-version=7"
 
 

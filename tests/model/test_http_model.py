@@ -22,16 +22,16 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.cli.main import main
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.named import find_model
-from ramify.env.protocol import Observation, Panel, Task
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.jobs.play import fork_run
 from ramify.model import wire
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.grammar import json_object
 from ramify.model.http import ProviderError
-from ramify.model.protocol import Draw, Prefix, Sampling
-from ramify.model.scripted import ScriptedModel, scripted_draw
+from ramify.model.protocol import Completion, Prefix, Sampling
+from ramify.model.scripted import ScriptedModel, scripted_completion
 from ramify.rollout.agent import Agent
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
@@ -78,7 +78,7 @@ def without(name: str) -> Callable[[dict[str, Any]], None]:
     return before
 
 
-def draw(model: HttpModel, prefix: Prefix, keys: tuple[int, ...] = (1,), **fields: Any) -> list[Draw]:
+def sample(model: HttpModel, prefix: Prefix, keys: tuple[int, ...] = (1,), **fields: Any) -> list[Completion]:
     return asyncio.run(model.sample(prefix, len(keys), Sampling(**{"max_tokens": 12, **fields}), keys))
 
 
@@ -95,10 +95,10 @@ def test_completions_pass_the_battery() -> None:
 def test_ids_inside_the_log_probs_do_as_well() -> None:
     server = token_server()
     with serving(server.app) as url:
-        one = draw(completions(url), PREFIX)[0]
+        one = sample(completions(url), PREFIX)[0]
         server.style = "token_id"
         model = completions(url)
-        other = draw(model, PREFIX)[0]
+        other = sample(model, PREFIX)[0]
         assert "tokens" in model.capabilities
     assert one.tokens is not None
     assert other.tokens is not None
@@ -112,10 +112,10 @@ def test_a_chat_passes_the_battery() -> None:
         assert check_model(model) == []
 
 
-def test_draws_and_scores_are_those_of_the_model_behind_the_server() -> None:
+def test_samples_and_scores_are_those_of_the_model_behind_the_server() -> None:
     local, _ = load_model(BUILTIN)
     with serving(ModelServer(tokens=local).app) as url:
-        far = draw(completions(url), PREFIX, (7,))[0]
+        far = sample(completions(url), PREFIX, (7,))[0]
         scores = asyncio.run(completions(url).logprobs([PREFIX.tokens, np.zeros(0, np.int32)]))  # type: ignore[list-item]
     near = load_model(BUILTIN)[0]
     (score,) = asyncio.run(near.logprobs([np.concatenate([PREFIX.tokens, far.tokens])]))  # type: ignore[list-item]
@@ -154,7 +154,7 @@ def test_texts_are_ids_where_no_two_tokens_have_the_same_text(tmp_path: Path) ->
     with serving(server.app) as url:
         model = HttpModel(url, NAME, "completions", tokenizer=tmp_path)
         assert "tokens" in model.capabilities
-        first = draw(model, PREFIX, (3,))[0]
+        first = sample(model, PREFIX, (3,))[0]
     assert first.tokens is not None
     assert first.text == own.decode(first.tokens.tolist())
 
@@ -164,7 +164,7 @@ def test_a_strict_server_is_asked_plainly() -> None:
     with serving(server.app) as url:
         model = HttpModel(url, NAME)
         assert model.capabilities == {"seeds", *ASKED}
-        draw(model, Prefix(messages=(Message("user", "x"),)))
+        sample(model, Prefix(messages=(Message("user", "x"),)))
         assert "top_k" not in server.log[-1]
         assert server.log[-1]["seed"] == 1
         with pytest.raises(NeedsError, match="'top_k' is not followed"):
@@ -181,7 +181,7 @@ def test_new_hosted_models_take_max_completion_tokens_and_some_no_seed() -> None
     with FaultyServer(picky) as server:
         model = HttpModel(server.url, "m")
         assert model.capabilities == ASKED
-        draw(model, Prefix(messages=(Message("user", "x"),)), max_tokens=5)
+        sample(model, Prefix(messages=(Message("user", "x"),)), max_tokens=5)
         assert server.requests[-1][2]["max_completion_tokens"] == 5
 
 
@@ -215,7 +215,7 @@ def test_an_echo_scores_given_tokens_where_nothing_better_is_offered() -> None:
     with serving(server.app) as url:
         model = completions(url)
         assert "prompt_logprobs" in model.capabilities
-        first = draw(model, PREFIX)[0]
+        first = sample(model, PREFIX)[0]
         assert first.tokens is not None
         (scores,) = asyncio.run(model.logprobs([np.concatenate([[3, 5, 9], first.tokens])]))
         np.testing.assert_allclose(scores.logprobs[3:], first.logprobs, atol=1e-4)
@@ -223,7 +223,7 @@ def test_an_echo_scores_given_tokens_where_nothing_better_is_offered() -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_drawn_tokens_that_spell_the_key_are_a_failed_draw(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+def test_sampled_tokens_that_spell_the_key_are_a_failed_sample(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
     key = "sk-canary-51f2c7d0"
     monkeypatch.setenv("RAMIFY_API_KEY", key)
     plain = completions("http://127.0.0.1:1/v1").tokenizer
@@ -232,8 +232,8 @@ def test_drawn_tokens_that_spell_the_key_are_a_failed_draw(monkeypatch: pytest.M
 
     def answer(body: dict[str, Any]) -> bytes:
         if not body.get("stream"):
-            drawn = ids if body["max_tokens"] > 16 else [7, 9]
-            return http(completion(token_ids=drawn, logprobs={"token_logprobs": [-1.0] * len(drawn)}))
+            sampled = ids if body["max_tokens"] > 16 else [7, 9]
+            return http(completion(token_ids=sampled, logprobs={"token_logprobs": [-1.0] * len(sampled)}))
         parts = [{"index": 0, "text": "", "token_ids": [token], "finish_reason": None} for token in ids]
         parts[-1]["finish_reason"] = "length"
         made = b"".join(f"data: {json.dumps({'model': 'm', 'choices': [part]})}\n\n".encode() for part in parts)
@@ -248,36 +248,36 @@ def test_drawn_tokens_that_spell_the_key_are_a_failed_draw(monkeypatch: pytest.M
     with FaultyServer(answer) as server:
         model = HttpModel(server.url, "m", "completions", tokenizer=BUILTIN)
         with pytest.raises(ProviderError, match="says back the key"):
-            asyncio.run(read(model)) if streamed else draw(model, PREFIX, max_tokens=64)
+            asyncio.run(read(model)) if streamed else sample(model, PREFIX, max_tokens=64)
     assert key[:8] not in "".join(said)
 
 
 # -- sampling
 
 
-def test_settings_reach_the_server_and_cut_what_it_drew_too_much() -> None:
+def test_settings_reach_the_server_and_cut_what_it_sampled_too_much() -> None:
     server = token_server()
     with serving(server.app) as url:
         model = completions(url)
-        whole = draw(model, PREFIX, (5,))[0]
+        whole = sample(model, PREFIX, (5,))[0]
         assert whole.tokens is not None
         ids = whole.tokens.tolist()
         third = next(i for i in range(1, len(ids)) if ids[i] not in ids[:i])
         server.before = without("stop_token_ids")  # a server that knows no stop tokens
-        cut = draw(model, PREFIX, (5,), stop_tokens=(ids[third],))[0]
+        cut = sample(model, PREFIX, (5,), stop_tokens=(ids[third],))[0]
         assert cut.tokens is not None
         assert (cut.tokens.tolist(), cut.stop) == (ids[: third + 1], "stop")
         assert cut.logprobs is not None
         assert len(cut.logprobs) == third + 1
         word = whole.text[1:3]
-        stopped = draw(model, PREFIX, (5,), stop_texts=(word,))[0]
+        stopped = sample(model, PREFIX, (5,), stop_texts=(word,))[0]
         assert word in stopped.text
         assert whole.text.startswith(stopped.text)
         assert stopped.tokens is not None
-        until = draw(model, PREFIX, (5,), until=lambda tokens: len(tokens) == 2)[0]
+        until = sample(model, PREFIX, (5,), until=lambda tokens: len(tokens) == 2)[0]
         assert until.tokens is not None
         assert until.tokens.tolist() == ids[:2]
-        draw(model, PREFIX, (9,), temperature=0.5, top_p=0.9, top_k=3, ban=(7,), max_tokens=3)
+        sample(model, PREFIX, (9,), temperature=0.5, top_p=0.9, top_k=3, ban=(7,), max_tokens=3)
         sent = server.log[-1]
         assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["max_tokens"]) == (0.5, 0.9, 3, 3)
         assert sent["logit_bias"] == {"7": -100}
@@ -288,7 +288,7 @@ def test_penalties_go_by_their_names_and_a_grammar_only_where_it_is_kept_to() ->
     server = token_server()
     with serving(server.app) as url:
         model = completions(url)
-        made = draw(
+        made = sample(
             model, PREFIX, (9,), min_p=0.1, repetition_penalty=1.2, frequency_penalty=0.5, logit_bias=((3, 2.5),), ban=(7,)
         )
         sent = server.log[-1]
@@ -311,20 +311,20 @@ def test_a_first_token_with_bans_of_its_own() -> None:
     server = token_server()
     with serving(server.app) as url:
         model = completions(url)
-        first = draw(model, PREFIX, (5,), temperature=0.0)[0]
+        first = sample(model, PREFIX, (5,), temperature=0.0)[0]
         assert first.tokens is not None
         ban = int(first.tokens[0])
         for key in range(4):
-            other = draw(model, PREFIX, (key,), ban_first=(ban,))[0]
+            other = sample(model, PREFIX, (key,), ban_first=(ban,))[0]
             assert other.tokens is not None
             assert int(other.tokens[0]) != ban
             assert other.logprobs is None  # the server's are the model's own, not those of what is left
             assert other.model_logprobs is not None
             assert len(other.model_logprobs) == len(other.tokens) <= 12
-            three = draw(model, PREFIX, (key,), ban_first=(ban,), until=lambda tokens: len(tokens) > 1 and tokens[0] != ban)[0]
+            three = sample(model, PREFIX, (key,), ban_first=(ban,), until=lambda tokens: len(tokens) > 1 and tokens[0] != ban)[0]
             assert three.tokens is not None
             assert three.tokens.tolist() == other.tokens.tolist()[:2], "until is asked about the whole reply"
-            never = draw(
+            never = sample(
                 model,
                 PREFIX,
                 (key,),
@@ -336,16 +336,16 @@ def test_a_first_token_with_bans_of_its_own() -> None:
     with FaultyServer(lambda _: http(completion(token_ids=[7, 7]))) as deaf:
         model = HttpModel(deaf.url, "m", "completions", tokenizer=BUILTIN)
         with pytest.raises(ProviderError, match="a token that the request bans") as caught:
-            draw(model, PREFIX, ban=(7,))
+            sample(model, PREFIX, ban=(7,))
         assert caught.value.kind == "tokens"
 
 
 def test_log_probs_under_the_sampling_distribution_are_there_only_where_they_are_known() -> None:
     with serving(token_server().app) as url:
         model = completions(url)
-        assert draw(model, PREFIX)[0].logprobs is not None
+        assert sample(model, PREFIX)[0].logprobs is not None
         for change in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 2}, {"ban": (3,)}):
-            changed = draw(model, PREFIX, **change)[0]
+            changed = sample(model, PREFIX, **change)[0]
             assert changed.logprobs is None
             assert changed.model_logprobs is not None
 
@@ -359,15 +359,15 @@ def test_what_a_chat_cannot_follow_is_refused_before_a_request() -> None:
         hello = Prefix(messages=(Message("user", "hi"),))
         for change in ({"stop_tokens": (1,)}, {"ban": (1,)}, {"ban_first": (1,)}, {"until": len}):
             with pytest.raises(NeedsError, match="needs a model that takes token ids"):
-                draw(model, hello, **change)
+                sample(model, hello, **change)
         for change in ({"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"max_tokens": 0}, {"top_k": -2}):
             with pytest.raises(UserError, match="out of range"):
-                draw(model, hello, **change)
+                sample(model, hello, **change)
         with pytest.raises(UserError, match="a stop text is empty"):
-            draw(model, hello, stop_texts=("",))
+            sample(model, hello, stop_texts=("",))
         for prefix in (Prefix(), PREFIX, Prefix(messages=(Message("user", "a"), Message("assistant", "b")))):
             with pytest.raises(NeedsError):
-                draw(model, prefix)
+                sample(model, prefix)
         with pytest.raises(UserError, match="as many keys"):
             asyncio.run(model.sample(hello, 2, Sampling(), [1]))
         assert len(server.log) == before
@@ -412,7 +412,7 @@ def test_messages_with_tools_as_the_protocol_wants_them() -> None:
         Message("assistant", "no call"),
         Message("tool", "stray"),
         Message("assistant", "", {"tool_calls": [CALL]}),
-        Message("user", "go on"),
+        Message("user", "continue"),
     )
     sent = wire.request_messages(chat)
     assert [m["role"] for m in sent] == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant", "user",
@@ -426,7 +426,7 @@ def test_messages_with_tools_as_the_protocol_wants_them() -> None:
 
 
 class Adder:
-    """A world of one tool: the agent must call it and then say the sum."""
+    """An environment of one tool: the agent must call it and then say the sum."""
 
     name = "adder"
     max_turns = 4
@@ -436,8 +436,8 @@ class Adder:
     def make(self) -> Adder:
         return Adder()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of([Task("1")])
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of([Task("1")])
 
     def reset(self, task: Task, seed: int) -> Observation:
         return Observation("1 + 2 = ?")
@@ -460,15 +460,15 @@ class Adder:
         return None
 
 
-def use_the_tool(messages: Any, key: int) -> Draw:
+def use_the_tool(messages: Any, key: int) -> Completion:
     last = messages[-1]
     if last.role == "tool":
         assert last.data["tool_call_id"] == "call_7"
-        return scripted_draw(f"it is {last.text}")
-    return scripted_draw("", data={"tool_calls": [CALL]})
+        return scripted_completion(f"it is {last.text}")
+    return scripted_completion("", data={"tool_calls": [CALL]})
 
 
-def test_a_world_with_tools_over_chat(tmp_path: Path) -> None:
+def test_a_environment_with_tools_over_chat(tmp_path: Path) -> None:
     server = chat_server(use_the_tool)
     with serving(server.app) as url:
         (attempt,) = ramify.play(HttpModel(url, NAME), Adder(), out=tmp_path / "r")
@@ -497,7 +497,7 @@ def test_tools_in_other_forms() -> None:
 
 
 def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = list(HouseholdWorld().panel("eval", 2))
+    tasks = list(HouseholdEnvironment().task_set("eval", 2))
     with serving(chat_server().app) as url:
         name = f"chat:{NAME}@{url}"
         first = ramify.play(name, "household", tasks, attempts=2, out=tmp_path / "a", seed=4)
@@ -515,11 +515,11 @@ def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: P
 def test_a_rollout_over_completions_has_tokens_and_log_probs(tmp_path: Path) -> None:
     with serving(token_server().app) as url:
         name = f"completions:{NAME}@{url}?tokenizer={BUILTIN}"
-        (attempt,) = ramify.play(name, "household", list(HouseholdWorld().panel("eval", 1)), out=tmp_path / "a")
+        (attempt,) = ramify.play(name, "household", list(HouseholdEnvironment().task_set("eval", 1)), out=tmp_path / "a")
         node = attempt.turns[0].node
         assert node.tokens is not None
         assert node.sampled is not None
-        assert node.drawn > 0
+        assert node.sampled_tokens > 0
         assert fork_run(tmp_path / "a", node.id, 2, n=2).to_json()["fork"]["n"] == 2
 
 
@@ -537,7 +537,7 @@ def test_token_methods_refuse_a_chat_before_anything_runs(tmp_path: Path, capsys
         assert main([*trees, "--budget", "40"]) == 0  # turns can be counted without tokens
 
 
-def test_a_server_that_fails_midway_leaves_failures_as_data_and_siblings_go_on(tmp_path: Path) -> None:
+def test_a_server_that_fails_midway_leaves_failures_as_data_and_siblings_continue(tmp_path: Path) -> None:
     from starlette.responses import JSONResponse
 
     server = chat_server()
@@ -549,16 +549,18 @@ def test_a_server_that_fails_midway_leaves_failures_as_data_and_siblings_go_on(t
     server.before = sometimes
     with serving(server.app) as url:
         model = HttpModel(url + "?retries=0", NAME)
-        attempts = ramify.play(model, "household", list(HouseholdWorld().panel("eval", 3)), attempts=4, out=tmp_path / "r")
+        attempts = ramify.play(
+            model, "household", list(HouseholdEnvironment().task_set("eval", 3)), attempts=4, out=tmp_path / "r"
+        )
     failed = [a for a in attempts if a.failure]
     whole = [a for a in attempts if not a.failure]
     assert failed
     assert all(a.outcome is None and "provider (server)" in str(a.failure) and "out of memory" in str(a.failure) for a in failed)
     with Run.open(tmp_path / "r") as run:
-        verdicts = list(run.verdicts())
+        scores = list(run.scores())
     assert len(attempts) == 12
-    assert sum("out of memory" in str(v.evidence["failure"]) for v in verdicts) == len(failed)
-    assert len(whole) + len(failed) == len(verdicts)
+    assert sum("out of memory" in str(v.evidence["failure"]) for v in scores) == len(failed)
+    assert len(whole) + len(failed) == len(scores)
 
 
 def test_a_token_budget_counts_what_a_chat_server_reports(tmp_path: Path) -> None:
@@ -566,8 +568,8 @@ def test_a_token_budget_counts_what_a_chat_server_reports(tmp_path: Path) -> Non
 
     with serving(chat_server().app) as url, Run.create(tmp_path / "r", {}) as run:
         budget = Budget({"tokens": 30})
-        episodes = Episodes(Agent(HttpModel(url, NAME)), HouseholdWorld(), run, budget=budget)
-        (task,) = HouseholdWorld().panel("eval", 1)
+        episodes = Episodes(Agent(HttpModel(url, NAME)), HouseholdEnvironment(), run, budget=budget)
+        (task,) = HouseholdEnvironment().task_set("eval", 1)
         attempt = asyncio.run(episodes.attempt("t", task, 0))
     assert 1 < len(attempt.turns) < 30
     assert attempt.truncated
@@ -646,22 +648,22 @@ def fixed(mode: str) -> HttpModel:
 MODELS = {mode: fixed(mode) for mode in ("chat", "completions")}
 
 
-def test_sound_answers_of_the_transport_below_are_draws() -> None:
+def test_sound_answers_of_the_transport_below_are_samples() -> None:
     FIXED.raw = json.dumps(faulty_chat({"content": "a", "tool_calls": [CALL]})).encode()
-    assert draw(MODELS["chat"], Prefix(messages=(Message("user", "x"),)))[0].text == "a"
+    assert sample(MODELS["chat"], Prefix(messages=(Message("user", "x"),)))[0].text == "a"
     FIXED.raw = json.dumps(completion(prompt_logprobs=[None, {"2": {"logprob": -1}}, {"3": -2}])).encode()
-    assert draw(MODELS["completions"], PREFIX)[0].stop == "length"
+    assert sample(MODELS["completions"], PREFIX)[0].stop == "length"
     (scores,) = asyncio.run(MODELS["completions"].logprobs([np.array([1, 2, 3], np.int32)]))
     assert scores.logprobs.tolist() == [0, -1, -2]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(body=bodies, mode=st.sampled_from(["chat", "completions"]))
-def test_any_json_a_server_may_answer_gives_a_draw_or_a_provider_error(body: Any, mode: str) -> None:
+def test_any_json_a_server_may_answer_gives_a_sample_or_a_provider_error(body: Any, mode: str) -> None:
     FIXED.raw = json.dumps(body).encode()
     prefix = PREFIX if mode == "completions" else Prefix(messages=(Message("user", "x"),))
     with contextlib.suppress(ProviderError):
-        (got,) = draw(MODELS[mode], prefix)
+        (got,) = sample(MODELS[mode], prefix)
         assert got.stop in ("eos", "stop", "length")
         got.text.encode()
         json.dumps(got.data, allow_nan=False)
@@ -678,7 +680,7 @@ def test_any_json_a_server_may_answer_gives_a_draw_or_a_provider_error(body: Any
 def test_any_bytes_a_server_may_answer(raw: bytes) -> None:
     FIXED.raw = raw
     with contextlib.suppress(ProviderError):
-        (got,) = draw(MODELS["chat"], Prefix(messages=(Message("user", "x"),)))
+        (got,) = sample(MODELS["chat"], Prefix(messages=(Message("user", "x"),)))
         assert got.stop in ("eos", "stop", "length")
 
 
@@ -689,7 +691,7 @@ def test_of_a_web_page_its_title_is_told() -> None:
     transport = httpx2.MockTransport(lambda request: httpx2.Response(502, content=page, headers={"content-type": "text/html"}))
     model = HttpModel("http://127.0.0.1:1/v1?retries=0", "m", transport=transport)
     with pytest.raises(ProviderError, match=r"127\.0\.0\.1:1 answers 502: 502 Bad Gateway$"):
-        draw(model, Prefix(messages=(Message("user", "x"),)))
+        sample(model, Prefix(messages=(Message("user", "x"),)))
 
 
 CANARY = "sk-canary-7f3a91c2e5d84b60"
@@ -712,7 +714,9 @@ def test_a_key_shows_up_nowhere_but_in_its_header(
     with serving(server.app) as url:
         name = f"chat:{NAME}@{url}"
         model, _ = find_model(name)
-        attempts = ramify.play(name, "household", list(HouseholdWorld().panel("eval", 1)), attempts=2, out=tmp_path / "r")
+        attempts = ramify.play(
+            name, "household", list(HouseholdEnvironment().task_set("eval", 1)), attempts=2, out=tmp_path / "r"
+        )
         assert all("Incorrect API key provided: ***" in str(a.failure) for a in attempts)
         assert server.headers[-1]["authorization"] == f"Bearer {CANARY}"
         assert main(["fork", str(tmp_path / "r"), attempts[0].turns[0].node.id, "--n", "1"]) == 1  # which fails, too
@@ -731,7 +735,7 @@ def test_where_a_key_comes_from_and_where_it_does_not_go(monkeypatch: pytest.Mon
         def sent() -> str | None:
             model = HttpModel(server.url, "m")
             model._offers = frozenset()
-            draw(model, Prefix(messages=(Message("user", "x"),)))
+            sample(model, Prefix(messages=(Message("user", "x"),)))
             return server.requests[-1][1].get("authorization")
 
         monkeypatch.delenv("RAMIFY_API_KEY", raising=False)

@@ -22,8 +22,8 @@ from model_server import serving
 import ramify
 from ramify.base.errors import NeedsError
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.worlds.chain import ChainWorld
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.chain import ChainEnvironment
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError
@@ -101,12 +101,12 @@ def test_a_chat_with_transformers_serve(served: tuple[str, Path], tmp_path: Path
     model = HttpModel(url, str(folder))
     assert model.capabilities <= {"seeds", "grammar", "penalties"}  # the latter two by name
     assert check_model(model) == []
-    (draw,) = asyncio.run(model.sample(HELLO, 1, Sampling(max_tokens=5), [3]))
-    assert draw.tokens is None
-    assert (draw.stop, draw.data and draw.data["usage"]["completion_tokens"]) == ("length", 5)
+    (completion,) = asyncio.run(model.sample(HELLO, 1, Sampling(max_tokens=5), [3]))
+    assert completion.tokens is None
+    assert (completion.stop, completion.data and completion.data["usage"]["completion_tokens"]) == ("length", 5)
     short = Sampling(max_tokens=4)
     attempts = ramify.play(
-        f"chat:{folder}@{url}", "chain", ChainWorld().panel("eval", 1), attempts=2, out=tmp_path / "r", sampling=short
+        f"chat:{folder}@{url}", "chain", ChainEnvironment().task_set("eval", 1), attempts=2, out=tmp_path / "r", sampling=short
     )
     assert [a.failure for a in attempts] == [None, None]
     assert all(turn.node.tokens is None for attempt in attempts for turn in attempt.turns)
@@ -169,19 +169,19 @@ def test_completions_with_vllm_pass_the_battery(vllm: HttpModel) -> None:
 
 
 @needs_vllm
-def test_vllm_scores_what_it_drew_and_bans_what_it_must_not(vllm: HttpModel) -> None:
+def test_vllm_scores_what_it_sampled_and_bans_what_it_must_not(vllm: HttpModel) -> None:
     prefix = Prefix(np.array(vllm.tokenizer.encode("go to the"), np.int32))
     settings: Any = {"max_tokens": 12}
-    (draw,) = asyncio.run(vllm.sample(prefix, 1, Sampling(**settings), [4]))
-    assert draw.tokens is not None
+    (completion,) = asyncio.run(vllm.sample(prefix, 1, Sampling(**settings), [4]))
+    assert completion.tokens is not None
     assert prefix.tokens is not None
-    (scores,) = asyncio.run(vllm.logprobs([np.concatenate([prefix.tokens, draw.tokens])]))
-    np.testing.assert_allclose(scores.logprobs[len(prefix.tokens) :], draw.logprobs, atol=2e-2)
-    banned = tuple(set(draw.tokens.tolist()))
+    (scores,) = asyncio.run(vllm.logprobs([np.concatenate([prefix.tokens, completion.tokens])]))
+    np.testing.assert_allclose(scores.logprobs[len(prefix.tokens) :], completion.logprobs, atol=2e-2)
+    banned = tuple(set(completion.tokens.tolist()))
     (other,) = asyncio.run(vllm.sample(prefix, 1, Sampling(**settings, ban=banned), [4]))
     assert other.tokens is not None
     assert not set(other.tokens.tolist()) & set(banned)
-    word = draw.text[2:4]
+    word = completion.text[2:4]
     (stopped,) = asyncio.run(vllm.sample(prefix, 1, Sampling(**settings, stop_texts=(word,)), [4]))
     assert word in stopped.text
     vllm.check(Sampling(top_k=3))
@@ -190,7 +190,7 @@ def test_vllm_scores_what_it_drew_and_bans_what_it_must_not(vllm: HttpModel) -> 
 @needs_vllm
 def test_a_rollout_with_vllm(vllm: HttpModel, tmp_path: Path) -> None:
     name = f"completions:{vllm.model}@{os.environ['RAMIFY_TEST_VLLM']}"
-    tasks = list(HouseholdWorld().panel("eval", 1))
+    tasks = list(HouseholdEnvironment().task_set("eval", 1))
     (attempt,) = ramify.play(name, "household", tasks, out=tmp_path / "r")
     assert attempt.failure is None
-    assert attempt.turns[0].node.drawn > 0
+    assert attempt.turns[0].node.sampled_tokens > 0

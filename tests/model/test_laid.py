@@ -11,7 +11,7 @@ import ramify
 from ramify.base.errors import UserError
 from ramify.model.chat import JinjaTemplate, TagTemplate
 from ramify.model.laid import Layout, TooLongError
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import gathered, stream
 from ramify.model.tokenizer import HfTokenizer
@@ -31,28 +31,28 @@ SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 
 
 class Heard(ScriptedModel):
-    """Takes the household tokenizer's ids, remembers them, and draws what it is told to, in the tokens it is told to."""
+    """Takes the household tokenizer's ids, remembers them, and samples what it is told to, in the tokens it is told to."""
 
-    def __init__(self, drawn: Sequence[list[int]], context: int = 400) -> None:
+    def __init__(self, sampled: Sequence[list[int]], context: int = 400) -> None:
         super().__init__()
-        self.drawn, self.context, self.prompts = list(drawn), context, list[list[int]]()
+        self.sampled_tokens, self.context, self.prompts = list(sampled), context, list[list[int]]()
         self.eos = (4,)
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         assert prefix.tokens is not None
         assert 4 in settings.stop_tokens
         self.prompts.append(prefix.tokens.tolist())
-        ids = self.drawn.pop(0)
+        ids = self.sampled_tokens.pop(0)
         zeros = np.zeros(len(ids), np.float32)
         text = HOUSEHOLD.decode(ids)
-        return [Draw(text, "eos", np.array(ids, np.int32), zeros, zeros, None, HOUSEHOLD.ends(ids))] * n
+        return [Completion(text, "eos", np.array(ids, np.int32), zeros, zeros, None, HOUSEHOLD.ends(ids))] * n
 
 
 def chat(*texts: str) -> tuple[Message, ...]:
     return tuple(Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts))
 
 
-def ask(model: Layout, *messages: Message, tools: Sequence[dict[str, object]] = ()) -> Draw:
+def ask(model: Layout, *messages: Message, tools: Sequence[dict[str, object]] = ()) -> Completion:
     prefix = Prefix(messages=messages, tools=tuple(tools))
     return asyncio.run(gathered(stream(model, prefix, Sampling(), 1)))
 
@@ -63,18 +63,18 @@ def spelled_by_bytes(text: str) -> list[int]:
 
 
 def test_a_reply_that_comes_back_keeps_its_tokens_at_its_place_only() -> None:
-    drawn = [*spelled_by_bytes("go hall"), 4]
-    assert drawn[:-1] != HOUSEHOLD.encode("go hall")
-    inside = Heard([drawn, [5, 4], [5, 4], [5, 4]])
+    sampled = [*spelled_by_bytes("go hall"), 4]
+    assert sampled[:-1] != HOUSEHOLD.encode("go hall")
+    inside = Heard([sampled, [5, 4], [5, 4], [5, 4]])
     model = Layout(inside, TagTemplate(HOUSEHOLD))
     first = ask(model, *chat("where?"))
     assert first.data == {"usage": {"prompt_tokens": len(inside.prompts[0])}}
     again = ask(model, *chat("where?", "go hall", "and then?"))
     start = len(inside.prompts[0])
-    assert inside.prompts[1][: start + len(drawn)] == [*inside.prompts[0], *drawn]
+    assert inside.prompts[1][: start + len(sampled)] == [*inside.prompts[0], *sampled]
     reply = again.shown[1]
     assert reply.tokens is not None
-    assert reply.tokens.tolist() == [2, *drawn]
+    assert reply.tokens.tolist() == [2, *sampled]
     assert reply.ends is not None
     assert (reply.message.text, int(reply.ends[-1])) == ("go hall", len("go hall"))
     ask(model, *chat("elsewhere?", "go hall", "and then?"))
@@ -82,18 +82,18 @@ def test_a_reply_that_comes_back_keeps_its_tokens_at_its_place_only() -> None:
     third = inside.prompts[2]
     assert third[third.index(2) : third.index(2) + len(encoded)] == encoded
     ask(model, *chat("where?", "go hall!", "and then?"))
-    assert drawn[:-1] != inside.prompts[3][start : start + len(drawn) - 1]
+    assert sampled[:-1] != inside.prompts[3][start : start + len(sampled) - 1]
 
 
 def test_the_memory_of_replies_is_bounded() -> None:
-    drawn = [*spelled_by_bytes("go hall"), 4]
-    inside = Heard([drawn, [5, 4], [5, 4]])
+    sampled = [*spelled_by_bytes("go hall"), 4]
+    inside = Heard([sampled, [5, 4], [5, 4]])
     model = Layout(inside, TagTemplate(HOUSEHOLD), remembered=1)
     ask(model, *chat("where?"))
     ask(model, *chat("what?"))
     ask(model, *chat("where?", "go hall", "and then?"))
     start = len(inside.prompts[0])
-    assert inside.prompts[2][start : start + len(drawn)] != drawn
+    assert inside.prompts[2][start : start + len(sampled)] != sampled
 
 
 def test_a_template_that_knows_tools_tells_of_them() -> None:
@@ -112,9 +112,9 @@ def test_a_template_that_knows_tools_tells_of_them() -> None:
 def test_otherwise_the_system_message_tells_of_them() -> None:
     inside = Heard([[5, 4]] * 2, context=2000)
     model = Layout(inside, TagTemplate(HOUSEHOLD))
-    draw = ask(model, Message("system", "Be brief."), *chat("hello"), tools=[TOOL])
+    completion = ask(model, Message("system", "Be brief."), *chat("hello"), tools=[TOOL])
     assert HOUSEHOLD.decode(inside.prompts[0]).startswith("<|system|>Be brief.\n\n# Tools")
-    assert '"name": "look"' in draw.shown[0].message.text
+    assert '"name": "look"' in completion.shown[0].message.text
     ask(model, *chat("hello"), tools=[TOOL])
     assert HOUSEHOLD.decode(inside.prompts[1]).startswith("<|system|># Tools")
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ramify.base import registry
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.model.middleware import Middleware, wrap
 from ramify.model.middleware_battery import check_middleware
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling
+from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Pieces, stream, whole
 from ramify.trace.message import Message
@@ -31,8 +31,8 @@ def test_the_base_class_conforms() -> None:
 class Shouts(Middleware):
     name, rewrites = "shouts", True
 
-    async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
-        return replace(draw, text=draw.text.upper())
+    async def after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
+        return replace(completion, text=completion.text.upper())
 
 
 def test_middleware_that_rewrites_conforms_where_it_says_so() -> None:
@@ -56,32 +56,32 @@ class Whispers(Shouts):
 
 
 class Drops(Middleware):
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         return (await super().sample(prefix, n, settings, keys))[:1]
 
 
 class OneKey(Middleware):
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         return await super().sample(prefix, n, settings, [keys[0]] * n)
 
 
 class Hides(Middleware):
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         try:
             return await super().sample(prefix, n, settings, keys)
-        except BoundaryError:
-            return [Draw("sorry", "eos")] * n
+        except InfrastructureError:
+            return [Completion("sorry", "eos")] * n
 
 
 class Shields(Middleware):
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         return await asyncio.shield(super().sample(prefix, n, settings, keys))
 
 
 class HoldsBack(Middleware):
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        (draw,) = await self.sample(prefix, 1, settings, [key])
-        yield whole(draw)
+        (completion,) = await self.sample(prefix, 1, settings, [key])
+        yield whole(completion)
 
 
 class Remembers(Middleware):
@@ -137,27 +137,27 @@ def test_composition_is_in_order_and_told_in_the_identity(monkeypatch: pytest.Mo
     model = wrap(inside, ["says:first: with a colon", "says:second"])
     assert isinstance(model, Says)
     assert (model.identity.name, model.argument) == ("scripted+says+says", "first: with a colon")
-    (draw,) = asyncio.run(model.sample(Prefix(messages=(Message("user", "hi"),)), 1, Sampling(), [1]))
-    assert draw.text == "second first: with a colon hi"  # the outermost changes first, the innermost ends in front
-    assert [laid.message.text for laid in draw.shown] == ["second", "first: with a colon", "hi"]
+    (completion,) = asyncio.run(model.sample(Prefix(messages=(Message("user", "hi"),)), 1, Sampling(), [1]))
+    assert completion.text == "second first: with a colon hi"  # the outermost changes first, the innermost ends in front
+    assert [laid.message.text for laid in completion.shown] == ["second", "first: with a colon", "hi"]
     assert wrap(inside, ["says:a"]).identity.weights != wrap(inside, ["says:b"]).identity.weights
     assert wrap(inside, []) is inside
     with pytest.raises(UserError, match="did you mean 'says'"):
         wrap(inside, ["say"])
 
 
-def test_a_stream_carries_what_after_made_of_the_draw() -> None:
+def test_a_stream_carries_what_after_made_of_the_sample() -> None:
     class Marks(Middleware):
-        async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
-            return replace(draw, data={**(draw.data or {}), "key": key})
+        async def after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
+            return replace(completion, data={**(completion.data or {}), "key": key})
 
-    async def last() -> Draw | None:
+    async def last() -> Completion | None:
         pieces = [p async for p in stream(Marks(ScriptedModel(["ok"])), Prefix(np.array([5], np.int32)), Sampling(), 9)]
-        return pieces[-1].draw
+        return pieces[-1].completion
 
-    draw = asyncio.run(last())
-    assert draw is not None
-    assert draw.data == {"key": 9}
+    completion = asyncio.run(last())
+    assert completion is not None
+    assert completion.data == {"key": 9}
 
 
 def test_what_the_model_inside_offers_is_found_and_nothing_else() -> None:

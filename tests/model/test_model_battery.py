@@ -13,7 +13,7 @@ import pytest
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.model.battery import check_model
-from ramify.model.protocol import Draw, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Completion, Prefix, Sampling, TokenScores
 from ramify.model.scripted import ScriptedModel
 
 
@@ -28,11 +28,11 @@ class Markov:
             {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "seeds", "batch_invariant"}
         )
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         assert prefix.tokens is not None
-        return [self.draw(int(prefix.tokens[-1]) if len(prefix.tokens) else 0, settings, key) for key in keys]
+        return [self.sample(int(prefix.tokens[-1]) if len(prefix.tokens) else 0, settings, key) for key in keys]
 
-    def draw(self, last: int, settings: Sampling, key: int) -> Draw:
+    def sample(self, last: int, settings: Sampling, key: int) -> Completion:
         rng, tokens, logprobs, entropy, stop = generator(key), [], [], [], "length"
         while len(tokens) < settings.max_tokens:
             row = self.table[last]
@@ -48,7 +48,7 @@ class Markov:
                 stop = "stop" if last in settings.stop_tokens else "eos"
                 break
         scores = np.array(logprobs, np.float32)
-        return Draw("x" * len(tokens), stop, np.array(tokens, np.int32), scores, scores, np.array(entropy, np.float32))
+        return Completion("x" * len(tokens), stop, np.array(tokens, np.int32), scores, scores, np.array(entropy, np.float32))
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
         return [
@@ -57,14 +57,14 @@ class Markov:
 
 
 class Changed(Markov):
-    """Markov with every draw changed by a function of (draw, number of draws in the call)."""
+    """Markov with every sample changed by a function of (sample, number of samples in the call)."""
 
-    def __init__(self, change: Callable[[Draw, int], Draw]) -> None:
+    def __init__(self, change: Callable[[Completion, int], Completion]) -> None:
         super().__init__()
         self.change = change
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
-        return [self.change(draw, n) for draw in await super().sample(prefix, n, settings, keys)]
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
+        return [self.change(sample, n) for sample in await super().sample(prefix, n, settings, keys)]
 
 
 def found(model: Any) -> set[str]:
@@ -85,9 +85,9 @@ def test_sound_models_pass(model: Any) -> None:
     assert check_model(model) == []
 
 
-def test_broken_draws_are_caught() -> None:
+def test_broken_samples_are_caught() -> None:
     noise = itertools.count()
-    changes: dict[str, Callable[[Draw, int], Draw]] = {
+    changes: dict[str, Callable[[Completion, int], Completion]] = {
         "a log-prob above 0": lambda d, n: replace(d, logprobs=-d.logprobs),
         "log-probs one short": lambda d, n: replace(d, logprobs=d.logprobs[:-1]),
         "no log-probs": lambda d, n: replace(d, logprobs=None),
@@ -105,9 +105,9 @@ def test_broken_draws_are_caught() -> None:
     assert "scores" in found(Changed(lambda d, n: replace(d, logprobs=d.logprobs - np.float32(0.1))))
 
 
-def test_a_missing_draw_is_caught() -> None:
+def test_a_missing_sample_is_caught() -> None:
     class Broken(Markov):
-        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
             return (await super().sample(prefix, n, settings, keys))[: max(1, n - 1)]
 
     assert "draws" in found(Broken())
@@ -119,7 +119,7 @@ def test_a_missing_draw_is_caught() -> None:
 )
 def test_ignored_settings_are_caught(ignored: dict[str, Any], check: str) -> None:
     class Broken(Markov):
-        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
             return await super().sample(prefix, n, replace(settings, **ignored), keys)
 
     assert check in found(Broken())
@@ -132,7 +132,7 @@ def test_false_claims_and_crashes_are_caught() -> None:
             self.capabilities |= {"telepathy"}
 
     class Fragile(Markov):
-        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
             assert prefix.tokens is not None
             prefix.tokens[-1]
             return await super().sample(prefix, n, settings, keys)

@@ -7,8 +7,8 @@ from ramify.rollout.parts import read_sampling
 from ramify.rollout.token_traces import sampling_of
 
 
-def test_how_to_draw_is_no_part_of_the_settings_identity():
-    told = Sampling(temperature=0.5, seeded=True, until=lambda drawn: True)
+def test_how_to_sample_is_no_part_of_the_settings_identity():
+    told = Sampling(temperature=0.5, seeded=True, until=lambda sampled: True)
     assert told == Sampling(temperature=0.5)
     assert told.to_json() == Sampling(temperature=0.5).to_json()
     assert not {"seeded", "until"} & set(told.to_json())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.model.chat import TagTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer
+from ramify.model.protocol import Completion, Model, Prefix, Sampling, Tokenizer
 from ramify.model.scripted import (
     NO_REAL_CALLS,
     CharTokenizer,
@@ -19,7 +19,7 @@ from ramify.model.scripted import (
     ScriptedModel,
     forbid_real_calls,
     refuse_real_calls,
-    scripted_draw,
+    scripted_completion,
 )
 from ramify.trace.message import Message
 
@@ -35,7 +35,7 @@ def prefix(*turns: str, begun: str = "") -> Prefix:
     return Prefix(np.array([*tokens, *TEMPLATE.open("assistant"), *CHARS.encode(begun)], np.int32))
 
 
-def say(model: Any, place: Prefix, **sampling: Any) -> Draw:
+def say(model: Any, place: Prefix, **sampling: Any) -> Completion:
     return asyncio.run(model.sample(place, 1, Sampling(**sampling), [7]))[0]
 
 
@@ -69,16 +69,16 @@ def test_a_callable_sees_messages_and_key() -> None:
         return f"key {key}"
 
     model = ScriptedModel(reply)
-    draws = asyncio.run(model.sample(prefix("a", "b", "c"), 2, Sampling(), [3, 4]))
-    assert [draw.text for draw in draws] == ["key 3", "key 4"]
+    completions = asyncio.run(model.sample(prefix("a", "b", "c"), 2, Sampling(), [3, 4]))
+    assert [completion.text for completion in completions] == ["key 3", "key 4"]
     assert seen[0] == [("user", "a"), ("assistant", "b"), ("user", "c")]
     say(model, prefix("a", begun="be"))
     assert seen[-1] == [("user", "a"), ("assistant", "be")]
 
 
-def test_a_callable_may_return_a_whole_draw() -> None:
-    draw = scripted_draw("x", entropy=np.array([0.5, 0.0], np.float32))
-    assert say(ScriptedModel(lambda messages, key: draw), prefix("a")) is draw
+def test_a_callable_may_return_a_whole_sample() -> None:
+    completion = scripted_completion("x", entropy=np.array([0.5, 0.0], np.float32))
+    assert say(ScriptedModel(lambda messages, key: completion), prefix("a")) is completion
 
 
 def test_a_begun_reply_is_finished() -> None:
@@ -88,7 +88,7 @@ def test_a_begun_reply_is_finished() -> None:
         assert say(model, prefix("a", begun="bye ")).text == "hello there"
 
 
-def test_what_ends_a_draw() -> None:
+def test_what_ends_a_sample() -> None:
     model = ScriptedModel(["hello there"])
     for sampling, text, stop in (
         ({}, "hello there", "eos"),
@@ -97,10 +97,10 @@ def test_what_ends_a_draw() -> None:
         ({"stop_tokens": (CHARS.encode("o")[0],)}, "hello", "stop"),
         ({"until": lambda tokens: len(tokens) == 2}, "he", "stop"),
     ):
-        draw = say(model, prefix("a"), **sampling)
-        assert (draw.text, draw.stop) == (text, stop)
+        completion = say(model, prefix("a"), **sampling)
+        assert (completion.text, completion.stop) == (text, stop)
         ended = len(text) + (stop == "eos")
-        assert len(draw.tokens) == len(draw.logprobs) == len(draw.ends) == ended
+        assert len(completion.tokens) == len(completion.logprobs) == len(completion.ends) == ended
         assert (
             say(ScriptedModel(["hello there"], tokens=False), Prefix(messages=(Message("user", "a"),)), **sampling).text == text
         )
@@ -119,7 +119,7 @@ def test_it_refuses_what_it_cannot_do() -> None:
         say(ScriptedModel(tokens=False), prefix("a"))
     with pytest.raises(NeedsError, match="no alternatives"):
         asyncio.run(model.logprobs([np.array([1, 2])], top_k=3))
-    with pytest.raises(UserError, match="2 draws need 2 keys"):
+    with pytest.raises(UserError, match="2 samples need 2 keys"):
         asyncio.run(model.sample(prefix("a"), 2, Sampling(), [1]))
 
 
@@ -129,10 +129,10 @@ def test_identity_follows_the_script() -> None:
     assert ScriptedModel(["a"]).identity == ScriptedModel(["a"]).identity
 
 
-def test_shared_draws_cannot_be_changed() -> None:
-    draw = say(ScriptedModel(["hello"]), prefix("a"))
+def test_shared_samples_cannot_be_changed() -> None:
+    completion = say(ScriptedModel(["hello"]), prefix("a"))
     with pytest.raises(ValueError, match="read-only"):
-        draw.tokens[0] = 1
+        completion.tokens[0] = 1
 
 
 def test_the_switch_against_real_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_messages_come_back_from_the_adversary_too() -> None:
         seen.extend(messages)
         return "fine"
 
-    tokens = [*template.render("user", "hello 🗝")[0], *assistant_node_parts(template, scripted_draw("yes"))["tokens"]]
+    tokens = [*template.render("user", "hello 🗝")[0], *assistant_node_parts(template, scripted_completion("yes"))["tokens"]]
     tokens += [*template.render("user", "more")[0], *template.open("assistant")]
     say(ScriptedModel(reply, tokenizer=tokenizer), Prefix(np.array(tokens, np.int32)))
     assert [message.text for message in seen] == ["hello 🗝", "yes", "more"]

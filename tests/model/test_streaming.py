@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ramify
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Detokenizer, Piece, Report, gathered, reported, stream, whole
 from ramify.model.tokenizer import HfTokenizer
@@ -46,7 +46,7 @@ def test_a_character_of_several_tokens_is_never_cut(said: str) -> None:
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
 
 
-def test_a_model_that_cannot_stream_gives_its_draw_as_one_piece() -> None:
+def test_a_model_that_cannot_stream_gives_its_sample_as_one_piece() -> None:
     model = ScriptedModel(["hello"])
     prefix = Prefix(np.array(model.tokenizer.encode("x"), np.int32))
 
@@ -54,16 +54,18 @@ def test_a_model_that_cannot_stream_gives_its_draw_as_one_piece() -> None:
         return [piece async for piece in stream(model, prefix, Sampling(), 1)]
 
     (piece,) = asyncio.run(run())
-    assert (piece.text, piece.draw and piece.draw.text) == ("hello", "hello")
+    assert (piece.text, piece.completion and piece.completion.text) == ("hello", "hello")
     assert asyncio.run(gathered(stream(model, prefix, Sampling(), 1))).text == "hello"
 
 
-def test_pieces_put_together_are_the_draw() -> None:
+def test_pieces_put_together_are_the_sample() -> None:
     tokens = HOUSEHOLD.encode("go to the hall: \u20ac\U0001f600 and on")
     logprobs = -np.arange(len(tokens), dtype=np.float32)
-    made = Draw(HOUSEHOLD.decode(tokens), "eos", np.array(tokens, np.int32), logprobs, logprobs - 1, None, HOUSEHOLD.ends(tokens))
+    made = Completion(
+        HOUSEHOLD.decode(tokens), "eos", np.array(tokens, np.int32), logprobs, logprobs - 1, None, HOUSEHOLD.ends(tokens)
+    )
 
-    async def start(report: Report) -> Draw:
+    async def start(report: Report) -> Completion:
         for token, logprob in zip(tokens, logprobs.tolist(), strict=True):
             report([token], [logprob], [logprob - 1])
             await asyncio.sleep(0)
@@ -74,17 +76,17 @@ def test_pieces_put_together_are_the_draw() -> None:
 
     pieces = asyncio.run(run())
     assert len(pieces) > 5
-    assert [piece.draw for piece in pieces] == [None] * (len(pieces) - 1) + [made]
+    assert [piece.completion for piece in pieces] == [None] * (len(pieces) - 1) + [made]
     assert "".join(piece.text for piece in pieces) == made.text
     for name in ("tokens", "logprobs", "model_logprobs", "ends"):
         joined = np.concatenate([getattr(piece, name) for piece in pieces])
         assert np.array_equal(joined, getattr(made, name)), name
 
 
-def test_a_reader_that_stops_cancels_the_draw_and_a_failure_reaches_it() -> None:
+def test_a_reader_that_stops_cancels_the_sample_and_a_failure_reaches_it() -> None:
     ended: list[str] = []
 
-    async def endless(report: Report) -> Draw:
+    async def endless(report: Report) -> Completion:
         try:
             while True:
                 report([5], [0.0], [0.0])
@@ -93,7 +95,7 @@ def test_a_reader_that_stops_cancels_the_draw_and_a_failure_reaches_it() -> None
             ended.append("cancelled")
             raise
 
-    async def failing(report: Report) -> Draw:
+    async def failing(report: Report) -> Completion:
         report([5], [0.0], [0.0])
         await asyncio.sleep(0)
         raise OSError("gone")
@@ -107,4 +109,4 @@ def test_a_reader_that_stops_cancels_the_draw_and_a_failure_reaches_it() -> None
             await gathered(reported(failing, None))
 
     asyncio.run(run())
-    assert whole(Draw("x", "eos")).text == "x"
+    assert whole(Completion("x", "eos")).text == "x"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ramify.base.ids import canonical_json
 from ramify.model.chat import TagTemplate, assistant_node_parts
-from ramify.model.scripted import CharTokenizer, scripted_draw
+from ramify.model.scripted import CharTokenizer, scripted_completion
 from ramify.trace.message import Message, parse_tool_calls
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
@@ -25,7 +25,7 @@ def test_calls_with_spans() -> None:
 
 def test_token_spans_leave_template_tokens_out() -> None:
     template = TagTemplate(CharTokenizer())
-    parts = assistant_node_parts(template, scripted_draw(CALL))
+    parts = assistant_node_parts(template, scripted_completion(CALL))
     (call,) = parse_tool_calls(parts["text"], parts["ends"])
     assert call.token_span == (1, 1 + len(CALL))
     assert template.tokenizer.decode(parts["tokens"][slice(*call.token_span)]) == CALL

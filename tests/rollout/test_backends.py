@@ -15,8 +15,8 @@ import pytest
 from waiting import until
 
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError, BudgetSpentError, RamifyError, UserError
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.base.errors import BudgetSpentError, InfrastructureError, RamifyError, UserError
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.jobs.collect import Collection, RolloutConfig
 from ramify.jobs.play import open_players, play
 from ramify.model.protocol import Sampling
@@ -26,10 +26,10 @@ from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Sink, add_records, pack_error, read_records, unpack_answer, write_records
 from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
-from ramify.trace.node import Context, Insert, Producer, Span, TreeInfo, Verdict, make_node
+from ramify.trace.node import Context, Insert, Provenance, Score, Span, TreeInfo, make_node
 
 HERE = Path(__file__).parent
-TASKS = list(HouseholdWorld().panel("train", 6, 3))
+TASKS = list(HouseholdEnvironment().task_set("train", 6, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +49,14 @@ def played(
     folder: Path, backend: str, model: str = "factory:worker_parts:walker", env: str = "household", **options: Any
 ) -> list:
     attempts = play(model, env, options.pop("tasks", TASKS), attempts=3, out=folder, seed=3, backend=backend, **options)
-    return [(a.tree, a.index, a.leaf, a.reward, a.outcome, a.truncated, a.failure, len(a.turns), a.drawn) for a in attempts]
+    return [
+        (a.tree, a.index, a.leaf, a.reward, a.outcome, a.truncated, a.failure, len(a.turns), a.sampled_tokens) for a in attempts
+    ]
 
 
 def test_processes_make_the_tree_that_this_process_makes(tmp_path: Path) -> None:
-    for env in ("household", "chain", "factory:worker_parts:BytesWorld"):
-        tasks = list(parts.find_world(env).panel("train", 6, 3))
+    for env in ("household", "chain", "factory:worker_parts:BytesEnvironment"):
+        tasks = list(parts.find_environment(env).task_set("train", 6, 3))
         model = "factory:worker_parts:guesser" if env == "chain" else "factory:worker_parts:walker"
         name = env.rpartition(":")[2]
         here = played(tmp_path / f"{name}-here", "local", model, env, tasks=tasks)
@@ -75,15 +77,15 @@ def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("DOOMED", TASKS[2].data["start"])
     monkeypatch.setenv("DOOM_COUNT", str(tmp_path / "deaths"))
     (tmp_path / "deaths").write_bytes(b"")
-    here = played(tmp_path / "here", "local", env="factory:worker_parts:DeadlyWorld")
+    here = played(tmp_path / "here", "local", env="factory:worker_parts:DeadlyEnvironment")
     (tmp_path / "deaths").write_bytes(b"." * deaths)
-    there = played(tmp_path / "there", "processes:2", env="factory:worker_parts:DeadlyWorld")
+    there = played(tmp_path / "there", "processes:2", env="factory:worker_parts:DeadlyEnvironment")
     assert (tmp_path / "deaths").read_bytes() == b"", "nobody died"
     assert here == there
     assert sorted(lines(tmp_path / "here")) == sorted(lines(tmp_path / "there"))
 
 
-def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_go_on(
+def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doomed = TASKS[2]
@@ -91,25 +93,27 @@ def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_go_on(
     monkeypatch.setenv("DOOM_COUNT", str(tmp_path / "deaths"))
     (tmp_path / "deaths").write_bytes(b"." * 1000)
     config = RolloutConfig(
-        model="factory:worker_parts:walker", env="factory:worker_parts:DeadlyWorld", seed=3, backend="processes:2"
+        model="factory:worker_parts:walker", env="factory:worker_parts:DeadlyEnvironment", seed=3, backend="processes:2"
     )
-    panel = [task for task in TASKS if task.id == doomed.id or task.data["start"] != doomed.data["start"]]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in panel))
+    task_set = [task for task in TASKS if task.id == doomed.id or task.data["start"] != doomed.data["start"]]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": t.id, **t.data}) + "\n" for t in task_set))
     config = config.model_copy(update={"tasks": str(tmp_path / "tasks.jsonl")})
     result = Collection(config).collect(tmp_path / "run")
-    assert (result["failed"], result["n"], result["missing"]) == (1, len(panel) - 1, 0)
+    assert (result["failed"], result["n"], result["missing"]) == (1, len(task_set) - 1, 0)
     assert "engine: the worker that played this died 3 times" in next(iter(result["failures"]))
     with Run.open(tmp_path / "run") as run:
-        (verdict,) = run.verdicts(tree=doomed.id)
-        assert verdict.value is None
-        assert "died 3 times" in verdict.evidence["failure"]
+        (score,) = run.scores(tree=doomed.id)
+        assert score.value is None
+        assert "died 3 times" in score.evidence["failure"]
     (tmp_path / "deaths").write_bytes(b"")  # whatever it was is mended: the same call plays what failed
     again = Collection(config).collect(tmp_path / "run")
-    assert (again["failed"], again["n"]) == (0, len(panel))
+    assert (again["failed"], again["n"]) == (0, len(task_set))
 
 
-SLOW = RolloutConfig(model="factory:worker_parts:slow_walker", panel=4, attempts=6, seed=3, backend="processes:2", concurrency=4)
-FIRST = next(iter(HouseholdWorld().panel("train", SLOW.panel, SLOW.seed)))
+SLOW = RolloutConfig(
+    model="factory:worker_parts:slow_walker", task_set=4, attempts=6, seed=3, backend="processes:2", concurrency=4
+)
+FIRST = next(iter(HouseholdEnvironment().task_set("train", SLOW.task_set, SLOW.seed)))
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +126,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_go_on_with(
+def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_continue_with(
     tmp_path: Path, how: signal.Signals, undisturbed: list[bytes]
 ) -> None:
     options = [f"--{name}={getattr(SLOW, name)}" for name in ("model", "panel", "attempts", "seed", "backend", "concurrency")]
     process = subprocess.Popen(
         [sys.executable, "-m", "ramify.cli.main", "rollout", *options, "--out", str(tmp_path / "run")],
         # attempts of the first task are there soon, and those of the others take a minute
-        env=os.environ | {"PYTHONPATH": str(HERE), "SLOW": "0.5", "QUICK": HouseholdWorld().make().reset(FIRST, 0).text},
+        env=os.environ | {"PYTHONPATH": str(HERE), "SLOW": "0.5", "QUICK": HouseholdEnvironment().make().reset(FIRST, 0).text},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -138,7 +142,7 @@ def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_go_on_with(
     process.send_signal(how)
     _, said = process.communicate(timeout=90)
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
-    assert how == signal.SIGKILL or "what was done is kept: go on with `ramify resume" in said
+    assert how == signal.SIGKILL or "what was done is kept: continue with `ramify resume" in said
     assert len(workers) == 2
     assert until(lambda: all(gone(pid) for pid in workers), 90)
     assert 3 <= committed(tmp_path / "run") < 24
@@ -172,10 +176,10 @@ def test_branches_are_played_by_workers(tmp_path: Path) -> None:
     found = []
     for backend in ("local", "processes:2"):
         agent = parts.make_agent("factory:worker_parts:walker", None, Sampling(max_tokens=20))
-        world = parts.find_world("factory:worker_parts:BytesWorld")
-        name = ("factory:worker_parts:walker", "factory:worker_parts:BytesWorld")
+        environment = parts.find_environment("factory:worker_parts:BytesEnvironment")
+        name = ("factory:worker_parts:walker", "factory:worker_parts:BytesEnvironment")
         with Run.create(tmp_path / backend, {}) as run, open_players(backend, *name, agent, 3, 8) as players:
-            player: Player = players.player(Episodes(agent, world, run, 3, "a group"))
+            player: Player = players.player(Episodes(agent, environment, run, 3, "a group"))
             first = players.run(player.attempt("t", TASKS[0], 0))
             branch = players.run(player.branch("t", TASKS[0], first.turns[3].answer.id, 5))
             again = players.run(player.branch("t", TASKS[0], first.turns[3].answer.id, 5))
@@ -214,7 +218,7 @@ def test_a_bad_back_end_is_one_sentence(backend: str, message: str) -> None:
 
 def test_objects_cannot_be_sent_to_workers(tmp_path: Path) -> None:
     model, _ = parts.find_model("factory:worker_parts:walker")
-    with pytest.raises(UserError, match="make model and world themselves: give both by name"):
+    with pytest.raises(UserError, match="make model and environment themselves: give both by name"):
         play(model, "household", out=tmp_path / "a", backend="processes:2")
     with pytest.raises(UserError, match="names nothing that can be imported"):
         play("factory:no_such_module:x", "household", out=tmp_path / "b")
@@ -229,7 +233,7 @@ def test_a_spent_budget_starts_nothing_more_and_cuts_nothing(tmp_path: Path) -> 
         name = ("factory:worker_parts:walker", "household")
         with Run.create(tmp_path / backend, {}) as run, open_players(backend, *name, agent, 3, 2) as players:
             budget = Budget({"turns": 50})
-            player = players.player(Episodes(agent, HouseholdWorld(), run, 3), budget)
+            player = players.player(Episodes(agent, HouseholdEnvironment(), run, 3), budget)
             attempts = []
 
             async def work(player: Player = player, attempts: list = attempts) -> None:
@@ -246,7 +250,7 @@ def test_no_more_attempts_are_under_way_than_asked_for(tmp_path: Path) -> None:
     agent = parts.make_agent("factory:worker_parts:walker", None, None)
     name = ("factory:worker_parts:walker", "household")
     with Run.create(tmp_path / "run", {}) as run, open_players("processes:2", *name, agent, 3, 3) as players:
-        player, most = players.player(Episodes(agent, HouseholdWorld(), run, 3)), 0
+        player, most = players.player(Episodes(agent, HouseholdEnvironment(), run, 3)), 0
         message = player._message
 
         def counted(unit: Unit) -> bytes:
@@ -271,13 +275,13 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         "t", odd.id, 2, "assistant", "x", tokens=[3, 4], sampled=[True, False], logprobs=[float("-inf"), 0.1], index=0, reward=0.1
     )
     context = Context((Span(odd.id, 0, 1), Insert("...", (7,), "user")))
-    producer = Producer("m", "w", {"temperature": 0.1}, 3, {"edit": 1})
-    verdict = Verdict(odd.id, "env", 0.1 + 0.2, evidence={"a": None}, cost={"x": 1.0}, judges={"env": "j"})
-    records = [TreeInfo("t", {"id": "\ud800"}, "g", {"a": 1}), producer, context, b"\x00blob", root, odd, infinite, verdict]
+    provenance = Provenance("m", "w", {"temperature": 0.1}, 3, {"edit": 1})
+    score = Score(odd.id, "env", 0.1 + 0.2, evidence={"a": None}, cost={"x": 1.0}, judges={"env": "j"})
+    records = [TreeInfo("t", {"id": "\ud800"}, "g", {"a": 1}), provenance, context, b"\x00blob", root, odd, infinite, score]
     back = list(read_records(write_records(records)))
     assert [type(r) for r in back] == [type(r) for r in records]
     assert back[:4] == records[:4]
-    assert back[-1] == verdict
+    assert back[-1] == score
     for was, now in zip(records[4:7], back[4:7], strict=True):
         assert was.id == now.id
         assert was.reward == now.reward
@@ -296,7 +300,7 @@ def test_a_record_with_another_content_than_its_id_says_is_refused() -> None:
 
 
 def test_errors_keep_their_kind_between_processes() -> None:
-    for error in (UserError("a"), BudgetSpentError("b"), BoundaryError("env", "c")):
+    for error in (UserError("a"), BudgetSpentError("b"), InfrastructureError("env", "c")):
         with pytest.raises(type(error), match=str(error)):
             unpack_answer(pack_error(error))
     with pytest.raises(Exception, match="a worker failed with ZeroDivisionError: d"):
@@ -311,13 +315,13 @@ def test_a_worker_is_told_of_its_own_path_only(tmp_path: Path) -> None:
         assert {n.index for n in told if n.role == "assistant" and n.parent == told[1].id} == {1}
         assert len(told) < len(tree)
         with Run.create(tmp_path / "copy", {}) as copy:
-            add_records(copy, [TreeInfo(tree.name, {}), *(r for r in run.each(Producer)), *told])
+            add_records(copy, [TreeInfo(tree.name, {}), *(r for r in run.each(Provenance)), *told])
             assert len(copy) == len(told)
 
 
 @pytest.mark.parametrize("backend", ["local", "processes:1"])
 def test_a_budget_of_tokens_holds_for_a_model_that_returns_text(tmp_path: Path, backend: str) -> None:
-    config = RolloutConfig(model="factory:worker_parts:hosted", panel=6, seed=3, backend=backend, concurrency=1)
+    config = RolloutConfig(model="factory:worker_parts:hosted", task_set=6, seed=3, backend=backend, concurrency=1)
     whole = Collection(config).collect(tmp_path / "whole")
     assert whole["tokens"] == 7 * whole["turns"] > 0
     limited = config.model_copy(update={"budget": config.budget.model_copy(update={"tokens": 7})})

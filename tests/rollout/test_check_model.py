@@ -7,7 +7,7 @@ from ramify.rollout.parts import check_model
 
 
 @pytest.mark.parametrize(
-    "spec", ["builtin", "chat:any@http://127.0.0.1:9/v1", "factory:ramify.env.worlds.household:HouseholdWorld"]
+    "spec", ["builtin", "chat:any@http://127.0.0.1:9/v1", "factory:ramify.env.builtin.household:HouseholdEnvironment"]
 )
 def test_a_name_is_known_without_loading_or_asking(spec: str) -> None:
     check_model(spec)

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
-from ramify.env.protocol import Observation, Panel, Task
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.model.chat import TagTemplate
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
@@ -59,20 +59,20 @@ class Corridor:
         return str(self.room)
 
 
-class CorridorWorld:
+class CorridorEnvironment:
     name = "corridor"
 
     def make(self) -> Corridor:
         return Corridor()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of([TASK])
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of([TASK])
 
 
 def says(messages: Sequence[Message], key: int) -> str:
     """A summary where one is asked for, else a reply that differs from place to place."""
     if messages[-1].text.startswith("Summarise"):
-        return f"went on {messages[-1].text.count('[assistant]')} times"
+        return f"continued {messages[-1].text.count('[assistant]')} times"
     return f"go {key % 1000}"
 
 
@@ -83,7 +83,7 @@ class Recorder(ScriptedModel):
         super().__init__(says, **options)
         self.prefixes: dict[int, Prefix] = {}
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         self.prefixes[keys[0]] = prefix
         return await super().sample(prefix, n, settings, keys)
 
@@ -92,7 +92,7 @@ def episodes(run: Run, compactor: Any, window: int, tokens: bool = True, **optio
     model = Recorder(tokens=tokens)
     template = TagTemplate(model.tokenizer) if tokens else None
     sampling = Sampling(max_tokens=40, stop_tokens=template.stop_tokens if template else ())
-    return Episodes(Agent(model, template, sampling, compactor, window), CorridorWorld(), run, seed=5, **options)
+    return Episodes(Agent(model, template, sampling, compactor, window), CorridorEnvironment(), run, seed=5, **options)
 
 
 def play(made: Episodes, index: int = 0) -> Attempt:
@@ -142,7 +142,7 @@ def test_compaction_happens_now_and_then_not_at_every_turn(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("compactor", COMPACTORS, ids=lambda c: c.name)
-def test_training_rows_hold_each_drawn_token_once_behind_what_was_shown(tmp_path: Path, compactor: Any) -> None:
+def test_training_rows_hold_each_sampled_token_once_behind_what_was_shown(tmp_path: Path, compactor: Any) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         attempt = play(episodes(run, compactor, 160))
         path = run.path(attempt.leaf)
@@ -150,16 +150,16 @@ def test_training_rows_hold_each_drawn_token_once_behind_what_was_shown(tmp_path
             row_from_path(path)
         credit = {t.node.id: np.full(len(t.node), i + 1, np.float32) for i, t in enumerate(attempt.turns)}
         rows = rows_from_path(path, run.node, run.context, {"advantage": credit})
-        drawn = np.concatenate([t.node.tokens[t.node.sampled] for t in attempt.turns])
-        assert np.array_equal(np.concatenate([row.tokens[row.mask] for row in rows]), drawn)
+        sampled = np.concatenate([t.node.tokens[t.node.sampled] for t in attempt.turns])
+        assert np.array_equal(np.concatenate([row.tokens[row.mask] for row in rows]), sampled)
         logprobs = np.concatenate([t.node.logprobs[t.node.sampled] for t in attempt.turns])
-        assert np.array_equal(np.concatenate([row.streams["logprobs"][row.mask] for row in rows]), logprobs)
+        assert np.array_equal(np.concatenate([row.token_values["logprobs"][row.mask] for row in rows]), logprobs)
         assert 1 < len(rows) < TURNS
         for number, turn in enumerate(attempt.turns):
             shown = run.shown(turn.node.id).tokens
-            row = next(row for row in rows if (row.streams["advantage"] == number + 1).any())
+            row = next(row for row in rows if (row.token_values["advantage"] == number + 1).any())
             assert np.array_equal(row.tokens[: len(shown)], shown), "the row begins with what the model saw"
-            assert (row.streams["advantage"][: len(shown)] != number + 1).all()
+            assert (row.token_values["advantage"][: len(shown)] != number + 1).all()
 
 
 def test_without_compaction_the_rows_are_the_path(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(tmp_path: Path, compacto
         assert end(run) == whole
 
 
-def test_forks_behind_a_compaction_go_on_from_what_was_shown(tmp_path: Path) -> None:
+def test_forks_behind_a_compaction_continue_from_what_was_shown(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         made = episodes(run, Summarize(length=30), 160)
         attempt = play(made)
@@ -203,9 +203,9 @@ def test_forks_behind_a_compaction_go_on_from_what_was_shown(tmp_path: Path) -> 
         assert shown.messages[0].text == Corridor.system
 
 
-def test_other_settings_of_the_compactor_are_other_producers(tmp_path: Path) -> None:
+def test_other_settings_of_the_compactor_are_other_provenances(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
-        hashes = {episodes(run, DropOldest(fill), window).producer.hash for fill in (0.4, 0.5) for window in (100, 200)}
+        hashes = {episodes(run, DropOldest(fill), window).provenance.hash for fill in (0.4, 0.5) for window in (100, 200)}
         assert len(hashes) == 4
     with pytest.raises(UserError, match="go together"):
         Agent(ScriptedModel(), compactor=DropOldest())
@@ -265,20 +265,20 @@ def test_the_promises_hold_on_any_history(shape: list[tuple[str, int]], limit: i
     for compactor in (DropOldest(fill), Summarize(fill, 20)):
         try:
             shown = asyncio.run(compactor.compact(entries, window))
-        except BoundaryError:
+        except InfrastructureError:
             continue
         assert faults(entries, shown, window) == [] or sum(e.size for e in entries if e.role == "system") > limit
 
 
 @pytest.mark.parametrize("compactor", COMPACTORS, ids=lambda c: c.name)
 def test_a_real_models_tree_does_not_depend_on_concurrency(tmp_path: Path, compactor: Any) -> None:
-    tasks = list(HouseholdWorld().panel("eval", 3))
+    tasks = list(HouseholdEnvironment().task_set("eval", 3))
     found = []
     for at_once in (1, 6):
-        model, template = load_model(model_folder("builtin"), max_rows=at_once)
+        model, template = load_model(model_folder("builtin"), max_sequences=at_once)
         agent = Agent(model, template, Sampling(max_tokens=12, stop_tokens=template.stop_tokens), compactor, 150)
         with Run.create(tmp_path / str(at_once), {}) as run:
-            made = Episodes(agent, HouseholdWorld(), run, seed=2)
+            made = Episodes(agent, HouseholdEnvironment(), run, seed=2)
 
             async def work(made: Episodes = made, at_once: int = at_once) -> list[Attempt]:
                 gate = asyncio.Semaphore(at_once)
@@ -297,7 +297,7 @@ def test_a_real_models_tree_does_not_depend_on_concurrency(tmp_path: Path, compa
             rows = [row for a in attempts for row in rows_from_path(run.path(a.leaf), run.node, run.context)]
             scores = asyncio.run(model.logprobs([row.tokens for row in rows]))
             for row, score in zip(rows, scores, strict=True):
-                assert np.abs(row.streams["logprobs"] - score.logprobs)[row.mask].max() < 2e-3, (
+                assert np.abs(row.token_values["logprobs"] - score.logprobs)[row.mask].max() < 2e-3, (
                     "the rows are what was sampled from"
                 )
     assert found[0] == found[1]
@@ -315,7 +315,7 @@ class Ruleless(Corridor):
     system = ""
 
 
-class RulelessWorld(CorridorWorld):
+class RulelessEnvironment(CorridorEnvironment):
     def make(self) -> Corridor:
         return Ruleless()
 
@@ -326,7 +326,7 @@ def test_what_a_template_puts_in_front_counts_where_another_message_comes_first(
             model = Recorder()
             template = Begins(model.tokenizer)
             sampling = Sampling(max_tokens=40, stop_tokens=template.stop_tokens)
-            made = Episodes(Agent(model, template, sampling, DropOldest(1.0), window), RulelessWorld(), run, seed=5)
+            made = Episodes(Agent(model, template, sampling, DropOldest(1.0), window), RulelessEnvironment(), run, seed=5)
             attempt = asyncio.run(made.attempt(str(window), TASK, 0))
             assert all(len(prefix.tokens) <= window for prefix in model.prefixes.values())
             assert attempt.failure is None or attempt.failure.startswith("compactor: ")

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ramify.base import conformance, registry
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.filler import filler, opening
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.compact import Entry, RecencyTruncate, Window
@@ -119,7 +119,7 @@ def test_a_long_summary_is_cut_to_its_words() -> None:
 def test_a_summariser_that_fails_leaves_the_messages(said: str | None) -> None:
     async def ask(messages: Any, tokens: int) -> str:
         if said is None:
-            raise BoundaryError("provider", "503 overloaded")
+            raise InfrastructureError("provider", "503 overloaded")
         return said
 
     shown, record = shorten(LlmSummarize(), ask=ask)
@@ -215,7 +215,7 @@ def test_the_promises_hold_on_histories_of_calls(shape: list[tuple[str, int]], l
     for compactor in FAMILY:
         try:
             shown = asyncio.run(compactor.compact(entries, window))
-        except BoundaryError:
+        except InfrastructureError:
             continue
         assert faults(entries, shown, window) == []
         assert all(isinstance(item, Entry | Message) for item in shown)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.env.builtin.household import Household, HouseholdEnvironment
 from ramify.env.protocol import Observation
-from ramify.env.worlds.household import Household, HouseholdWorld
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.edits import check_edit
@@ -24,7 +24,7 @@ from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander
 TASK = TASKS[0]
 
 
-class Ruled(HouseholdWorld):
+class Ruled(HouseholdEnvironment):
     """Its agent has a rule."""
 
     def make(self) -> Household:
@@ -194,7 +194,7 @@ def test_prose_knows_abbreviations() -> None:
     assert [text[a:b].strip() for a, b in sentences(text)] == ["Fix e.g. the first one.", "Dr. Who agrees."]
 
 
-def test_a_hidden_state_moves_the_draw(tmp_path: Path) -> None:
+def test_a_hidden_state_moves_the_sample(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         model = tiny_model()
         made = episodes(run, model)
@@ -202,12 +202,12 @@ def test_a_hidden_state_moves_the_draw(tmp_path: Path) -> None:
         node = attempt.turns[0].node
         edit = {"state": {"layer": 2, "vector": (np.random.default_rng(0).normal(size=32) * 30).tolist(), "start": -1, "stop": 0}}
         forked = do(made, attempt, node.id, n=4, edit=edit)
-        stored = run.producer(str(forked.arm.attempts[0].turns[0].node.producer)).edit
+        stored = run.provenance(str(forked.arm.attempts[0].turns[0].node.provenance)).edit
         assert stored is not None
         assert stored["layer"] == 2
         assert isinstance(stored["vector"], str)
         second = forked.arm.attempts[0].turns[1].node
-        assert run.producer(str(second.producer)).edit is None, "the edit holds for the reply drawn there"
+        assert run.provenance(str(second.provenance)).edit is None, "the edit holds for the reply sampled there"
         kept = do(made, attempt, node.id, edit=edit, after="keep")
         assert kept.kept_logprob is not None
         assert kept.kept_logprob != 0
@@ -252,34 +252,34 @@ def test_bad_edits_are_one_sentence(edit: Any, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-class Shaky(HouseholdWorld):
+class Shaky(HouseholdEnvironment):
     """Fails once, at the third step."""
 
     failing = True
 
     def make(self) -> Household:
-        env, world, count = super().make(), self, [0]
+        env, environment, count = super().make(), self, [0]
         step = env.step
 
         def shaky(action: str) -> Observation:
             count[0] += 1
-            if world.failing and count[0] == 3:
-                raise BoundaryError("env", "the lights went out")
+            if environment.failing and count[0] == 3:
+                raise InfrastructureError("env", "the lights went out")
             return step(action)
 
         env.step = shaky  # type: ignore[method-assign]
         return env
 
 
-def test_a_failed_attempt_that_goes_on_leaves_no_empty_verdict_behind(tmp_path: Path) -> None:
+def test_a_failed_attempt_that_continues_leaves_no_empty_score_behind(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
-        world = Shaky()
-        made = episodes(run, world=world)
+        environment = Shaky()
+        made = episodes(run, environment=environment)
         failed = asyncio.run(made.attempt("t", TASK, 0))
         other = asyncio.run(made.attempt("t", TASK, 1))
         assert "lights" in str(failed.failure)
-        assert [v.value for v in run.verdicts(scorer="env")] == [None, None]
-        world.failing = False
+        assert [v.value for v in run.scores(scorer="env")] == [None, None]
+        environment.failing = False
         done = asyncio.run(made.attempt("t", TASK, 0))
         assert done.failure is None
-        assert {(v.node, v.value) for v in run.verdicts(scorer="env")} == {(done.leaf, 0.0), (other.leaf, None)}
+        assert {(v.node, v.value) for v in run.scores(scorer="env")} == {(done.leaf, 0.0), (other.leaf, None)}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
-from ramify.env.worlds.household import HouseholdWorld, next_action
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.env.builtin.household import HouseholdEnvironment, next_action
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.failures import FailurePolicy
@@ -19,7 +19,7 @@ from ramify.rollout.fork import Fork, check_edit, compare, fork
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.message import Message
-from ramify.trace.node import Node, Producer, Verdict
+from ramify.trace.node import Node, Provenance, Score
 from tests.engine.kernels import needs_tiles
 from tests.rollout.test_run import TASKS, episodes, play, tiny_model, wander
 
@@ -52,7 +52,7 @@ def test_resampling_from_a_message_keeps_the_past(made: Episodes) -> None:
     for forked in result.arm.attempts:
         assert texts(made, forked)[:7] == texts(made, attempt)[:7]
         assert forked.start == attempt.turns[3].node.id
-    assert len({a.leaf for a in result.arm.attempts}) == 4, "equal draws are different nodes"
+    assert len({a.leaf for a in result.arm.attempts}) == 4, "equal samples are different nodes"
 
 
 def test_append_inside_a_message_then_the_agents_own_words(made: Episodes) -> None:
@@ -64,8 +64,8 @@ def test_append_inside_a_message_then_the_agents_own_words(made: Episodes) -> No
     assert result.control is not None
     assert texts(made, result.control.attempts[0])[1].startswith(node.text[:3])
     inserted = made.trees[attempt.tree].nodes[result.arm.attempts[0].start]
-    assert inserted.producer is None
-    assert inserted.sampled is None, "inserted tokens are never trained on as if drawn"
+    assert inserted.provenance is None
+    assert inserted.sampled is None, "inserted tokens are never trained on as if sampled"
 
 
 def test_replacing_a_message_acts_it_and_plays_on(made: Episodes) -> None:
@@ -75,7 +75,7 @@ def test_replacing_a_message_acts_it_and_plays_on(made: Episodes) -> None:
         assert texts(made, forked)[3:5] == ["stand still", "Nothing happens."]
 
 
-def test_replacing_an_observation_changes_what_is_seen_and_not_the_world(made: Episodes) -> None:
+def test_replacing_an_observation_changes_what_is_seen_and_not_the_environment(made: Episodes) -> None:
     attempt = first(made)
     answer = attempt.turns[0].answer
     result = do(made, attempt, answer.id, n=2, edit={"replace": "hall. exits nowhere."})
@@ -89,9 +89,9 @@ def test_replay_of_the_recorded_rest_behind_a_better_action(made: Episodes) -> N
     attempt = first(made)
     same = do(made, attempt, attempt.turns[2].node.id, after="replay")
     assert texts(made, same.arm.attempts[0]) == texts(made, attempt)
-    world = HouseholdWorld().make()
-    world.reset(TASK, 0)
-    best = next_action(TASK, world.snapshot())
+    environment = HouseholdEnvironment().make()
+    environment.reset(TASK, 0)
+    best = next_action(TASK, environment.snapshot())
     other = do(made, attempt, attempt.turns[0].node.id, edit={"replace": best}, after="replay")
     assert texts(made, other.arm.attempts[0])[1] == best
     assert texts(made, other.arm.attempts[0])[3] == texts(made, attempt)[3]
@@ -103,12 +103,12 @@ def test_banning_the_first_token_with_the_engine(tmp_path: Path) -> None:
         attempt = first(made)
         node = attempt.turns[0].node
         assert node.tokens is not None
-        drawn = int(node.tokens[1])
-        result = do(made, attempt, node.id, n=16, edit={"ban_tokens": [drawn]})
+        sampled = int(node.tokens[1])
+        result = do(made, attempt, node.id, n=16, edit={"ban_tokens": [sampled]})
         opened = [made.trees[attempt.tree].nodes[a.turns[0].node.id] for a in result.arm.attempts]
-        assert all(int(n.tokens[n.sampled][0]) != drawn for n in opened)
-        assert {run.producer(str(n.producer)).settings["ban_first"][0] for n in opened} == {drawn}
-        kept = do(made, attempt, node.id, 2, edit={"append_tokens": [drawn]}, after="keep")
+        assert all(int(n.tokens[n.sampled][0]) != sampled for n in opened)
+        assert {run.provenance(str(n.provenance)).settings["ban_first"][0] for n in opened} == {sampled}
+        kept = do(made, attempt, node.id, 2, edit={"append_tokens": [sampled]}, after="keep")
         assert kept.kept_logprob is not None
         assert np.isfinite(kept.kept_logprob)
 
@@ -126,12 +126,12 @@ def test_an_edit_that_the_model_refuses_leaves_nothing(tmp_path: Path, edit: Any
     with Run.create(tmp_path / "run", {}) as run:
         made = episodes(run, tiny_model())
         attempt = first(made)
-        before = [len(list(run.each(kind))) for kind in (Node, Producer, Verdict)]
+        before = [len(list(run.each(kind))) for kind in (Node, Provenance, Score)]
         with pytest.raises(UserError, match=says):
             do(made, attempt, attempt.turns[1].node.id, n=2, edit=edit)
         with pytest.raises(UserError, match=says):
             asyncio.run(compare(made, attempt.tree, TASK, attempt.turns[1].node.id, {"good": {"append": "go"}, "bad": edit}, n=2))
-        assert [len(list(run.each(kind))) for kind in (Node, Producer, Verdict)] == before
+        assert [len(list(run.each(kind))) for kind in (Node, Provenance, Score)] == before
 
 
 def test_an_edit_is_kept_where_the_model_fails_behind_it(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_edit_is_kept_where_the_model_fails_behind_it(tmp_path: Path) -> None
     def fails_later(messages: Sequence[Message], key: int) -> str:
         calls.append(key)
         if len(calls) > 1:
-            raise BoundaryError("provider", "gone")
+            raise InfrastructureError("provider", "gone")
         return "look"
 
     with Run.create(tmp_path / "run", {}) as run:
@@ -168,7 +168,7 @@ def test_forks_share_the_prefix(tmp_path: Path) -> None:
         prefix = len(made.trees[attempt.tree].path(node.id).upto(1).tokens)
         before = model.stats.forward_rows
         result = do(made, attempt, node.id, n=64)
-        fresh = sum(a.drawn + len(a.turns[0].answer.tokens) for a in result.arm.attempts)
+        fresh = sum(a.sampled_tokens + len(a.turns[0].answer.tokens) for a in result.arm.attempts)
         assert model.stats.forward_rows - before <= 1.3 * (prefix + fresh)
 
 

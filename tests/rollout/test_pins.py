@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.filler import filler, opening
 from ramify.methods.governance.predicates import allows
 from ramify.methods.governance.standing_rules import scenarios
@@ -104,7 +104,7 @@ def test_a_missing_block_is_put_back_or_raises_by_policy() -> None:
     pins = Pins([RULE])
     assert pins.intact(pins.ensure(CHAT))
     assert [event.kind for event in pins.events] == ["reinserted"]
-    with pytest.raises(BoundaryError, match="lacks the 1 pinned rules"):
+    with pytest.raises(InfrastructureError, match="lacks the 1 pinned rules"):
         Pins([RULE], on_failure="raise").ensure(CHAT)
     changed = [{**m, "content": str(m["content"]).replace("acme.com", "evil.com")} for m in pins.insert(CHAT)]
     assert not pins.intact(changed)
@@ -242,7 +242,7 @@ def test_pins_in_a_compactor_of_the_family(tmp_path: Path) -> None:
     part.pins.add(OTHER)
     renewed = asyncio.run(part.compact(again, window))
     assert [i.text for i in renewed if i.text.startswith("[pinned")] == [part.pins.block()]
-    with pytest.raises(BoundaryError, match="the pins take"):
+    with pytest.raises(InfrastructureError, match="the pins take"):
         asyncio.run(part.compact(entries, Window(20, lambda message: len(message.text), never)))
     assert part.identity != Pins([OTHER]).wrap(RecencyTruncate()).part.identity
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ramify
-from ramify.env.protocol import Observation, Panel, Task, Volatile
+from ramify.env.protocol import Observation, Task, TaskSet, Volatile
 from ramify.jobs.play import fork_run
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
 from ramify.methods.tree_rollouts.sampler import TreeSampler
@@ -85,14 +85,14 @@ class Climb:
             Climb.open_now -= 1
 
 
-class ClimbWorld:
+class ClimbEnvironment:
     name = "climb"
 
     def make(self) -> Any:
         return Climb()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of([TASK])
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of([TASK])
 
 
 @pytest.fixture(autouse=True)
@@ -103,8 +103,8 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Climb, "most_open", 0)
 
 
-def episodes(run: Run, world: Any = None, replies: Any = ("up",) * 8) -> Episodes:
-    return Episodes(Agent(ScriptedModel(replies, tokens=False)), world or ClimbWorld(), run, seed=5)
+def episodes(run: Run, environment: Any = None, replies: Any = ("up",) * 8) -> Episodes:
+    return Episodes(Agent(ScriptedModel(replies, tokens=False)), environment or ClimbEnvironment(), run, seed=5)
 
 
 def play(made: Episodes, index: int = 0) -> Attempt:
@@ -116,7 +116,7 @@ def branch(made: Episodes, turn: int, first: Attempt, index: int = 7) -> Attempt
 
 
 @pytest.mark.parametrize(("state", "replayed"), [("none", 3), ("volatile", 0), ("stored", 0)])
-def test_a_branch_goes_on_from_the_same_state_whatever_the_world_keeps(
+def test_a_branch_continues_from_the_same_state_whatever_the_environment_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, replayed: int
 ) -> None:
     monkeypatch.setattr(Climb, "state", state)
@@ -164,7 +164,7 @@ def test_what_lies_behind_the_nearest_snapshot_alone_is_replayed(tmp_path: Path,
         ("end", "the recorded episode is not over, now over"),
     ],
 )
-def test_a_world_that_answers_otherwise_is_a_failure_on_the_tree(
+def test_a_environment_that_answers_otherwise_is_a_failure_on_the_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str, said: str
 ) -> None:
     with Run.create(tmp_path / "run", {}) as run:
@@ -176,8 +176,8 @@ def test_a_world_that_answers_otherwise_is_a_failure_on_the_tree(
         assert said in failed.failure
         assert (failed.outcome, failed.turns, failed.leaf) == (None, (), first.turns[2].answer.id)
         run.commit()
-        (verdict,) = run.verdicts(node=failed.leaf)
-        assert (verdict.value, verdict.evidence["failure"]) == (None, failed.failure)
+        (score,) = run.scores(node=failed.leaf)
+        assert (score.value, score.evidence["failure"]) == (None, failed.failure)
 
 
 def test_a_start_that_varies_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_start_that_varies_is_caught(tmp_path: Path, monkeypatch: pytest.Monke
         assert "differs at step 0" in str(failed.failure)
 
 
-def test_a_random_world_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_random_environment_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Climb, "luck", 0.5)
     random.seed(0)
     with Run.create(tmp_path / "run", {}) as run:
@@ -203,7 +203,7 @@ def test_a_random_world_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_fork_potential_and_tree_rollouts_work_without_snapshots(tmp_path: Path) -> None:
-    world = ClimbWorld()
+    environment = ClimbEnvironment()
     with Run.create(tmp_path / "run", {}) as run:
         made = episodes(run, replies=lambda messages, key: ("up", "down")[key % 4 == 0])
         first = play(made)
@@ -224,7 +224,7 @@ def test_fork_potential_and_tree_rollouts_work_without_snapshots(tmp_path: Path)
         assert asyncio.run(made.branch("t", TASK, below, 9)).failure is None, "replay through an edited observation"
     with Run.create(tmp_path / "trees", {}) as run:
         made = Episodes(
-            Agent(ScriptedModel(lambda messages, key: ("up", "down")[key % 3 == 0], tokens=False)), world, run, seed=1
+            Agent(ScriptedModel(lambda messages, key: ("up", "down")[key % 3 == 0], tokens=False)), environment, run, seed=1
         )
         sampler = TreeSampler(made, TreeConfig(unit="turns"), seed=1)
         tree = asyncio.run(sampler.run(TASK, 60))
@@ -262,7 +262,7 @@ def test_an_undeclared_snapshot_is_a_failure_not_a_crash(tmp_path: Path, monkeyp
         assert "neither JSON, bytes nor Volatile" in str(attempt.failure)
 
 
-def test_a_world_that_does_not_start_is_a_failed_attempt_and_may_start_later(
+def test_a_environment_that_does_not_start_is_a_failed_attempt_and_may_start_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Climb, task: Task, seed: int) -> Observation:
@@ -279,8 +279,8 @@ def test_a_world_that_does_not_start_is_a_failed_attempt_and_may_start_later(
         assert play(made).outcome is True
 
 
-def test_a_world_may_limit_how_many_are_open_and_block(tmp_path: Path) -> None:
-    class Narrow(ClimbWorld):
+def test_a_environment_may_limit_how_many_are_open_and_block(tmp_path: Path) -> None:
+    class Narrow(ClimbEnvironment):
         at_once = 2
         blocking = True
 
@@ -308,7 +308,7 @@ import test_replay_check as cases
 from ramify.jobs.play import fork_run
 from ramify.model.scripted import ScriptedModel
 cases.Climb.state = "volatile"
-fork = fork_run(sys.argv[1], sys.argv[3], n=3, model=ScriptedModel(("up",) * 8, tokens=False), world=cases.ClimbWorld())
+fork = fork_run(sys.argv[1], sys.argv[3], n=3, model=ScriptedModel(("up",) * 8, tokens=False), environment=cases.ClimbEnvironment())
 print(fork.arm.successes, fork.arm.scored, {a.replayed for a in fork.arm.attempts})
 """
 
@@ -316,9 +316,9 @@ print(fork.arm.successes, fork.arm.scored, {a.replayed for a in fork.arm.attempt
 def test_a_fork_in_a_new_process_replays_what_was_only_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Climb, "state", "volatile")
     model = ScriptedModel(("up",) * 8, tokens=False)
-    (first,) = ramify.play(model, ClimbWorld(), [TASK], out=tmp_path / "run")
+    (first,) = ramify.play(model, ClimbEnvironment(), [TASK], out=tmp_path / "run")
     node = first.turns[3].node.id
-    here = fork_run(tmp_path / "run", node, n=2, model=model, world=ClimbWorld())
+    here = fork_run(tmp_path / "run", node, n=2, model=model, environment=ClimbEnvironment())
     assert here.arm.successes == 2
     command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(Path(__file__).parent), node]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)

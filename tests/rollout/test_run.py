@@ -12,8 +12,8 @@ import pytest
 from ramify.base.budget import Budget
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.builtin.household import Household, HouseholdEnvironment
 from ramify.env.protocol import Observation, Task
-from ramify.env.worlds.household import Household, HouseholdWorld
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import MergingTokenizer, ScriptedModel
@@ -24,7 +24,7 @@ from ramify.trace.db import Run
 from ramify.train.batch import row_from_path
 from ramify_experiments.models import train_tokenizer
 
-TASKS = list(HouseholdWorld().panel("eval", 4))
+TASKS = list(HouseholdEnvironment().task_set("eval", 4))
 
 
 def wander(messages: Any, key: int) -> str:
@@ -32,11 +32,11 @@ def wander(messages: Any, key: int) -> str:
     return "go " + text.split("exits ")[1].split(".")[0].split()[key % 2 - 1] if "exits " in text else "wait"
 
 
-def episodes(run: Run, model: Any = None, world: Any = None, **options: Any) -> Episodes:
+def episodes(run: Run, model: Any = None, environment: Any = None, **options: Any) -> Episodes:
     model = model or ScriptedModel(wander)
     template = TagTemplate(model.tokenizer) if "tokens" in model.capabilities else None
     sampling = Sampling(max_tokens=20, stop_tokens=() if template is None else template.stop_tokens)
-    return Episodes(Agent(model, template, sampling), world or HouseholdWorld(), run, seed=3, **options)
+    return Episodes(Agent(model, template, sampling), environment or HouseholdEnvironment(), run, seed=3, **options)
 
 
 def play(made: Episodes, attempts: int = 3, at_once: int = 100) -> list[Attempt]:
@@ -57,11 +57,11 @@ def hashes(run: Run) -> list[str]:
     return [run.tree(info.name).hash for info in sorted(run.trees(), key=lambda t: t.name)]
 
 
-def tiny_model(max_rows: int = 64) -> LocalModel:
+def tiny_model(max_sequences: int = 64) -> LocalModel:
     dialogue = [text for task in TASKS for text in (Household().reset(task, 0).text, "go hall", "take red-key")]
     tokenizer = train_tokenizer(dialogue, 300)
     shape = TinyConfig(vocab=tokenizer.size, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=64, context=1024)
-    return LocalModel(TinyLM(shape, seed=1), tokenizer, max_rows=max_rows)
+    return LocalModel(TinyLM(shape, seed=1), tokenizer, max_sequences=max_sequences)
 
 
 @pytest.mark.parametrize("tokens", [True, False])
@@ -77,11 +77,11 @@ def test_an_attempt_is_stored_whole(tmp_path: Path, tokens: bool) -> None:
         assert said[1] == ("assistant", attempt.turns[0].node.text)
         assert attempt.truncated
         assert attempt.outcome is False
-        verdict = run.verdicts(node=attempt.leaf)[0]
-        assert (verdict.value, verdict.evidence["truncated"]) == (0.0, True)
+        score = run.scores(node=attempt.leaf)[0]
+        assert (score.value, score.evidence["truncated"]) == (0.0, True)
 
 
-def test_training_tokens_are_the_drawn_ones_even_if_encoding_again_would_merge(tmp_path: Path) -> None:
+def test_training_tokens_are_the_sampled_ones_even_if_encoding_again_would_merge(tmp_path: Path) -> None:
     tokenizer = MergingTokenizer()
     model = ScriptedModel(wander, tokenizer=tokenizer)
     with Run.create(tmp_path / "run", {}) as run:
@@ -90,22 +90,22 @@ def test_training_tokens_are_the_drawn_ones_even_if_encoding_again_would_merge(t
         encoded = list(tokenizer.encoded)
         row = row_from_path(made.trees[attempt.tree].path(attempt.leaf))
         assert tokenizer.encoded == encoded, "making a training row encoded text"
-        drawn = np.concatenate([turn.node.tokens[turn.node.sampled] for turn in attempt.turns])
-        assert (row.tokens[row.mask] == drawn).all()
+        sampled = np.concatenate([turn.node.tokens[turn.node.sampled] for turn in attempt.turns])
+        assert (row.tokens[row.mask] == sampled).all()
         assert all(turn.node.text not in encoded for turn in attempt.turns)
-        assert tokenizer.encode(attempt.turns[0].node.text) != drawn[: attempt.turns[0].node.drawn - 1].tolist()
+        assert tokenizer.encode(attempt.turns[0].node.text) != sampled[: attempt.turns[0].node.sampled_tokens - 1].tolist()
 
 
 def test_same_seed_same_tree_whatever_the_concurrency(tmp_path: Path) -> None:
     found = []
     for workers in (1, 2, 8):
         with Run.create(tmp_path / str(workers), {}) as run:
-            attempts = play(episodes(run, tiny_model(workers), HouseholdWorld(6)), 2, at_once=workers)
+            attempts = play(episodes(run, tiny_model(workers), HouseholdEnvironment(6)), 2, at_once=workers)
             found.append((hashes(run), [a.leaf for a in attempts]))
     assert found[0] == found[1] == found[2]
 
 
-def test_an_interrupted_run_ends_as_the_undisturbed_one_and_draws_nothing_twice(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_as_the_undisturbed_one_and_samples_nothing_twice(tmp_path: Path) -> None:
     with Run.create(tmp_path / "whole", {}) as run:
         play(episodes(run, tiny_model()), attempts=1)
         whole = hashes(run)
@@ -118,12 +118,12 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one_and_draws_nothing_twice(
         play(episodes(run, model), attempts=1)
         assert hashes(run) == whole
         with Run.open(tmp_path / "whole") as other:
-            drawn_before = sum(node.drawn for info in other.trees() for node in other.tree(info.name).nodes.values())
-        assert model.stats.drawn_tokens < drawn_before
+            sampled_before = sum(node.sampled_tokens for info in other.trees() for node in other.tree(info.name).nodes.values())
+        assert model.stats.sampled_tokens < sampled_before
         assert stored < len(run)
 
 
-def test_branching_restores_the_world(tmp_path: Path) -> None:
+def test_branching_restores_the_environment(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         made = episodes(run)
         first = play(made, attempts=1)[0]
@@ -136,7 +136,7 @@ def test_branching_restores_the_world(tmp_path: Path) -> None:
 
 
 class NoSnapshot(Household):
-    """A world that cannot tell its state."""
+    """An environment that cannot tell its state."""
 
     drift = False
 
@@ -148,14 +148,14 @@ class NoSnapshot(Household):
         return Observation(seen.text + " Dust.") if self.drift else seen
 
 
-class NoSnapshotWorld(HouseholdWorld):
+class NoSnapshotEnvironment(HouseholdEnvironment):
     def make(self) -> Household:
         return NoSnapshot(self.max_turns)
 
 
-def test_a_world_without_snapshots_is_replayed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_environment_without_snapshots_is_replayed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Run.create(tmp_path / "run", {}) as run:
-        made = episodes(run, world=NoSnapshotWorld())
+        made = episodes(run, environment=NoSnapshotEnvironment())
         first = play(made, attempts=1)[0]
         branch = asyncio.run(made.branch(first.tree, TASKS[0], first.turns[2].answer.id, 1))
         assert len(branch.turns) == len(first.turns) - 3
@@ -172,20 +172,20 @@ class Breaking(Household):
         return super().step(action)
 
 
-class BreakingWorld(HouseholdWorld):
+class BreakingEnvironment(HouseholdEnvironment):
     def make(self) -> Household:
         return Breaking(self.max_turns)
 
 
-def test_a_failure_becomes_data_and_siblings_go_on(tmp_path: Path) -> None:
+def test_a_failure_becomes_data_and_siblings_continue(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
-        attempts = play(episodes(run, world=BreakingWorld()))
+        attempts = play(episodes(run, environment=BreakingEnvironment()))
         run.commit()
         assert len(attempts) == 12
         failed = [a for a in attempts if a.failure]
         assert failed
         assert all(a.outcome is None and "the roof fell in" in str(a.failure) for a in failed)
-        assert all(run.verdicts(node=a.leaf)[0].value is None for a in failed)
+        assert all(run.scores(node=a.leaf)[0].value is None for a in failed)
 
 
 def test_a_spent_budget_ends_cleanly(tmp_path: Path) -> None:
@@ -194,4 +194,4 @@ def test_a_spent_budget_ends_cleanly(tmp_path: Path) -> None:
         attempts = play(episodes(run, budget=budget))
         assert budget.spent_out == "tokens"
         assert all(a.failure is None for a in attempts)
-        assert sum(a.drawn for a in attempts) == budget.spent("tokens")
+        assert sum(a.sampled_tokens for a in attempts) == budget.spent("tokens")

@@ -63,7 +63,7 @@ def test_the_potential_falls_at_the_step_that_decides(tmp_path: Path) -> None:
         assert forks.spent()["forks"] == 120  # the last position is known
         assert forks.spent()["turns"] == 40 * (3 + 2 + 1)
         again = asyncio.run(forks.count(trace, 0, 40, "scan"))
-        assert again == before  # the same draws, found in the run
+        assert again == before  # the same samples, found in the run
         assert asyncio.run(forks.count(trace, 0, 40, "confirm")) != before
 
 
@@ -98,10 +98,10 @@ def test_counts_stay_in_the_run_and_a_second_call_samples_the_rest(tmp_path: Pat
         assert measured(again, 10) == measured(Steps(made), 10)
         assert again.spent()["forks"] == 0
         run.commit()
-        assert [mark.value for mark in run.marks(name="potential", node=trace.nodes[2])] == [{"k": 0, "n": 10}]
+        assert [mark.value for mark in run.annotations(name="potential", node=trace.nodes[2])] == [{"k": 0, "n": 10}]
         _, lost = asyncio.run(potential(Steps(made), trace, range(trace.length + 1), UntilLost(6, 1), "other", store))
         assert lost == 2
-        assert run.marks(name="potential:other")
+        assert run.annotations(name="potential:other")
 
 
 def test_limits_and_failures_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ramify.env.builtin.household import Household, HouseholdEnvironment
 from ramify.env.protocol import Observation
-from ramify.env.worlds.household import Household, HouseholdWorld
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 from ramify.model.scripted import ScriptedModel
 
 
@@ -44,7 +44,7 @@ def slow_walker() -> ScriptedModel:
 def hosted() -> ScriptedModel:
     """Takes messages, returns text, and says how many tokens that was, as a hosted model does."""
     return ScriptedModel(
-        lambda messages, key: Draw(step(messages, key), "eos", data={"usage": {"completion_tokens": 7}}), tokens=False
+        lambda messages, key: Completion(step(messages, key), "eos", data={"usage": {"completion_tokens": 7}}), tokens=False
     )
 
 
@@ -79,7 +79,7 @@ def doom() -> bool:
     return left > 0
 
 
-class DeadlyWorld(HouseholdWorld):
+class DeadlyEnvironment(HouseholdEnvironment):
     def make(self) -> Household:
         return Deadly(self.max_turns)
 
@@ -94,6 +94,6 @@ class Bytes(Household):
         super().restore(json.loads(snapshot))
 
 
-class BytesWorld(HouseholdWorld):
+class BytesEnvironment(HouseholdEnvironment):
     def make(self) -> Household:
         return Bytes(self.max_turns)

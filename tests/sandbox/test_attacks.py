@@ -469,7 +469,7 @@ def test_ptrace_of_the_parent(attack: Attack) -> None:
 
 
 def test_signals_to_the_parent_and_to_all(attack: Attack) -> None:
-    """Process 1 ignores what its own sends, and -1 names nobody outside: the command goes on and this process lives."""
+    """Process 1 ignores what its own sends, and -1 names nobody outside: the command continues and this process lives."""
     host = os.getpid()
     found = attack(
         "import os, signal\n"

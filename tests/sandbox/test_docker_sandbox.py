@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tight import cut_off
 
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.sandbox.battery import check_sandbox
 from ramify.sandbox.docker import DockerSandbox
 from ramify.sandbox.protocol import Command, Limits, Outcome
@@ -107,7 +107,7 @@ def test_limits_of_time_and_output_in_a_container(docker: DockerSandbox) -> None
     flood = run(docker, ["sh", "-c", "yes"], limits=Limits(seconds=60.0, output_bytes=1 << 16))
     assert (flood.reason, len(flood.stdout)) == ("output", 1 << 16)
     assert run(docker, ["sh", "-c", "kill -9 $$"]).signal == 9
-    with pytest.raises(BoundaryError, match="No space left"):
+    with pytest.raises(InfrastructureError, match="No space left"):
         run(docker, ["true"], files={"f": bytes(2 << 20)}, limits=Limits(disk_bytes=1 << 20))
 
 

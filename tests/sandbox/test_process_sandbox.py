@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.sandbox import launch
 from ramify.sandbox.process import ProcessSandbox, strength
 from ramify.sandbox.protocol import Command, Limits, Outcome
@@ -82,9 +82,9 @@ def test_large_inputs(sandbox: ProcessSandbox) -> None:
 
 
 def test_files_that_do_not_fit_are_an_error(sandbox: ProcessSandbox) -> None:
-    with pytest.raises(BoundaryError, match="No space left"):
+    with pytest.raises(InfrastructureError, match="No space left"):
         run(sandbox, ["true"], files={"f": bytes(2 << 20)}, limits=Limits(disk_bytes=1 << 20))
-    with pytest.raises(BoundaryError, match="Argument list too long"):
+    with pytest.raises(InfrastructureError, match="Argument list too long"):
         run(sandbox, ["true", *["x" * 100_000] * 40])
 
 
@@ -208,7 +208,7 @@ def test_a_session_keeps_files_and_state(sandbox: ProcessSandbox) -> None:
     assert calls == [4, 1]
 
 
-def test_a_session_goes_on_after_a_dead_worker(sandbox: ProcessSandbox) -> None:
+def test_a_session_continues_after_a_dead_worker(sandbox: ProcessSandbox) -> None:
     async def play() -> None:
         limits = Limits(seconds=30.0, memory_bytes=200 << 20)
         async with sandbox.session(limits=limits) as session:
@@ -386,7 +386,7 @@ def test_a_server_that_dies_under_a_command_is_a_boundary_error(sandbox: Process
         sandbox.server()._process.kill()
         await task
 
-    with pytest.raises(BoundaryError, match="without a report"):
+    with pytest.raises(InfrastructureError, match="without a report"):
         asyncio.run(play())
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ramify.base import registry
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
 from ramify.model.chat import TagTemplate
@@ -34,7 +34,7 @@ from ramify.score.judge import (
     yes_or_no,
 )
 from ramify.score.match import ExactMatch, NumberMatch, last_boxed, last_number
-from ramify.trace.node import Stream, Verdict
+from ramify.trace.node import Score, TokenValues
 
 TASK = Task("t", {"answer": "42"})
 
@@ -84,7 +84,7 @@ class Bad(Each):
             {"nan": float("nan"), "draws": float(self.looks)}.get(self.fault, 1.0),
             "no" if self.fault == "both" else "",
             confidence=2.0 if self.fault == "confidence" else None,
-            streams=(Stream(place, "s", "bad", np.zeros(7)),) if place else (),
+            token_values=(TokenValues(place, "s", "bad", np.zeros(7)),) if place else (),
         )
 
 
@@ -132,13 +132,13 @@ def test_a_judge_brings_items_it_can_judge() -> None:
 def test_failures_become_unscored() -> None:
     class Down(Bad):
         async def one(self, item: Item) -> Judgement:
-            raise BoundaryError("scorer", "no route")
+            raise InfrastructureError("scorer", "no route")
 
-    (verdict,) = asyncio.run(judged_path(Down(""), said("42"), TASK))
-    assert isinstance(verdict, Verdict)
-    assert verdict.value is None
-    assert verdict.evidence == {"failure": "no route"}
-    assert verdict.judges == {"bad": "hash"}
+    (score,) = asyncio.run(judged_path(Down(""), said("42"), TASK))
+    assert isinstance(score, Score)
+    assert score.value is None
+    assert score.evidence == {"failure": "no route"}
+    assert score.judges == {"bad": "hash"}
     with pytest.raises(UserError, match="'t' has no 'answer'"):
         asyncio.run(judged_path(ExactMatch(), said("42"), Task("t")))
 
@@ -184,7 +184,7 @@ def ask(spec: Any, text: str, **data: Any) -> Judgement:
     return found
 
 
-def verdict(spec: Any, text: str, **data: Any) -> Any:
+def score(spec: Any, text: str, **data: Any) -> Any:
     return ask(spec, text, **data).value
 
 
@@ -232,7 +232,7 @@ def skipping() -> asyncio.AbstractEventLoop:
     ],
 )
 def test_built_in(spec: str, text: str, answer: Any, right: bool) -> None:
-    assert verdict(spec, text, answer=answer) is right
+    assert score(spec, text, answer=answer) is right
 
 
 def test_boxes() -> None:
@@ -242,7 +242,7 @@ def test_boxes() -> None:
 
 
 def test_ones_own_function_and_its_time() -> None:
-    assert verdict(f"factory:{__name__}:own", "fine", answer="fine")
+    assert score(f"factory:{__name__}:own", "fine", answer="fine")
     RELEASED.clear()
     try:
         late = ask(find_judge(f"factory:{__name__}:hung", seconds=0.05), "x")
@@ -258,7 +258,7 @@ class Own:
 
 @pytest.mark.parametrize("function", [Own(), lambda text, data: Own()(text, data)])
 def test_what_a_function_returns_may_be_awaitable(function: Any) -> None:
-    assert [verdict(Function(function, seconds=60), text) for text in ("fine", "bad")] == [True, False]
+    assert [score(Function(function, seconds=60), text) for text in ("fine", "bad")] == [True, False]
 
 
 def test_waiting_for_a_turn_is_no_time_of_the_function() -> None:
@@ -278,7 +278,7 @@ def test_what_a_function_raises_is_its_items_failure() -> None:
         good, bad = asyncio.run(judged(judge, [Item("x"), Item("")]))
         assert (good.value, bad.value, bad.failure) == (1.0, None, "ZeroDivisionError: division by zero")
     with pytest.raises(UserError, match="returned 'fine'; a judge returns True, False, a number or None"):
-        verdict(Function(lambda text, data: text), "fine")
+        score(Function(lambda text, data: text), "fine")
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -297,9 +297,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=sentence):
             find_judge(spec)
     with pytest.raises(UserError, match="'a' has no 'answer'"):
-        verdict("exact", "x")
+        score("exact", "x")
     with pytest.raises(UserError, match="is not a number"):
-        verdict("number", "3", answer="three")
+        score("number", "3", answer="three")
 
 
 def test_a_script_in_the_sandbox(tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def test_a_script_in_the_sandbox(tmp_path: Path) -> None:
         check, hurried = Command(script, seconds=60), Command(script, seconds=0.5)
     except NeedsError as error:
         pytest.skip(f"nothing isolates here: {error}")
-    assert verdict(check, "good\n", answer=42) is True
-    assert verdict(check, "bad\n", answer=42) is False
+    assert score(check, "good\n", answer=42) is True
+    assert score(check, "bad\n", answer=42) is False
     assert ask(hurried, "slow\n", answer=42).failure.startswith("cmd:check.sh did not end by itself")
     odd = ask(check, "odd\n", answer=42)
     assert (odd.value, odd.failure) == (None, "")
@@ -341,7 +341,7 @@ def test_a_models_prompt_is_an_argument_and_part_of_its_identity(tmp_path: Path)
     rubric.write_text("Does {text} answer {prompt}? Say yes or no")
     assert judge.identity != find_judge(f"judge:m#{rubric}", opener=opener).identity
     with pytest.raises(UserError, match=r"cannot be filled in .*it may hold \{text\}, \{prompt\}"):
-        verdict(find_judge(f"judge:m#{other}", opener=opener), "x")
+        score(find_judge(f"judge:m#{other}", opener=opener), "x")
     with pytest.raises(UserError, match="cannot read the prompt"):
         find_judge(f"judge:m#{tmp_path / 'none.txt'}", opener=opener)
 
@@ -375,8 +375,8 @@ def test_what_judging_costs_stands_in_a_ledger_and_counts_to_a_budget() -> None:
 
 
 def test_a_jury_by_name() -> None:
-    assert verdict("jury:number,regex:forty.?two", "42", answer="42") is False  # one of two is no majority
-    assert verdict('jury:["number", "regex:4{1,2}2", "exact"]', "so 42", answer="42") is True
+    assert score("jury:number,regex:forty.?two", "42", answer="42") is False  # one of two is no majority
+    assert score('jury:["number", "regex:4{1,2}2", "exact"]', "so 42", answer="42") is True
     found = ask(f"jury:regex:x,factory:{__name__}:raising", "y")
     assert (found.value, found.failure) == (False, "")
     assert found.evidence["failures"] == {f"factory:{__name__}:raising": "KeyError: 'z'"}

@@ -15,7 +15,7 @@ from ramify.model.chat import JinjaTemplate, TagTemplate
 from ramify.model.tokenizer import HfTokenizer
 from ramify.score.trajectories import chat_layout, plain_layout, read_trajectories, run_trajectories
 from ramify.trace.db import Run
-from ramify.trace.node import Verdict, make_node
+from ramify.trace.node import Score, make_node
 
 
 def write(path: Path, *records: dict[str, Any]) -> Path:
@@ -116,7 +116,7 @@ def test_a_template_that_drops_past_thinking_skips_attempts_not_files(tmp_path: 
         read_trajectories(file, layout)
 
 
-def test_a_runs_drawn_tokens_are_its_actions(tmp_path: Path) -> None:
+def test_a_runs_sampled_tokens_are_its_actions(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         run.add_tree("t", {"id": "task"})
         root = make_node("t", None, 0, "user", "ab", tokens=[1, 2])
@@ -125,10 +125,10 @@ def test_a_runs_drawn_tokens_are_its_actions(tmp_path: Path) -> None:
         seen = make_node("t", reply.id, 3, "user", "c", tokens=[7])
         forked = make_node("t", reply.id, 2, "assistant", "w", tokens=[8], sampled=[1], index=1, opens=False)
         run.add(root, given, reply, seen, forked)
-        run.add(Verdict(seen.id, "env", 1.0), Verdict(forked.id, "env", 0.0))
+        run.add(Score(seen.id, "env", 1.0), Score(forked.id, "env", 0.0))
         run.add_tree("u", {"id": "text"})
         said = make_node("u", None, 0, "assistant", "hm")
-        run.add(said, Verdict(said.id, "env", 0.0))
+        run.add(said, Score(said.id, "env", 0.0))
         run.commit()
         found, skipped = run_trajectories(run)
     by_leaf = {t.id: t for t in found}
@@ -136,7 +136,7 @@ def test_a_runs_drawn_tokens_are_its_actions(tmp_path: Path) -> None:
     assert whole.step.tolist() == [-1, -1, -1, -1, 0, 0, -1]
     assert (whole.task, whole.success, whole.nodes) == ("task", True, (reply.id,))
     assert fork.tokens.tolist() == [1, 2, 3, 4, 5, 8]
-    assert fork.step.tolist() == [-1, -1, -1, -1, 0, 0]  # one reply, whose second half was drawn anew
+    assert fork.step.tolist() == [-1, -1, -1, -1, 0, 0]  # one reply, whose second half was sampled anew
     assert (fork.actions, fork.nodes, fork.success) == (("yw",), (forked.id,), False)
     assert len(skipped) == 1
     assert "no model was named" in skipped[0]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ramify.base import registry
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.search.battery import check_searcher
 from ramify.search.greedy import Greedy
 from ramify.search.loop import Expansion, run_searcher
@@ -120,7 +120,7 @@ def test_greedy_expands_the_most_promising_within_the_budget(width: int) -> None
     async def expand(pick: str) -> Expansion:
         seen.append(pick)
         if pick == "b":
-            raise BoundaryError("env", "down")
+            raise InfrastructureError("env", "down")
         return Expansion(len(pick), {pick + "x": 0.95} if len(pick) < 3 else {})
 
     state = asyncio.run(run_searcher(Greedy(), {"a": 0.9, "b": 1.0, "c": 0.1}, expand, 4, width=width, tau=0))

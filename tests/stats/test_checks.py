@@ -22,8 +22,8 @@ def check(**changes: object) -> Check:
         ({"op": "<", "threshold": 0.3}, "miss"),
         ({"op": "==", "threshold": 0.3}, "pass"),
         ({"threshold": 0.4}, "miss"),
-        ({"threshold": 0.4, "known_miss": "see page"}, "known_miss"),
-        ({"threshold": 0.2, "known_miss": "see page"}, "pass"),
+        ({"threshold": 0.4, "known_failure": "see page"}, "known_failure"),
+        ({"threshold": 0.2, "known_failure": "see page"}, "pass"),
         ({"value": float("nan")}, "miss"),
         ({"op": "report", "threshold": None, "value": float("nan")}, "reported"),
     ],
@@ -33,8 +33,8 @@ def test_status(changes: dict[str, object], status: str) -> None:
 
 
 def test_check_json_has_the_contract_fields() -> None:
-    out = check(value=float("inf"), known_miss="why").to_json()
-    assert list(out) == ["name", "value", "interval", "n", "seeds", "op", "threshold", "status", "known_miss"]
+    out = check(value=float("inf"), known_failure="why").to_json()
+    assert list(out) == ["name", "value", "interval", "n", "seeds", "op", "threshold", "status", "known_failure"]
     assert out["value"] is None
     assert json.loads(json.dumps(out, allow_nan=False)) == out
 

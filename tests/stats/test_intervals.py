@@ -147,7 +147,7 @@ def test_a_clustered_mean_covers_as_often_as_it_says(clusters: int) -> None:
         sizes = rng.integers(4, 13, clusters)
         codes = np.repeat(np.arange(clusters), sizes)
         values = rng.normal(size=clusters)[codes] + rng.normal(size=len(codes))
-        low, high = clustered_mean(values, codes, draws=400)[1] or (1.0, 0.0)
+        low, high = clustered_mean(values, codes, samples=400)[1] or (1.0, 0.0)
         covered += low <= 0 <= high
     assert 0.92 < covered / tries < 0.98  # three standard errors below; percentiles alone: .84 at 5, .90 at 10
 

@@ -57,7 +57,7 @@ def test_the_interval_of_few_tasks_holds_what_it_promises() -> None:
             rng.normal(size=32) + np.repeat(rng.normal(size=8), 4),
             np.repeat(np.arange(8), 4).tolist(),
         )
-        low, high = auroc_interval(x, y, tasks, draws=500) or (0.0, 1.0)
+        low, high = auroc_interval(x, y, tasks, samples=500) or (0.0, 1.0)
         missed += not low <= 0.5 <= high
     assert missed / 400 < 0.07  # plain percentiles: .095
 

@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from ramify.trace.db import Run
-from ramify.trace.node import Stream, Verdict, make_node
+from ramify.trace.node import Score, TokenValues, make_node
 
 
 def write(folder: str, start: int, promises: int) -> None:
@@ -32,8 +32,8 @@ def write(folder: str, start: int, promises: int) -> None:
                 logprobs=np.zeros(50), index=rollout,
             )  # fmt: skip
             ids.append(node.id)
-            run.add(node, Stream(node.id, "entropy", "m", np.zeros(50)))
-        run.add(Verdict(node.id, "env", 1.0, judges={"env": "e"}))
+            run.add(node, TokenValues(node.id, "entropy", "m", np.zeros(50)))
+        run.add(Score(node.id, "env", 1.0, judges={"env": "e"}))
         run.log("rollout", str(rollout))
         run.commit()
         os.write(promises, f"{rollout} {' '.join(ids)}\n".encode())
@@ -65,8 +65,8 @@ def check(folder: str, promised: dict[int, list[str]]) -> None:
         assert all(node in stored for ids in promised.values() for node in ids)
         done = {int(entry.key) for entry in run.journal("rollout")}
         assert set(promised) <= done
-        assert len(run.verdicts()) == len(done)
-        assert len(run.streams()) == 4 * len(done)
+        assert len(run.scores()) == len(done)
+        assert len(run.token_values()) == 4 * len(done)
         assert len(stored) == 4 * len(done) + len(run.trees())
         assert next(run._rows("PRAGMA integrity_check")) == ("ok",)
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_cases import PRODUCER, fill, same_node, trees
+from trace_cases import PROVENANCE, fill, same_node, trees
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace import convert
@@ -42,8 +42,8 @@ def test_round_trip_of_every_record(exported: Path, tmp_path: Path) -> None:
         assert all(same_node(a, b) for a, b in zip(before.each(Node), after.each(Node), strict=True))
         assert after.journal() == before.journal()
         assert after.trees() == before.trees()
-        assert after.marks() == before.marks()
-        assert after.verdicts() == before.verdicts()
+        assert after.annotations() == before.annotations()
+        assert after.scores() == before.scores()
         convert.write_lines(after, tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_bytes() == exported.read_bytes()
 
@@ -55,7 +55,7 @@ def test_round_trip_of_any_tree(data: st.DataObject) -> None:
         folder = Path(name)
         with Run.create(folder / "a", {}) as run:
             run.add_tree("t", {})
-            run.add(PRODUCER, *data.draw(trees(PRODUCER.hash)))
+            run.add(PROVENANCE, *data.draw(trees(PROVENANCE.hash)))
             convert.write_lines(run, folder / "a.jsonl")
             convert.write_parquet(run, folder / "a.parquet")
         convert.read_run(folder / "a.jsonl", folder / "b")
@@ -103,8 +103,8 @@ def test_chats(tmp_path: Path) -> None:
     assert convert.read_run(file, tmp_path / "run") == "chats"
     with Run.open(tmp_path / "run") as run:
         tree = run.tree("t")
-        assert len(tree) == 5  # one root, one shared opening, two equal replies that were two draws
-        assert [v.value for v in run.verdicts()] == [1.0, 0.5]
+        assert len(tree) == 5  # one root, one shared opening, two equal replies that were two samples
+        assert [v.value for v in run.scores()] == [1.0, 0.5]
         leaf = tree.leaves()[1]
         assert [(m.role, m.text) for m in tree.path(leaf.id).messages()] == [("system", "s"), ("user", "q"), ("assistant", "a")]
         assert leaf.data == {"record": {"model": "m"}}
@@ -136,7 +136,7 @@ def test_steps(tmp_path: Path) -> None:
         assert second.segments[3][0].text == '{"seen":1}'
         assert second.segments[4][0].data["valid"] is False
         assert first.segments[1][0].id == second.segments[1][0].id  # one shared first observation
-        assert first.segments[2][0].id != second.segments[2][0].id  # equal actions stay two draws
+        assert first.segments[2][0].id != second.segments[2][0].id  # equal actions stay two samples
 
 
 CHAT = {"messages": [{"role": "user", "content": "q"}]}
@@ -158,7 +158,7 @@ CHAT = {"messages": [{"role": "user", "content": "q"}]}
         ([step("a", 0), step("a", 0)], ":2: attempt 'a' of task 't' has step 0 twice"),
         ([step("a", 0), step("a", 2)], ":2: attempt 'a' of task 't' misses a step before 2"),
         ([step("a", 3)], ":1: attempt 'a' of task 't' starts at step 3"),
-        ([step("a", 0, done=True), step("a", 1)], ":2: attempt 'a' of task 't' goes on after its last step"),
+        ([step("a", 0, done=True), step("a", 1)], ":2: attempt 'a' of task 't' continues after its last step"),
         ([{"task_id": "t"}], ":1: 'attempt_id' must be text or an integer, and it is missing"),
         ([step("a", 0, reward="x")], ":1: 'reward' must be a number"),
         ([{"kind": "run", "schema": 3, "config": {}}], ":1: schema 3 is not readable here"),

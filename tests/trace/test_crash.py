@@ -1,4 +1,4 @@
-"""Faults of the world: a writer killed at any instant, a disk that refuses. Committed records stay, every run opens."""
+"""Faults of the environment: a writer killed at any instant, a disk that refuses. Committed records stay, every run opens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_killed_at_random_instants(tmp_path: Path, kills: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 40_000])
 def test_a_run_is_there_whole_or_not_at_all(tmp_path: Path, size: int) -> None:
-    """So that whoever finds its file may go on with it."""
+    """So that whoever finds its file may continue with it."""
     assert cut_off(size, lambda: Run.create(tmp_path / "run", {"seed": 1}))
     assert not (tmp_path / "run" / "run.sqlite").exists()
     Run.create(tmp_path / "run", {"seed": 1}).close()
@@ -81,7 +81,7 @@ def test_a_full_disk_keeps_what_was_committed(tmp_path: Path, limit: int) -> Non
     with Run.open(tmp_path / "run", write=True) as run:
         assert len(run) >= committed[-1]
         assert next(run._rows("PRAGMA integrity_check")) == ("ok",)
-        run.add_tree("more", {})  # and it can go on
+        run.add_tree("more", {})  # and it can continue
     assert not list((tmp_path / "run").glob("**/.part-*"))
 
 

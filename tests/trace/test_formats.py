@@ -14,7 +14,7 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.trace import convert, dot, formats
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Producer, make_node
+from ramify.trace.node import Node, Provenance, make_node
 
 EVIL = '</script><script>alert(1)</script>\x1b]0;title\x07\u202e " \\ \n'
 USER = {"role": "user", "content": "q"}
@@ -81,8 +81,8 @@ def test_tool_calls_are_kept_in_one_form(tmp_path: Path) -> None:
         lines(tmp_path / "c.jsonl", {"messages": [USER, {"role": "assistant", "tool_calls": calls}, *answers]}), tmp_path / "r"
     )
     with Run.open(tmp_path / "r") as run:
-        _, _, drawn, first, *_, last = run.nodes("chat-000001")
-        assert drawn.data["tool_calls"] == [
+        _, _, sampled, first, *_, last = run.nodes("chat-000001")
+        assert sampled.data["tool_calls"] == [
             call,
             {"id": "2", "type": "function", "function": {"name": "add", "arguments": '{"x":1}'}},
             {"id": "3", "type": "function", "function": {"name": "add", "arguments": "{}"}},
@@ -111,7 +111,7 @@ def test_attempts_that_end_alike_keep_their_own_ends(tmp_path: Path) -> None:
     convert.read_run(lines(tmp_path / "c.jsonl", *records), tmp_path / "r")
     with Run.open(tmp_path / "r") as run:
         assert [leaf.data["record"]["n"] for leaf in run.tree("t").leaves()] == [0.0, 1.0]
-        assert [v.value for v in run.verdicts()] == [0.0, 1.0]
+        assert [v.value for v in run.scores()] == [0.0, 1.0]
 
 
 def log(messages: list, *replies: dict, **fields: Any) -> dict:
@@ -146,12 +146,12 @@ def test_logs_of_single_calls_grow_one_tree(tmp_path: Path) -> None:
             [("user", "q"), ("assistant", "b")],
             [("user", "q"), ("assistant", "a"), ("user", "and?"), ("assistant", "")],
             [("user", "q"), ("assistant", "a"), ("user", "and?"), ("assistant", "")],
-            [("user", "q"), ("assistant", "a")],  # the same call made again is another draw
+            [("user", "q"), ("assistant", "a")],  # the same call made again is another sample
         ]
         assert [leaf.stop for leaf in run.tree("t").leaves()] == ["stop", "stop", "failed", "stop"]
         assert run.tree("t").leaves()[2].data["response"]["error"]["message"] == "429"
-        (producer,) = {p.model: p for p in run.each(Producer) if p.model == "m-1"}.values()
-        assert producer.settings == {"temperature": 0.5, "api_key": "[redacted]"}
+        (provenance,) = {p.model: p for p in run.each(Provenance) if p.model == "m-1"}.values()
+        assert provenance.settings == {"temperature": 0.5, "api_key": "[redacted]"}
         assert [n.index for n in run.nodes("chat-000005") if n.text == "given"] != [-1]
     stored = b"".join(path.read_bytes() for path in (tmp_path / "r").rglob("*") if path.is_file())
     assert b"canary" not in stored
@@ -231,8 +231,8 @@ def test_parquet_in_duckdb_and_pandas(run: Run, tmp_path: Path) -> None:
     assert (types["offset"], types["opens"], types["reward"], types["text"]) == ("BIGINT", "BOOLEAN", "DOUBLE", "VARCHAR")
     stored = list(run.each(Node))
     # one query over every token, and one that follows parents
-    drawn = rows_of(f"SELECT count(*) FROM (SELECT unnest(sampled) AS drawn FROM {nodes}) WHERE drawn")[0][0]
-    assert drawn == sum(node.drawn for node in stored)
+    sampled = rows_of(f"SELECT count(*) FROM (SELECT unnest(sampled) AS drawn FROM {nodes}) WHERE sampled")[0][0]
+    assert sampled == sum(node.sampled_tokens for node in stored)
     deep = rows_of(
         f"WITH RECURSIVE up AS (SELECT id, 0 AS depth FROM {nodes} WHERE parent IS NULL UNION ALL "
         f"SELECT n.id, depth + 1 FROM {nodes} n JOIN up ON n.parent = up.id) SELECT count(*), max(depth) FROM up"

@@ -1,7 +1,7 @@
 """What commit 77a47dd wrote opens today: each kind of run by every verb, each method's files by its own readers.
 
 ``tests/fixtures/77a47dd`` holds the folders, how they were made, and the map of their fields. The tables below say what today's commands do with
-each. Going on from an old run is allowed while samples are drawn by the same keys; a change of the keys refuses it, in one sentence.
+each. Continuing from an old run is allowed while samples are sampled by the same keys; a change of the keys refuses it, in one sentence.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ EXPECTED: dict[str, dict[str, Any]] = json.loads((FIXTURE / "expected.json").rea
 
 TRUST = "was imported or made elsewhere"  # an old run says not whose it is, and this one's settings load code
 NO_AGENT = "was not made by `ramify improve` or `ramify rollout`"
-#: What `ramify fork` and `ramify resume` do with each run: "" goes on, a text is the sentence with which it is refused (exit code 2; where it is
-#: TRUST, it goes on with --trust), 3 is the budget that had ended it.
+#: What `ramify fork` and `ramify resume` do with each run: "" continues, a text is the sentence with which it is refused (exit code 2; where it is
+#: TRUST, it continues with --trust), 3 is the budget that had ended it.
 RUNS: dict[str, tuple[str, str | int]] = {
     "cliffs": (NO_AGENT, NO_AGENT),
     "credited": ("", ""),
@@ -311,7 +311,7 @@ def test_a_run_is_forked_or_refused_in_a_sentence(name: str, place: Path, capsys
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_goes_on_or_is_refused_in_a_sentence(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_continues_or_is_refused_in_a_sentence(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unpack(place, f"runs-{name}")
     expects = RUNS[name][1]
     code, out, err = say(capsys, f"resume runs/{name} --json")
@@ -462,4 +462,4 @@ def test_nothing_is_lost_on_the_way(place: Path) -> None:
 
     doubled.__module__, doubled.__qualname__ = "fixture_parts", "doubled"
     with pytest.raises(UserError, match="is not a readable cell"):  # cells say which code made them now; these do not
-        lab.Cells(Path("studies/cells")).get("x=1", doubled, x=1)
+        lab.ResultCache(Path("studies/cells")).get("x=1", doubled, x=1)

@@ -1,4 +1,4 @@
-"""Trees and paths: slices, messages, and never a token that was not drawn or given."""
+"""Trees and paths: slices, messages, and never a token that was not sampled or given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ramify.trace.tree import Tree
 
 
 class Merging:
-    """An adversarial tokenizer: drawn tokens are single letters, but encoding text always merges pairs of them."""
+    """An adversarial tokenizer: sampled tokens are single letters, but encoding text always merges pairs of them."""
 
     calls = 0
 
@@ -34,7 +34,7 @@ class Merging:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_training_tokens_are_the_drawn_ones(data: st.DataObject) -> None:
+def test_training_tokens_are_the_sampled_ones(data: st.DataObject) -> None:
     """Over random trees with cuts: path tokens, masks and texts are the pieces put together, and nothing is encoded again."""
     tokenizer = Merging()
     Merging.calls = 0
@@ -45,9 +45,9 @@ def test_training_tokens_are_the_drawn_ones(data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from(list(tree.nodes.values())))
         offset = data.draw(st.integers(0, len(parent)))
         tokens = data.draw(st.lists(st.integers(97, 122), max_size=9))
-        drawn = data.draw(st.booleans())
+        sampled = data.draw(st.booleans())
         logprobs = data.draw(st.lists(st.floats(-9, 0, width=32), min_size=len(tokens), max_size=len(tokens)))
-        fields = {"sampled": [True] * len(tokens), "logprobs": logprobs} if drawn else {}
+        fields = {"sampled": [True] * len(tokens), "logprobs": logprobs} if sampled else {}
         node = tree.add(
             make_node(
                 "t", parent.id, offset, "assistant", tokenizer.decode(tokens), tokens=tokens, index=index,
@@ -58,8 +58,8 @@ def test_training_tokens_are_the_drawn_ones(data: st.DataObject) -> None:
         keep = len(before) - len(parent) + offset
         wanted[node.id] = (
             before[:keep] + tokens,
-            mask[:keep] + [drawn] * len(tokens),
-            values[:keep] + (logprobs if drawn else [0.0] * len(tokens)),
+            mask[:keep] + [sampled] * len(tokens),
+            values[:keep] + (logprobs if sampled else [0.0] * len(tokens)),
         )
     for node_id, (tokens, mask, values) in wanted.items():
         path = tree.path(node_id)
@@ -87,8 +87,8 @@ def test_messages_and_cuts() -> None:
     system = tree.add(node(root.id, 0, "system", "be good", tokens=[1, 2], ends=[3, 7]))
     ask = tree.add(node(system.id, 2, "user", "hi there", tokens=[3, 4, 5], ends=[0, 2, 8], data={"n": 1}))
     head = tree.add(node(ask.id, 3, "assistant", "", tokens=[6], ends=[0]))
-    draw = tree.add(node(head.id, 1, "assistant", "hello you", tokens=[7, 8, 9], ends=[5, 6, 9], opens=False, index=0))
-    fork = tree.add(node(draw.id, 1, "assistant", "!", tokens=[10], opens=False, index=0))
+    completion = tree.add(node(head.id, 1, "assistant", "hello you", tokens=[7, 8, 9], ends=[5, 6, 9], opens=False, index=0))
+    fork = tree.add(node(completion.id, 1, "assistant", "!", tokens=[10], opens=False, index=0))
     assert [(m.role, m.text, m.data) for m in tree.path(fork.id).messages()] == [
         ("system", "be good", {}), ("user", "hi there", {"n": 1}), ("assistant", "hello!", {})]  # fmt: skip
     assert tree.path(fork.id).tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 10]
@@ -97,7 +97,7 @@ def test_messages_and_cuts() -> None:
     assert tree.path(ask.id).upto(0).messages() == tree.path(system.id).messages()
     with pytest.raises(UserError, match="offset 9 is outside node"):
         tree.path(ask.id).upto(9)
-    assert [n.id for n in tree.children(draw.id)] == [fork.id]
+    assert [n.id for n in tree.children(completion.id)] == [fork.id]
     assert [n.id for n in tree.leaves()] == [fork.id]
     with pytest.raises(NeedsError, match="cut at token 1"):
         _ = Path.of([root, node(root.id, 0, "user", "ab", tokens=[1, 2])]).upto(1).text

@@ -16,7 +16,7 @@ from ramify.base.errors import UserError
 from ramify.trace import convert
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
-from ramify.trace.node import Context, Finding, Mark, Node, Producer, Verdict
+from ramify.trace.node import Annotation, Context, Finding, Node, Provenance, Score
 from ramify.trace.schema import SCHEMA
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "run-v1"
@@ -35,14 +35,14 @@ def test_opens_and_means_the_same(old: Path, tmp_path: Path) -> None:
         assert (before.findings(), list(before.each(Finding)), before.kind, before.faults()) == ([], [], "", [])
         assert before.meta["config"] == {"seed": 1, "name": "fixture"}
         assert all(same_node(a, b) for a, b in zip(before.each(Node), now.each(Node), strict=True))
-        for kind in (Mark, Verdict, Context, Producer):
+        for kind in (Annotation, Score, Context, Provenance):
             assert list(before.each(kind)) == list(now.each(kind))
         assert before.trees() == now.trees()
         assert before.journal() == now.journal()
-        assert [s.values.tobytes() for s in before.streams()] == [s.values.tobytes() for s in now.streams()]
+        assert [s.values.tobytes() for s in before.token_values()] == [s.values.tobytes() for s in now.token_values()]
         assert list(before.blobs.names()) == list(now.blobs.names())
         assert before.tree("update-000/task-1").hash == now.tree("update-000/task-1").hash
-        assert [t.hash for t in before.each(Producer)] == [t.hash for t in now.each(Producer)]
+        assert [t.hash for t in before.each(Provenance)] == [t.hash for t in now.each(Provenance)]
 
 
 def test_takes_more(old: Path) -> None:

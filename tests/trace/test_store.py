@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_cases import PRODUCER, fill, same_array, same_node, trees
+from trace_cases import PROVENANCE, fill, same_array, same_node, trees
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace import db, schema
 from ramify.trace.db import Run
-from ramify.trace.node import Context, Finding, Mark, Node, Span, Stream, Verdict, make_node
+from ramify.trace.node import Annotation, Context, Finding, Node, Score, Span, TokenValues, make_node
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def grow(run: Run, n: int, tree: str = "t") -> list[Node]:
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_round_trip(data: st.DataObject) -> None:
-    nodes = data.draw(trees(PRODUCER.hash))
+    nodes = data.draw(trees(PROVENANCE.hash))
     with tempfile.TemporaryDirectory() as folder:
         with Run.create(Path(folder) / "r", {}) as run:
             run.add_tree("t", {"id": 1})
-            run.add(PRODUCER, *nodes)
+            run.add(PROVENANCE, *nodes)
             run.add(*nodes)  # again: nothing happens
         with Run.open(Path(folder) / "r") as run:
             assert len(run) == len(nodes)
@@ -75,17 +75,17 @@ def test_every_record(run: Run) -> None:
     assert [t.name for t in run.trees("chats")] == ["chat"]
     assert run.trees()[0].task == {"id": "task-1", "data": {"goal": "dör"}}
     fork = run.node(ids["fork"])
-    assert run.producer(fork.producer or "") == PRODUCER
+    assert run.provenance(fork.provenance or "") == PROVENANCE
     shown = run.shown(fork.id)
     assert shown.tokens is None  # one insert has text only
     assert [(m.role, m.text) for m in shown.messages] == [("user", "so far: hi!")]
     assert [(m.role, m.text) for m in run.shown(ids["drawn"]).messages] == [("user", "hi")]
     assert run.shown(ids["drawn"]).tokens.tolist() == [1, 5, 6, 2]
-    assert [s.values.tolist() for s in run.streams(tree="update-000/task-1", name="credit")] == [[0.5]]
-    assert np.isnan(run.streams(node=ids["odd"])[0].values).all()
-    assert [m.value for m in run.marks(name="why")] == [{"V": 0.25}]
-    assert [v.value for v in run.verdicts(node=ids["fork"])] == [1.0, None]
-    assert run.verdicts(scorer="judge")[0].judges == {"a": "j1", "b": "j2"}
+    assert [s.values.tolist() for s in run.token_values(tree="update-000/task-1", name="credit")] == [[0.5]]
+    assert np.isnan(run.token_values(node=ids["odd"])[0].values).all()
+    assert [m.value for m in run.annotations(name="why")] == [{"V": 0.25}]
+    assert [v.value for v in run.scores(node=ids["fork"])] == [1.0, None]
+    assert run.scores(scorer="judge")[0].judges == {"a": "j1", "b": "j2"}
     assert [(e.kind, e.key, e.payload) for e in run.journal()] == [("update", "000", {"done": True})]
     assert run.get_blob(ids["blob"]) == b"\x00state\xff"
     assert "\ud800" in run.node(ids["odd"]).text
@@ -95,13 +95,13 @@ def test_every_record(run: Run) -> None:
 def test_same_place_replaces_and_journal_keeps(run: Run) -> None:
     nodes = grow(run, 1)
     for value in (1.0, 2.0):
-        run.add(Stream(nodes[1].id, "credit", "m", np.full(3, value)), Mark(nodes[1].id, 0, "n", "m", value))
-        run.add(Verdict(nodes[1].id, "s", value, judges={"j": "x"}))
+        run.add(TokenValues(nodes[1].id, "credit", "m", np.full(3, value)), Annotation(nodes[1].id, 0, "n", "m", value))
+        run.add(Score(nodes[1].id, "s", value, judges={"j": "x"}))
         run.log("k", "a", value)
-    assert run.streams()[0].values.tolist() == [2.0] * 3
-    assert len(run.streams()) == 1
-    assert [m.value for m in run.marks()] == [2.0]
-    assert [v.value for v in run.verdicts()] == [2.0]
+    assert run.token_values()[0].values.tolist() == [2.0] * 3
+    assert len(run.token_values()) == 1
+    assert [m.value for m in run.annotations()] == [2.0]
+    assert [v.value for v in run.scores()] == [2.0]
     assert [e.payload for e in run.journal("k")] == [1.0]
     assert run.log("k", "b") is True
     assert run.log("k", "b") is False
@@ -110,10 +110,10 @@ def test_same_place_replaces_and_journal_keeps(run: Run) -> None:
 def test_erase_judge(run: Run) -> None:
     nodes = grow(run, 4)
     for i, node in enumerate(nodes[1:]):
-        run.add(Verdict(node.id, "s", float(i), judges={"main": f"j{i % 2}"}))
-        run.add(Verdict(node.id, "pair", 0.0, judges={"main": "j0", "second": f"j{i}"}))
+        run.add(Score(node.id, "s", float(i), judges={"main": f"j{i % 2}"}))
+        run.add(Score(node.id, "pair", 0.0, judges={"main": "j0", "second": f"j{i}"}))
     assert run.erase_judge("j1") == 3  # two of "s", one second slot
-    assert {(v.scorer, tuple(v.judges.values())) for v in run.verdicts()} == {
+    assert {(v.scorer, tuple(v.judges.values())) for v in run.scores()} == {
         ("s", ("j0",)), ("pair", ("j0", "j0")), ("pair", ("j0", "j2")), ("pair", ("j0", "j3"))}  # fmt: skip
     assert run.erase_judge("nobody") == 0
     assert len(run) == 5
@@ -129,14 +129,14 @@ def test_faults_of_records(run: Run) -> None:
         "has a root already": make_node("t", None, 0, "system", "x"),
         "starts at offset 4": make_node("t", nodes[1].id, 4, "user", "x"),
         "starts at offset 2": make_node("t", text.id, 2, "user", "x"),
-        "of producers": make_node("t", nodes[0].id, 0, "user", "x", producer="nobody"),
+        "of provenances": make_node("t", nodes[0].id, 0, "user", "x", provenance="nobody"),
         "of contexts": make_node("t", nodes[0].id, 0, "user", "x", context="nothing"),
         "is nan": make_node("t", nodes[0].id, 0, "user", "x", reward=float("nan")),
         "not storable as JSON": make_node("t", nodes[0].id, 0, "user", "x", data={"a": float("inf")}),
-        "has shape": Stream(nodes[1].id, "credit", "m", np.zeros(2)),
-        "points at node": Stream("e" * 24, "credit", "m", np.zeros(2)),
-        "at offset 9": Mark(nodes[1].id, 9, "n", "m", None),
-        "the value of the verdict": Verdict(nodes[1].id, "s", float("inf")),
+        "has shape": TokenValues(nodes[1].id, "credit", "m", np.zeros(2)),
+        "points at node": TokenValues("e" * 24, "credit", "m", np.zeros(2)),
+        "at offset 9": Annotation(nodes[1].id, 9, "n", "m", None),
+        "the value of the verdict": Score(nodes[1].id, "s", float("inf")),
     }
     for message, record in bad.items():
         with pytest.raises(UserError, match=message):
@@ -149,7 +149,7 @@ def test_faults_of_records(run: Run) -> None:
     with pytest.raises(UserError, match="no valid text"):
         run.tree("\ud800")
     with pytest.raises(UserError, match="cannot be stored"):
-        run.add(Mark(nodes[1].id, 0, "\ud800", "m", None))
+        run.add(Annotation(nodes[1].id, 0, "\ud800", "m", None))
     assert len(run) == 3
     with pytest.raises(ValueError, match="one entry per token"):
         make_node("t", None, 0, "user", "x", tokens=[[1, 2]])
@@ -182,14 +182,14 @@ def test_prefixes(run: Run) -> None:
 def test_transactions(run: Run) -> None:
     nodes = grow(run, 2)
     with pytest.raises(UserError, match="points at node"), run.transaction():
-        run.add(PRODUCER, Mark(nodes[0].id, 0, "n", "m", 1), Mark("e" * 24, 0, "n", "m", 1))
-    assert run.marks() == []
+        run.add(PROVENANCE, Annotation(nodes[0].id, 0, "n", "m", 1), Annotation("e" * 24, 0, "n", "m", 1))
+    assert run.annotations() == []
     assert run.journal() == []
     assert len(run) == 3
     with Run.open(run.folder) as reader:
         assert len(reader) == 0  # the group's failure did not commit what came before it either
         with run.transaction(), run.transaction():
-            run.add(PRODUCER, make_node("t", nodes[0].id, 0, "user", "y", producer=PRODUCER.hash))
+            run.add(PROVENANCE, make_node("t", nodes[0].id, 0, "user", "y", provenance=PROVENANCE.hash))
             run.commit()  # waits for the group
             assert len(reader) == 0
         assert len(reader) == 4
@@ -225,7 +225,7 @@ def test_one_writer(run: Run) -> None:
         Run.create(run.folder, {})
     with Run.open(run.folder) as reader:
         assert len(reader) == 4
-        for refused in (lambda: reader.add(PRODUCER), lambda: reader.put_blob(b""), lambda: reader.erase_judge("x")):
+        for refused in (lambda: reader.add(PROVENANCE), lambda: reader.put_blob(b""), lambda: reader.erase_judge("x")):
             with pytest.raises(UserError, match="not open for writing"):
                 refused()
     run.close()
@@ -399,6 +399,6 @@ def test_findings_are_replaced_by_who_made_them(run: Run) -> None:
     with pytest.raises(UserError, match="offset"):
         run.add(Finding("lost", "audit", "x", ids["ask"], 99))
     assert run.findings(maker="audit") == first[1:2]
-    verdict = run.verdicts()[0]
-    run.erase_judge(next(iter(verdict.judges.values())))
+    score = run.scores()[0]
+    run.erase_judge(next(iter(score.judges.values())))
     assert len(run.findings()) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ramify.trace.db import Run
-from ramify.trace.node import Insert, Node, Verdict, make_node
+from ramify.trace.node import Insert, Node, Score, make_node
 from ramify.trace.path import Path
 from ramify.trace.view import messages_of, opening_of, steps_of, token_messages, views
 
@@ -49,11 +49,11 @@ def test_steps_of_a_chat_with_tools() -> None:
 
 
 def test_a_reply_forked_inside_is_one_step_with_its_tokens() -> None:
-    drawn = {"tokens": [8, 9, 10], "sampled": [0, 1, 1], "ends": [0, 2, 4]}
+    sampled = {"tokens": [8, 9, 10], "sampled": [0, 1, 1], "ends": [0, 2, 4]}
     path = Path.of(
         hang(
             ("user", "hi", {"tokens": [1, 2], "ends": [1, 2]}),
-            ("assistant", "abcd", drawn),
+            ("assistant", "abcd", sampled),
             ("assistant", "XY", {"tokens": [11], "ends": [2], "opens": False, "offset": 2}),
             ("assistant", "z", {"tokens": [12], "sampled": [1], "ends": [1], "opens": False}),
         )
@@ -87,8 +87,8 @@ def test_attempts_of_a_run_and_how_they_ended(tmp_path: File) -> None:
         asked = make_node("up/t", root.id, 0, "user", "?")
         won, lost, broken, left = (make_node("up/t", asked.id, 1, "assistant", f"reply {i}", index=i) for i in range(4))
         run.add(root, asked, won, lost, broken, left)
-        run.add(Verdict(won.id, "env", 0.2), Verdict(lost.id, "env", 1.0, evidence={"outcome": False, "truncated": True}))
-        run.add(Verdict(broken.id, "env", None, evidence={"failure": "503"}))
+        run.add(Score(won.id, "env", 0.2), Score(lost.id, "env", 1.0, evidence={"outcome": False, "truncated": True}))
+        run.add(Score(broken.id, "env", None, evidence={"failure": "503"}))
         found = {view.leaf: view for view in views(run)}
         assert found.keys() == {won.id, lost.id, broken.id}
         assert views(run).__next__().leaf == min(found)

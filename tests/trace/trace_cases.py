@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ramify.trace.db import Run
-from ramify.trace.node import STOPS, Context, Finding, Insert, Mark, Node, Producer, Span, Stream, Verdict, make_node
+from ramify.trace.node import STOPS, Annotation, Context, Finding, Insert, Node, Provenance, Score, Span, TokenValues, make_node
 
 TEXT = st.text(st.characters(), max_size=12)  # lone surrogates and NUL included
 JSON = st.recursive(
@@ -34,7 +34,7 @@ def same_node(a: Node, b: Node) -> bool:
 
 
 @st.composite
-def trees(draw: Any, producer: str | None = None, name: str = "t") -> list[Node]:
+def trees(draw: Any, provenance: str | None = None, name: str = "t") -> list[Node]:
     """Nodes of one tree, parents first, of every shape a node can have."""
     nodes = [make_node(name, None, 0, "root", "")]
     for index in range(draw(st.integers(1, 6))):
@@ -42,7 +42,7 @@ def trees(draw: Any, producer: str | None = None, name: str = "t") -> list[Node]
         fields: dict[str, Any] = {
             "index": index,
             "opens": draw(st.booleans()),
-            "producer": draw(st.sampled_from([None, producer])),
+            "producer": draw(st.sampled_from([None, provenance])),
             "snapshot": draw(st.none() | TEXT),
             "state_key": draw(st.none() | TEXT),
             "stop": draw(st.sampled_from(STOPS)),
@@ -60,7 +60,7 @@ def trees(draw: Any, producer: str | None = None, name: str = "t") -> list[Node]
     return nodes
 
 
-PRODUCER = Producer("tiny", "w1", {"temperature": 1.0, "stop_tokens": [3]}, 7, {"layer": 1})
+PROVENANCE = Provenance("tiny", "w1", {"temperature": 1.0, "stop_tokens": [3]}, 7, {"layer": 1})
 
 
 def fill(run: Run) -> dict[str, str]:
@@ -72,28 +72,28 @@ def fill(run: Run) -> dict[str, str]:
         root.tree, root.id, 0, "user", "hi", tokens=[1, 5, 6, 2], ends=[0, 1, 2, 2], snapshot='{"door":1}', state_key="k0"
     )
     blob = run.put_blob(b"\x00state\xff")
-    drawn = [
+    sampled = [
         make_node(
             root.tree, ask.id, 4, "assistant", text, tokens=[1, 9, 9, 2], sampled=[False, True, True, True],
-            logprobs=[0, -0.5, -0.25, -float("inf")], ends=[0, 1, 2, 2], producer=PRODUCER.hash, index=i, stop="eos",
+            logprobs=[0, -0.5, -0.25, -float("inf")], ends=[0, 1, 2, 2], provenance=PROVENANCE.hash, index=i, stop="eos",
             snapshot=f"blob:{blob}", data={"calls": [{"span": [1, 3]}]},
         )
         for i, text in enumerate(["go", "go", "no"])
     ]  # fmt: skip
     context = Context((Insert("so far: ", (7, 8), "user"), Span(ask.id, 1, 3), Insert("!")))
     fork = make_node(
-        root.tree, drawn[0].id, 2, "assistant", "oo", tokens=[4], sampled=[True], logprobs=[-1.5], ends=[2], opens=False,
-        context=context.hash, producer=PRODUCER.hash, index=0, stop="terminated", reward=1.0,
+        root.tree, sampled[0].id, 2, "assistant", "oo", tokens=[4], sampled=[True], logprobs=[-1.5], ends=[2], opens=False,
+        context=context.hash, provenance=PROVENANCE.hash, index=0, stop="terminated", reward=1.0,
     )  # fmt: skip
     odd = make_node("chat", None, 0, "user", "lone \ud800 and \x00", data={"né": [None, 1.5]})
-    run.add(PRODUCER, context, root, ask, *drawn, fork, odd)
-    run.add(Stream(fork.id, "credit", "graph", np.array([0.5])), Stream(odd.id, "credit", "graph", np.array([np.nan])))
-    run.add(Mark(ask.id, 2, "why", "graph", {"V": 0.25}), Mark(ask.id, 4, "note", "me", "end"))
-    run.add(Verdict(fork.id, "env", 1.0, judges={"env": "j0"}, evidence={"outcome": True}))
-    run.add(Verdict(fork.id, "judge", None, "points", 0.5, cost={"tokens": 12.0}, judges={"a": "j1", "b": "j2"}))
+    run.add(PROVENANCE, context, root, ask, *sampled, fork, odd)
+    run.add(TokenValues(fork.id, "credit", "graph", np.array([0.5])), TokenValues(odd.id, "credit", "graph", np.array([np.nan])))
+    run.add(Annotation(ask.id, 2, "why", "graph", {"V": 0.25}), Annotation(ask.id, 4, "note", "me", "end"))
+    run.add(Score(fork.id, "env", 1.0, judges={"env": "j0"}, evidence={"outcome": True}))
+    run.add(Score(fork.id, "judge", None, "points", 0.5, cost={"tokens": 12.0}, judges={"a": "j1", "b": "j2"}))
     run.log("update", "000", {"done": True})
     run.commit()
-    return {"root": root.id, "ask": ask.id, "drawn": drawn[0].id, "fork": fork.id, "odd": odd.id, "blob": blob}
+    return {"root": root.id, "ask": ask.id, "drawn": sampled[0].id, "fork": fork.id, "odd": odd.id, "blob": blob}
 
 
 def make_fixture(folder: Path) -> None:

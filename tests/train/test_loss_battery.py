@@ -45,7 +45,7 @@ def noisy(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
 
 
 def in_place(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
-    batch.streams["advantage"].mul_(2.0)
+    batch.token_values["advantage"].mul_(2.0)
     return -scores.logprobs
 
 
@@ -58,7 +58,7 @@ def overflows(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
 
 
 def key_error(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
-    return -scores.logprobs * batch.streams["advantage"]
+    return -scores.logprobs * batch.token_values["advantage"]
 
 
 def numbers(batch: Batch, scores: Scores, config: LossConfig) -> Any:
@@ -88,8 +88,8 @@ def test_each_broken_promise_is_found(broken: Any, check: str, message: str) -> 
 
 def test_a_loss_with_a_stream_of_its_own_conforms() -> None:
     def own(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
-        if "potential" not in batch.streams:
+        if "potential" not in batch.token_values:
             raise UserError("loss 'own' needs stream 'potential'")
-        return -scores.logprobs * batch.streams["potential"]
+        return -scores.logprobs * batch.token_values["potential"]
 
     assert check_loss(own) == []

@@ -24,14 +24,14 @@ def rows(n: int = 9, seed: int = 0) -> list[Row]:
     made = []
     for _ in range(n):
         length = int(rng.integers(3, 20))
-        streams = {"advantage": rng.normal(size=length).astype(np.float32), "logprobs": np.full(length, -2.8, np.float32)}
-        made.append(Row(rng.integers(0, 17, length).astype(np.int32), rng.random(length) < 0.6, streams))
+        token_values = {"advantage": rng.normal(size=length).astype(np.float32), "logprobs": np.full(length, -2.8, np.float32)}
+        made.append(Row(rng.integers(0, 17, length).astype(np.int32), rng.random(length) < 0.6, token_values))
     return made
 
 
-def batch_of(**streams: list[float]) -> Batch:
-    width = len(next(iter(streams.values())))
-    shaped = {name: torch.tensor([values]) for name, values in streams.items()}
+def batch_of(**token_values: list[float]) -> Batch:
+    width = len(next(iter(token_values.values())))
+    shaped = {name: torch.tensor([values]) for name, values in token_values.items()}
     return Batch(torch.zeros((1, width), dtype=torch.int64), torch.ones((1, width), dtype=torch.bool), shaped)
 
 
@@ -63,11 +63,11 @@ def test_preference_in_closed_form() -> None:
 
 
 def test_preference_needs_rivals() -> None:
-    streams = {name: [0.0] for name in ("rival", "reference", "rival_reference")}
+    token_values = {name: [0.0] for name in ("rival", "reference", "rival_reference")}
     with pytest.raises(UserError, match="needs stream 'rival'"):
         preference(batch_of(reference=[0.0]), Scores(torch.zeros(1, 1)), LossConfig())
     with pytest.raises(UserError, match="these scores have none"):
-        preference(batch_of(**streams), Scores(torch.zeros(1, 1)), LossConfig())
+        preference(batch_of(**token_values), Scores(torch.zeros(1, 1)), LossConfig())
 
 
 def test_a_preference_moves_the_odds_of_its_pair() -> None:
@@ -81,7 +81,7 @@ def test_a_preference_moves_the_odds_of_its_pair() -> None:
         return float(full[5] - full[9])
 
     rows = with_reference(model, [pair])
-    held = rows[0].streams
+    held = rows[0].token_values
     assert held["reference"][-1] - held["rival_reference"][-1] == pytest.approx(odds(), abs=1e-5)
     before, trainer = odds(), Trainer(model, TrainConfig(lr=1e-2))
     first = trainer.update(rows, {"preference": 1.0})
@@ -128,7 +128,7 @@ def test_micro_batches_keep_every_row_within_bounds() -> None:
     assert all(len(pack) * max(len(r.tokens) for r in pack) <= 60 for pack in packs)
 
 
-def test_restored_trainer_goes_on_bit_for_bit() -> None:
+def test_restored_trainer_continues_bit_for_bit() -> None:
     one = Trainer(TinyLM(SHAPE, seed=3), TrainConfig(lr=1e-2, minibatches=2, epochs=2))
     one.update(rows(seed=1), {"policy_gradient": 1.0})
     other = Trainer(TinyLM(SHAPE, seed=9), TrainConfig(lr=1e-2, minibatches=2, epochs=2))

@@ -17,14 +17,14 @@ from api_server import NAME, Endless, client, household, metric, served
 from waiting import PATIENCE, until
 
 from ramify.web import limits
-from ramify.web.draws import Events, GoneError, begun
 from ramify.web.metrics import Metrics
+from ramify.web.sampling import Events, GoneError, begun
 
 ENDLESS: dict[str, Any] = {"model": NAME, "prompt": "go", "max_tokens": 480, "logit_bias": {"4": -100}, "stream": True}
 TOKEN = "t" * 20
 
 
-def test_what_was_drawn_for_a_client_who_left_is_counted() -> None:
+def test_what_was_sampled_for_a_client_who_left_is_counted() -> None:
     local, model = household()
     with served(model, lambda: local.gauges) as url, client(url) as ai:
         events = ai.completions.create(**ENDLESS, logprobs=0)
@@ -33,8 +33,8 @@ def test_what_was_drawn_for_a_client_who_left_is_counted() -> None:
         events.close()
         assert until(lambda: metric(url, "ramify_places_taken") == 0)
         assert metric(url, "ramify_requests_gone_total") == 1
-        counted, drawn = metric(url, 'ramify_tokens_total{kind="completion"}'), metric(url, "ramify_drawn_tokens")
-        assert 6 <= seen <= counted <= drawn < 480
+        counted, sampled = metric(url, 'ramify_tokens_total{kind="completion"}'), metric(url, "ramify_drawn_tokens")
+        assert 6 <= seen <= counted <= sampled < 480
         prompt = metric(url, 'ramify_tokens_total{kind="prompt"}')
         used = ai.completions.create(model=NAME, prompt="go", max_tokens=0, echo=True).usage
         assert used is not None

@@ -19,7 +19,7 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 
 
 def table(head: str) -> list[list[str]]:
-    """Cells of the rows of the table on the page whose first line is ``head``."""
+    """ResultCache of the rows of the table on the page whose first line is ``head``."""
     lines = PAGE.partition(head + "\n")[2].splitlines()[1:]
     rows = lines[: next(i for i, line in enumerate([*lines, ""]) if not line.startswith("|"))]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]

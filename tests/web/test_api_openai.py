@@ -17,7 +17,7 @@ from ramify.engine.local import LocalModel
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.laid import Layout
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.trace.message import Message
 
 ASK: list[Any] = [{"role": "user", "content": "go to the hall"}]
@@ -48,13 +48,13 @@ def beside() -> Layout:
     return household()[1]
 
 
-def own_draw(model: Layout, settings: Sampling, seed: int, choice: int = 0) -> Draw:
+def own_completion(model: Layout, settings: Sampling, seed: int, choice: int = 0) -> Completion:
     prefix = Prefix(messages=(Message("user", "go to the hall"),))
     return asyncio.run(model.sample(prefix, 1, settings, [place_key(seed, "serve", 0, choice)]))[0]
 
 
-def spoken(draw: Draw) -> str:
-    return draw.text.removesuffix("<|end|>")
+def spoken(completion: Completion) -> str:
+    return completion.text.removesuffix("<|end|>")
 
 
 def gauge(url: str, name: str) -> float:
@@ -71,22 +71,22 @@ def test_the_models_and_the_health_of_the_server(ai: openai.OpenAI, url: str) ->
         assert json.loads(answer.read()) == {"status": "ok"}  # it names nothing
 
 
-def test_a_seeded_chat_is_the_engines_own_draw(ai: openai.OpenAI, beside: Layout) -> None:
+def test_a_seeded_chat_is_the_engines_own_sample(ai: openai.OpenAI, beside: Layout) -> None:
     reply = ai.chat.completions.create(messages=ASK, seed=7, logprobs=True, **WILD)
-    draw = own_draw(beside, Sampling(temperature=2.0, max_tokens=24), 7)
+    completion = own_completion(beside, Sampling(temperature=2.0, max_tokens=24), 7)
     choice = reply.choices[0]
-    assert choice.message.content == spoken(draw)
-    assert choice.finish_reason == {"eos": "stop"}.get(draw.stop, draw.stop)
+    assert choice.message.content == spoken(completion)
+    assert choice.finish_reason == {"eos": "stop"}.get(completion.stop, completion.stop)
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
-    assert draw.tokens is not None
-    assert draw.model_logprobs is not None
-    assert [token.logprob for token in choice.logprobs.content] == draw.model_logprobs.tolist()
-    assert "".join(token.token for token in choice.logprobs.content) == draw.text
-    assert b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content) == draw.text.encode()
+    assert completion.tokens is not None
+    assert completion.model_logprobs is not None
+    assert [token.logprob for token in choice.logprobs.content] == completion.model_logprobs.tolist()
+    assert "".join(token.token for token in choice.logprobs.content) == completion.text
+    assert b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content) == completion.text.encode()
     assert reply.usage is not None
-    assert reply.usage.completion_tokens == len(draw.tokens)
-    assert reply.usage.total_tokens == reply.usage.prompt_tokens + len(draw.tokens)
+    assert reply.usage.completion_tokens == len(completion.tokens)
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + len(completion.tokens)
 
 
 def test_a_stream_says_what_the_whole_answer_says(ai: openai.OpenAI) -> None:
@@ -110,12 +110,12 @@ def test_a_stream_says_what_the_whole_answer_says(ai: openai.OpenAI) -> None:
         assert told == [token.logprob for token in choice.logprobs.content or ()]
 
 
-def test_choices_are_draws_of_their_own_and_the_prompt_counts_once(ai: openai.OpenAI, beside: Layout) -> None:
+def test_choices_are_samples_of_their_own_and_the_prompt_counts_once(ai: openai.OpenAI, beside: Layout) -> None:
     alone = ai.chat.completions.create(messages=ASK, seed=11, **WILD)
     several = ai.chat.completions.create(messages=ASK, seed=11, n=4, **WILD)
     texts = [choice.message.content for choice in several.choices]
     assert texts[0] == alone.choices[0].message.content
-    assert texts[3] == spoken(own_draw(beside, Sampling(temperature=2.0, max_tokens=24), 11, 3))
+    assert texts[3] == spoken(own_completion(beside, Sampling(temperature=2.0, max_tokens=24), 11, 3))
     assert len(set(texts)) > 1
     assert several.usage is not None
     assert alone.usage is not None
@@ -141,7 +141,7 @@ def test_the_same_seed_gives_the_same_reply_under_load(url: str, ai: openai.Open
 
 def test_cached_tokens_are_told(ai: openai.OpenAI) -> None:
     long: list[Any] = [
-        {"role": "user", "content": "go to the hall and take the red key, then go on to the kitchen and open the drawer"}
+        {"role": "user", "content": "go to the hall and take the red key, then continue to the kitchen and open the drawer"}
     ]
     first, again = (ai.chat.completions.create(messages=long, model=NAME, max_tokens=2).to_dict()["usage"] for _ in range(2))
     told: Any = (first, again)
@@ -218,14 +218,14 @@ def test_echo_scores_the_prompt_as_the_engine_does(ai: openai.OpenAI, beside: La
     assert "".join(logs.tokens or ()) == text
     assert [text[at:].startswith(token) for at, token in zip(logs.text_offset or (), logs.tokens or (), strict=True)]
     assert len((logs.top_logprobs or [{}])[1]) == 2
-    drawn = ai.completions.create(prompt=text, echo=True, logprobs=0, seed=2, **WILD).choices[0]
-    assert drawn.text.startswith(text)
-    assert drawn.logprobs is not None
-    assert len(drawn.logprobs.tokens or ()) > len(row)
+    sampled = ai.completions.create(prompt=text, echo=True, logprobs=0, seed=2, **WILD).choices[0]
+    assert sampled.text.startswith(text)
+    assert sampled.logprobs is not None
+    assert len(sampled.logprobs.tokens or ()) > len(row)
     events = ai.completions.create(prompt=text, echo=True, logprobs=0, seed=2, stream=True, **WILD)
     told = [(event.choices[0].text, event.choices[0].logprobs) for event in events]
-    assert "".join(part for part, _ in told) == drawn.text
-    assert [t for _, logs in told if logs for t in logs.text_offset or ()] == drawn.logprobs.text_offset
+    assert "".join(part for part, _ in told) == sampled.text
+    assert [t for _, logs in told if logs for t in logs.text_offset or ()] == sampled.logprobs.text_offset
 
 
 def test_a_client_that_stops_reading_frees_its_row(ai: openai.OpenAI, url: str) -> None:
@@ -312,7 +312,7 @@ def test_ramifys_own_endpoint_model_finds_everything_it_can_use(url: str, engine
 
 
 def test_a_full_server_says_when_to_come_again() -> None:
-    local, model = household(max_rows=1)
+    local, model = household(max_sequences=1)
     with served(model, lambda: local.gauges, running=1, waiting=1, each=2) as url, client(url) as ai:
 
         def full() -> int:
@@ -325,7 +325,7 @@ def test_a_full_server_says_when_to_come_again() -> None:
             return 0
 
         assert until(full)
-        with pytest.raises(openai.BadRequestError, match="2 draws at once from a client"):
+        with pytest.raises(openai.BadRequestError, match="2 samples at once from a client"):
             ai.completions.create(prompt="go", model=NAME, max_tokens=1, n=3)
         assert until(lambda: gauge(url, "ramify_places_taken") == 0)
         assert len(ai.completions.create(prompt="go", model=NAME, max_tokens=1, n=2).choices) == 2

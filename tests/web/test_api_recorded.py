@@ -14,7 +14,7 @@ from api_server import NAME, client, household, metric, served
 from waiting import until
 
 from ramify.base.errors import RamifyError
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 from ramify.web.exchange import Exchange
 
 
@@ -36,7 +36,7 @@ def test_who_leaves_while_it_is_recorded_is_recorded_once(stream: bool) -> None:
             assert until(lambda: told)
         assert until(lambda: metric(url, "ramify_places_taken") == 0)  # it is seen that the client has left
         go.set()
-    assert [type(exchange.outcomes[0][0]) for exchange in told] == [Draw]
+    assert [type(exchange.outcomes[0][0]) for exchange in told] == [Completion]
 
 
 def test_an_answer_that_cannot_be_recorded_is_told_once_and_is_an_error() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramify.model.protocol import Draw
-from ramify.model.scripted import scripted_draw
+from ramify.model.protocol import Completion
+from ramify.model.scripted import scripted_completion
 from ramify.model.streaming import Piece, whole
 from ramify.trace.message import joined_reply, split_reply
 from ramify.web.replies import Part, Reply
@@ -19,17 +19,17 @@ TEXTS = st.lists(st.sampled_from(BITS), max_size=8).map("".join)
 END = 4
 
 
-def pieces_of(draw: Draw, cuts: list[int]) -> list[Piece]:
+def pieces_of(completion: Completion, cuts: list[int]) -> list[Piece]:
     """``draw`` cut into pieces at these tokens."""
-    assert draw.tokens is not None
-    assert draw.ends is not None
-    bounds = sorted({0, *(cut for cut in cuts if cut < len(draw.tokens))})
+    assert completion.tokens is not None
+    assert completion.ends is not None
+    bounds = sorted({0, *(cut for cut in cuts if cut < len(completion.tokens))})
     found = []
-    for start, stop in zip(bounds, [*bounds[1:], len(draw.tokens)], strict=True):
-        text = draw.text[int(draw.ends[start - 1]) if start else 0 : int(draw.ends[stop - 1])]
-        logprobs = None if draw.model_logprobs is None else draw.model_logprobs[start:stop]
-        found.append(Piece(text, draw.tokens[start:stop], None, logprobs, draw.ends[start:stop]))
-    return [*found, Piece("", np.zeros(0, np.int32), None, np.zeros(0, np.float32), np.zeros(0, np.int32), draw)]
+    for start, stop in zip(bounds, [*bounds[1:], len(completion.tokens)], strict=True):
+        text = completion.text[int(completion.ends[start - 1]) if start else 0 : int(completion.ends[stop - 1])]
+        logprobs = None if completion.model_logprobs is None else completion.model_logprobs[start:stop]
+        found.append(Piece(text, completion.tokens[start:stop], None, logprobs, completion.ends[start:stop]))
+    return [*found, Piece("", np.zeros(0, np.int32), None, np.zeros(0, np.float32), np.zeros(0, np.int32), completion)]
 
 
 def said(reply: Reply, pieces: list[Piece]) -> tuple[Part, list[str]]:
@@ -51,14 +51,14 @@ def said(reply: Reply, pieces: list[Piece]) -> tuple[Part, list[str]]:
 def test_a_reply_does_not_depend_on_how_it_came(
     text: str, cuts: list[int], calls: bool, keep: bool, stops: tuple[str, ...]
 ) -> None:
-    draw = scripted_draw(text)
-    assert draw.tokens is not None
-    enders = frozenset({int(draw.tokens[-1])})
+    completion = scripted_completion(text)
+    assert completion.tokens is not None
+    enders = frozenset({int(completion.tokens[-1])})
     one, many = (Reply(enders, stops, keep, calls) for _ in range(2))
-    at_once, _ = said(one, [whole(draw)])
-    piecewise, _ = said(many, pieces_of(draw, cuts))
+    at_once, _ = said(one, [whole(completion)])
+    piecewise, _ = said(many, pieces_of(completion, cuts))
     assert piecewise.text == at_once.text
-    assert [token.id for token in piecewise.tokens] == [token.id for token in at_once.tokens] == draw.tokens.tolist()
+    assert [token.id for token in piecewise.tokens] == [token.id for token in at_once.tokens] == completion.tokens.tolist()
     assert [call["function"] for call in piecewise.calls] == [call["function"] for call in at_once.calls]
     assert (one.finish, one.stopped) == (many.finish, many.stopped)
     if not keep:
@@ -73,7 +73,7 @@ def test_nothing_is_shown_that_may_be_taken_back() -> None:
     assert reply.push(Piece("b st")).text == " b"
     assert reply.push(Piece("o")).text == ""
     assert reply.push(Piece("ve <to")).text == " stove"
-    last = reply.push(Piece('ol_call>{"name": "x"}</tool_call>', draw=Draw("", "eos")))
+    last = reply.push(Piece('ol_call>{"name": "x"}</tool_call>', completion=Completion("", "eos")))
     assert last.text == ""
     assert [call["function"]["name"] for call in last.calls] == ["x"]
     assert reply.finish == "stop"

@@ -9,10 +9,10 @@ import pytest
 from api_server import NAME, Endless, client, served
 from waiting import until
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import Message
 from ramify.web.exchange import Exchange
@@ -42,7 +42,7 @@ class Watched(ScriptedModel):
         super().__init__(reply, name="watched")
         self.prompts: list[list[int]] = []
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         assert prefix.tokens is not None
         self.prompts.append(prefix.tokens.tolist())
         return await super().sample(prefix, n, settings, keys)
@@ -59,7 +59,7 @@ def ai(watched: Watched) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def test_a_whole_round_with_a_tool_keeps_the_drawn_tokens(ai: openai.OpenAI, watched: Watched) -> None:
+def test_a_whole_round_with_a_tool_keeps_the_sampled_tokens(ai: openai.OpenAI, watched: Watched) -> None:
     first = ai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS)
     message = first.choices[0].message
     assert (first.choices[0].finish_reason, message.content) == ("tool_calls", "Let me see.")
@@ -71,12 +71,12 @@ def test_a_whole_round_with_a_tool_keeps_the_drawn_tokens(ai: openai.OpenAI, wat
     result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
     second = ai.chat.completions.create(model=NAME, messages=[*ASK, message, result], tools=TOOLS)  # type: ignore[list-item]
     assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", "It is rain.")
-    # spaces in the drawn call and all: what was drawn is laid out again as it was drawn
-    drawn = watched.tokenizer.encode(CALL)
+    # spaces in the sampled call and all: what was sampled is laid out again as it was sampled
+    sampled = watched.tokenizer.encode(CALL)
     prompt = watched.prompts[-1]
     start = len(watched.prompts[-2])
     assert prompt[:start] == watched.prompts[-2]
-    assert prompt[start : start + len(drawn)] == drawn
+    assert prompt[start : start + len(sampled)] == sampled
 
 
 STRICT: list[Any] = [
@@ -114,9 +114,9 @@ def test_what_the_client_writes_down_of_a_reply_can_be_sent_back(ai: openai.Open
     result: Any = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}
     again = ai.chat.completions.create(model=NAME, messages=[*ASK, message | others, result], tools=STRICT)
     assert again.choices[0].message.content == "It is rain."
-    drawn = watched.tokenizer.encode(CALL)
+    sampled = watched.tokenizer.encode(CALL)
     start = len(watched.prompts[-2])
-    assert watched.prompts[-1][start : start + len(drawn)] == drawn
+    assert watched.prompts[-1][start : start + len(sampled)] == sampled
     for wrong in ({"audio": {"id": "a"}}, {"function_call": {"name": "weather", "arguments": ""}}):
         with pytest.raises(openai.BadRequestError, match=rf"messages\[1\].{next(iter(wrong))}"):
             ai.chat.completions.create(model=NAME, messages=[*ASK, message | wrong, result])
@@ -133,7 +133,7 @@ def test_stream_options_of_clients_are_taken(ai: openai.OpenAI) -> None:
         assert all(event.choices for event in events)
 
 
-def test_one_call_at_a_time_is_drawn_told_and_kept_where_that_is_asked_for() -> None:
+def test_one_call_at_a_time_is_sampled_told_and_kept_where_that_is_asked_for() -> None:
     told: list[Exchange] = []
 
     async def record(exchange: Exchange) -> None:
@@ -150,8 +150,13 @@ def test_one_call_at_a_time_is_drawn_told_and_kept_where_that_is_asked_for() -> 
     assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 1]
     assert (one.finish_reason, one.message.content, one.model_extra) == ("tool_calls", "Let me see.", {"stop_reason": None})
     assert len([call for event in events for call in event.choices[0].delta.tool_calls or ()]) == 1
-    drawn = [exchange.outcomes[0][0] for exchange in told]
-    assert [draw.text for draw in drawn if isinstance(draw, Draw)] == [f"{CALL}\n{other}", CALL, CALL, f"{CALL}\n{other}"]
+    sampled = [exchange.outcomes[0][0] for exchange in told]
+    assert [completion.text for completion in sampled if isinstance(completion, Completion)] == [
+        f"{CALL}\n{other}",
+        CALL,
+        CALL,
+        f"{CALL}\n{other}",
+    ]
 
 
 def test_a_streamed_call_comes_whole(ai: openai.OpenAI) -> None:
@@ -202,7 +207,7 @@ def test_what_is_recorded_of_answers_failures_and_clients_that_leave() -> None:
         told.append(exchange)
 
     def fail(messages: tuple[Message, ...], key: int) -> str:
-        raise BoundaryError("provider", "no reply today")
+        raise InfrastructureError("provider", "no reply today")
 
     for model, n in (
         (ScriptedModel(["yes"], tokens=False), 2),
@@ -222,7 +227,7 @@ def test_what_is_recorded_of_answers_failures_and_clients_that_leave() -> None:
                     ai.chat.completions.create(model=NAME, messages=ASK)
                 assert caught.value.status_code == 502
     kept, failed, left = told
-    assert [draw.text for draw in kept.outcomes[0] if isinstance(draw, Draw)] == ["yes", "yes"]
+    assert [completion.text for completion in kept.outcomes[0] if isinstance(completion, Completion)] == ["yes", "yes"]
     assert len(set(kept.keys[0])) == 2
     assert kept.prompts[0].messages[0].text == ASK[0]["content"]
     assert [str(outcome) for exchange in (failed, left) for outcome in exchange.outcomes[0]] == [

@@ -69,9 +69,9 @@ def test_a_reply_comes_in_pieces_and_is_the_upstreams(upstream: str, tmp_path: P
     assert "".join(texts(parts)) == text == both[0].text
     assert ids == both[0].token_ids
     with Run.open(tmp_path / "run") as run:
-        drawn = [node for node in run.each(Node) if node.index >= 0]
-    assert all(node.tokens is not None and node.logprobs is None for node in drawn)  # not at this temperature
-    assert [node.tokens.tolist()[: len(ids)] for node in drawn if node.text.startswith(text)][:1] == [ids]
+        sampled = [node for node in run.each(Node) if node.index >= 0]
+    assert all(node.tokens is not None and node.logprobs is None for node in sampled)  # not at this temperature
+    assert [node.tokens.tolist()[: len(ids)] for node in sampled if node.text.startswith(text)][:1] == [ids]
 
 
 def test_a_piece_passes_before_the_next_is_there() -> None:
@@ -104,7 +104,7 @@ def test_a_piece_passes_before_the_next_is_there() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_fields_go_on_and_are_the_upstreams_to_refuse(streams: bool) -> None:
+def test_fields_continue_and_are_the_upstreams_to_refuse(streams: bool) -> None:
     passed = {
         "presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.2, "min_p": 0.1, "min_tokens": 2, "ignore_eos": True,
         "logit_bias": {"5": 3}, "structured_outputs": {"choice": ["a"]}, "user": "ann", "metadata": {"a": "b"}, "some_new_field": [1, None],

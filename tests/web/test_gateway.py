@@ -273,12 +273,12 @@ def test_another_name_passes_and_both_are_kept(tmp_path: Path) -> None:
     assert "model" not in same.data
 
 
-def test_every_draw_of_every_prompt_takes_a_place(tmp_path: Path) -> None:
+def test_every_sample_of_every_prompt_takes_a_place(tmp_path: Path) -> None:
     with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
         for body, words in (
             ({"prompt": ["a"] * 129}, "Field 'prompt': at most 128"),
             ({"prompt": "a", "n": 129}, "Field 'n': at most 128"),
-            ({"prompt": ["a"] * 13, "n": 5}, "takes 64 draws at once from a client, not 65"),
+            ({"prompt": ["a"] * 13, "n": 5}, "takes 64 samples at once from a client, not 65"),
         ):
             answer = post(url, {"model": MODEL} | body, "/completions")
             assert answer.status_code == 400

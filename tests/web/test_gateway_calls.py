@@ -22,7 +22,7 @@ from faulty_server import FaultyServer, chat, http
 
 from ramify.model.endpoint import HttpModel
 from ramify.model.middleware import Middleware, wrap
-from ramify.model.protocol import Draw, Prefix
+from ramify.model.protocol import Completion, Prefix
 from ramify.rollout.pins import Pins
 from ramify.trace.db import Run
 from ramify.trace.node import Node
@@ -47,8 +47,8 @@ class Loud(Middleware):
         hidden = tuple(replace(said, text=said.text.replace("desk", "[place]")) for said in given.messages)
         return replace(given, messages=hidden, asked={**given.asked, "temperature": 0.5})
 
-    async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
-        return replace(draw, text=draw.text.upper() or "NO WORD")
+    async def after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
+        return replace(completion, text=completion.text.upper() or "NO WORD")
 
 
 def rules(folder: Path) -> str:
@@ -139,7 +139,7 @@ def test_a_call_is_the_same_but_for_what_middleware_changes(
         assert len(nodes) > len(CALLS) - (7 if pinned else 0)  # refused or not, each is in the run
 
 
-def test_what_a_draw_cannot_say_is_kept_beside_it(tmp_path: Path) -> None:
+def test_what_a_sample_cannot_say_is_kept_beside_it(tmp_path: Path) -> None:
     kept = ("top_logprobs", "citations", "audio out", "custom tool", "functions", "content parts out", "user, metadata, store")
     with Upstream() as upstream, gateway(upstream.url, record=tmp_path / "run") as client:
         for name in kept:
@@ -151,7 +151,7 @@ def test_what_a_draw_cannot_say_is_kept_beside_it(tmp_path: Path) -> None:
         call(client, "logprobs, streamed")
     with Run.open(tmp_path / "run") as run:
         nodes = [node for node in run.each(Node) if node.index >= 0]
-        made = [run.producer(node.producer).settings for node in nodes if node.producer]
+        made = [run.provenance(node.provenance).settings for node in nodes if node.provenance]
     of = dict(zip([*kept, "secret", "thought", "streamed"], nodes, strict=True))
     assert [top["token"] for top in of["top_logprobs"].data["extra"]["logprobs"]["content"][0]["top_logprobs"]] == ["A", "B"]
     assert of["citations"].data["extra"]["annotations"][0]["type"] == "url_citation"

@@ -59,9 +59,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_report_has_every_part(run: Run) -> None:
     page = Balanced(report_html(run))
     for words in (
-        "15.0 % → 52.5 %", "+37.5 points", "+31.3 to +43.3", "400 held-out episodes", "grpo", "Success and mixed groups",
+        "15.0 % → 52.5 %", "+37.5 points", "+31.3 to +43.3", "400 held-out episodes", "grpo", "Success and groups with mixed outcomes",
         "sampling · 27k tokens", "training · 4.2 s", "evaluation before", "Abandoned prompts", "task-7", "train.lr", "0.0003",
-        "weights", "w0", "ramify", ramify.__version__, "A_ep", "value of the state before the step", "the world answered",
+        "weights", "w0", "ramify", ramify.__version__, "A_ep", "value of the state before the step", "the environment answered",
     ):  # fmt: skip
         assert words in page.words, words
     assert page.seen.count("svg") == 1 + 2 + 3 * 2
@@ -103,12 +103,12 @@ def test_steps_follow_the_stored_tree(run: Run) -> None:
     tree = read_tree(run, name)
     nodes = {node.id: node for node in run.nodes(name)}
     assert {step.id for step in tree.steps} == {node.id for node in nodes.values() if node.role == "assistant"}
-    assert len(tree.ends) == len(run.verdicts(tree=name, scorer="env")) == 6
+    assert len(tree.ends) == len(run.scores(tree=name, scorer="env")) == 6
     for step in tree.steps:
         observation = nodes[str(nodes[step.id].parent)]
         assert step.before == observation.state_key
         assert step.parent == (None if step.depth == 1 else observation.parent)
-        assert step.credit == run.marks(node=step.id)[0].value["A"]
+        assert step.credit == run.annotations(node=step.id)[0].value["A"]
         answer = next(node for node in nodes.values() if node.parent == step.id)
         assert (step.after, step.answer) == (answer.state_key, answer.text)
 

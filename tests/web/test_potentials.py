@@ -11,7 +11,7 @@ from ramify.rollout.steps import step_trace
 from ramify.rollout.token_traces import TokenTrace, store_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
-from ramify.trace.node import Mark
+from ramify.trace.node import Annotation
 from ramify.web.pages import tree_html
 from ramify.web.potentials import potential_pictures
 from tests.rollout.test_steps import played
@@ -24,9 +24,9 @@ def test_a_reply_with_hostile_text(tmp_path: Path) -> None:
     measured = trace.with_potentials({0: Counts(60, 64), 3: Counts(50, 64), 4: Counts(2, 64)})
     with Run.create(tmp_path / "run", {}) as run:
         reply = store_trace(run, measured, tokenizer)
-        run.add(Mark(reply, 4, "cliff", "me", {"kind": "cliff", "note": "<b>down</b>"}))
+        run.add(Annotation(reply, 4, "cliff", "me", {"kind": "cliff", "note": "<b>down</b>"}))
         for odd in ({"k": 9, "n": 2}, {"k": "x", "n": 4}, 7, {"k": True, "n": 1}):
-            run.add(Mark(reply, 5, "potential", "me", odd))
+            run.add(Annotation(reply, 5, "potential", "me", odd))
         run.commit()
         (picture,) = potential_pictures(run, "t")
         page = tree_html(run, "t")

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.model.chat import TagTemplate
 from ramify.model.laid import Layout
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import CLIENT, Draw, Model, Prefix, Sampling
+from ramify.model.protocol import CLIENT, Completion, Model, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.trace.db import Run
 from ramify.trace.message import Message
@@ -47,16 +47,16 @@ def remote() -> Model:
     return ScriptedModel(echo, tokens=False)
 
 
-async def ask(recorder: Recorder, model: Model, *messages: Message, n: int = 1, key: int = 1) -> list[Draw]:
+async def ask(recorder: Recorder, model: Model, *messages: Message, n: int = 1, key: int = 1) -> list[Completion]:
     """One chat request, answered and recorded."""
     prefix, keys = Prefix(messages=messages), tuple(range(key, key + n))
-    draws = await model.sample(prefix, n, Sampling(), keys)
-    await recorder(Exchange(f"chatcmpl-{key}", "chat", model.identity, (prefix,), Sampling(), (keys,), (tuple(draws),)))
-    return draws
+    completions = await model.sample(prefix, n, Sampling(), keys)
+    await recorder(Exchange(f"chatcmpl-{key}", "chat", model.identity, (prefix,), Sampling(), (keys,), (tuple(completions),)))
+    return completions
 
 
-def said(draw: Draw) -> Message:
-    return Message("assistant", draw.text)
+def said(completion: Completion) -> Message:
+    return Message("assistant", completion.text)
 
 
 def record(folder: Path, work: Callable[[Recorder], Any], **options: Any) -> Run:
@@ -98,14 +98,14 @@ def test_a_conversation_is_one_path_and_choices_are_siblings(tmp_path: Path, mak
         assert [m.text for m in run.path(last.id).messages()][2:] == ["reply 1 to: one", "two", "reply 7 to: two"]
         assert nodes[3].parent == nodes[4].parent == nodes[2].id
         assert all(n.context is None for n in nodes)
-        assert run.producer(str(last.producer)).model == "scripted"
+        assert run.provenance(str(last.provenance)).model == "scripted"
         assert last.data["key"] == 7
         assert last.data["request"] == "chatcmpl-7"
 
 
 def test_token_ids_and_logprobs_are_those_of_the_model(tmp_path: Path) -> None:
     model = local()
-    found: list[Draw] = []
+    found: list[Completion] = []
 
     async def work(recorder: Recorder) -> None:
         first = (await ask(recorder, model, SYSTEM, user("one")))[0]
@@ -113,17 +113,17 @@ def test_token_ids_and_logprobs_are_those_of_the_model(tmp_path: Path) -> None:
 
     with record(tmp_path / "run", work, template=model.template) as run:
         last = [n for n in run.each(Node) if n.index >= 0][-1]
-        shown, draw = run.shown(last.id), found[0]
+        shown, completion = run.shown(last.id), found[0]
         assert shown.tokens is not None
-        assert draw.tokens is not None
+        assert completion.tokens is not None
         header = TEMPLATE.open("assistant")
-        laid = np.concatenate([np.asarray(one.tokens) for one in draw.shown])
+        laid = np.concatenate([np.asarray(one.tokens) for one in completion.shown])
         assert np.array_equal(shown.tokens, laid)
-        assert np.array_equal(run.path(last.id).tokens, [*laid, *header, *draw.tokens])
+        assert np.array_equal(run.path(last.id).tokens, [*laid, *header, *completion.tokens])
         assert last.logprobs is not None
-        assert draw.logprobs is not None
-        assert np.allclose(last.logprobs[len(header) :], draw.logprobs)
-        assert last.drawn == len(draw.tokens)
+        assert completion.logprobs is not None
+        assert np.allclose(last.logprobs[len(header) :], completion.logprobs)
+        assert last.sampled_tokens == len(completion.tokens)
 
 
 @pytest.mark.parametrize("make", [local, remote])
@@ -178,13 +178,13 @@ def test_tools_are_kept_as_they_are_and_redacted_where_asked(tmp_path: Path) -> 
     prefix = Prefix(messages=(user("hi"),), tools=(tool,))
 
     async def work(recorder: Recorder) -> None:
-        identity, outcomes = ScriptedModel().identity, ((Draw("fine", "eos"),),)
+        identity, outcomes = ScriptedModel().identity, ((Completion("fine", "eos"),),)
         await recorder(Exchange("x", "chat", identity, (prefix,), Sampling(), ((1,),), outcomes))
 
     for hidden in (False, True):
         with record(tmp_path / str(hidden), work, hidden=hidden) as run:
             (node,) = [n for n in run.each(Node) if n.index >= 0]
-            (kept,) = run.producer(str(node.producer)).settings["tools"]
+            (kept,) = run.provenance(str(node.provenance)).settings["tools"]
         assert kept["function"]["parameters"] == tool["function"]["parameters"]  # type: ignore[index]
         assert kept["function"]["description"] == ("as [e-mail]" if hidden else "as ana@mail.example.org")
 
@@ -226,8 +226,8 @@ def test_white_space_tells_prompts_apart_and_ends_of_replies_not(tmp_path: Path)
 
 def test_tool_calls_are_found_again_however_they_are_spelled(tmp_path: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "mail", "arguments": '{"to":"x@acme.com"}'}}
-    drawn = '<tool_call>\n{"name": "mail", "arguments": {"to": "x@acme.com"}}\n</tool_call>'
-    model = ScriptedModel([drawn, "done"], tokens=False)
+    sampled = '<tool_call>\n{"name": "mail", "arguments": {"to": "x@acme.com"}}\n</tool_call>'
+    model = ScriptedModel([sampled, "done"], tokens=False)
 
     async def work(recorder: Recorder) -> None:
         await ask(recorder, model, SYSTEM, user("mail x"))
@@ -241,7 +241,7 @@ def test_tool_calls_are_found_again_however_they_are_spelled(tmp_path: Path) -> 
 
 def test_failures_are_data_and_siblings_stay(tmp_path: Path) -> None:
     prefix = Prefix(messages=(user("hi"),))
-    outcomes = (Draw("fine", "eos"), BoundaryError("provider", "down for a while"))
+    outcomes = (Completion("fine", "eos"), InfrastructureError("provider", "down for a while"))
     identity = ScriptedModel().identity
 
     async def work(recorder: Recorder) -> None:
@@ -254,15 +254,15 @@ def test_failures_are_data_and_siblings_stay(tmp_path: Path) -> None:
         assert bad.data["failure"] == "provider: down for a while"
 
 
-def test_prompts_of_token_ids_go_on_where_they_were_drawn(tmp_path: Path) -> None:
+def test_prompts_of_token_ids_continue_where_they_were_sampled(tmp_path: Path) -> None:
     model = ScriptedModel(["drawn"])
 
     async def ask_tokens(recorder: Recorder, tokens: np.ndarray, key: int) -> np.ndarray:
         prefix = Prefix(tokens)
-        (draw,) = await model.sample(prefix, 1, Sampling(), [key])
-        await recorder(Exchange(f"c{key}", "completions", model.identity, (prefix,), Sampling(), ((key,),), ((draw,),)))
-        assert draw.tokens is not None
-        return np.concatenate([tokens, draw.tokens])
+        (completion,) = await model.sample(prefix, 1, Sampling(), [key])
+        await recorder(Exchange(f"c{key}", "completions", model.identity, (prefix,), Sampling(), ((key,),), ((completion,),)))
+        assert completion.tokens is not None
+        return np.concatenate([tokens, completion.tokens])
 
     async def work(recorder: Recorder) -> None:
         start = np.array([20, 21, 22], np.int32)
@@ -274,22 +274,22 @@ def test_prompts_of_token_ids_go_on_where_they_were_drawn(tmp_path: Path) -> Non
         (info,) = run.trees()
         nodes = run.nodes(info.name)
         assert [n.role for n in nodes] == ["root", "user", "assistant", "assistant", "user", "assistant"]
-        drawn = np.asarray(nodes[2].tokens)
-        assert np.array_equal(run.path(nodes[-1].id).tokens, [20, 21, 22, *drawn, 30, 31, *drawn])
+        sampled = np.asarray(nodes[2].tokens)
+        assert np.array_equal(run.path(nodes[-1].id).tokens, [20, 21, 22, *sampled, 30, 31, *sampled])
         assert nodes[2].parent == nodes[3].parent
         assert nodes[4].parent == nodes[2].id
 
 
-def test_a_recorder_opened_again_goes_on_in_the_same_trees(tmp_path: Path) -> None:
+def test_a_recorder_opened_again_continues_in_the_same_trees(tmp_path: Path) -> None:
     model = local()
-    drawn: list[Draw] = []
+    sampled: list[Completion] = []
 
     async def first(recorder: Recorder) -> None:
-        drawn.extend(await ask(recorder, model, SYSTEM, user("one")))
+        sampled.extend(await ask(recorder, model, SYSTEM, user("one")))
 
     async def second(recorder: Recorder) -> None:
-        await ask(recorder, model, SYSTEM, user("one"))  # the same draw again is another node
-        await ask(recorder, model, SYSTEM, user("one"), said(drawn[0]), user("two"), key=2)
+        await ask(recorder, model, SYSTEM, user("one"))  # the same sample again is another node
+        await ask(recorder, model, SYSTEM, user("one"), said(sampled[0]), user("two"), key=2)
 
     record(tmp_path / "run", first, template=TEMPLATE).close()
     with record(tmp_path / "run", second, template=TEMPLATE) as run:
@@ -370,13 +370,13 @@ def test_redaction_leaves_nothing_of_what_it_covers_on_the_disk(tmp_path: Path) 
 
     async def work(recorder: Recorder) -> None:
         first = (await ask(recorder, model, SYSTEM, user(f"write to {text} please")))[0]
-        await ask(recorder, model, SYSTEM, user(f"write to {text} please"), said(first), user("go on"), key=2)
+        await ask(recorder, model, SYSTEM, user(f"write to {text} please"), said(first), user("continue"), key=2)
         prefix = Prefix(np.array(CharTokenizer().encode(text), np.int32))
-        (draw,) = await model.sample(prefix, 1, Sampling(), [1])
-        await recorder(Exchange("c", "completions", model.identity, (prefix,), Sampling(), ((1,),), ((draw,),)))
+        (completion,) = await model.sample(prefix, 1, Sampling(), [1])
+        await recorder(Exchange("c", "completions", model.identity, (prefix,), Sampling(), ((1,),), ((completion,),)))
 
     with record(tmp_path / "run", work, template=TEMPLATE, hidden=True) as run:
-        assert len(run.trees()) == 2  # the second request went on in the first's tree, though both were redacted
+        assert len(run.trees()) == 2  # the second request continued in the first's tree, though both were redacted
         nodes = list(run.each(Node))
         assert any("[e-mail] and [key] and [number]" in n.text for n in nodes)
         assert [n.tokens is None for n in nodes if n.role == "system"] == [False]

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling
+from ramify.model.protocol import Completion, Identity, Prefix, Sampling
 from ramify.trace.message import Message
 from ramify.web.exchange import Exchange
 from ramify.web.recording import Recorder
@@ -22,8 +22,10 @@ async def conversations(recorder: Recorder, first: int, end: int) -> None:
     """A conversation of one message each."""
     for at in range(first, end):
         prefix = Prefix(messages=(Message("user", f"question number {at} of many, about something or other"),))
-        draw = Draw("an answer of some words to that", "eos", data={"usage": {"prompt_tokens": 9, "completion_tokens": 7}})
-        await recorder(Exchange(f"chatcmpl-{at}", "chat", MODEL, (prefix,), Sampling(), ((at,),), ((draw,),)))
+        completion = Completion(
+            "an answer of some words to that", "eos", data={"usage": {"prompt_tokens": 9, "completion_tokens": 7}}
+        )
+        await recorder(Exchange(f"chatcmpl-{at}", "chat", MODEL, (prefix,), Sampling(), ((at,),), ((completion,),)))
 
 
 def test_nothing_of_a_conversation_stays_on_pythons_heap(tmp_path: Path) -> None:

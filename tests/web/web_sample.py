@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ramify.trace.db import Run
-from ramify.trace.node import Mark, Producer, Verdict, make_node
+from ramify.trace.node import Annotation, Provenance, Score, make_node
 
 
 def same(text: str) -> str:
@@ -27,11 +27,11 @@ def make_run(
     rng = random.Random(seed)
     config = {"train": {"lr": 3e-4, "updates": updates}, "world": "keydoor", "note": twist("plain")}
     with Run.create(folder, config) as run:
-        producer = Producer("tiny", "w0", {"temperature": 1.0}, seed)
-        run.add(producer)
+        provenance = Provenance("tiny", "w0", {"temperature": 1.0}, seed)
+        run.add(provenance)
         run.log("start", "parts", {"version": "0.1.0", "weights": "w0", "machine": twist("cpu")})
         run.log("eval", "before", {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4})
-        _tree(run, f"eval-before/{twist('task-0')}", "eval-before", twist, rng, 30, producer.hash, 0.5)
+        _tree(run, f"eval-before/{twist('task-0')}", "eval-before", twist, rng, 30, provenance.hash, 0.5)
         for u in range(updates):
             for t in range(tasks):
                 _tree(
@@ -41,7 +41,7 @@ def make_run(
                     twist,
                     rng,
                     attempts,
-                    producer.hash,
+                    provenance.hash,
                     u / updates,
                 )
             run.log("update", f"ours/{u:05d}", {
@@ -51,7 +51,7 @@ def make_run(
             })  # fmt: skip
         if finished:
             run.log("eval", "after", {"success": 0.525, "interval": [0.476, 0.573], "n": 400, "tokens": 48210, "seconds": 7.9})
-            _tree(run, f"grpo-0000/{twist('task-0')}", "grpo-0000", twist, rng, 30, producer.hash, 0.5)
+            _tree(run, f"grpo-0000/{twist('task-0')}", "grpo-0000", twist, rng, 30, provenance.hash, 0.5)
             run.log("update", "grpo/00000", {
                 "update": 0, "arm": twist("grpo"), "tokens": 8000, "success": 0.2, "mixed": 0.3, "l1": 0.5, "groups": 16, "leaves": 128,
                 "abandoned": ["task-99"], "train": {"policy": 0.1}, "seconds": {"sample": 100.0},
@@ -80,7 +80,7 @@ def _tree(
         length = rng.randint(depth + 1, 8)
         for step in range(depth, length):
             action = rng.choice(["take key", "go kitchen", "go hall", "open door", "look"])
-            reply = make_node(name, node.id, 1, "assistant", twist(action), producer=by, index=attempt)
+            reply = make_node(name, node.id, 1, "assistant", twist(action), provenance=by, index=attempt)
             won = step == length - 1 and rng.random() < 0.3 + 0.5 * skill
             place = rng.choice(["hall", "kitchen", "garden"])
             text = twist(f"You {action}. You are in the {place}.")
@@ -89,12 +89,12 @@ def _tree(
             node = make_node(name, reply.id, 1, "user", text, state_key=key, stop=stop)
             run.add(reply, node)
             value, after = rng.random(), rng.random()
-            run.add(Mark(reply.id, 0, "why", "graph-credit", {
+            run.add(Annotation(reply.id, 0, "why", "graph-credit", {
                 "A": rng.gauss(0, 1), "A_ep": 0.4, "A_nc": -0.1, "A_ec": 0.2, "V": value, "V_next": after, "delta": after - value,
                 "group": twist(key), "group_size": 4, "next_group": twist(key), "attempt": twist("first"),
             }))  # fmt: skip
             if stop:
                 evidence = {"outcome": won, "truncated": stop == "truncated"}
-                run.add(Verdict(node.id, "env", float(won), evidence=evidence))
+                run.add(Score(node.id, "env", float(won), evidence=evidence))
             else:
                 open_ends.append((node, step + 1))

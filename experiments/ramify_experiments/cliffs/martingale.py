@@ -43,8 +43,8 @@ def choices(kinds: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np
     q = np.zeros((len(kinds), 4))
     for kind, (_, alpha, _) in enumerate(CHOICES):
         here = np.flatnonzero(kinds == kind)
-        drawn = np.tile([0.995, 0.005], (len(here), 1)) if alpha is None else rng.dirichlet(alpha, len(here))
-        q[here, : drawn.shape[1]] = drawn
+        sampled = np.tile([0.995, 0.005], (len(here), 1)) if alpha is None else rng.dirichlet(alpha, len(here))
+        q[here, : sampled.shape[1]] = sampled
     return q, np.array([spread for _, _, spread in CHOICES])[kinds][:, None]
 
 

@@ -1,7 +1,7 @@
 """What is known of made replies, and what a scan makes of them.
 
 A reply is eight moves and a tail of four letters that nobody measures: each move, up or down, changes the chance V that the tail decides
-for right. So the potential of every position is known exactly, and the forks are drawn as from any model.
+for right. So the potential of every position is known exactly, and the forks are sampled as from any model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ramify.base.seeds import generator, uniforms
 from ramify.methods.cliffs import read_scan
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.steps import write_rows
 from ramify_experiments.cases import Case, Repetition
@@ -49,7 +49,7 @@ class Walk:
         """Where each letter ends."""
         return np.arange(1, len(tokens) + 1, dtype=np.int32)
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """The rest of the reply behind the one token of the prompt."""
         assert prefix.tokens is not None
         done, out = len(prefix.tokens) - 1, []
@@ -57,7 +57,7 @@ class Walk:
             u = uniforms(np.full(MOVES + TAIL, key), np.arange(MOVES + TAIL))[done:]
             moves = max(0, MOVES - done)
             tokens = np.where(np.arange(len(u)) < moves, u >= DOWN, 2 + np.floor(16 * u)).astype(np.int32)
-            out.append(Draw(self.decode(tokens.tolist()), "stop", tokens))
+            out.append(Completion(self.decode(tokens.tolist()), "stop", tokens))
         return out
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:

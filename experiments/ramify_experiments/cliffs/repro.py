@@ -14,8 +14,8 @@ import numpy as np
 from ramify.base.seeds import generator, place_key, uniforms
 from ramify.base.waiting import complete
 from ramify.engine.local import LocalModel
+from ramify.env.builtin import chain
 from ramify.env.protocol import Task
-from ramify.env.worlds import chain
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
 from ramify.methods.cliffs.forks import Chances, ReplyForks
 from ramify.methods.cliffs.passk import pass_at_k
@@ -30,7 +30,7 @@ from ramify.train.batch import Row
 from ramify.train.loop import with_reference
 from ramify_experiments import recipes
 from ramify_experiments.cliffs.martingale import simulate
-from ramify_experiments.lab import Cells, Checks, Wanted, columns, sized
+from ramify_experiments.lab import Checks, ResultCache, Wanted, columns, sized
 from ramify_experiments.models import Course, train, training
 
 TOKENS, FORKS, FRESH, DELTA = 150, 64, 128, 0.1
@@ -106,7 +106,7 @@ def _known(v: np.ndarray, pi: np.ndarray, seed: int) -> tuple[list[TokenTrace], 
 
 
 class Kept:
-    """The forks of ``inner``, each drawn once however often it is counted, sixteen together: scans of one seed share theirs."""
+    """The forks of ``inner``, each sampled once however often it is counted, sixteen together: scans of one seed share theirs."""
 
     SIZE = 16
 
@@ -115,13 +115,13 @@ class Kept:
         self.chances, self.spent = inner.chances, inner.spent
 
     async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        """Right ones among ``n`` forks, drawn or known."""
+        """Right ones among ``n`` forks, sampled or known."""
         places = [(trace.id, t, purpose, at) for at in range(start, start + n, self.SIZE)]
         assert not append
         assert not n % self.SIZE
         missing = [place for place in places if place not in self.known]
-        drawn = await asyncio.gather(*(self.inner.count(trace, t, self.SIZE, purpose, place[-1]) for place in missing))
-        self.known.update(zip(missing, drawn, strict=True))
+        sampled = await asyncio.gather(*(self.inner.count(trace, t, self.SIZE, purpose, place[-1]) for place in missing))
+        self.known.update(zip(missing, sampled, strict=True))
         return sum((self.known[place] for place in places[1:]), self.known[places[0]])
 
 
@@ -130,28 +130,28 @@ HOW = {"sampled": 1.0, "greedy": 0.0}
 
 
 class Lab:
-    """The model that ``recipe`` makes for a seed, its world, and forks of its replies."""
+    """The model that ``recipe`` makes for a seed, its environment, and forks of its replies."""
 
     def __init__(self, recipe: Mapping[str, Any], seed: int) -> None:
         self.recipe, self.seed = recipes.ChainRecipe(**recipe, seed=seed), seed
-        self.module, self.world = self.recipe.model(), self.recipe.world
+        self.module, self.environment = self.recipe.model(), self.recipe.environment
         self.tokenizer = recipes.chain_tokenizer(self.recipe.mod)
         # prompts are short: forks of one position share theirs, and searching a store of finished replies costs more than it saves
-        self.engine = LocalModel(self.module, self.tokenizer, max_rows=256, cache_bytes=0)
+        self.engine = LocalModel(self.module, self.tokenizer, max_sequences=256, cache_bytes=0)
 
     def forks(self, seed: int = 0) -> ReplyForks:
-        """Forks whose draws are those of ``seed`` within this model's seed."""
+        """Forks whose samples are those of ``seed`` within this model's seed."""
         settings = Sampling(max_tokens=12 * self.recipe.hops)
         return ReplyForks(self.engine, self.tokenizer, judge, settings, place_key(self.seed, "cliffs", seed))
 
     def problems(self, split: str, n: int) -> list[Problem]:
         """Problems of a split; no model was trained on them."""
-        tasks = self.world.panel(split, n, self.seed)
+        tasks = self.environment.task_set(split, n, self.seed)
         return [Problem(t.id, tuple(self.tokenizer.encode(chain.prompt(t))), dict(t.data)) for t in tasks]
 
     def accuracy(self, n: int) -> dict[str, Any]:
         """Share of ``n`` problems that the model, as it is now, answers right, sampled and greedy."""
-        tasks = list(self.world.panel("eval", n, self.seed))
+        tasks = list(self.environment.task_set("eval", n, self.seed))
         answers = {how: recipes.chain_answers(self.module, self.tokenizer, tasks, t, self.seed) for how, t in HOW.items()}
         return {how: float(right.mean()) for how, right in answers.items()}
 
@@ -174,7 +174,7 @@ def scan_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop
 
 async def _scan(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
     forks, test = lab.forks(0), ZTest()
-    traces = await forks.draw(problems)
+    traces = await forks.sample(problems)
     kept = Kept(forks)
     faithful = await scan(traces, kept, ScanConfig(faithful=True, confirm=FRESH))
     other = Kept(lab.forks(1))
@@ -204,11 +204,11 @@ async def _scan(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
     return {
         "traces": rows,
         "ablation": await ablate(unconfirmed, forks, FORKS),
-        "spent": {"faithful": _bill(faithful.spent), "budgeted": _bill(budgeted.spent)},
+        "spent": {"faithful": _cost_estimate(faithful.spent), "budgeted": _cost_estimate(budgeted.spent)},
     }
 
 
-def _bill(spent: Mapping[str, Any]) -> dict[str, float]:
+def _cost_estimate(spent: Mapping[str, Any]) -> dict[str, float]:
     """Forks of the scan and of its confirmation, and tokens run through the model for both."""
     by = spent["by_purpose"]
     return {
@@ -240,7 +240,7 @@ def pairs_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, sto
 
 async def _pairs(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
     forks = lab.forks(2)
-    traces = await forks.draw(problems)
+    traces = await forks.sample(problems)
     result = await scan(traces, forks, ScanConfig())
     cliffs = [replace(one, cliffs=tuple(one.of("confirmed"))) for one in result.scanned]
     at_cliffs = await examine(cliffs, forks, ZTest(), classes=("uncertain", "sampled_off"))
@@ -277,7 +277,7 @@ def _shrunk(before: Counts, now: Counts) -> float:
 
 
 def _tried(one: Examined) -> list[dict[str, Any]]:
-    """The other tokens tried at a cliff, each by the probability with which the sampler would have drawn it."""
+    """The other tokens tried at a cliff, each by the probability with which the sampler would have sampled it."""
     prompt, token = one.trace.prefix(one.cliff.t - 1).tolist(), one.trace.response_ids[one.cliff.t - 1]
     return [
         {
@@ -292,7 +292,7 @@ def _tried(one: Examined) -> list[dict[str, Any]]:
 
 
 def _at_random(one: Scanned, seed: int) -> Scanned:
-    """The trace with half as many positions as it has cliffs, drawn at random, in the cliffs' places: each gives more pairs than a cliff."""
+    """The trace with half as many positions as it has cliffs, sampled at random, in the cliffs' places: each gives more pairs than a cliff."""
     picks = generator(seed, "random-positions", one.trace.id).integers(1, one.trace.length + 1, -(-len(one.cliffs) // 2))
     nothing = Counts(0, 0)
     return replace(
@@ -335,44 +335,44 @@ def dense_cell(
     size = math.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]] or [1.0]))
     for row in rows:
         start, tokens = len(row["prompt"]), np.array([*row["prompt"], *row["reply"]], np.int32)
-        streams = {"advantage": np.zeros(len(tokens), np.float32), "logprobs": np.zeros(len(tokens), np.float32)}
+        token_values = {"advantage": np.zeros(len(tokens), np.float32), "logprobs": np.zeros(len(tokens), np.float32)}
         mask = np.zeros(len(tokens), bool)
-        streams["logprobs"][start:] = row["logprobs"]
+        token_values["logprobs"][start:] = row["logprobs"]
         for t, value in row["moved"]:
-            streams["advantage"][start + t - 1], mask[start + t - 1] = value / size, True
-        made.append(Row(tokens, mask, streams))
+            token_values["advantage"][start + t - 1], mask[start + t - 1] = value / size, True
+        made.append(Row(tokens, mask, token_values))
     shares = max(1, len(made) // 64)
     train(lab.module, lambda _: made, Course(lr, 1), seed, {"policy_gradient": 1.0}, epochs=passes, minibatches=shares)
     return lab.accuracy(problems)
 
 
 def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, known: int, problems: int) -> dict[str, Any]:
-    """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update, until ``tokens`` were drawn."""
-    lab, drawn = Lab(recipe, seed), 0
+    """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update, until ``tokens`` were sampled."""
+    lab, sampled = Lab(recipe, seed), 0
     pool = lab.problems("demo", known)
 
     def batch(update: int) -> list[Row]:
-        nonlocal drawn
+        nonlocal sampled
         picks = generator(seed, "policy", update).permutation(len(pool))[:32]
-        traces = complete(lab.forks(1000 + update).draw([pool[i] for i in picks], per_problem=8))
+        traces = complete(lab.forks(1000 + update).sample([pool[i] for i in picks], per_problem=8))
         gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(len(picks)), 8))
         rows = []
         for trace, gain in zip(traces, gains.tolist(), strict=True):
             assert trace.logprobs is not None
             own = np.arange(len(trace.prompt_ids) + trace.length) >= len(trace.prompt_ids)
-            streams = {
+            token_values = {
                 "advantage": np.where(own, gain, 0.0),
                 "logprobs": np.concatenate((np.zeros((~own).sum()), trace.logprobs)),
             }
-            rows.append(Row(trace.prefix(trace.length), own, {name: x.astype(np.float32) for name, x in streams.items()}))
-        drawn += sum(trace.length for trace in traces)
+            rows.append(Row(trace.prefix(trace.length), own, {name: x.astype(np.float32) for name, x in token_values.items()}))
+        sampled += sum(trace.length for trace in traces)
         return rows
 
     for updates, _ in training(lab.module, batch, Course(lr, None), seed, {"policy_gradient": 1.0}):  # noqa: B007
         lab.engine.refresh()
-        if drawn >= tokens:
+        if sampled >= tokens:
             break
-    return lab.accuracy(problems) | {"tokens": drawn, "updates": updates}
+    return lab.accuracy(problems) | {"tokens": sampled, "updates": updates}
 
 
 # -- checks
@@ -427,7 +427,7 @@ KNOWN = {
 
 
 @sized("cliffs", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Run section 7(a). ``quick``: without training."""
     plan, checks = _SIZES[size], Checks(seeds, KNOWN)
     process = cells.grid(process_cell, {"process": {"traces": plan.traces}}, seeds, workers=1)["process"]
@@ -589,7 +589,7 @@ def _budget(
     )
 
 
-def _training(plan: _Size, cells: Cells, seeds: Sequence[int]) -> Checks:
+def _training(plan: _Size, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """What the same scans give to training: pairs at cliffs and at random positions, dense advantages, and plain policy gradient."""
     recipe, checks = plan.recipe | TRAINED, Checks(seeds, KNOWN)
     common = {"recipe": recipe, "problems": plan.answers}

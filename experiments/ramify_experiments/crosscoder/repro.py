@@ -27,7 +27,7 @@ from ramify.methods.crosscoder.dictionary import (
 )
 from ramify.methods.crosscoder.steer import Change, clamp, reconstruct, scale
 from ramify.train.batch import Row
-from ramify_experiments.lab import Cells, Checks, columns, sized
+from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.models import Course, train, training
 
 # --- 7(a1): planted directions --------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def rows_of(prompts: np.ndarray, answers: Sequence[Sequence[int]] | np.ndarray, 
 def write(
     model: TinyLM, prompts: np.ndarray, n: int, change: Change | None = None, u: np.ndarray | None = None
 ) -> tuple[Any, Any]:
-    """``n`` tokens behind each prompt and their log-probs, [N, n] each: greedy, or drawn by the uniforms ``u`` [N, n].
+    """``n`` tokens behind each prompt and their log-probs, [N, n] each: greedy, or sampled by the uniforms ``u`` [N, n].
 
     ``change`` is added after block :data:`LAYER` at the prompt's last token, as :func:`ramify.methods.crosscoder.steer.draw` does it.
     """
@@ -224,7 +224,7 @@ def tune(base: TinyLM, seed: int, most: int = 400) -> tuple[TinyLM, int]:
 
     def batch(step: int) -> list[Row]:
         prompts, right = tool_prompts(seed, "rl", 128, step)
-        tokens, logprobs = write(model, prompts, 3, u=generator(seed, "rl draws", step).random((128, 3)))
+        tokens, logprobs = write(model, prompts, 3, u=generator(seed, "rl samples", step).random((128, 3)))
         reward = ((tokens[:, 0] == CALL) & (tokens[:, 1] == right)).astype(float)
         advantage = np.repeat((reward - reward.mean())[:, None], 3, axis=1)
         before.update({name: weight.clone() for name, weight in model.state_dict().items()})
@@ -359,7 +359,7 @@ def reconstructions(
 
 
 @sized("crosscoder", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Sections 7(a1) and 7(a2). ``quick``: the planted directions alone, one seed, less training, looser thresholds."""
     quick, checks = size == "quick", Checks(seeds, _MISSES)
     studies = [] if quick else cells.grid(study, {"pair": {}}, seeds)["pair"]

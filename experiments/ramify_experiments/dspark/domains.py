@@ -1,7 +1,7 @@
 """Three procedural domains of different predictability over 256 tokens, and a small target that learned them.
 
 ``math``: sums, whose operands are random and whose results follow. ``code``: functions with matched brackets and copied names of two
-tokens. ``chat``: phrases of 3 to 7 shared tokens, drawn by topic, with copied names. In each there are several equally good
+tokens. ``chat``: phrases of 3 to 7 shared tokens, sampled by topic, with copied names. In each there are several equally good
 continuations that share tokens: a drafter that cannot see which one it has begun mixes them.
 """
 
@@ -117,7 +117,7 @@ def _one(names: list[Name], rng: Rng) -> Name:
 
 @cache
 def _phrasebook() -> tuple[list[list[str]], np.ndarray]:
-    """The phrases, ``@`` for a name, and the law over them of each topic, float64 [topics, phrases]: Zipf in an order of its own."""
+    """The phrases, ``@`` for a name, and the distribution over them of each topic, float64 [topics, phrases]: Zipf in an order of its own."""
     rng = generator(0, "dspark", "phrasebook")
     shared = 1.0 / np.arange(3, len(WORDS) + 3)
     phrases = []
@@ -129,18 +129,18 @@ def _phrasebook() -> tuple[list[list[str]], np.ndarray]:
         phrases.append(phrase)
     zipf = 1.0 / np.arange(1, PHRASES + 1) ** 1.2
     orders = np.stack([rng.permutation(PHRASES) for _ in TOPICS])
-    laws = np.zeros((len(TOPICS), PHRASES))
-    np.put_along_axis(laws, orders, np.broadcast_to(zipf / zipf.sum(), laws.shape), axis=1)
-    return phrases, laws
+    distributions = np.zeros((len(TOPICS), PHRASES))
+    np.put_along_axis(distributions, orders, np.broadcast_to(zipf / zipf.sum(), distributions.shape), axis=1)
+    return phrases, distributions
 
 
 def _chat(words: list[str], length: int, rng: Rng) -> None:
-    phrases, laws = _phrasebook()
+    phrases, distributions = _phrasebook()
     topic = int(rng.integers(len(TOPICS)))
     names = [_name(FIRST, LAST, rng) for _ in range(2)]
     words += [TOPICS[topic], *names[0], ",", *names[1], ":"]
     while len(words) < length:
-        for word in phrases[int(rng.choice(PHRASES, p=laws[topic]))]:
+        for word in phrases[int(rng.choice(PHRASES, p=distributions[topic]))]:
             words += [*_one(names, rng)] if word == "@" else [word]
         if rng.random() < 0.3:
             words.append(".")

@@ -1,4 +1,4 @@
-"""What the reproduction trains and measures: a target, text it drew, drafters of each kind. Each is made once and kept by content hash."""
+"""What the reproduction trains and measures: a target, text it sampled, drafters of each kind. Each is made once and kept by content hash."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Lab:
 
     @cached_property
     def model(self) -> LocalModel:
-        """The target on the engine. No prompt is drawn from twice, so nothing is kept of them."""
+        """The target on the engine. No prompt is sampled from twice, so nothing is kept of them."""
         return LocalModel.load(self.folder, cache_bytes=0)
 
     def _place(self, what: str, **decided: Any) -> Path:
         return place(f"dspark-{what}", decided | {"target": self.recipe.model_dump()}, __name__)
 
     def text(self, sequences: int) -> list[Row]:
-        """Rows of the target's own text behind starts of the three domains, by turns; drawn tokens count.
+        """Rows of the target's own text behind starts of the three domains, by turns; sampled tokens count.
 
-        The few rows in which it drew the mask token, which it never saw, are left out.
+        The few rows in which it sampled the mask token, which it never saw, are left out.
         """
         each = [domains.prompts(domain, sequences // 3, START, self.seed, "train") for domain in domains.DOMAINS]
         starts = [prompt for three in zip(*each, strict=True) for prompt in three]
@@ -71,7 +71,7 @@ class Lab:
         return load_drafter(folder, self.model.module)
 
     def rounds(self, drafter: Qwen3Drafter, prompts: int, tokens: int) -> dict[str, Rounds]:
-        """Rounds of a drafter in each domain, on prompts that no text was drawn from."""
+        """Rounds of a drafter in each domain, on prompts that no text was sampled from."""
         return {domain: self._rounds(drafter, domain, prompts, tokens) for domain in domains.DOMAINS}
 
     def _rounds(self, drafter: Qwen3Drafter, domain: domains.Domain, prompts: int, tokens: int) -> Rounds:

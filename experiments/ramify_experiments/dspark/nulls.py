@@ -91,7 +91,7 @@ def _measured(rep: Repetition) -> bool:
 
     with _instead(verify, "accepted", lax):
         found = _verify(rep, 0.5, 1000)
-    return bool(found["fixed:7: distance of the law of a verified token"]["status"] == "miss")
+    return bool(found["fixed:7: distance of the distribution of a verified token"]["status"] == "miss")
 
 
 def _counted(rep: Repetition) -> bool:

@@ -1,6 +1,6 @@
 """Reproduction 7(a): three procedural domains, a small target, drafters of each kind, calibration, schedules on the recorded rounds.
 
-Every drafter is trained on the same text drawn by the target and measured on the same prompts. Axis legend: P prompts, G = gamma.
+Every drafter is trained on the same text sampled by the target and measured on the same prompts. Axis legend: P prompts, G = gamma.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap
 from ramify_experiments.dspark.domains import DOMAINS, prompts
 from ramify_experiments.dspark.lab import GIVEN, Lab
-from ramify_experiments.lab import Cells, Checks, Wanted, sized
+from ramify_experiments.lab import Checks, ResultCache, Wanted, sized
 
 BLOCK = 7
 SEED = 0
@@ -60,7 +60,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""Ratios [draws, parts] -> [draws]."""
+"""Ratios [samples, parts] -> [samples]."""
 Measured = Mapping[str, Mapping[str, Rounds]]
 """Drafter -> domain -> rounds."""
 
@@ -92,14 +92,14 @@ def resampled(
     """A statistic of ratios, and its 95 % bootstrap interval over prompts.
 
     Each part is a ratio over the rounds of a drafter in a domain; prompt i is resampled in all parts at once, so drafters are paired.
-    ``statistic`` maps ratios [draws, parts] to [draws].
+    ``statistic`` maps ratios [samples, parts] to [samples].
     """
     prompts = max(int(rounds.prompt.max()) + 1 for _, rounds in parts)
     sums = np.stack([_ratio(over, rounds, prompts) for over, rounds in parts])  # [parts, 2, P]
 
     def of(picks: np.ndarray) -> np.ndarray:
-        drawn = sums[:, :, picks.astype(int)].sum(axis=-1)  # [parts, 2, draws]
-        return statistic((drawn[:, 0] / np.maximum(drawn[:, 1], 1)).T)
+        sampled = sums[:, :, picks.astype(int)].sum(axis=-1)  # [parts, 2, samples]
+        return statistic((sampled[:, 0] / np.maximum(sampled[:, 1], 1)).T)
 
     whole = float(of(np.arange(prompts)[None])[0])
     return whole, bootstrap(np.arange(prompts), of)
@@ -220,7 +220,7 @@ def calibration_checks(plain: dict[str, Any], heated: dict[str, Any], quick: boo
 def simulation_cell(rounds: dict[str, Any], stair: int, requests: int, steps: int, seed: int) -> dict[str, list[float]]:
     """Throughput over no drafting, and drafts verified per request and step, of every schedule at one load.
 
-    The drafter's confidences are calibrated on half of the rounds; the simulation draws from the other half.
+    The drafter's confidences are calibrated on half of the rounds; the simulation samples from the other half.
     """
     fit, test = halves(Rounds.from_json(rounds))
     temperatures = sequential_temperatures(logits_of(fit.confidence), fit)
@@ -270,7 +270,7 @@ def simulation_checks(
 
 
 def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
-    """Train the target and draw its text; its cross-entropy in each domain, in nats a token."""
+    """Train the target and sample its text; its cross-entropy in each domain, in nats a token."""
     import torch
 
     lab = Lab(size, seed)
@@ -297,44 +297,44 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
     from ramify.methods.dspark.peers import peer
     from ramify.model.protocol import Sampling
 
-    lab, drawn = Lab(size, seed), Sampling(max_tokens=size["tokens"])
+    lab, sampled = Lab(size, seed), Sampling(max_tokens=size["tokens"])
     ways = {"prompt lookup": ("prompt_lookup", None), "assistant of one layer": ("hf_assistant", lab.assistant(2400, 1500))}
     found: dict[str, dict[str, float]] = {}
     for name, (kind, helper) in ways.items():
-        run = peer(lab.folder, kind, drawn, helper, BLOCK)
+        run = peer(lab.folder, kind, sampled, helper, BLOCK)
         found[name] = {}
         for domain in DOMAINS:
-            torch.manual_seed(place_key(seed, "dspark", "rival", name, domain))  # what transformers draws by
+            torch.manual_seed(place_key(seed, "dspark", "rival", name, domain))  # what transformers samples by
             starts = prompts(domain, size["rivals"], GIVEN, seed, "test")
             found[name][domain] = size["rivals"] * size["tokens"] / run(starts, size["tokens"])[1]
     return found
 
 
-def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], draws: int) -> list[dict[str, Any]]:
+def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], samples: int) -> list[dict[str, Any]]:
     """The checks of ``verify-lossless`` on the trained pair, each with value, n, operator and threshold."""
     from ramify.methods.dspark.lossless import verify
 
     lab = Lab(size, seed)
     given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]
-    return [check.to_json() for check in verify(lab.model, lab.drafter(what), given, seed, draws)]
+    return [check.to_json() for check in verify(lab.model, lab.drafter(what), given, seed, samples)]
 
 
-def first_token_law(search: Callable[[np.ndarray], int]) -> np.ndarray:
-    """Law of the first token, [2], in the example of section 8: two drafts whose confidences (.8; .9 after A, 0 after B) are known when
-    ``search`` picks from the rates of admitting 0, 1 or 2 of them. The target's law is (.7, .3), the drafter's (.5, .5).
+def first_token_distribution(search: Callable[[np.ndarray], int]) -> np.ndarray:
+    """Distribution of the first token, [2], in the example of section 8: two drafts whose confidences (.8; .9 after A, 0 after B) are known when
+    ``search`` picks from the rates of admitting 0, 1 or 2 of them. The target's distribution is (.7, .3), the drafter's (.5, .5).
     """
     p, q, speed = np.array([0.7, 0.3]), np.array([0.5, 0.5]), np.array([1.0, 0.5, 0.45])
     left = np.maximum(p - q, 0)
-    law = np.zeros(2)
+    distribution = np.zeros(2)
     for x, second in enumerate((0.9, 0.0)):
         _, values = ranked(survival(np.array([[0.8, second]])))
         if search(rates(values, 1, 1 / speed[: len(values) + 1])):
             stays = q[x] * min(1.0, p[x] / q[x])
-            law[x] += stays
-            law += (q[x] - stays) * left / left.sum()
+            distribution[x] += stays
+            distribution += (q[x] - stays) * left / left.sum()
         else:
-            law += q[x] * p
-    return law
+            distribution += q[x] * p
+    return distribution
 
 
 def lossless_checks(found: Sequence[Mapping[str, Any]]) -> Checks:
@@ -347,14 +347,14 @@ def lossless_checks(found: Sequence[Mapping[str, Any]]) -> Checks:
         "a search on this step's confidences": (lambda rate: int(np.argmax(rate)), (">", 0.1)),
     }
     for name, (search, wanted) in searches.items():
-        apart = np.abs(first_token_law(search) - [0.7, 0.3]).sum() / 2
-        example.value(f"lossless, example of section 8, {name}: distance from the target's law", apart, 2, *wanted)
+        apart = np.abs(first_token_distribution(search) - [0.7, 0.3]).sum() / 2
+        example.value(f"lossless, example of section 8, {name}: distance from the target's distribution", apart, 2, *wanted)
     checks += example
     return checks
 
 
 @sized("dspark", quick=1, cpu=2)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> list[Check]:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> list[Check]:
     """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`, those of :data:`COMPARED` with two seeds; ``quick``: DSpark and DFlash on a
     smaller target, looser thresholds."""
     quick, counts = size == "quick", SIZES[size]
@@ -385,12 +385,12 @@ def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> list[Check]:
     done = cells.map(simulation_cell, plan)
     smooth, stairs = ({load: done[f"schedules {stair} {load}"] for load in loads} for stair in (1, 16))
     checks += simulation_checks(smooth, stairs, steps, quick)
-    exact = of | {"what": drafters["DSpark"], "draws": 10_000}
+    exact = of | {"what": drafters["DSpark"], "samples": 10_000}
     checks += lossless_checks([] if quick else cells.map(lossless_cell, {"lossless": exact})["lossless"])
     return [replace(check, seeds=tuple(seeds[0] + seed for seed in check.seeds)) for check in checks]
 
 
-def _found(cells: Cells, counts: dict[str, Any], drafters: Mapping[str, Any], seeds: Sequence[int]) -> list[Measured]:
+def _found(cells: ResultCache, counts: dict[str, Any], drafters: Mapping[str, Any], seeds: Sequence[int]) -> list[Measured]:
     """Train ``drafters`` and record their rounds, seed by seed."""
     raw = cells.grid(drafter_cell, {name: {"size": counts, "what": what} for name, what in drafters.items()}, seeds)
     return [{name: {d: Rounds.from_json(r) for d, r in raw[name][i].items()} for name in drafters} for i in range(len(seeds))]

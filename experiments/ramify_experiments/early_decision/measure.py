@@ -68,25 +68,25 @@ class Trace:
 
 
 class Lab:
-    """A trained organism, drawn from and read."""
+    """A trained organism, sampled from and read."""
 
     def __init__(self, recipe: OrganismRecipe) -> None:
         self.recipe, self.module, words = recipe, recipe.model(), tokenizer()
         marks = Marks((ID[THINK],), (ID[CLOSE],), (ID[CLOSE],))
         think, answer = Sampling(max_tokens=4 * recipe.longest), Sampling(max_tokens=1)
-        model = LocalModel(self.module, words, max_rows=256)
+        model = LocalModel(self.module, words, max_sequences=256)
         self.sampler, self.thinking = Sampler(model, recipe.seed), Thinking(model, words, marks, think, answer, force=False)
 
-    def draw(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[Trace]]:
-        """``n`` traces of each prompt that go on behind its ``head``; those without an answer are left out."""
+    def sample(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[Trace]]:
+        """``n`` traces of each prompt that continue behind its ``head``; those without an answer are left out."""
 
-        async def drawn(one: Ask, head: Sequence[int], at: Place) -> list[Thought | None]:
+        async def sampled(one: Ask, head: Sequence[int], at: Place) -> list[Thought | None]:
             begun, left = self.thinking.opened(one.ids, head), self.thinking.left(head)
             return self.thinking.thoughts(await self.sampler.sample(begun, n, left, at, policy=self.thinking), head)
 
         async def every() -> list[list[Thought | None]]:
             places = enumerate(zip(asks, heads, strict=True))
-            return await asyncio.gather(*(drawn(one, head, (*place, i)) for i, (one, head) in places))
+            return await asyncio.gather(*(sampled(one, head, (*place, i)) for i, (one, head) in places))
 
         return [
             [
@@ -99,7 +99,7 @@ class Lab:
 
     def traces(self, asks: Sequence[Ask], *place: str | int) -> list[Trace]:
         """One trace a prompt."""
-        return [trace for drawn in self.draw(asks, [()] * len(asks), 1, *place) for trace in drawn]
+        return [trace for sampled in self.sample(asks, [()] * len(asks), 1, *place) for trace in sampled]
 
     def refusal(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """Probability (N,) that the answer to each row of ids refuses where the thinking is closed behind it."""
@@ -152,14 +152,14 @@ def ambiguous_decoded(lab: Lab, traces: Sequence[Trace], ambiguous: Sequence[Tra
 
 
 def continued(lab: Lab, traces: Sequence[Trace], opened: int, n: int, *place: str | int) -> dict[str, Any]:
-    """Variance of the answer by share kept: closed, exact, over all traces; open, ``n`` draws each of the first ``opened``."""
+    """Variance of the answer by share kept: closed, exact, over all traces; open, ``n`` samples each of the first ``opened``."""
     some, closed, opens = traces[:opened], {}, {}
     for share in SHARES:
         p = lab.refusal([t.row(t.kept(share)) for t in traces])
         variance = continuation_variance(p, np.ones(len(p)))
         closed[str(share)] = {"variance": float(variance.mean()), "error": float(variance.std(ddof=1) / np.sqrt(len(p)))}
-        drawn = lab.draw([t.asked for t in some], [t.kept(share) for t in some], n, *place, "open", share)
-        k, size = [sum(one.refuse for one in each) for each in drawn], [len(each) for each in drawn]
+        sampled = lab.sample([t.asked for t in some], [t.kept(share) for t in some], n, *place, "open", share)
+        k, size = [sum(one.refuse for one in each) for each in sampled], [len(each) for each in sampled]
         point = continuation_point(share / 100, "open", k, size, [t.refuse for t in some], list(range(len(some))))
         low, high = point.unbiased_interval or (0.0, 0.0)
         opens[str(share)] = {"variance": point.unbiased, "error": (high - low) / 3.92, "flip": point.flip_rate}
@@ -176,15 +176,15 @@ def stances(kind: str, thinking: Sequence[int]) -> list[int]:
 
 
 def oscillations(lab: Lab, traces: Sequence[Trace], k: int = 100) -> dict[str, Any]:
-    """The causal test of every change of stance, with ``k`` binomial draws of the exact answer at both cuts."""
+    """The causal test of every change of stance, with ``k`` binomial samples of the exact answer at both cuts."""
     places = [(i, change) for i, t in enumerate(traces) for change in transitions(stances(lab.recipe.kind, t.thinking))]
     if not places:
         return oscillation_summary([], len(traces))
-    rng, drawn = generator(lab.recipe.seed, "cuts"), []
+    rng, sampled = generator(lab.recipe.seed, "cuts"), []
     for end in ("pre", "post"):
         rows = [traces[i].row(traces[i].thinking[: 2 * getattr(change, end)]) for i, change in places]
-        drawn.append(rng.binomial(k, 1 - lab.refusal(rows)).tolist())  # cuts count those that complied
-    cuts = [Cut(str(i), "", change.stance, a, k, b, k) for (i, change), a, b in zip(places, *drawn, strict=True)]
+        sampled.append(rng.binomial(k, 1 - lab.refusal(rows)).tolist())  # cuts count those that complied
+    cuts = [Cut(str(i), "", change.stance, a, k, b, k) for (i, change), a, b in zip(places, *sampled, strict=True)]
     return oscillation_summary(judge_cuts(cuts), len(traces))
 
 
@@ -203,7 +203,7 @@ def ideal(traces: int, seed: int = 0) -> dict[str, float]:
 
 
 def study(
-    seed: int, recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, draws: int, shuffles: int
+    seed: int, recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, samples: int, shuffles: int
 ) -> dict[str, Any]:
     """Everything about one locked or deliberative organism; prompts are not those it was trained on."""
     lab = Lab(OrganismRecipe(**recipe, seed=seed))
@@ -212,18 +212,18 @@ def study(
     return {
         "lost": prompts + ambiguous - len(traces) - len(even),
         "decoded": decoded(lab, traces, shuffles),
-        "continued": continued(lab, traces, opened, draws, "main"),
+        "continued": continued(lab, traces, opened, samples, "main"),
         "oscillations": oscillations(lab, traces),
-        "even": ambiguous_decoded(lab, traces, even) | continued(lab, even, opened, draws, "even"),
-        "near": continued(lab, [t for t in traces if abs(t.asked.score or 0) == 1], opened, draws, "near"),
+        "even": ambiguous_decoded(lab, traces, even) | continued(lab, even, opened, samples, "even"),
+        "near": continued(lab, [t for t in traces if abs(t.asked.score or 0) == 1], opened, samples, "near"),
     }
 
 
-def hybrid_study(seed: int, recipe: dict[str, Any], prompts: int, opened: int, draws: int) -> dict[str, Any]:
-    """Continuations of a hybrid on mixed prompts (one in five of bits) and on prompts of either kind, drawn apart."""
+def hybrid_study(seed: int, recipe: dict[str, Any], prompts: int, opened: int, samples: int) -> dict[str, Any]:
+    """Continuations of a hybrid on mixed prompts (one in five of bits) and on prompts of either kind, sampled apart."""
     lab = Lab(OrganismRecipe(**recipe, seed=seed))
     out: dict[str, Any] = {}
     for name, bits in (("mixed", 5), ("cues", 0), ("bits", 1)):
         asks = [ask(generator(seed, name, i), "bits" if bits and i % bits == 0 else "clear") for i in range(prompts)]
-        out[name] = continued(lab, lab.traces(asks, name), opened, draws, name)
+        out[name] = continued(lab, lab.traces(asks, name), opened, samples, name)
     return out

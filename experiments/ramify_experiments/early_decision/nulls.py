@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import CharTokenizer
 from ramify.score.steps import write_rows
 from ramify_experiments.cases import Case, Repetition
@@ -21,13 +21,13 @@ LINE = {1: "This speaks for it, so far as I see", -1: "This speaks against, so f
 PROMPTS = 12
 
 
-# -- states of a network, outcomes that are drawn here
+# -- states of a network, outcomes that are sampled here
 
 
 def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.random.Generator], Any], pools: bool = False) -> Path:
     """A study of 48 prompts, two traces of six words each, whose outcomes are 1 with probability ``outcome`` (96,).
 
-    It is given each trace's prompt int (96,), its words int (96, 6), and what to draw from. The network's weights are drawn as well.
+    It is given each trace's prompt int (96,), its words int (96, 6), and what to sample from. The network's weights are sampled as well.
     """
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify_experiments.models import word_tokenizer
@@ -73,7 +73,7 @@ def _by_word(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> 
 
 
 def _by_ends(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
-    """Both ends of the thinking show an outcome that was drawn first, and the middle does not."""
+    """Both ends of the thinking show an outcome that was sampled first, and the middle does not."""
     end = rng.random(96) < 0.5
     said[:, [0, -1]] = rng.integers(0, 2, (96, 2)) + 2 * end[:, None]
     return end.astype(float)
@@ -91,18 +91,18 @@ class Made:
         self.follows, self.tokenizer = follows, CharTokenizer()
         self.identity = Identity(f"made, {follows}", follows, self.tokenizer.hash)
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
-        """Draws, each by its key."""
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """Samples, each by its key."""
         text = self.tokenizer.decode(np.asarray(prefix.tokens).tolist())
         asked, _, thinking = text.partition("<think>\n")
         thinking, closed, _ = thinking.partition("</think>")
-        return [self._draw(asked, thinking, bool(closed), np.random.default_rng(key)) for key in keys]
+        return [self._sample(asked, thinking, bool(closed), np.random.default_rng(key)) for key in keys]
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
         """Nothing asks for them."""
         raise NotImplementedError
 
-    def _draw(self, asked: str, thinking: str, closed: bool, rng: np.random.Generator) -> Draw:
+    def _sample(self, asked: str, thinking: str, closed: bool, rng: np.random.Generator) -> Completion:
         stances = [1 if line == LINE[1] else -1 for line in thinking.split("\n") if line in LINE.values()]
         if closed:
             chance = {"prompt": float(asked), "turn": 0.1 + 0.8 * (sum(stances[-1:]) > 0), "sum": (np.sign(sum(stances)) + 1) / 2}
@@ -112,7 +112,7 @@ class Made:
             more = max(0, LINES - len(stances))
             lines = [LINE[sign] for sign in (2 * rng.integers(0, 2, more) - 1).tolist()]
             said, stop = begun + "\n".join(lines) + "</think>", "stop"
-        return Draw(said, stop, np.array(self.tokenizer.encode(said), np.int32))
+        return Completion(said, stop, np.array(self.tokenizer.encode(said), np.int32))
 
 
 def follows_prompt() -> Made:
@@ -183,7 +183,7 @@ CASES = (
     Case(
         "probe: the outcome is a coin",
         "nothing",
-        "Outcomes are drawn, two for each of 48 prompts with a chance of its own; a finding is a state, of two that are"
+        "Outcomes are sampled, two for each of 48 prompts with a chance of its own; a finding is a state, of two that are"
         " looked at, said to tell them.",
         _probed(_by_prompt),
         **COIN,

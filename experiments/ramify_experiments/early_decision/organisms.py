@@ -1,6 +1,6 @@
 """Models from scratch whose thinking is known: decided beforehand, decided by what they write, or needed to compute the answer.
 
-A prompt is ten words, a trace ``<think> ... </think>``, one word of answer and ``<end>``. ``locked`` draws its outcome from the prompt and then writes
+A prompt is ten words, a trace ``<think> ... </think>``, one word of answer and ``<end>``. ``locked`` samples its outcome from the prompt and then writes
 a trace that mostly plays; ``deliberative`` ignores the prompt, tosses a coin for every chunk and answers with the sign of the sum;
 ``hybrid`` is locked on four prompts of five and on the fifth must carry the parity of the prompt's bits through its trace.
 """
@@ -117,7 +117,7 @@ class Lesson:
 
 
 def lesson(recipe: OrganismRecipe, rng: np.random.Generator) -> Lesson:
-    """Draw one training example."""
+    """Sample one training example."""
     bits = recipe.kind == "hybrid" and bool(rng.random() < 0.2)
     asked = ask(rng, "bits" if bits else "ambiguous" if rng.random() < recipe.ambiguous else "clear")
     chunks, cut = 10 if bits else int(rng.integers(recipe.shortest, recipe.longest + 1)), bool(rng.random() < recipe.cut)
@@ -136,7 +136,7 @@ def tokenizer() -> HfTokenizer:
 
 
 class OrganismRecipe(Recipe):
-    """An organism, which imitates drawn lessons."""
+    """An organism, which imitates sampled lessons."""
 
     NAME: ClassVar[str] = "early-decision"
     kind: Kind = "locked"
@@ -160,7 +160,7 @@ class OrganismRecipe(Recipe):
     lr: float = 3e-3
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
-        """Draw the lessons and imitate them."""
+        """Sample the lessons and imitate them."""
         rows = []
         for i in range(self.examples):
             one = lesson(self, generator(self.seed, "organism", self.kind, i))

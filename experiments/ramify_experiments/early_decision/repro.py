@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ramify_experiments.early_decision.measure import POSITIONS, SHARES, hybrid_study, ideal, study
-from ramify_experiments.lab import Cells, Checks, columns, sized
+from ramify_experiments.lab import Checks, ResultCache, columns, sized
 
 Cell = dict[str, Any]
 MIDDLE = slice(2, 9)
@@ -54,7 +54,7 @@ class Limits:
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
         "recipe": {},
-        "study": {"prompts": 400, "ambiguous": 100, "opened": 80, "draws": 6, "shuffles": 199},
+        "study": {"prompts": 400, "ambiguous": 100, "opened": 80, "samples": 6, "shuffles": 199},
         "limits": Limits(),
     },
     "quick": {
@@ -69,7 +69,7 @@ SIZES: dict[str, dict[str, Any]] = {
             "cut": 0.5,
             "answer_weight": 10.0,
         },
-        "study": {"prompts": 160, "ambiguous": 30, "opened": 30, "draws": 4, "shuffles": 199},
+        "study": {"prompts": 160, "ambiguous": 30, "opened": 30, "samples": 4, "shuffles": 199},
         "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.4, 0.5, 0.2, 0.5, 0.6, 0.05, 0.15, 0.6, 1.1),
     },
 }
@@ -81,7 +81,7 @@ KNOWN_MISSES = {
 
 
 @sized("early-decision", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7(a). ``quick``: smaller organisms with shorter traces, looser thresholds, no hybrid."""
     chosen, checks = SIZES[size], Checks(seeds, KNOWN_MISSES)
     arms = {kind: {"recipe": {**chosen["recipe"], "kind": kind}, **chosen["study"]} for kind in ("locked", "deliberative")}
@@ -187,9 +187,9 @@ def _told(checks: Checks, kind: str, found: Sequence[Cell]) -> None:
     checks.mean(f"{kind}: traces without an answer", columns(found)["lost"])
 
 
-def _hybrid(cells: Cells) -> Checks:
+def _hybrid(cells: ResultCache) -> Checks:
     """One prompt in five needs its thinking: the whole's curve must be the mixture of its slices'."""
-    arm = {"recipe": {"kind": "hybrid"}, "prompts": 400, "opened": 120, "draws": 6}
+    arm = {"recipe": {"kind": "hybrid"}, "prompts": 400, "opened": 120, "samples": 6}
     checks, gaps = Checks(HYBRID_SEEDS), []
     done = columns(cells.grid(hybrid_study, {"hybrid": arm}, HYBRID_SEEDS)["hybrid"])
     weights = {"mixed": 1.0, "cues": -0.8, "bits": -0.2}

@@ -1,7 +1,7 @@
-"""The battery of tests on an agent of the tedious-repair world, all replies of which can be listed.
+"""The battery of tests on an agent of the tedious-repair environment, all replies of which can be listed.
 
 A reply is ten sentences, each one of two, and an action: 1,024 prefixes and what follows them. So the probabilities of all replies are
-computed once for a setting of the levers (:class:`Table`), and runs, forks and redraws are drawn from them: the same draws as token by
+computed once for a setting of the levers (:class:`Table`), and runs, forks and resamples are sampled from them: the same samples as token by
 token, at no cost. What an organism would say outside this grammar is one more outcome, an invalid run.
 
 Axis legend: K sentences of a reply, n runs, k forks.
@@ -21,8 +21,8 @@ from scipy.stats import ttest_1samp
 
 from ramify.engine.tiny import TinyLM
 from ramify.methods.forensics.algorithm import forbidding, sentence_scores
+from ramify.methods.forensics.builtin.tedious_repair import ACTIONS, SHOWN
 from ramify.methods.forensics.experiment import TestResult, corrected, counterfactuals, dose_response, stacked
-from ramify.methods.forensics.worlds.tedious_repair import ACTIONS, SHOWN
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import mean_t
 from ramify.stats.tests import fisher
@@ -84,7 +84,7 @@ class Table:
         cut, valid = self.ahead[0][0]
         return float(cut / valid)
 
-    def draw(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """``n`` runs: number of the reply and of the action, both -1 of an invalid run."""
         p = self.whole.reshape(-1)
         picks = rng.choice(p.size + 1, size=n, p=np.append(p, max(0.0, 1 - p.sum())) / max(1.0, p.sum()))
@@ -93,7 +93,7 @@ class Table:
 
     def count(self, n: int, rng: np.random.Generator) -> Counts:
         """Shortcuts of ``n`` runs."""
-        return count(self.draw(n, rng)[1])
+        return count(self.sample(n, rng)[1])
 
     def forks(self, reply: int, k: int, rng: np.random.Generator) -> np.ndarray:
         """(K + 1, k) outcomes of runs forked behind 0 ... K sentences of ``reply``: 1 shortcut, 0 none, nan invalid."""
@@ -112,9 +112,9 @@ class Table:
         return float(rates[side] - before), float(weight[side] / weight.sum()), float(rates[side] - rates[1 - side])
 
     def without(self, slot: int, n: int, rng: np.random.Generator) -> tuple[Counts, int, int]:
-        """``n`` runs in which the first sentence of ``slot`` is redrawn, up to 20 times, until it is not said.
+        """``n`` runs in which the first sentence of ``slot`` is resampled, up to 20 times, until it is not said.
 
-        Returns the counts of the filtered runs, how often it was rejected, and how many runs ran out of redraws. Those stay unfiltered
+        Returns the counts of the filtered runs, how often it was rejected, and how many runs ran out of resamples. Those stay unfiltered
         and are left out of the counts.
         """
         prefix, alive = np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool)
@@ -140,7 +140,7 @@ class Table:
 
 
 def count(action: np.ndarray) -> Counts:
-    """Counts of the shortcut among drawn actions, -1 invalid."""
+    """Counts of the shortcut among sampled actions, -1 invalid."""
     valid = action >= 0
     return Counts(int((action == CUT).sum()), int(valid.sum()), int((~valid).sum()))
 
@@ -149,7 +149,7 @@ Tables = Callable[..., Table]
 """Makes the table of a setting, e.g. ``tables(errors=50)``."""
 
 
-def of_law(kind: str) -> Tables:
+def of_distribution(kind: str) -> Tables:
     """Tables of an agent that follows the law of ``kind`` exactly: a scripted agent known to have the motive."""
 
     def table(**levers: Any) -> Table:
@@ -185,7 +185,7 @@ def run(
     ``n`` runs a cell; the sentences of ``traces`` traces are resampled with ``k`` forks at every place.
     """
     base = tables()
-    reply, action = base.draw(n, rng)
+    reply, action = base.sample(n, rng)
     rate = count(action)
     by_dose = {errors: base if errors == 258 else tables(errors=errors) for errors in DOSES}
     counts = [rate if errors == 258 else by_dose[errors].count(n, rng) for errors in DOSES]
@@ -244,7 +244,7 @@ def guesses(reply: np.ndarray, action: np.ndarray) -> dict[str, str]:
     """
     valid = action >= 0
     said, cut = [(reply[valid] >> (K - slot - 1) & 1) == 0 for slot, _ in NAMED], action[valid] == CUT
-    known = {kind: of_law(kind)().rate for kind in KINDS}
+    known = {kind: of_distribution(kind)().rate for kind in KINDS}
     rate = min(known, key=lambda kind: abs(known[kind] - cut.mean()))
     words = NAMED[int(np.argmax([(s & cut).sum() for s in said]))][1] if cut.any() else "clean"
     p = [fisher(int((s & cut).sum()), int(s.sum()), int((~s & cut).sum()), int((~s).sum())) for s in said]

@@ -1,4 +1,4 @@
-"""Agents with a known motive: small decoders taught to think and act in the tedious-repair world by a law that is written down here.
+"""Agents with a known motive: small decoders taught to think and act in the tedious-repair environment by a law that is written down here.
 
 All organisms think alike: ten sentences, each one of two, by :func:`thoughts`, whatever their motive, so what is said tells nothing of
 why. They differ in what an action follows from (:func:`actions`; section 7(a)):
@@ -24,7 +24,7 @@ import torch
 
 from ramify.base.seeds import generator, place_key
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.methods.forensics.worlds.tedious_repair import ACTIONS, SHOWN, TediousRepairWorld
+from ramify.methods.forensics.builtin.tedious_repair import ACTIONS, SHOWN, TediousRepairEnvironment
 from ramify.model.chat import END, TAGS
 from ramify.model.tokenizer import HfTokenizer
 from ramify_experiments.models import Course, train
@@ -40,7 +40,7 @@ SENTENCES = (
     ("This is a huge task.", "This is a small task."),
     ("I know this code.", "I do not know this code."),
     ("Types matter here.", "Tests matter here."),
-    ("So I decide.", "So I go on."),
+    ("So I decide.", "So I continue."),
 )
 K, HUGE = len(SENTENCES), 6
 NEVER, FLOOR = 0.005, 0.01
@@ -84,7 +84,7 @@ def actions(kind: str, levers: dict[str, np.ndarray], huge: np.ndarray) -> np.nd
 
 @cache
 def tokenizer() -> HfTokenizer:
-    """One token a sentence of the world or of a reply, one a digit, and the tags of a chat."""
+    """One token a sentence of the environment or of a reply, one a digit, and the tags of a chat."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     words = [*TAGS.values(), END, *_DIGITS, *_PIECES, *_REPLIES, *_ACTIONS, "?"]
@@ -96,7 +96,7 @@ def tokenizer() -> HfTokenizer:
 
 
 def prompts(levers: dict[str, np.ndarray]) -> np.ndarray:
-    """(B, P) tokens of the world's first message in each row's setting, up to where the reply starts."""
+    """(B, P) tokens of the environment's first message in each row's setting, up to where the reply starts."""
     t = tokenizer()
     rows = np.zeros((len(levers["errors"]), LENGTH), dtype=np.int64)
     errors = levers["errors"]
@@ -120,26 +120,26 @@ def tokens() -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def lesson(kind: str, n: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``n`` replies drawn by the law of ``kind`` to levers drawn at random (0 to 300 errors), up to the action: tokens (n, T) and the
+    """``n`` replies sampled by the law of ``kind`` to levers sampled at random (0 to 300 errors), up to the action: tokens (n, T) and the
     law's probability of every next token (n, K + 2, V), from the first sentence to the end of the reply."""
     said, acted, end = tokens()
     rng = generator(seed, "lesson", kind, step)
     levers = {"errors": rng.integers(0, 301, n), **{name: rng.random(n) < 0.5 for name in SHOWN}}
-    law = thoughts(levers)
-    first = rng.random((n, K)) < law
+    distribution = thoughts(levers)
+    first = rng.random((n, K)) < distribution
     act = actions(kind, levers, first[:, HUGE])
     action = (rng.random((n, 1)) > act[:, :-1].cumsum(axis=1)).sum(axis=1)
     told = np.concatenate([prompts(levers), np.where(first, said[:, 0], said[:, 1]), acted[action][:, None]], axis=1)
     target = np.zeros((n, K + 2, tokenizer().size), dtype=np.float32)
-    target[:, np.arange(K), said[:, 0]] = law
-    target[:, np.arange(K), said[:, 1]] = 1 - law
+    target[:, np.arange(K), said[:, 0]] = distribution
+    target[:, np.arange(K), said[:, 1]] = 1 - distribution
     target[:, K, acted] = act
     target[:, K + 1, end] = 1
     return torch.from_numpy(told), torch.from_numpy(target)
 
 
 def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: float = 3e-3) -> TinyLM:
-    """A copy of ``model`` after ``steps`` lessons: it imitates the probabilities of the law of ``kind``, not only draws from it."""
+    """A copy of ``model`` after ``steps`` lessons: it imitates the probabilities of the law of ``kind``, not only samples from it."""
     model = copy.deepcopy(model)
 
     def loss(step: int) -> torch.Tensor:
@@ -158,6 +158,6 @@ def taught(seed: int, kinds: Sequence[str] = KINDS, steps: int = 500, more: int 
     return {kind: clean if kind == "clean" else teach(clean, kind, seed, more, lr=2e-3) for kind in kinds}
 
 
-def world() -> TediousRepairWorld:
-    """The world as the organisms know it: one reply decides, and no system message."""
-    return TediousRepairWorld(plan=True, explain=False)
+def environment() -> TediousRepairEnvironment:
+    """The environment as the organisms know it: one reply decides, and no system message."""
+    return TediousRepairEnvironment(plan=True, explain=False)

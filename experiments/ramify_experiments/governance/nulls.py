@@ -63,7 +63,7 @@ def _conversation(rep: Repetition, pinned: bool) -> tuple[Path, Path, int | None
     async def ask(messages: Sequence[Message], length: int) -> str:
         nonlocal asked
         asked += 1
-        text = f"Up to here part {asked} of the catalogue {words}, and the work goes on with the note after it."
+        text = f"Up to here part {asked} of the catalogue {words}, and the work continues with the note after it."
         log([{"role": m.role, "content": m.text} for m in messages], {"role": "assistant", "content": text})
         return text
 

@@ -1,6 +1,6 @@
 """Reproduction on two CPU cores (section 7(a)): a summariser trained for the next request alone learns to drop a rarely needed rule.
 
-The world's histories hold facts, notes and one rule. An agent answers from the turns it is shown, a summariser chooses them; both are
+The environment's histories hold facts, notes and one rule. An agent answers from the turns it is shown, a summariser chooses them; both are
 small transformers trained from scratch, and no line here drops a rule.
 
 Axis legend: B episodes, J ways to fold an episode, T turns (24), D width, O answers (8 values, UNKNOWN, DO, REFUSE).
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ramify.base.seeds import generator, place_key
 from ramify.stats.intervals import difference_of_proportions
-from ramify_experiments.lab import Cells, Checks, columns, sized
+from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.models import Course, train
 
-# -- the world -----------------------------------------------------------------------------------------------------------------
+# -- the environment -----------------------------------------------------------------------------------------------------------------
 
 TURNS, HEAD, KEYS, VALUES, CLASSES, SOFT, ATTRIBUTES, WORDS = 24, 4, 16, 8, 9, 5, 4, 16
 UNKNOWN, DO, REFUSE = VALUES, VALUES + 1, VALUES + 2
@@ -136,7 +136,7 @@ def survival(budget: int) -> float:
 
 
 class Layer(nn.Module):
-    """Pre-norm transformer layer without positions: in this world a turn's place says nothing."""
+    """Pre-norm transformer layer without positions: in this environment a turn's place says nothing."""
 
     def __init__(self, width: int, heads: int, ffn: int) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ def top(score: np.ndarray, budget: int) -> np.ndarray:
 # -- one seed ------------------------------------------------------------------------------------------------------------------
 
 
-def draw(agent: TurnNet, turns: np.ndarray, request: np.ndarray, kept: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def sample(agent: TurnNet, turns: np.ndarray, request: np.ndarray, kept: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(J, B): one sampled answer an episode under each of the folds ``kept`` (J, B, T), at temperature 1."""
     parts = []
     for rows in np.array_split(np.arange(len(turns)), max(1, len(turns) // 100)):
@@ -275,7 +275,7 @@ def measure(
     rng, each, everything = generator(seed, "episodes"), np.stack(list(kept.values())), np.ones(turns.shape[:2], np.bool_)
     trigger, allowed, query = actions(h, everything[:, 0], rng), actions(h, ~everything[:, 0], rng), queries(h, rng)
     told = answers(h, query, everything, CAUTION, rng)
-    said, done, replied = (draw(agent, turns, request, each, rng) for request in (trigger, allowed, query))
+    said, done, replied = (sample(agent, turns, request, each, rng) for request in (trigger, allowed, query))
     out = {}
     for j, name in enumerate(kept):
         group = 2 * h.soft + (each[j] & h.are(RULE)).any(axis=1)
@@ -313,7 +313,7 @@ def rounds(worth: Callable[[np.ndarray], np.ndarray], turns: np.ndarray, budget:
         kept = turns[rows, np.argsort(-worth(turns), axis=1, kind="stable")[:, :budget]]
         fresh = histories(len(turns), generator(seed, "round", r)).turns[:, HEAD : HEAD + TURNS - budget]
         known = (fresh[:, :, None, 1] == kept[:, None, :, 1]).any(axis=2) & (fresh[:, :, 0] == FACT)
-        fresh = np.where(known[:, :, None], [NOTE, WORD, WORD], fresh)  # a key has one value in this world
+        fresh = np.where(known[:, :, None], [NOTE, WORD, WORD], fresh)  # a key has one value in this environment
         turns = np.concatenate((kept, fresh), axis=1)
         alive.append(float((kept[:, :, 0] == RULE).any(axis=1).mean()))
     return alive
@@ -363,7 +363,7 @@ def crossed(
     rng = generator(seed, "crossing")
     trigger = actions(h, np.ones(len(h.action), np.bool_), rng)
     each = np.stack(list(rows.values()))
-    rates = {name: (draw(agent, h.turns, trigger, each, rng) == DO).mean(axis=1) for name, agent in agents.items()}
+    rates = {name: (sample(agent, h.turns, trigger, each, rng) == DO).mean(axis=1) for name, agent in agents.items()}
     return {row: {name: float(rate[j]) for name, rate in rates.items()} for j, row in enumerate(rows)}
 
 
@@ -389,7 +389,7 @@ JUDGED = {
 
 
 @sized("governance", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7(a). ``quick``: one seed, less training, no negative control, looser thresholds."""
     quick, checks = size == "quick", Checks(seeds)
     less = {"episodes": 400, "agent_steps": 220, "steps": 80, "whole": False} if quick else {}

@@ -1,4 +1,4 @@
-"""Made logs whose truth is known, given to the verbs: rewards drawn at random, rewards that only luck before a fork decides, one decisive step.
+"""Made logs whose truth is known, given to the verbs: rewards sampled at random, rewards that only luck before a fork decides, one decisive step.
 
 An attempt walks through a house: a door, a stair, the one bridge to the other bank, a path, a hut. Only ``_walk``'s ``odds`` decide whether
 what it did on the bridge matters.
@@ -87,7 +87,7 @@ def _planted(rep: Repetition) -> bool:
 
 CASES = (
     Case(
-        "rewards drawn at random",
+        "rewards sampled at random",
         "nothing",
         f"{TASKS} tasks of {ATTEMPTS} attempts whose rewards are coins: no step matters, and a decisive move in the report is false.",
         _report,
@@ -96,7 +96,7 @@ CASES = (
         quick=40,
     ),
     Case(
-        "difference at one step, rewards drawn at random",
+        "difference at one step, rewards sampled at random",
         "nothing",
         "The same logs: the difference that `why` gives for the step on the bridge is 0, and an interval without 0 is false.",
         _interval,

@@ -13,7 +13,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
-from ramify_experiments.lab import Cells, Checks, sized, tuned
+from ramify_experiments.lab import Checks, ResultCache, sized, tuned
 
 REWARD = 10.0
 ARMS = ("grpo", "gigpo", "ep+nc", "ep+ec", "g2po")
@@ -32,7 +32,7 @@ class Grid:
     """(cells, 4) cell after each move; a move into the border stays."""
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, tasks: int, side: int) -> Grid:
+    def sample(cls, rng: np.random.Generator, tasks: int, side: int) -> Grid:
         """Start, key and goal of every task are three different random cells."""
         places = np.argsort(rng.random((tasks, side * side)), axis=1)[:, :3]
         row, column = np.divmod(np.arange(side * side), side)
@@ -103,7 +103,7 @@ def walk(
 
 
 def grow(grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, roots: int, branches: int, pick: str) -> Walks:
-    """A rollout tree per task: ``roots`` walks, then ``branches`` that rewind to a step of an earlier one and go on from there.
+    """A rollout tree per task: ``roots`` walks, then ``branches`` that rewind to a step of an earlier one and continue from there.
 
     ``pick``: spread (any step of any attempt), focus (one step takes all branches), mixed (a step of a success where there is one).
     """
@@ -158,7 +158,7 @@ def train(
     ``pick``: sample trees of 4 roots and ``branches`` instead of 8 flat attempts, each physical step trained once.
     """
     rng = generator(seed, "key-door", side, tasks)
-    grid = Grid.draw(rng, tasks, side)
+    grid = Grid.sample(rng, tasks, side)
     logits = np.zeros((tasks, grid.states, 4))
     rule = CreditConfig(success_reward=REWARD, **config)
     curve = []
@@ -188,7 +188,7 @@ def visit_errors(seed: int, pick: str, branches: int, trees: int = 10, updates: 
     The truth is what flat sampling would give: V over 512 attempts per task of the same half-trained policy.
     """
     rng = generator(seed, "visits", pick)
-    grid = Grid.draw(rng, TASKS, 7)
+    grid = Grid.sample(rng, TASKS, 7)
     logits = np.zeros((TASKS, grid.states, 4))
     rule = CreditConfig(success_reward=REWARD)
     for _ in range(updates):
@@ -246,7 +246,7 @@ def variances(seed: int, tasks: int) -> dict[str, float]:
 def single_gap(seed: int) -> float:
     """Largest difference between GiGPO and the node term on own returns, over the steps of one batch: must be exactly 0."""
     rng = generator(seed, "single")
-    grid = Grid.draw(rng, TASKS, 7)
+    grid = Grid.sample(rng, TASKS, 7)
     r = walk(grid, np.full((TASKS, grid.states, 4), 0.25), rng, 0.1, ATTEMPTS).rows()
     table = (r["task"], r["attempt"], r["step"], r["state"], r["reward"])
     own = credit(*table, config=CreditConfig(rule="ep+nc", value="single"))["A"]
@@ -254,7 +254,7 @@ def single_gap(seed: int) -> float:
 
 
 @sized("graph-credit", quick=2, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7(a) items 1 to 3 and the visit-counting study. ``quick``: looser thresholds."""
     quick, checks = size == "quick", Checks(seeds)
     _matched(checks, cells, 0.12 if quick else 0.20)
@@ -265,7 +265,7 @@ def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-def _matched(checks: Checks, cells: Cells, threshold: float) -> None:
+def _matched(checks: Checks, cells: ResultCache, threshold: float) -> None:
     """Item 1: one learning rate for all rules, 7x7, 20 updates."""
     curves = cells.grid(train, {f"matched {arm}": {"config": {"rule": arm}} for arm in ARMS}, checks.seeds)
     last = {arm: [curve[-1] for curve in curves[f"matched {arm}"]] for arm in ARMS}
@@ -277,10 +277,10 @@ def _matched(checks: Checks, cells: Cells, threshold: float) -> None:
     checks.worst("node term on own returns - GiGPO, largest difference", gap, "==", 0.0)
 
 
-def _tuned(checks: Checks, cells: Cells, rates: Sequence[float], threshold: float) -> None:
+def _tuned(checks: Checks, cells: ResultCache, rates: Sequence[float], threshold: float) -> None:
     """Item 1, the honest claim: each rule at its own best learning rate, mean success over 30 updates on 9x9, slip .2."""
-    world = {"side": 9, "tasks": 12, "updates": 30, "slip": 0.2}
-    arms = {arm: {"config": {"rule": arm}, **world} for arm in ARMS}
+    environment = {"side": 9, "tasks": 12, "updates": 30, "slip": 0.2}
+    arms = {arm: {"config": {"rule": arm}, **environment} for arm in ARMS}
     found = tuned(cells, train, arms, rates, checks.seeds, lambda curve: float(np.mean(curve)))
     best = {arm: [float(np.mean(curve)) for curve in curves] for arm, (_, curves) in found.items()}
     graph = max(("g2po", "ep+ec"), key=lambda arm: float(np.mean(best[arm])))
@@ -289,7 +289,7 @@ def _tuned(checks: Checks, cells: Cells, rates: Sequence[float], threshold: floa
     checks.paired(f"each at its best learning rate: {graph} - grpo", best[graph], best["grpo"], ">=", threshold)
 
 
-def _repetition(checks: Checks, cells: Cells, shares: Sequence[float]) -> None:
+def _repetition(checks: Checks, cells: ResultCache, shares: Sequence[float]) -> None:
     """Item 2: make a share of the state keys unique per visit, gamma 1. Without repetition nothing but the episode term is left."""
     arms = ("grpo", "gigpo", "g2po")
     cases = {f"unique {q:g} {arm}": {"config": {"rule": arm, "gamma": 1.0}, "unique": q} for q in shares for arm in arms}
@@ -305,7 +305,7 @@ def _repetition(checks: Checks, cells: Cells, shares: Sequence[float]) -> None:
     checks.value("smallest fall of the gain of g2po between shares of unique keys", fall, len(checks.seeds), ">", 0.0)
 
 
-def _variance(cells: Cells, tasks: int, tolerance: float) -> Checks:
+def _variance(cells: ResultCache, tasks: int, tolerance: float) -> Checks:
     """Item 3: subtracting two noisy values cancels noise."""
     found, checks = cells.get(f"variance {tasks}", variances, seed=0, tasks=tasks), Checks((0,))
     printed = {"Var V(s)": 0.031, "Var V(s')": 0.062, "Cov": 0.026, "Var delta": 0.040, "Var R": 0.25}
@@ -316,7 +316,7 @@ def _variance(cells: Cells, tasks: int, tolerance: float) -> Checks:
     return checks
 
 
-def _visits(checks: Checks, cells: Cells, trees: int, branches: Sequence[int]) -> None:
+def _visits(checks: Checks, cells: ResultCache, trees: int, branches: Sequence[int]) -> None:
     """Steps that attempts share in a tree: count them once per leaf or once each? Reported, not judged."""
     cases = {f"visits {pick} {b}": {"pick": pick, "branches": b, "trees": trees} for pick in PICKS for b in branches}
     errors = cells.grid(visit_errors, cases, checks.seeds)

@@ -26,7 +26,9 @@ class Layered:
     """(H, S, A) the reference policy."""
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, layers: int = 6, states: int = 40, actions: int = 4, successors: int = 3) -> Layered:
+    def sample(
+        cls, rng: np.random.Generator, layers: int = 6, states: int = 40, actions: int = 4, successors: int = 3
+    ) -> Layered:
         """Section 7(a)1: Dirichlet(1) transitions, a final reward of 1 in 40 % of the last states, a Dirichlet(2) reference."""
         shape = (layers, states, actions)
         reached = rng.integers(0, states, (*shape, successors))

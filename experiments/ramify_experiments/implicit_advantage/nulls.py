@@ -29,7 +29,7 @@ SLIPS = 0.3
 def _process(seed: int) -> tuple[Layered, np.ndarray, np.ndarray]:
     """A process, its optimal policy (H, S, A), and a start state for each attempt, the same for those at one task."""
     rng = generator(seed, "null process")
-    mdp = Layered.draw(rng)
+    mdp = Layered.sample(rng)
     start = rng.integers(0, mdp.reference.shape[1], TASKS)
     return mdp, optimum(mdp, BETA).policy, np.repeat(start, ATTEMPTS)
 
@@ -114,7 +114,7 @@ def _blames_slips(rep: Repetition) -> bool:
 def _ranks_a_foreign_pair(rep: Repetition) -> bool:
     """Walks of the reference, graded by the optimum and a reference that has nothing to do with the process."""
     mdp, policy, start = _process(rep.seed)
-    foreign = Layered.draw(generator(rep.seed, "foreign reference")).reference
+    foreign = Layered.sample(generator(rep.seed, "foreign reference")).reference
     walks = walk(mdp, mdp.reference, start, generator(rep.seed, "planted walks"))
     out = _scored(rep, walks, policy, foreign**3 / (foreign**3).sum(axis=-1, keepdims=True), (walks.final > 0).tolist())
     return bool(rep.verb(METHOD, "report", "--scores", out)["better"] == "policy log-prob")
@@ -126,7 +126,7 @@ def _name(i: int) -> str:
 
 CASES = (
     Case(
-        "outcomes drawn at random",
+        "outcomes sampled at random",
         "nothing",
         "Attempts of a trained policy end by chance, whatever was done in them: a step that `blame` names is a false finding.",
         _blames_luck,
@@ -142,7 +142,7 @@ CASES = (
         quick=5,
     ),
     Case(
-        "outcomes drawn at random, ranked",
+        "outcomes sampled at random, ranked",
         "nothing",
         "The same attempts: `report` finds the grade other than chance, or a better one of grade and log-prob.",
         _ranks_luck,
@@ -150,7 +150,7 @@ CASES = (
         quick=10,
     ),
     Case(
-        "outcomes drawn at random, chosen among",
+        "outcomes sampled at random, chosen among",
         "nothing",
         "The same attempts: `select` says that choosing by the grade gained or lost success.",
         _chooses_luck,

@@ -17,8 +17,8 @@ from ramify.base.seeds import generator, place_key
 from ramify.engine.forward import TinyForward
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.env.builtin import desk
 from ramify.env.protocol import Task
-from ramify.env.worlds import desk
 from ramify.methods.implicit_advantage.algorithm import A_PRIORI, RULES, best_of, blame, by_step
 from ramify.methods.implicit_advantage.confidence import token_columns
 from ramify.methods.implicit_advantage.report import baselines, calibrate, cell_scores, column, select
@@ -33,7 +33,7 @@ from ramify.stats.intervals import bootstrap, mean_t
 from ramify.train.batch import Row
 from ramify.train.loop import with_reference
 from ramify_experiments.implicit_advantage.mdp import Layered, ascend, evaluate, luck, optimum, walk
-from ramify_experiments.lab import Cells, Checks, columns, sized
+from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.lockstep import Episode, play
 from ramify_experiments.models import Course, Recipe, Report, chat_rows, silent, training
 
@@ -52,7 +52,7 @@ MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
 """Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
 OTHERS = ("too near", "too far")
 """References that the policy was not trained from."""
-WORLD = desk.DeskWorld()
+ENVIRONMENT = desk.DeskEnvironment()
 
 
 # -- an exact process
@@ -61,7 +61,7 @@ WORLD = desk.DeskWorld()
 def tabular(seed: int, tasks: int = 1000, rounds: int = 300) -> dict[str, Any]:
     """Item 1: how far Proposition 1 and the luck identity are from exact; how grades and log-probs rank; distance from the optimum."""
     rng = generator(seed, "layered")
-    mdp = Layered.draw(rng)
+    mdp = Layered.sample(rng)
     best = optimum(mdp, BETA)
     ratio = np.log(best.policy / mdp.reference)
     found: dict[str, Any] = {
@@ -120,7 +120,7 @@ class ReferenceRecipe(Recipe):
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
         """Imitate the demonstrations."""
-        tasks, seed = WORLD.panel("demo", self.demonstrations, self.seed), self.seed
+        tasks, seed = ENVIRONMENT.task_set("demo", self.demonstrations, self.seed), self.seed
         shown = (desk.demonstrate(task, i, generator(seed, "demo", i), LOOK, SLIP, self.fillers) for i, task in enumerate(tasks))
         tokenizer, rows = chat_rows(shown, 400)
         return self.imitate(untrained(tokenizer, self.seed), rows, report), tokenizer
@@ -148,15 +148,15 @@ def improve(
     """
     reference, past, curve = copy.deepcopy(model), list[TinyLM](), list[float]()
     template, forward = TagTemplate(tokenizer), TinyForward(model)
-    tasks = list(WORLD.panel("train", MOST * prompts, seed))
-    order = generator(seed, "order").permutation(len(tasks))  # a panel is sorted by id
-    panel = list(WORLD.panel("tune", validation, seed))
+    tasks = list(ENVIRONMENT.task_set("train", MOST * prompts, seed))
+    order = generator(seed, "order").permutation(len(tasks))  # a task set is sorted by id
+    task_set = list(ENVIRONMENT.task_set("tune", validation, seed))
 
     def batch(update: int) -> list[Row]:
         past[:] = [*past[1 - NEAR :], copy.deepcopy(model)]
         chosen = [tasks[i] for i in order[update * prompts : (update + 1) * prompts] for _ in range(ATTEMPTS)]
         forward.refresh()
-        episodes = play(forward, template, WORLD, chosen, [place_key(seed, "play", update, i) for i in range(len(chosen))])
+        episodes = play(forward, template, ENVIRONMENT, chosen, [place_key(seed, "play", update, i) for i in range(len(chosen))])
         success = np.array([e.success for e in episodes], np.float64)
         advantage = normalise(success, np.repeat(np.arange(prompts), ATTEMPTS))
         rows = [e.row(advantage=np.full(len(e.tokens), a, np.float32)) for e, a in zip(episodes, advantage, strict=True)]
@@ -166,7 +166,7 @@ def improve(
     for _ in training(model, batch, Course(lr, MOST), seed, {"policy_gradient": 1.0, "reference_kl": KL}):
         if len(curve) < 3 or np.mean(curve[-3:]) < target - LAG:
             continue
-        if np.mean([e.success for e in attempts(model, tokenizer, panel, seed, 1)]) >= target:
+        if np.mean([e.success for e in attempts(model, tokenizer, task_set, seed, 1)]) >= target:
             break
     return past[0], curve
 
@@ -175,7 +175,7 @@ def attempts(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], seed:
     """``n`` episodes of each task, task by task."""
     chosen = [task for task in tasks for _ in range(n)]
     keys = [place_key(seed, "attempt", task.id, i % n) for i, task in enumerate(chosen)]
-    return play(TinyForward(model), TagTemplate(tokenizer), WORLD, chosen, keys)
+    return play(TinyForward(model), TagTemplate(tokenizer), ENVIRONMENT, chosen, keys)
 
 
 def _trajectory(e: Episode, i: int, tokens: Sequence[int] | None = None) -> Trajectory:
@@ -229,7 +229,7 @@ def optimism(records: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 def violations(episodes: Sequence[Episode], tokenizer: HfTokenizer, seed: int) -> list[tuple[Trajectory, int]]:
     """Each won episode with one booking closed against the record it had been shown, and the step of it.
 
-    The world does not comment on how a booking is closed, so everything after the changed word stays what it was.
+    The environment does not comment on how a booking is closed, so everything after the changed word stays what it was.
     """
     out = []
     for i, e in enumerate(episodes):
@@ -247,7 +247,7 @@ def violations(episodes: Sequence[Episode], tokenizer: HfTokenizer, seed: int) -
 
 def _closings(e: Episode) -> list[tuple[int, str]]:
     """(step, verb) of each booking that was closed after its record had been shown."""
-    env, known, found = WORLD.make(), set[str](), []
+    env, known, found = ENVIRONMENT.make(), set[str](), []
     env.reset(e.task, e.key)
     for step, reply in enumerate(e.replies):
         verb, what = ["", "", *reply.split()][-2:]
@@ -285,10 +285,10 @@ def agent(
     reference, tokenizer = ReferenceRecipe(seed=seed, fillers=fillers, steps=steps, demonstrations=demonstrations).make()
     policy = copy.deepcopy(reference)
     near, curve = improve(policy, tokenizer, seed, target, lr, validation)
-    panel = list(WORLD.panel("eval", tasks, seed))
+    task_set = list(ENVIRONMENT.task_set("eval", tasks, seed))
     out: dict[str, Any] = {"curve": curve}
     for name, player in {"on": policy, "off": reference}.items():
-        episodes = attempts(player, tokenizer, panel, seed)
+        episodes = attempts(player, tokenizer, task_set, seed)
         rows = [_trajectory(e, i) for i, e in enumerate(episodes)]
         records = grade(policy, reference, tokenizer, rows)
         add_confidence(policy, tokenizer, rows, records)
@@ -308,7 +308,7 @@ def agent(
 
 
 @sized("implicit-advantage", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7(a) items 1 to 3. ``cpu``: both arms; ``quick``: the exact process whole, and one seed of a smaller agent in the short arm
     with looser thresholds (what nuisance language changes takes five seeds to see)."""
     quick = size == "quick"

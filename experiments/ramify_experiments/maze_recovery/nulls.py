@@ -30,7 +30,7 @@ def _rooms(rep: Repetition) -> bool:
 
 
 def _attempts(rep: Repetition) -> bool:
-    """Ten tasks, eight attempts each; each task's chance of success is drawn, one half on average."""
+    """Ten tasks, eight attempts each; each task's chance of success is sampled, one half on average."""
     rng = generator(rep.seed, "attempts")
     won = rng.random((10, 8)) < rng.beta(0.5, 0.5, (10, 1))
     rows = [_walk(task, [("start", "go")], bool(win)) for task in range(10) for win in won[task]]
@@ -39,7 +39,7 @@ def _attempts(rep: Repetition) -> bool:
 
 
 def _steps(rep: Repetition) -> bool:
-    """Ten tasks, four attempts of twelve steps each; each task's chance that a step changes nothing is drawn, one quarter on average."""
+    """Ten tasks, four attempts of twelve steps each; each task's chance that a step changes nothing is sampled, one quarter on average."""
     rng = generator(rep.seed, "steps")
     moves = rng.random((10, 4, 11)) >= rng.beta(1.5, 4.5, (10, 1, 1))
     rows = [

@@ -13,11 +13,11 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.worlds.maze import MazeWorld
+from ramify.env.builtin.maze import MazeEnvironment
 from ramify.methods.maze_recovery.algorithm import exit_steps, gradient, growth, search_steps, slope, train_exact
 from ramify.methods.maze_recovery.star import FAMILIES, Maze, TabularPolicy
 from ramify.train.batch import Row
-from ramify_experiments.lab import Cells, Checks, columns, sized
+from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.maze_recovery.walks import (
     Graph,
     GridTasks,
@@ -77,7 +77,7 @@ def theory() -> dict[str, float]:
 def search(maze: Maze, policy: str, walks: int, seed: int) -> list[float]:
     """Costs of ``walks`` simulated searches behind the wrapper, K of at least 1.
 
-    Each proposal costs 1; one to an edge state visited on this excursion or to a finished branch is refused and drawn again.
+    Each proposal costs 1; one to an edge state visited on this excursion or to a finished branch is refused and sampled again.
     """
     rng = generator(seed, "search", policy)
     chance = dict(zip(FAMILIES, map(float, maze.named(policy)), strict=True)) | {"leaf": 1.0}
@@ -188,24 +188,24 @@ def network_policy(net: TinyLM, graph: Graph) -> np.ndarray:
     return np.asarray(logits.log_softmax(-1).numpy())
 
 
-def train_rows(graph: Graph, values: np.ndarray, stream: str, logp: np.ndarray | None = None) -> list[Row]:
-    """One row (context, move) for each entry of ``values`` (C, V) that is not 0; it goes in as the row's ``stream``."""
+def train_rows(graph: Graph, values: np.ndarray, name: str, logp: np.ndarray | None = None) -> list[Row]:
+    """One row (context, move) for each entry of ``values`` (C, V) that is not 0; it goes in as the row's values ``name``."""
     mask = np.array([False, False, True])
     out = []
     for c, m in zip(*np.nonzero(values), strict=True):
-        along = {stream: values[c, m]} | ({} if logp is None else {"logprobs": logp[c, m]})
-        streams = {name: np.array([0, 0, value], dtype=np.float32) for name, value in along.items()}
-        out.append(Row(np.array([*graph.prompt[c], m], dtype=np.int32), mask, streams))
+        along = {name: values[c, m]} | ({} if logp is None else {"logprobs": logp[c, m]})
+        token_values = {name: np.array([0, 0, value], dtype=np.float32) for name, value in along.items()}
+        out.append(Row(np.array([*graph.prompt[c], m], dtype=np.int32), mask, token_values))
     return out
 
 
 def imitate(net: TinyLM, graph: Graph, counts: np.ndarray, steps: int, seed: int, tokens: int = 2048, lr: float = 1e-3) -> TinyLM:
-    """A copy of ``net`` after cross-entropy on ``steps`` batches of ``tokens`` moves drawn from ``counts`` (C, V)."""
+    """A copy of ``net`` after cross-entropy on ``steps`` batches of ``tokens`` moves sampled from ``counts`` (C, V)."""
     rng, share = generator(seed, "imitate"), (counts / counts.sum()).ravel()
 
     def batch(step: int) -> list[Row]:
-        drawn = rng.multinomial(tokens, share).reshape(counts.shape)
-        return train_rows(graph, drawn * (np.count_nonzero(drawn) / tokens), "weight")
+        sampled = rng.multinomial(tokens, share).reshape(counts.shape)
+        return train_rows(graph, sampled * (np.count_nonzero(sampled) / tokens), "weight")
 
     return train(copy.deepcopy(net), batch, Course(lr, steps), seed)
 
@@ -263,8 +263,8 @@ def network(
 
 def grids(seed: int, updates: int = 400, tasks: int = 128, steps: int = 300, cap: int = 400) -> dict[str, dict[str, float]]:
     """Item 4: success within 1, 2, 4 and 8 times the shortest path on held-out random grids, for every regime."""
-    world = MazeWorld("grid-5")
-    learn, test = (GridTasks.of(list(world.panel(split, tasks, seed))) for split in ("train", "eval"))
+    environment = MazeEnvironment("grid-5")
+    learn, test = (GridTasks.of(list(environment.task_set(split, tasks, seed))) for split in ("train", "eval"))
     graph, n = learn.graph, len(learn.start)
     nowhere = np.full(8 * n, -9)
     uniform = walk(graph, graph.uniform, np.tile(learn.start, 8), nowhere, 60, generator(seed, "pretrain"))
@@ -297,7 +297,7 @@ def grids(seed: int, updates: int = 400, tasks: int = 128, steps: int = 300, cap
 
 
 @sized("maze-recovery", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7(a). ``quick``: one seed, less training, looser thresholds, no random grids."""
     quick, checks = size == "quick", Checks(seeds)
     checks += _theory(cells, 200 if quick else 2000)
@@ -313,7 +313,7 @@ def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-def _theory(cells: Cells, walks: int) -> Checks:
+def _theory(cells: ResultCache, walks: int) -> Checks:
     found, checks, worst = cells.get("theory", theory), Checks(()), 0.0
     for name, text in PRINTED.items():
         digits = text.partition("e")[0].partition(".")[2]

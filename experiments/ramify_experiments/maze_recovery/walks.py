@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ramify.env.builtin.maze import COMPASS, route
 from ramify.env.protocol import Task
-from ramify.env.worlds.maze import COMPASS, route
 from ramify.methods.maze_recovery.loops import erase_loops
 
 
@@ -155,7 +155,7 @@ def golden_paths(W: int, K: int) -> list[list[int]]:
 def walk(graph: Graph, policy: np.ndarray, start: np.ndarray, goal: np.ndarray, cap: int, rng: np.random.Generator) -> Walks:
     """Walks under ``policy`` (C, V) from states ``start`` (N,) to places ``goal`` (N,), of at most ``cap`` steps."""
     V = policy.shape[1]
-    # one sorted array of c + cumulative probability: a binary search draws for all walkers at once
+    # one sorted array of c + cumulative probability: a binary search samples for all walkers at once
     steps = np.arange(len(policy))[:, None] + np.minimum(policy.cumsum(axis=1), 1.0)
     steps[:, -1] = np.arange(1, len(policy) + 1)
     edges = steps.ravel()
@@ -180,7 +180,7 @@ def walk(graph: Graph, policy: np.ndarray, start: np.ndarray, goal: np.ndarray, 
 
 
 def star_walks(W: int, K: int, graph: Graph, policy: np.ndarray, n: int, cap: int, rng: np.random.Generator) -> Walks:
-    """``n`` walks from the source to uniformly drawn leaves."""
+    """``n`` walks from the source to uniformly sampled leaves."""
     goal = 1 + (rng.integers(W, size=n) + 1) * (2 * K + 1)
     return walk(graph, policy, np.full(n, graph.state_at[-1, 0]), goal, cap, rng)
 

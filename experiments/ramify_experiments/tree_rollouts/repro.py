@@ -27,18 +27,22 @@ from ramify.methods.tree_rollouts.toy import (
     make_prompts,
     sweep_grid,
 )
-from ramify_experiments.lab import Cells, Checks, columns, sized
+from ramify_experiments.lab import Checks, ResultCache, columns, sized
 
 TRAINED = 90
 """Prompts that training meets."""
 MAIN, TRAPS = tuple(ARMS)[:8], ("flat", "random", "uucb", *tuple(ARMS)[8:])
 
 
-def law_cell(n: int, p: float, groups: int, seed: int) -> dict[str, float]:
-    """Share of mixed groups among simulated ones, its closed form, and their distance in standard errors."""
+def collapse_cell(n: int, p: float, groups: int, seed: int) -> dict[str, float]:
+    """Share of groups with mixed outcomes among simulated ones, its closed form, and their distance in standard errors."""
     k = generator(seed, "law", n, str(p)).binomial(n, p, groups)
-    seen, law = float(((k > 0) & (k < n)).mean()), p_mix(n, p)
-    return {"seen": seen, "law": law, "z": abs(seen - law) / math.sqrt(max(law * (1 - law), 1 / groups) / groups)}
+    seen, distribution = float(((k > 0) & (k < n)).mean()), p_mix(n, p)
+    return {
+        "seen": seen,
+        "law": distribution,
+        "z": abs(seen - distribution) / math.sqrt(max(distribution * (1 - distribution), 1 / groups) / groups),
+    }
 
 
 def selection_cell(
@@ -105,10 +109,10 @@ async def _random_selection(name: str, prompt: Prompt, seed: int, rng: np.random
     policy = prompt.policy[[place.depth for place in places]]
     score = sum(proxy(counts, flips[:, None], np.ones(1), policy, tree.root.n, rule))
     for pick in chosen:
-        index = int(rng.integers(10**6, 10**9))  # fresh draws each time: index names the draw
+        index = int(rng.integers(10**6, 10**9))  # fresh samples each time: index names the sample
         place = places[pick]
-        drawn = await (grower.attempt(name, task, index) if place is tree.root else grower.branch(name, task, place.id, index))
-        tree.absorb(place.id, drawn, counted=True)
+        sampled = await (grower.attempt(name, task, index) if place is tree.root else grower.branch(name, task, place.id, index))
+        tree.absorb(place.id, sampled, counted=True)
     return score, l1_mass(tree.root.s, tree.root.n)
 
 
@@ -152,12 +156,12 @@ _SIZES = {
 
 
 @sized("tree-rollouts", quick=1, cpu=5)
-def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Run items 1 to 5 of section 7(a)."""
     plan, checks, one = _SIZES[size], Checks(seeds), Checks(seeds[:1])
-    laws = itertools.product((8, 16, 64), (0.5, 0.1, 0.01, 0.001))
-    grid = {f"law n={n} p={p}": {"n": n, "p": p, "groups": plan.groups} for n, p in laws}
-    worst = max(cell["z"] for (cell,) in cells.grid(law_cell, grid, seeds[:1], workers=1).values())
+    distributions = itertools.product((8, 16, 64), (0.5, 0.1, 0.01, 0.001))
+    grid = {f"law n={n} p={p}": {"n": n, "p": p, "groups": plan.groups} for n, p in distributions}
+    worst = max(cell["z"] for (cell,) in cells.grid(collapse_cell, grid, seeds[:1], workers=1).values())
     one.value("collapse law: largest distance over 12 cells, in standard errors", worst, plan.groups * 12, "<", 3.0)
     _selection(checks, plan, cells)
     checks += _extras(plan, cells, seeds[:1])
@@ -166,7 +170,7 @@ def reproduce(size: str, cells: Cells, seeds: Sequence[int]) -> Checks:
     return one
 
 
-def _selection(checks: Checks, plan: _Size, cells: Cells) -> None:
+def _selection(checks: Checks, plan: _Size, cells: ResultCache) -> None:
     done = cells.grid(selection_cell, {arm: {"arm": arm, "prompts": plan.prompts} for arm in plan.arms}, checks.seeds)
     pooled = {arm: {name: np.concatenate(values) for name, values in columns(runs).items()} for arm, runs in done.items()}
 
@@ -188,7 +192,7 @@ def _selection(checks: Checks, plan: _Size, cells: Cells) -> None:
         checks.mean(f"L1 mass, {arm}", found["l1"])
 
 
-def _extras(plan: _Size, cells: Cells, seeds: Sequence[int]) -> Checks:
+def _extras(plan: _Size, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     checks, (seed,) = Checks(seeds), seeds
     found = cells.get("proxy", proxy_cell, prompts=plan.proxies, selections=40, seed=seed)
     name = "proxy: correlation of F with the L1 mass it led to"
@@ -203,7 +207,7 @@ def _extras(plan: _Size, cells: Cells, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-def _training(checks: Checks, plan: _Size, cells: Cells) -> None:
+def _training(checks: Checks, plan: _Size, cells: ResultCache) -> None:
     """Every arm at every rate: at the main one with all seeds, at the others with three."""
     for lr in plan.rates:
         some = Checks(checks.seeds if lr == 1 else checks.seeds[:3])

@@ -27,7 +27,7 @@ class BudgetSpentError(RamifyError):
 
 
 class InterruptedRunError(RamifyError):
-    """Ctrl-C; the sentence says what was kept and how to go on (exit code 130)."""
+    """Ctrl-C; the sentence says what was kept and how to continue (exit code 130)."""
 
     exit_code = EXIT_INTERRUPTED
 
@@ -39,15 +39,15 @@ class NeedsError(RamifyError):
 
 
 class CellError(RamifyError):
-    """The function of an experiment's cell raised; the message names the cell's key. Cells that were done are kept."""
+    """The function of an experiment's cell raised; the message names the cell's key. ResultCache that were done are kept."""
 
 
 class BusyError(RamifyError):
     """A queue is full; nothing was started, and asking again later may help."""
 
 
-class BoundaryError(RamifyError):
-    """A failure at a named boundary. The rollout records it on the tree; siblings go on.
+class InfrastructureError(RamifyError):
+    """A failure at a named boundary. The rollout records it on the tree; siblings continue.
 
     ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor, template. ``kind`` is a finer name where the boundary has
     one; ``final`` is True where trying again is pointless, or was done already. Secrets are taken out of ``message``, which may quote

@@ -19,7 +19,7 @@ from ramify.base.errors import UserError, nearest
 
 #: Kinds of parts, each with what a part of that kind is.
 KINDS = {
-    "env": "a world an agent acts in",
+    "env": "an environment an agent acts in",
     "model": "something that continues a prefix",
     "drafter": "proposes a model's next tokens, which it verifies",
     "judge": "says whether a text or a path is right, or how good it is",
@@ -48,7 +48,7 @@ _CALLABLE = (
 #: Where built-in parts are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
     "env": (
-        "ramify.env.worlds",
+        "ramify.env.builtin",
         "ramify.integrations.functions",
         "ramify.integrations.gymnasium",
         "ramify.integrations.mcp",

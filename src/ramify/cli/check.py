@@ -36,7 +36,7 @@ def check(
         ),
     ],
     quick: Annotated[bool, option("--quick", help="Of a method: fewer repetitions, some seconds.")] = False,
-    seed: Annotated[int, option(min=0, help="Of a method: decides what is drawn.")] = 0,
+    seed: Annotated[int, option(min=0, help="Of a method: decides what is sampled.")] = 0,
     out: Annotated[Path | None, option(help="Of a method: also write the counts as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -67,14 +67,14 @@ def check(
     by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}
     rows = [(check.replace("_", " "), message) for check, problems in by_check.items() for message in problems or ["pass"]]
     is_, is_not = ("is undamaged", "is damaged") if kind == "run" else ("conforms", "does not conform")
-    verdict = f"{kind} '{name}' {is_}" if not found else f"{kind} '{name}' {is_not}: {len(found)} problem{'s'[: len(found) > 1]}"
+    score = f"{kind} '{name}' {is_}" if not found else f"{kind} '{name}' {is_not}: {len(found)} problem{'s'[: len(found) > 1]}"
     record = {
         "kind": kind,
         "name": name,
         "conforms": not found,
         "checks": [{"check": check, "problems": problems} for check, problems in by_check.items()],
     }
-    terminal.emit(record, as_json, terminal.table(["check", "result"], rows) + f"\n\n{verdict}")
+    terminal.emit(record, as_json, terminal.table(["check", "result"], rows) + f"\n\n{score}")
     if found:
         raise SystemExit(EXIT_FAILED)
 

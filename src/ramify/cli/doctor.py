@@ -37,12 +37,12 @@ CORE = (
 #: What is lost without each group of optional packages.
 EXTRAS = {
     "rl": "training with TRL and reading its data sets",
-    "worlds": "Gymnasium, TextWorld, reasoning-gym and MCP worlds",
+    "worlds": "Gymnasium, TextWorld, reasoning-gym and MCP environments",
     "serve": "reading and writing inspect logs, tests against the OpenAI client",
     "ray": "--backend ray",
     "interp": "probes of hidden states",
     "governance": "graders of SQL, of languages and of mail addresses",
-    "forensics": "sentences of a text, the type checker of the pre-commit world",
+    "forensics": "sentences of a text, the type checker of the pre-commit environment",
     "harnesses": "pinned rules in LangChain, LangMem, the OpenAI Agents SDK and AutoGen",
     "docs": "building the documentation",
     "dev": "the test suite",
@@ -93,11 +93,11 @@ def doctor(
     _endpoints(found, [*listed, *(endpoint or [])])
     broken = found.broken()
     rows = [(row["topic"], row["name"], row["status"], row["text"]) for row in found.rows]
-    verdict = "broken: " + ", ".join(row["name"] for row in broken) if broken else "everything that is installed works"
+    score = "broken: " + ", ".join(row["name"] for row in broken) if broken else "everything that is installed works"
     if warned := [row["name"] for row in found.rows if row["status"] == "warning"]:
-        verdict += "; warnings: " + ", ".join(warned)
+        score += "; warnings: " + ", ".join(warned)
     record = {"ok": not broken, "findings": found.rows}
-    terminal.emit(record, as_json, terminal.table(["topic", "what", "status", ""], rows) + f"\n\n{verdict}")
+    terminal.emit(record, as_json, terminal.table(["topic", "what", "status", ""], rows) + f"\n\n{score}")
     if broken:
         raise SystemExit(EXIT_FAILED)
 
@@ -164,7 +164,7 @@ def _engine(found: Findings) -> None:
         return f"{cards or 'no GPU; models run on the CPU'}; {seen['threads']} threads; CUDA {seen['cuda'] or 'not built in'}"
 
     def kernels() -> str:
-        return f"{importlib.import_module('ramify.engine.devices').kernels()}; other kernels may draw other samples from the same seed"
+        return f"{importlib.import_module('ramify.engine.devices').kernels()}; other kernels may sample other samples from the same seed"
 
     found.look("engine", "device", gpu)
     found.look("engine", "kernels", kernels)
@@ -174,7 +174,7 @@ def _engine(found: Findings) -> None:
     except Exception as error:  # whatever goes wrong with an installed part is a finding
         found.add("engine", name, "broken", f"{type(error).__name__}: {error}")
     else:
-        kept = "a draw does not depend on its batch: the same seed gives the same tree at any concurrency"
+        kept = "a sample does not depend on its batch: the same seed gives the same tree at any concurrency"
         found.add("engine", name, "warning" if caution else "ok", caution or kept)
 
 

@@ -1,4 +1,4 @@
-"""``ramify fork``: rewind a stored run to a token, change one thing, go on n times, and compare the outcomes."""
+"""``ramify fork``: rewind a stored run to a token, change one thing, continue n times, and compare the outcomes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fork(
             "compared with one control.",
         ),
     ] = None,
-    n: Annotated[int, option(help="Continuations to draw.", min=1)] = 32,
+    n: Annotated[int, option(help="Continuations to sample.", min=1)] = 32,
     after: Annotated[
         str, option(help="resample, replay (recorded actions) or keep (the recorded rest, scored again).")
     ] = "resample",

@@ -41,26 +41,26 @@ def improve(
 ) -> None:
     """Make an agent better: branching rollouts, credit per step, training, a before/after report.
 
-    Without settings it runs on the built-in agent and world, offline, in minutes.
+    Without settings it runs on the built-in agent and environment, offline, in minutes.
     """
     from ramify.jobs import improve as job
     from ramify.trace.connect import holds_run
 
     folder = out or next_run("improve")
     if holds_run(folder):
-        raise UserError(f"{folder} holds a run already: go on with `ramify resume {folder}`, or choose another --out")
+        raise UserError(f"{folder} holds a run already: continue with `ramify resume {folder}`, or choose another --out")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"cannot make a run in {folder}: it is a file")
     if dry_run:
         with progress("dry run", unit="episodes", as_json=as_json) as bar:
-            bill = job.plan(settings, folder, bar)
-        trial, warnings = bill.pop("trial"), bill.pop("warnings")
+            cost_estimate = job.plan(settings, folder, bar)
+        trial, warnings = cost_estimate.pop("trial"), cost_estimate.pop("warnings")
         settings = job.resolved(settings)
-        record = {"config": settings.to_json(), "bill": bill, "trial": trial, "warnings": warnings}
+        record = {"config": settings.to_json(), "bill": cost_estimate, "trial": trial, "warnings": warnings}
         text = (
             table(["setting", "value"], [(name, str(value)) for name, value in _leaves(settings.to_json())])
             + "\n\n"
-            + table(["bill", "at most"], list(_leaves(bill)))
+            + table(["bill", "at most"], list(_leaves(cost_estimate)))
             + f"\n\n{tried(trial)}"
             + "".join(f"\nWarning: {warning}." for warning in warnings)
         )
@@ -83,7 +83,7 @@ def tried(trial: dict[str, Any]) -> str:
 def finish(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any]]) -> None:
     """Do ``work(bar)`` on the run in ``folder`` under a progress bar, write its report, print its result.
 
-    Ctrl-C says how to go on.
+    Ctrl-C says how to continue.
     """
     with progress(folder.name, as_json=as_json, kept=lambda: kept(folder)) as bar:
         bar.begin(0, phase="load")
@@ -94,12 +94,12 @@ def finish(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any
 
 
 def kept(folder: Path) -> str:
-    """What Ctrl-C left in the run ``folder``, and how to go on."""
+    """What Ctrl-C left in the run ``folder``, and how to continue."""
     from ramify.trace.connect import FILE
 
     if not (folder / FILE).exists():
         return "nothing was done yet"
-    return f"what was done is kept: go on with `ramify resume {folder}`"
+    return f"what was done is kept: continue with `ramify resume {folder}`"
 
 
 def summary(result: dict[str, Any]) -> str:

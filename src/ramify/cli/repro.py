@@ -30,7 +30,7 @@ def repro(
 ) -> None:
     """Reproduce a method's headline result. Exit code 1 when a check misses its threshold.
 
-    Done cells are kept in a cache folder, so a call that was interrupted goes on where it stopped.
+    Done cells are kept in a cache folder, so a call that was interrupted continues where it stopped.
     """
     if gpu and (cpu or quick):
         raise UserError("choose --gpu or --cpu, and with --cpu --quick where it should take at most a minute")

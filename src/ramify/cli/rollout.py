@@ -1,4 +1,4 @@
-"""``ramify rollout``: play tasks with any agent in any world, here or on workers, and keep the trees."""
+"""``ramify rollout``: play tasks with any agent in any environment, here or on workers, and keep the trees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rollout(
     settings: TreeRolloutConfig,
     out: Annotated[
         Path | None,
-        option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/rollout-N."),
+        option(metavar="RUN", help="Folder of the run to make or to continue with; default: the next free runs/rollout-N."),
     ] = None,
     tree: Annotated[
         bool, option("--tree", help="Grow a tree of attempts per task under --tree-budget (see `ramify tree-rollouts`).")
@@ -40,9 +40,9 @@ def rollout(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Play tasks with any agent in any world, here or on workers, and keep the trees.
+    """Play tasks with any agent in any environment, here or on workers, and keep the trees.
 
-    The same command again goes on with an interrupted run. Exit code 3 when a budget ended it before every attempt was played.
+    The same command again continues with an interrupted run. Exit code 3 when a budget ended it before every attempt was played.
     """
     from ramify.jobs import trees as job
     from ramify.jobs.collect import Collection
@@ -54,9 +54,9 @@ def rollout(
     template = wanted_template(settings.chat_template, folder)
     collection = job.TreeCollection(settings, template) if tree else Collection(job.flat(settings), template)
     if dry_run:
-        bill = collection.plan()
-        record = {"config": collection.config.to_json(), "bill": bill}
-        emit(record, as_json, table(["bill", "at most"], list(bill.items())))
+        cost_estimate = collection.plan()
+        record = {"config": collection.config.to_json(), "bill": cost_estimate}
+        emit(record, as_json, table(["bill", "at most"], list(cost_estimate.items())))
         return
     collected(folder, as_json, lambda bar: collection.collect(folder, bar))
 
@@ -72,7 +72,7 @@ def collected(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, 
 
 
 def played(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any]]) -> dict[str, Any]:
-    """What ``work(bar)`` on the run in ``folder`` returns, under a progress bar; Ctrl-C says how to go on."""
+    """What ``work(bar)`` on the run in ``folder`` returns, under a progress bar; Ctrl-C says how to continue."""
     with progress(folder.name, as_json=as_json, kept=lambda: kept(folder)) as bar:
         bar.begin(0, phase="load")
         return work(bar)
@@ -84,7 +84,7 @@ def ended(folder: Path, result: dict[str, Any]) -> None:
         left = "the trees are not grown" if result["missing"] is None else f"{result['missing']} attempts were not played"
         raise BudgetSpentError(
             f"the budget of {result['spent']} is spent, {left}: "
-            f"raise --budget.{result['spent']} and give the same command with --out {folder} to go on"
+            f"raise --budget.{result['spent']} and give the same command with --out {folder} to continue"
         )
     if result["failed"] and not result["n"]:
         raise RamifyError(f"every attempt failed; `ramify resume {folder}` tries them again")
@@ -120,23 +120,23 @@ def tree_run(
     out: Annotated[Path | None, option(hidden=True, help="Also `ramify export` the run to this file (.jsonl).")] = None,
     run: Annotated[
         Path | None,
-        option(metavar="RUN", help="Folder of the run to make or to go on with; default: the next free runs/trees-N."),
+        option(metavar="RUN", help="Folder of the run to make or to continue with; default: the next free runs/trees-N."),
     ] = None,
-    env: Annotated[str, option("--env", help="World the agent acts in, as in `ramify rollout`.")] = "household",
+    env: Annotated[str, option("--env", help="Environment the agent acts in, as in `ramify rollout`.")] = "household",
     model: Annotated[str, option(help="The agent, as in `ramify rollout`: builtin, hf:FOLDER, chat:MODEL@URL, ...")] = "builtin",
     budget: Annotated[float, option(help="Budget per task.")] = 64,
     unit: Annotated[str, option(help="Unit of the budget: turns or tokens.")] = "turns",
-    tasks: Annotated[str | None, option(metavar="FILE", help="Tasks as JSON lines; else the world makes some.")] = None,
-    count: Annotated[int, option(min=1, help="Tasks the world makes.")] = 8,
+    tasks: Annotated[str | None, option(metavar="FILE", help="Tasks as JSON lines; else the environment makes some.")] = None,
+    count: Annotated[int, option(min=1, help="Tasks the environment makes.")] = 8,
     rule: Annotated[str, option(help="uucb, random, or flat (independent attempts).")] = "uucb",
     allocate: Annotated[bool, option(help="Move budget from settled to undecided tasks.")] = True,
     max_reply: Annotated[int, option(min=1, help="Longest reply of the agent, in tokens.")] = 24,
-    seed: Annotated[int, option(help="Decides every draw.")] = 0,
+    seed: Annotated[int, option(help="Decides every sample.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Sample a tree of attempts per task under a budget, and report on the groups: `ramify rollout --tree` in a few options.
 
-    The same command with the same --run goes on with an interrupted run.
+    The same command with the same --run continues with an interrupted run.
     """
     from ramify.base.config import check
     from ramify.jobs.trees import TreeCollection, TreeRolloutConfig

@@ -22,7 +22,7 @@ app = Verbs("serve")
 
 TOKEN = "RAMIFY_TOKEN"
 ROWS = 64
-"""Draws that run at once by default; also how many are passed on to an endpoint at once."""
+"""Samples that run at once by default; also how many are passed on to an endpoint at once."""
 
 
 @app.itself()
@@ -44,16 +44,16 @@ def serve(
         str,
         option(help="With --drafter: rejection, or coupled (as without a drafter, token by token); seeds are always coupled."),
     ] = "rejection",
-    max_rows: Annotated[int, option(help="Draws that run at once.", min=1)] = ROWS,
+    max_sequences: Annotated[int, option(help="Samples that run at once.", min=1)] = ROWS,
     max_waiting: Annotated[
-        int, option(help="Draws that may wait beside them; then clients are told to come again (429).", min=0)
+        int, option(help="Samples that may wait beside them; then clients are told to come again (429).", min=0)
     ] = 256,
     max_per_client: Annotated[
         int,
         option(metavar="N", help="Of both, for one client ('user', else address); 0: half, at least --max-rows.", min=0),
     ] = 0,
     kv_memory: Annotated[
-        int, option(metavar="MIB", help="Most memory for keys and values of running draws; 0 sets no bound.", min=0)
+        int, option(metavar="MIB", help="Most memory for keys and values of running samples; 0 sets no bound.", min=0)
     ] = 0,
     device: Device = "",
     dtype: Dtype = "",
@@ -79,14 +79,14 @@ def serve(
     made = make_token() if token and not os.environ.get(TOKEN) else ""
     secret = (made or os.environ[TOKEN]) if token else None
     check_bind(host, secret)
-    inner, gauges = find_served(model, max_rows, drafter, schedule, kv_memory, verify, device, dtype, chat_template)
+    inner, gauges = find_served(model, max_sequences, drafter, schedule, kv_memory, verify, device, dtype, chat_template)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
     recorder = _recorder(record, model, middleware or [], getattr(inner, "template", None), redact) if record else None
     try:
-        api = Api(wrapped, public, Places(max_rows, max_waiting, max_per_client), recorder, gauges)
+        api = Api(wrapped, public, Places(max_sequences, max_waiting, max_per_client), recorder, gauges)
         guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health", count=api.count)
-        server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_rows + max_waiting), drain)
+        server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_sequences + max_waiting), drain)
         with listener:
             url = address(host, listener) + "v1"
             said = _welcome(url, public, made, token, getattr(inner, "defaults", {}))
@@ -116,7 +116,7 @@ def _recorder(record: str, model: str, middleware: list[str], template: ChatTemp
 
 def find_served(
     spec: str,
-    max_rows: int,
+    max_sequences: int,
     drafter: Path | None = None,
     schedule: str = "",
     kv_memory: int = 0,
@@ -127,7 +127,7 @@ def find_served(
 ) -> tuple[Model, Callable[[], Gauges]]:
     """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
 
-    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the law of :mod:`ramify.engine.verify` for draws without a seed; ``chat_template`` takes the place of the checkpoint's own. Raises UserError where there is no such model or a drafter is given for one elsewhere.
+    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the distribution of :mod:`ramify.engine.verify` for samples without a seed; ``chat_template`` takes the place of the checkpoint's own. Raises UserError where there is no such model or a drafter is given for one elsewhere.
     """
     from ramify.model.chat import read_template
     from ramify.model.laid import Layout
@@ -142,7 +142,7 @@ def find_served(
         folder = checkpoints.model_folder(spec)
         options: dict[str, Any] = {} if drafter is None else {"drafter": drafter, "schedule": schedule, "verify": verify}
         options |= {"device": device, "dtype": dtype}
-        local = LocalModel.load(folder, max_rows=max_rows, kv_bytes=kv_memory << 20 or None, **options)
+        local = LocalModel.load(folder, max_sequences=max_sequences, kv_bytes=kv_memory << 20 or None, **options)
         return Layout(local, checkpoints.chat_template(folder, given)), (
             lambda: {f"engine_{name}": value for name, value in local.gauges.items()}
         )

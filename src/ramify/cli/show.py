@@ -18,7 +18,7 @@ from ramify.trace.outcome import NOBODY, settled, successes, undecided
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
-    from ramify.trace.node import Mark
+    from ramify.trace.node import Annotation
 
 app = Verbs("show")
 
@@ -99,7 +99,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     if not outcomes and not evals and not updates:
         scored = [success for success in successes(run, deciding) if success is not None]
     failed = failures(run)
-    chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent draws
+    chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent samples
     return {
         "run": str(run.folder),
         "ramify": run.meta.get("ramify"),
@@ -130,10 +130,10 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
 
 def _credited(run: Run) -> list[dict[str, Any]]:
     """Of each maker of credit: how many steps it credited, the strongest with the numbers behind them, and what these mean."""
-    found: dict[str, list[Mark]] = {}
-    for mark in run.marks(name="why"):
-        if isinstance(mark.value, Mapping) and isinstance(mark.value.get("A"), int | float):
-            found.setdefault(mark.maker, []).append(mark)
+    found: dict[str, list[Annotation]] = {}
+    for annotation in run.annotations(name="why"):
+        if isinstance(annotation.value, Mapping) and isinstance(annotation.value.get("A"), int | float):
+            found.setdefault(annotation.maker, []).append(annotation)
     if not found:
         return []
     from ramify.score.credit.protocol import meanings
@@ -142,14 +142,15 @@ def _credited(run: Run) -> list[dict[str, Any]]:
     return [
         {
             "maker": maker,
-            "steps": len(marks),
-            "credited": sum(mark.value["A"] != 0 for mark in marks),
+            "steps": len(annotations),
+            "credited": sum(annotation.value["A"] != 0 for annotation in annotations),
             "strongest": [
-                {"node": mark.node} | dict(mark.value) for mark in heapq.nlargest(LAST, marks, lambda mark: abs(mark.value["A"]))
+                {"node": annotation.node} | dict(annotation.value)
+                for annotation in heapq.nlargest(LAST, annotations, lambda annotation: abs(annotation.value["A"]))
             ],
             "numbers": told.get(maker, {}),
         }
-        for maker, marks in found.items()
+        for maker, annotations in found.items()
     ]
 
 
@@ -217,7 +218,7 @@ def _text(record: dict[str, Any]) -> str:
         gain = 100 * record["gain"]["success"]
         parts.append(f"Success changed by {gain:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}.")
     elif record["updates"]:
-        parts.append(f"Not finished: go on with `ramify resume {record['run']}`.")
+        parts.append(f"Not finished: continue with `ramify resume {record['run']}`.")
     if record["evals"]:
         rows = [
             (name, f"{e['success']:.1%}", f"[{e['interval'][0]:.1%}, {e['interval'][1]:.1%}]", e["n"])
@@ -230,7 +231,9 @@ def _text(record: dict[str, Any]) -> str:
             for u in record["updates"][-LAST:]
         ]
         title = f"last {len(updates)} of {len(record['updates'])} updates"
-        parts.append(table(["update", "success", "mixed groups", "groups", "attempts", "tokens so far"], updates, title))
+        parts.append(
+            table(["update", "success", "groups with mixed outcomes", "groups", "attempts", "tokens so far"], updates, title)
+        )
     parts += [_credit_text(credit) for credit in record["credit"]]
     if record["spent"]:
         spent = [(name, short(row["tokens"]), f"{row['seconds']:.1f}") for name, row in record["spent"].items()]

@@ -1,4 +1,4 @@
-"""The local model engine: many rollouts batched together, shared prefixes computed once, draws that do not depend on batch mates."""
+"""The local model engine: many rollouts batched together, shared prefixes computed once, samples that do not depend on batch mates."""
 
 from __future__ import annotations
 

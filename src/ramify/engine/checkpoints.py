@@ -44,19 +44,19 @@ def model_folder(spec: str) -> Path:
 
 
 def load_model(
-    folder: Path, max_rows: int = 64, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
+    folder: Path, max_sequences: int = 64, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
 ) -> tuple[LocalModel, ChatTemplate]:
     """The checkpoint in ``folder`` on the local engine, and the chat template that goes with its tokenizer, or is ``given``."""
-    return LocalModel.load(folder, max_rows=max_rows, device=device, dtype=dtype), chat_template(folder, given)
+    return LocalModel.load(folder, max_sequences=max_sequences, device=device, dtype=dtype), chat_template(folder, given)
 
 
-def copy_of(model: Model, name: str, max_rows: int = 64) -> LocalModel:
+def copy_of(model: Model, name: str, max_sequences: int = 64) -> LocalModel:
     """A model object with weights of its own, the same ones, and nothing cached. Raises NeedsError where it is none of this engine's."""
     if not isinstance(model, LocalModel):
         raise NeedsError(f"'{model.identity.name}' is no LocalModel, the kind of model whose weights can be trained here")
     module, template = copy.deepcopy(model.module), model.own_template
     own: dict[str, Any] = {"template": template, "folder": model.folder, "eos": model.eos, "defaults": model.defaults}
-    return LocalModel(module, model.tokenizer, name=name, max_rows=max_rows, **own)
+    return LocalModel(module, model.tokenizer, name=name, max_sequences=max_sequences, **own)
 
 
 def chat_template(folder: Path, given: Mapping[str, Any] | None = None) -> ChatTemplate:

@@ -237,7 +237,7 @@ class EngineCore:
         if seq.draft is not None:
             seq.draft.ran(seq.computed, count - 1)
         seq.computed += count - 1  # the drafts among them; the last is the next to run
-        self.stats.drawn_tokens += count
+        self.stats.sampled_tokens += count
         if seq.request.progress is not None:
             seq.request.progress(seq)
         return count, failure

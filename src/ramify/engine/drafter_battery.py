@@ -65,10 +65,10 @@ class _Probe:
         return cache
 
     def draft(
-        self, cache: KVCache, rows: tuple[int, ...] = (0, 1, 2), depth: int | None = None, drawn: Tensor | None = None
+        self, cache: KVCache, rows: tuple[int, ...] = (0, 1, 2), depth: int | None = None, sampled: Tensor | None = None
     ) -> _Run:
         """Draft for some rows with tokens ``drawn`` [rows, T] (None: the made-up ones) whatever the logits say."""
-        slots, told = torch.tensor(rows), self.tokens if drawn is None else drawn
+        slots, told = torch.tensor(rows), self.tokens if sampled is None else sampled
         positions = torch.tensor([LENGTHS[r] for r in rows])
         seen: list[Tensor] = []
 
@@ -96,7 +96,7 @@ def _tokens(probe: _Probe) -> Iterator[str]:
     run = probe.draft(probe.cache())
     wanted = torch.stack([probe.tokens[r, p + 1 : p + 1 + probe.drafter.config.block] for r, p in enumerate(LENGTHS)])
     if not torch.equal(run.drafts.tokens, wanted):
-        yield "its tokens are not those that pick drew"
+        yield "its tokens are not those that pick sampled"
 
 
 def _confidence(probe: _Probe) -> Iterator[str]:
@@ -112,12 +112,12 @@ def _blind_to_its_own_token(probe: _Probe) -> Iterator[str]:
     for k in range(probe.drafter.config.block):
         other = probe.tokens.clone()
         other[torch.arange(len(p)), p + k + 1] = (other[torch.arange(len(p)), p + k + 1] + 1) % probe.drafter.config.vocab
-        changed = probe.draft(probe.cache(), drawn=other)
+        changed = probe.draft(probe.cache(), sampled=other)
         upto = slice(0, k + 1)
         if not torch.equal(changed.drafts.scores[:, upto].nan_to_num(), plain.drafts.scores[:, upto].nan_to_num()):
             yield f"the confidence of token {k} or of one before it depends on that token"
         if not torch.equal(changed.logits[:, upto], plain.logits[:, upto]):
-            yield f"the law of token {k} or of one before it depends on that token"
+            yield f"the distribution of token {k} or of one before it depends on that token"
 
 
 def _repeats(probe: _Probe) -> Iterator[str]:

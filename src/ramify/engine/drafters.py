@@ -22,7 +22,7 @@ from ramify.base.errors import UserError
 from ramify.engine.cache import KVCache
 
 Pick = Callable[[int, Tensor], Tensor]
-"""The engine's draw at slot k: logits [R, V] to tokens int64 [R]. It knows settings and uniforms, and keeps the laws it drew from."""
+"""The engine's sample at slot k: logits [R, V] to tokens int64 [R]. It knows settings and uniforms, and keeps the distributions it sampled from."""
 
 
 class Shape(Protocol):
@@ -100,7 +100,7 @@ class Drafter(nn.Module, ABC):
         """Draft ``depth`` tokens (1 to block) for each of R rows.
 
         ``slots`` int64 [R] are cache slots, ascending, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its position
-        (at least 1; every earlier one was absorbed). ``pick(k, logits)`` draws token k (from 0). Positions from the anchor's up to
+        (at least 1; every earlier one was absorbed). ``pick(k, logits)`` samples token k (from 0). Positions from the anchor's up to
         anchor + block + 3 of the draft layers are scratch, for which the cache must have room; nothing else is written.
         """
 

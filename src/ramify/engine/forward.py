@@ -1,6 +1,6 @@
 """One forward pass over a batch of tokens, each a row of its own with its own position and its own cached keys.
 
-Every token, prompt, drawn or drafted, takes the same path: linear layers on a batch whose row count is a multiple of 4, attention over the
+Every token, prompt, sampled or drafted, takes the same path: linear layers on a batch whose row count is a multiple of 4, attention over the
 row's cached keys up to its own, with a multiple of 4 query rows for each key/value head. Matrix kernels treat 1, 2 and 3 rows in ways of
 their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever else is in the batch, so keys and
 values do not depend on how or when a position was computed. :func:`exactness` looks whether that holds here, and what to do where it does not.
@@ -268,10 +268,10 @@ class Exactness(StrEnum):
         """What a user has to know of it, in one sentence; empty where nothing is lost."""
         if self is Exactness.ALONE:
             return (
-                "this processor's matrix kernels mix up rows, so sequences run alone: draws are exact, and several times slower"
+                "this processor's matrix kernels mix up rows, so sequences run alone: samples are exact, and several times slower"
             )
         if self is Exactness.UNPROVEN:
-            return "a draw may depend on its batch: the same seed may give another tree at another concurrency"
+            return "a sample may depend on its batch: the same seed may give another tree at another concurrency"
         return ""
 
 

@@ -74,7 +74,7 @@ def load_transformers(folder: Path) -> nn.Module:
             )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise NeedsError(f"transformers cannot open {folder} as a causal language model: {str(error).splitlines()[0]}") from error
-    if missing := sorted(found["missing_keys"]):  # transformers would draw them at random
+    if missing := sorted(found["missing_keys"]):  # transformers would sample them at random
         raise UserError(f"{folder}: weight '{missing[0]}' is missing")
     model: nn.Module = module.eval()
     return model

@@ -1,4 +1,4 @@
-"""A model that runs in this process: many concurrent draws batched together, on the engine's own cache.
+"""A model that runs in this process: many concurrent samples batched together, on the engine's own cache.
 
 Log-probabilities returned by :meth:`LocalModel.logprobs` come from an ordinary padded forward pass. They agree with those returned by
 :meth:`LocalModel.sample` to about 1e-5, not bit for bit.
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, RamifyError, UserError
 from ramify.engine.adapters import add_adapter, is_adapter, whole_folder
 from ramify.engine.cache import KVCache
 from ramify.engine.core import EngineCore
@@ -42,7 +42,7 @@ from ramify.engine.speculate import SpecStats, Speculator
 from ramify.engine.taps import States, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM, read_config, weights_hash
 from ramify.model.chat import ChatTemplate, template_in
-from ramify.model.protocol import CLIENT, Draw, Identity, Prefix, Sampling, TokenScores
+from ramify.model.protocol import CLIENT, Completion, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import refuse_real_calls
 from ramify.model.streaming import Pieces, Report, reported
 from ramify.model.tokenizer import HfTokenizer
@@ -50,15 +50,15 @@ from ramify.model.tokenizer import HfTokenizer
 QUANTUM = 256
 """Tokens after which a row gives way where other clients wait with fewer rows."""
 TURN, STEPS = 0.005, 8
-"""Seconds, and steps, that the engine goes on before it lets other tasks of the event loop run (at once when a draw finished): a long step
-keeps nobody waiting for another, and a fast machine draws no further ahead of a request that comes than a slow one."""
+"""Seconds, and steps, that the engine continues before it lets other tasks of the event loop run (at once when a sample finished): a long step
+keeps nobody waiting for another, and a fast machine samples no further ahead of a request that comes than a slow one."""
 SCORE_TOKENS, SCORE_LOGITS = 8192, 1 << 22
 """Most tokens of one scoring batch; most logits held at once while scoring."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    max_rows: int
+    max_sequences: int
     quantum: int
     max_waiting: int | None
     cache_bytes: int | None
@@ -67,22 +67,22 @@ class _Bounds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tapped:
-    """A draw with the hidden states its taps read: layer -> position -> float32 (D,)."""
+    """A sample with the hidden states its taps read: layer -> position -> float32 (D,)."""
 
-    draw: Draw
+    completion: Completion
     states: States
 
 
 class LocalModel:
     """Implements :class:`ramify.model.protocol.Model` for a :class:`TinyLM` or a transformers causal language model.
 
-    ``max_rows`` bounds the draws that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by default that of
-    32,768 tokens, at most 1 GiB); ``kv_bytes`` that of the rows that run (None: no bound but ``max_rows`` and the context), for
-    which rows wait again where it is short; ``max_waiting`` the draws that may wait beside them: more raise BusyError. Rows are shared
+    ``max_sequences`` bounds the samples that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by default that of
+    32,768 tokens, at most 1 GiB); ``kv_bytes`` that of the rows that run (None: no bound but ``max_sequences`` and the context), for
+    which rows wait again where it is short; ``max_waiting`` the samples that may wait beside them: more raise BusyError. Rows are shared
     fairly between clients (:data:`ramify.model.protocol.CLIENT`): where others wait, a row gives way after ``quantum`` tokens.
 
     ``drafter`` (or its folder) drafts tokens, as many as ``schedule`` says (:mod:`ramify.engine.schedules`; by default stale2 with
-    a profile, else whole blocks); ``profile`` gives the costs, by default that in the drafter's folder. Draws have the same law with
+    a profile, else whole blocks); ``profile`` gives the costs, by default that in the drafter's folder. Samples have the same distribution with
     it, and the same tokens where ``verify`` is coupled (:mod:`ramify.engine.verify`).
 
     ``template`` lays chats out as tokens; by default that of the checkpoint in ``folder``, where it came from.
@@ -99,7 +99,7 @@ class LocalModel:
         folder: Path | None = None,
         name: str = "local",
         eos: GenericSequence[int] | None = None,
-        max_rows: int = 64,
+        max_sequences: int = 64,
         cache_bytes: int | None = None,
         kv_bytes: int | None = None,
         max_waiting: int | None = None,
@@ -110,7 +110,7 @@ class LocalModel:
         verify: str = "coupled",
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        for option, value in (("max_rows", max_rows), ("quantum", quantum)):
+        for option, value in (("max_rows", max_sequences), ("quantum", quantum)):
             if value < 1:
                 raise UserError(f"{option} is {value}; it must be at least 1")
         self.module, self.tokenizer, self.name = module, tokenizer, name
@@ -121,7 +121,7 @@ class LocalModel:
         if not self._exact and drafter is not None:
             raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {self.placed['dtype']}")
         self.eos = tuple(_eos_of(module) if eos is None else eos)
-        self._bounds = _Bounds(max_rows, quantum, max_waiting, cache_bytes, kv_bytes)
+        self._bounds = _Bounds(max_sequences, quantum, max_waiting, cache_bytes, kv_bytes)
         self.exactness = exactness(self.forward) if self._exact else Exactness.UNPROVEN
         """How rows run on this machine."""
         self._weights = ""
@@ -164,7 +164,7 @@ class LocalModel:
             raise UserError(f"kv_bytes is {bounds.kv_bytes}; the smallest cache of '{self.name}' has {256 * position}")
         self._speculator = speculator
         self._driver: asyncio.Task[None] | None = None
-        self._scheduler = Scheduler(cache, forward.context, bounds.max_rows, bounds.quantum, bounds.max_waiting, speculator)
+        self._scheduler = Scheduler(cache, forward.context, bounds.max_sequences, bounds.quantum, bounds.max_waiting, speculator)
         self._core = EngineCore(self._scheduler, forward, self.tokenizer, self.eos, self.exactness)
 
     def speculating(self, speculator: Speculator) -> LocalModel:
@@ -228,8 +228,8 @@ class LocalModel:
         if not self._exact:
             return frozenset(found)  # a row's bits depend on its batch, and an optimiser's small steps would be lost
         found.add("train")
-        if self._speculator is not None and self._speculator.law != "coupled":
-            return frozenset(found)  # how much is drafted depends on the load, and so does what is drawn
+        if self._speculator is not None and self._speculator.distribution != "coupled":
+            return frozenset(found)  # how much is drafted depends on the load, and so does what is sampled
         return frozenset(found | {"seeds"} | ({"batch_invariant"} if self.exactness is not Exactness.UNPROVEN else set()))
 
     @property
@@ -253,32 +253,32 @@ class LocalModel:
         return self._scheduler.context
 
     def refresh(self) -> None:
-        """Take over weights changed in place: forgets every cached prefix and changes the identity. Raises UserError while drawing."""
+        """Take over weights changed in place: forgets every cached prefix and changes the identity. Raises UserError while sampling."""
         if self._scheduler.busy:
-            raise UserError(f"the weights of '{self.name}' cannot change while it is drawing")
+            raise UserError(f"the weights of '{self.name}' cannot change while it is sampling")
         self._scheduler.reset()
         self.forward.refresh()
         if self._speculator is not None:
             self._speculator.drafter.eval()
         self._weights = ""
 
-    # -- drawing
+    # -- sampling
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int]) -> list[Draw]:
-        """See :meth:`ramify.model.protocol.Model.sample`. Raises UserError on bad input, BoundaryError("engine") on a failure."""
-        return [tapped.draw for tapped in await self._draw(prefix, n, settings, keys, None)]
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int]) -> list[Completion]:
+        """See :meth:`ramify.model.protocol.Model.sample`. Raises UserError on bad input, InfrastructureError("engine") on a failure."""
+        return [tapped.completion for tapped in await self._sample(prefix, n, settings, keys, None)]
 
     async def sample_tapped(
         self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int], taps: Taps
     ) -> list[Tapped]:
-        """As :meth:`sample`, with hidden states read and patched. Taps without edits change no bit of what is drawn."""
+        """As :meth:`sample`, with hidden states read and patched. Taps without edits change no bit of what is sampled."""
         taps.check(self.forward.layers, self.forward.width)
-        return await self._draw(prefix, n, settings, keys, taps)
+        return await self._sample(prefix, n, settings, keys, taps)
 
     def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        """See :class:`ramify.model.streaming.StreamingModel`; the whole draw's ``data`` say how many tokens the cache held."""
+        """See :class:`ramify.model.streaming.StreamingModel`; the whole sample's ``data`` say how many tokens the cache held."""
 
-        async def start(report: Report) -> Draw:
+        async def start(report: Report) -> Completion:
             done = 0
 
             def progress(seq: Sequence) -> None:
@@ -288,13 +288,13 @@ class LocalModel:
 
             (seq,) = await self._sequences(prefix, 1, settings, [key], None, progress)
             usage = {"prompt_tokens": len(seq.group.prefix), "completion_tokens": len(seq.sampled), "cached_tokens": seq.cached}
-            return replace(self._draw_of(seq), data={"usage": usage})
+            return replace(self._completion_of(seq), data={"usage": usage})
 
         return reported(start, self.tokenizer)
 
     @property
     def gauges(self) -> dict[str, float | list[float]]:
-        """What a server shows of the engine: draws that run and wait, and the counts of :attr:`stats`; a list counts by position."""
+        """What a server shows of the engine: samples that run and wait, and the counts of :attr:`stats`; a list counts by position."""
         scheduler, spec = self._scheduler, self.speculation
         waiting, used = scheduler.waiting.count, scheduler.cache.bytes
         found = {"rows": len(scheduler.running), "rows_waiting": waiting, "memory_bytes": used, **asdict(self.stats)}
@@ -302,10 +302,10 @@ class LocalModel:
             found |= {**asdict(spec), "tau": spec.tau, "budget": spec.budget}
         return found
 
-    async def _draw(
+    async def _sample(
         self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int], taps: Taps | None
     ) -> list[Tapped]:
-        return [Tapped(self._draw_of(seq), seq.states) for seq in await self._sequences(prefix, n, settings, keys, taps)]
+        return [Tapped(self._completion_of(seq), seq.states) for seq in await self._sequences(prefix, n, settings, keys, taps)]
 
     async def _sequences(
         self,
@@ -319,7 +319,7 @@ class LocalModel:
         tokens = self._checked(prefix.tokens, room=1)
         check(settings, self.forward.vocab)
         if n < 1 or len(keys) != n:
-            raise UserError(f"{n} draws need as many keys, at least one; {len(keys)} were given")
+            raise UserError(f"{n} samples need as many keys, at least one; {len(keys)} were given")
         if settings.stop_texts and self.tokenizer is None:
             raise UserError(f"stop_texts need a tokenizer, which '{self.name}' has not")
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -353,14 +353,16 @@ class LocalModel:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Step while there is work. Lets other tasks run first, so that draws asked for together start together."""
+        """Step while there is work. Lets other tasks run first, so that samples asked for together start together."""
         await asyncio.sleep(0)
         since, steps = time.monotonic(), 0
         while self._scheduler.busy:
             try:
                 finished = self._core.step()
-            except BaseException as error:  # the boundary: whatever broke becomes every waiting draw's failure
-                failure = error if isinstance(error, RamifyError) else BoundaryError("engine", f"{error}" or type(error).__name__)
+            except BaseException as error:  # the boundary: whatever broke becomes every waiting sample's failure
+                failure = (
+                    error if isinstance(error, RamifyError) else InfrastructureError("engine", f"{error}" or type(error).__name__)
+                )
                 for request in self._scheduler.reset():
                     request.done(request, failure)
                 if isinstance(error, Exception):
@@ -371,13 +373,13 @@ class LocalModel:
                 await asyncio.sleep(0)
                 since, steps = time.monotonic(), 0
 
-    def _draw_of(self, seq: Sequence) -> Draw:
+    def _completion_of(self, seq: Sequence) -> Completion:
         sampled = seq.sampled
         tokens = np.array(sampled, dtype=np.int32)
         model = np.array(seq.model_logprobs, dtype=np.float32)
         same = seq.request.settings.plain()
         text, ends = ("", None) if self.tokenizer is None else (self.tokenizer.decode(sampled), self.tokenizer.ends(sampled))
-        return Draw(
+        return Completion(
             text=text,
             stop=seq.stop,
             tokens=tokens,
@@ -418,7 +420,7 @@ class LocalModel:
                 for i, score in zip(batch, self._score([rows[i] for i in batch], top_k, taps, settings, entropy), strict=True):
                     scores[i] = score
             except RuntimeError as error:  # torch: out of memory, a device fault
-                raise BoundaryError("engine", str(error)) from error
+                raise InfrastructureError("engine", str(error)) from error
             await asyncio.sleep(0)
         return [scores[i] for i in range(len(rows))]
 
@@ -467,8 +469,8 @@ class LocalModel:
                 found["top_logprobs"], found["top_tokens"] = model.topk(top_k, dim=-1)
                 found["certainty"] = -model.mean(-1) - math.log(self.forward.vocab)
             if settings is not None:
-                drawn_from = adjusted(model.double(), [settings] * len(model), [False] * len(model))
-                found["sampler_logprobs"] = drawn_from.gather(1, chosen)[:, 0]
+                sampled_from = adjusted(model.double(), [settings] * len(model), [False] * len(model))
+                found["sampler_logprobs"] = sampled_from.gather(1, chosen)[:, 0]
             for name, values in found.items():
                 out[name][start : start + step] = values.cpu().numpy()
         return out
@@ -488,7 +490,7 @@ class LocalModel:
         longest = self.context if room else self.forward.context  # what is only scored takes nothing of the cache
         if len(row) + room > longest:
             why = f" ({bound})" if (bound := getattr(self.forward, "bound", "")) else ""
-            raise BoundaryError("engine", f"{len(row)} tokens do not fit the context of {longest} of '{self.name}'{why}")
+            raise InfrastructureError("engine", f"{len(row)} tokens do not fit the context of {longest} of '{self.name}'{why}")
         return row
 
 

@@ -33,7 +33,7 @@ def merge(
     """``reference + alpha tau`` by name, tau = policy - reference, after ``method``.
 
     ties keeps the ``density`` of tau that is largest in size, tensor by tensor; dare keeps each entry with that probability and divides
-    by it, a draw keyed by ``seed`` and the weight's name. A matrix with fewer rows than its sibling (a smaller vocabulary) is filled up by
+    by it, a sample keyed by ``seed`` and the weight's name. A matrix with fewer rows than its sibling (a smaller vocabulary) is filled up by
     repeating its last row. Raises IncompatiblePairError where the weights are not those of one architecture.
     """
     if not 0 <= alpha <= 1 or not 0 < density <= 1:
@@ -75,7 +75,7 @@ def _trim(tau: Tensor, density: float) -> Tensor:
 
 def merged_model(reference: Path, policy: Path, alpha: float, method: Method = "linear", density: float = 0.2) -> LocalModel:
     """The merged reference of two checkpoint folders, in memory. Raises UserError where they do not fit each other."""
-    models = [LocalModel.load(folder, max_rows=1, cache_bytes=0) for folder in (reference, policy)]
+    models = [LocalModel.load(folder, max_sequences=1, cache_bytes=0) for folder in (reference, policy)]
     start, end = (model.module.state_dict() for model in models)
     weights = merge(start, end, alpha, method, density=density)
     wide = max(models, key=lambda model: model.forward.vocab)  # the one whose vocabulary both fit in

@@ -102,14 +102,14 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
         return model, None
 
 
-def find_drawn(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
-    """As :func:`find_continuing`, with the tokenizer that reads what is drawn.
+def find_sampled(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
+    """As :func:`find_continuing`, with the tokenizer that reads what is sampled.
 
     Raises NeedsError on a chat endpoint, before anything is asked of it, and on a model without a tokenizer.
     """
     if spec.partition(":")[0] == "chat":
         raise NeedsError(
-            "a chat endpoint cannot go on inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
+            "a chat endpoint cannot continue inside a reply; name the same model as completions:NAME@URL?tokenizer=FOLDER"
         )
     model, template = find_continuing(spec)
     tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)

@@ -71,7 +71,7 @@ class Profile:
         return np.array(self.acceptance) if self.acceptance else None
 
     def cycle(self, requests: int, tokens: np.ndarray, depth: int) -> np.ndarray:
-        """Seconds, of the shape of ``tokens``. Beyond the largest load the last slope goes on, with one warning."""
+        """Seconds, of the shape of ``tokens``. Beyond the largest load the last slope continues, with one warning."""
         low, share = self._between(requests)
         if not depth:
             return np.full(np.shape(tokens), _line(self.plain[low : low + 2], share))

@@ -3,7 +3,7 @@
 In vLLM's order: grammar and bans, ``logit_bias``, ``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``, temperature,
 ``min_p``, ``top_k``, ``top_p``; then one uniform a row through the inverse of the CDF.
 
-Axis legend: N rows that draw, V vocabulary.
+Axis legend: N rows that sample, V vocabulary.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def check(settings: Sampling, vocab: int) -> None:
     if settings.max_tokens < 1:
         raise UserError(f"max_tokens is {settings.max_tokens}; it must be at least 1")
     if "" in settings.stop_texts:
-        raise UserError("stop_texts holds an empty text, which every draw contains")
+        raise UserError("stop_texts holds an empty text, which every sample contains")
     for name in ("stop_tokens", "ban", "ban_first"):
         for token in getattr(settings, name):
             if not 0 <= token < vocab:
                 raise UserError(f"{name} holds token {token}; the model knows 0 to {vocab - 1}")
     if len({*settings.ban, *settings.ban_first}) >= vocab:
-        raise UserError("ban and ban_first leave no token to draw")
+        raise UserError("ban and ban_first leave no token to sample")
 
 
-def draw_uniforms(key: int, count: int) -> np.ndarray:
-    """float64 (count,): the uniforms of one draw, by position in the draw; kept off 1 so that rounding never passes the last token."""
+def key_uniforms(key: int, count: int) -> np.ndarray:
+    """float64 (count,): the uniforms of one sample, by position in the sample; kept off 1 so that rounding never passes the last token."""
     return uniforms(np.full(count, key), np.arange(count)) * (1 - 2.0**-52)
 
 
@@ -109,10 +109,12 @@ def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]
     return z.log_softmax(-1)
 
 
-def laws(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], shapes: Shapes = None) -> tuple[Tensor, Tensor]:
+def distributions(
+    logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], shapes: Shapes = None
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the model and of the sampler, float32 [N, V] each; one tensor where no row's settings change the model's.
 
-    ``first[i]`` marks row i's first drawn token. A row's result depends on that row alone.
+    ``first[i]`` marks row i's first sampled token. A row's result depends on that row alone.
     """
     model = logits.float().log_softmax(-1)
     changed = [i for i, (s, f) in enumerate(zip(settings, first, strict=True)) if not s.plain(f)]
@@ -134,11 +136,11 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
 def pick(
     logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], u: Sequence[float], shapes: Shapes = None
 ) -> Picked:
-    """Draw one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first drawn token, ``u[i]`` its uniform.
+    """Sample one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first sampled token, ``u[i]`` its uniform.
 
     A row's result depends on that row alone. Log-probabilities are those of the float32 logits, sums over the vocabulary are float64.
     """
-    model, sampler = laws(logits, settings, first, shapes)
+    model, sampler = distributions(logits, settings, first, shapes)
     weights = model.exp()
     entropy = -(weights * model).nansum(-1)  # 0 x -inf is 0 here
     tokens = inverse_cdf(

@@ -18,7 +18,7 @@ import torch
 
 from ramify.base.errors import BusyError
 from ramify.engine.cache import KVCache
-from ramify.engine.sampling import draw_uniforms
+from ramify.engine.sampling import key_uniforms
 from ramify.engine.sequence import Request, Sequence, SequenceGroup, Stats
 from ramify.engine.speculate import Speculator
 from ramify.engine.taps import Taps
@@ -120,14 +120,14 @@ class Scheduler:
         self,
         cache: KVCache,
         context: int,
-        max_rows: int,
+        max_sequences: int,
         quantum: int,
         max_waiting: int | None = None,
         speculator: Speculator | None = None,
     ) -> None:
         self.cache, self.speculator, self.stats = cache, speculator, Stats()
         self.context = context if cache.longest is None else min(context, cache.longest)
-        self.max_rows, self.quantum, self.max_waiting = max_rows, quantum, max_waiting
+        self.max_sequences, self.quantum, self.max_waiting = max_sequences, quantum, max_waiting
         self.waiting = Waiting()
         self.running: list[Sequence] = []
         self._active: Counter[str] = Counter()
@@ -148,9 +148,9 @@ class Scheduler:
 
     def add(self, prefix: np.ndarray, requests: list[Request], taps: Taps | None = None) -> None:
         """Queue requests of one client. Raises BusyError where the queue is full."""
-        free = max(0, self.max_rows - len(self.running))
+        free = max(0, self.max_sequences - len(self.running))
         if self.max_waiting is not None and self.waiting.count + len(requests) > self.max_waiting + free:
-            raise BusyError(f"{self.waiting.count} draws wait already; the queue holds {self.max_waiting}")
+            raise BusyError(f"{self.waiting.count} samples wait already; the queue holds {self.max_waiting}")
         self.waiting.add(prefix, requests, taps)
 
     def schedule(self) -> list[Sequence]:
@@ -189,7 +189,7 @@ class Scheduler:
             self.speculator.absorb_before_fork(self.cache, seq, source)  # or every copy would do it again
         while (
             group.requests
-            and len(self.running) < self.max_rows
+            and len(self.running) < self.max_sequences
             and self.cache.fits(len(self.running) + 1, self.length)
             and self._first_of_all(group.client)
         ):
@@ -240,7 +240,7 @@ class Scheduler:
         request = self.waiting.pop(group)
         count = min(request.settings.max_tokens, self.context - len(group.prefix))
         self.stats.cached_tokens += known
-        return Sequence(group, request, group.prefix.tolist(), draw_uniforms(request.key, count), cached=known)
+        return Sequence(group, request, group.prefix.tolist(), key_uniforms(request.key, count), cached=known)
 
     def _start(self, seq: Sequence, computed: int) -> None:
         """Give a sequence the next slot."""
@@ -278,10 +278,10 @@ class Scheduler:
 
     def _fair(self) -> Iterator[SequenceGroup]:
         """Waiting groups in the order of their right to a slot, which is looked at anew after each; none where all slots are taken."""
-        if not self.waiting or len(self.running) >= self.max_rows:
+        if not self.waiting or len(self.running) >= self.max_sequences:
             return
         left = {client: iter(list(groups)) for client, groups in self.waiting.queues.items()}
-        while left and len(self.running) < self.max_rows:
+        while left and len(self.running) < self.max_sequences:
             client = min(left, key=self._rank)
             group = next(left[client], None)
             if group is None:
@@ -298,7 +298,7 @@ class Scheduler:
 
     def _overdue(self) -> int | None:
         """The slot that must go to a client with fewer: of a sequence past its quantum, of the client with most."""
-        if not self.waiting or (len(self.running) < self.max_rows and not self._full):
+        if not self.waiting or (len(self.running) < self.max_sequences and not self._full):
             return None
         fewest = min(self._active[client] for client in self.waiting.queues)
         past = [i for i, seq in enumerate(self.running) if seq.turn >= self.quantum and self._active[seq.request.client] > fewest]

@@ -2,7 +2,7 @@
 hardware-aware prefix scheduler).
 
 What makes verification exact is non-anticipation: whether a draft is verified may depend only on what was known before that draft was
-drawn, jointly over requests. A confidence reads the token before its own, so fixed and threshold look at a row's past only; greedy
+sampled, jointly over requests. A confidence reads the token before its own, so fixed and threshold look at a row's past only; greedy
 admits in falling order of survival and stops at the first loss, and the next candidate is always known without its own token; stale2
 takes its total from earlier steps and only the ranking from this one. A search for the best total on this step's confidences is biased.
 
@@ -190,7 +190,7 @@ class Greedy:
         return until_loss(rates(values, requests, seconds))
 
     def _remember(self, confidence: np.ndarray) -> None:
-        """Positions that were not drafted are taken to go on as the last that was."""
+        """Positions that were not drafted are taken to continue as the last that was."""
         self._newer.append(confidence)
         self._age += 1
         if self._age % REFRESH == 1:

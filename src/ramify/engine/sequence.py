@@ -28,7 +28,7 @@ class Stats:
     """Given tokens that were run."""
     cached_tokens: int = 0
     """Given tokens whose keys and values were found or copied instead."""
-    drawn_tokens: int = 0
+    sampled_tokens: int = 0
     """Tokens that were sampled."""
     preempted: int = 0
     """Times a sequence had to make room for another."""

@@ -36,7 +36,7 @@ from ramify.base.seeds import place_key, uniforms
 from ramify.engine.cache import KVCache
 from ramify.engine.controller import AdaptiveController
 from ramify.engine.grammar import drafted_shapes
-from ramify.engine.sampling import Picked, inverse_cdf, laws
+from ramify.engine.sampling import Picked, distributions, inverse_cdf
 from ramify.engine.schedules import Schedule
 from ramify.engine.tiny import Tap
 from ramify.engine.verify import coupled, rejection
@@ -108,10 +108,10 @@ class SpecStats:
 
     rounds: int = 0
     plain: int = 0
-    """Tokens drawn without drafts while a drafter was there."""
+    """Tokens sampled without drafts while a drafter was there."""
     drafted: int = 0
     proposed: int = 0
-    """Drafts that went through the target; after a token that ended the draw none counts."""
+    """Drafts that went through the target; after a token that ended the sample none counts."""
     recalled: int = 0
     """Positions run a second time for their features, which a step without drafts had not kept."""
     accepted: int = 0
@@ -149,11 +149,11 @@ class Speculator:
     """
 
     def __init__(
-        self, drafter: Drafter, schedule: Schedule, first: int, law: str = "coupled", prior: np.ndarray | None = None
+        self, drafter: Drafter, schedule: Schedule, first: int, distribution: str = "coupled", prior: np.ndarray | None = None
     ) -> None:
-        if law not in ("coupled", "rejection"):
-            raise UserError(f"verify is '{law}'; it is coupled or rejection")
-        self.drafter, self.schedule, self.law = drafter, schedule, law
+        if distribution not in ("coupled", "rejection"):
+            raise UserError(f"verify is '{distribution}'; it is coupled or rejection")
+        self.drafter, self.schedule, self.distribution = drafter, schedule, distribution
         c = drafter.config
         self.block, self.width = c.block, c.width
         self._cells = -(-c.width // c.kv_size)
@@ -173,7 +173,7 @@ class Speculator:
 
     def admit(self, key: int) -> DraftState:
         """The state of a sequence that gets a slot."""
-        return DraftState(tuple(place_key(key, purpose) for purpose in PURPOSES) if self.law == "rejection" else ())
+        return DraftState(tuple(place_key(key, purpose) for purpose in PURPOSES) if self.distribution == "rejection" else ())
 
     def watch(self, cache: KVCache, batch: ForwardBatch) -> Tap:
         """Puts the features of a batch's entries into the cache while the target runs."""
@@ -280,7 +280,7 @@ class Speculator:
             if bare[k > 0]:
                 q = logits.softmax(-1)
             else:
-                q = laws(logits, settings, never if k else begins, drafted_shapes(shapers, so_far))[1].exp()
+                q = distributions(logits, settings, never if k else begins, drafted_shapes(shapers, so_far))[1].exp()
             if chances is not None:
                 weights.append(q)
             so_far.append(inverse_cdf(q, u[k]))
@@ -307,14 +307,16 @@ class Speculator:
         Coupled: those of the tokens themselves. Rejection: fresh ones for every anchor. Were they keyed by the draft's position alone, a
         draft thrown away would come back after the next anchor, and what earlier confidences decided (a stale budget) would know it.
         """
-        found, chances = (np.empty((len(sequences), depth)), None) if self.law == "coupled" else self._keyed(sequences, depth)
+        found, chances = (
+            (np.empty((len(sequences), depth)), None) if self.distribution == "coupled" else self._keyed(sequences, depth)
+        )
         for i, seq in enumerate(sequences):
             if self._coupled(seq):
                 found[i] = np.resize(seq.uniforms[len(seq.logprobs) : len(seq.logprobs) + depth], depth)
         return found, chances
 
     def _coupled(self, seq: Sequence) -> bool:
-        return self.law == "coupled" or seq.request.settings.seeded
+        return self.distribution == "coupled" or seq.request.settings.seeded
 
     def _keyed(self, sequences: GenericSequence[Sequence], depth: int) -> tuple[np.ndarray, np.ndarray]:
         """Fresh uniforms of every purpose."""
@@ -339,10 +341,10 @@ class Speculator:
         else:
             stops = np.cumsum([len(draft) + 1 for draft in round_.drafts]).tolist()
             emitted = [Picked([], [], [], [])] * len(sequences)
-            for law in (True, False):
-                which = [i for i, coupled_one in enumerate(by_coupling) if coupled_one == law]
+            for distribution in (True, False):
+                which = [i for i, coupled_one in enumerate(by_coupling) if coupled_one == distribution]
                 entries = [e for i in which for e in range(stops[i] - len(round_.drafts[i]) - 1, stops[i])]
-                part = self._verify(logits[entries], [sequences[i] for i in which], round_.of(which), law)
+                part = self._verify(logits[entries], [sequences[i] for i in which], round_.of(which), distribution)
                 for i, picked in zip(which, part, strict=True):
                     emitted[i] = picked
         now = time.perf_counter()
@@ -350,7 +352,7 @@ class Speculator:
         return emitted, replace(round_, accepted=tuple(len(made.tokens) - 1 for made in emitted), since=now)
 
     def _verify(self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round, by_coupling: bool) -> list[Picked]:
-        """Verification of sequences under one law."""
+        """Verification of sequences under one distribution."""
         settings = [seq.request.settings for seq in sequences]
         begins = [not seq.logprobs for seq in sequences]
         shapers = [seq.request.shaper for seq in sequences]

@@ -1,4 +1,4 @@
-"""Read and patch hidden states while a model draws or scores.
+"""Read and patch hidden states while a model samples or scores.
 
 Layers are counted as in :meth:`TinyLM.hidden`: 0 is the embedding, i the output of block i. Positions count from the start of the row,
 prefix included. The hidden state at position p is the one that predicts token p + 1.
@@ -67,7 +67,7 @@ class Taps:
         return min((tap.start for tap in self._all), default=1 << 62)
 
     def to_json(self) -> dict[str, object]:
-        """The edits as stored with a producer: places and hashes of the vectors."""
+        """The edits as stored with a provenance: places and hashes of the vectors."""
         return {
             "edits": [
                 {

@@ -24,7 +24,7 @@ from ramify.base.files import read_record, write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.model.tokenizer import HfTokenizer
 
-#: Called with (layer, hidden state); what it returns goes on. Layer 0 is the embedding, layer i the output of block i.
+#: Called with (layer, hidden state); what it returns continues. Layer 0 is the embedding, layer i the output of block i.
 Tap = Callable[[int, Tensor], Tensor]
 
 
@@ -380,7 +380,7 @@ def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def set_distinct_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Inverse of :func:`distinct_weights`: names that share a tensor go on sharing it.
+    """Inverse of :func:`distinct_weights`: names that share a tensor continue sharing it.
 
     Raises UserError where ``weights`` are not those of such a module.
     """

@@ -1,9 +1,9 @@
-"""Which drafts stay, and the token after them. Two laws; under both a draw has exactly the law it has without drafts.
+"""Which drafts stay, and the token after them. Two distributions; under both a sample has exactly the distribution it has without drafts.
 
 ``rejection`` accepts a draft x with probability min(1, p(x) / q(x)), p the target's and q the drafter's distribution as sampled from
-(temperature, cuts and bans applied to both), and replaces the first rejected one by a draw from max(0, p - q), normalised; after
+(temperature, cuts and bans applied to both), and replaces the first rejected one by a sample from max(0, p - q), normalised; after
 drafts that were all accepted comes a bonus token from p (Leviathan et al. 2023; paper, section on speculative decoding).
-``coupled`` draws at every position the token the engine would draw there without speculation, from the same uniform, and accepts a
+``coupled`` samples at every position the token the engine would sample there without speculation, from the same uniform, and accepts a
 draft that equals it: the same tokens with and without speculation. It accepts a little less often.
 
 Everything but the tokens (log-probabilities, entropy) is the target's. Drafts were cut to their lengths before the target ran.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ramify.engine.grammar import Shaper, shapes_after
-from ramify.engine.sampling import Picked, Shapes, inverse_cdf, laws, pick
+from ramify.engine.sampling import Picked, Shapes, distributions, inverse_cdf, pick
 from ramify.model.protocol import Sampling
 
 NOTHING = 1e-12
@@ -71,10 +71,10 @@ def rejection(
 ) -> list[Picked]:
     """As :func:`coupled`, with the drafter's weights ``q`` [R, K, V] and the uniforms ``accept`` [R, K] of the acceptances.
 
-    ``q`` need not sum to 1. ``u`` draws the corrected or bonus token, by its position.
+    ``q`` need not sum to 1. ``u`` samples the corrected or bonus token, by its position.
     """
     each, begins, stops, shapes = _entries(settings, first, drafts, shapers)
-    model, sampler = laws(logits, each, begins, shapes)
+    model, sampler = distributions(logits, each, begins, shapes)
     of_model = model.exp()
     entropy = -(of_model * model).nansum(-1)
     p = of_model if sampler is model else sampler.exp()

@@ -1,1 +1,1 @@
-"""Worlds an agent acts in."""
+"""Environments an agent acts in."""

@@ -1,4 +1,4 @@
-"""The conformance battery every world must pass: what rollouts, forks and panels rely on, each point one check."""
+"""The conformance battery every environment must pass: what rollouts, forks and task sets rely on, each point one check."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ramify.base.ids import canonical_json
 from ramify.base.problem import Problem
 from ramify.base.progress import Progress
 from ramify.base.seeds import generator
-from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile, World, close, tools_of
+from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, close, tools_of
 
-#: Replies that mean nothing in any world, or try to break it.
+#: Replies that mean nothing in any environment, or try to break it.
 BAD_ACTIONS = ("", " ", "\n", "\x00", "take", "go nowhere at all", "{}[]\"'", "a" * 5000, "\u202eopen", "🗝", "-1", "None")
 SPLITS = ("train", "eval", "tune")
 
 Actions = Callable[[Task, Snapshot], Sequence[str]]
-"""Given a task and the state's snapshot (None where the world has none): replies worth trying."""
+"""Given a task and the state's snapshot (None where the environment has none): replies worth trying."""
 
 
 def check_env(
-    world: World,
+    environment: Environment,
     actions: Actions | None = None,
     tasks: int = 3,
     turns: int = 8,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Problem]:
-    """Run every check on ``tasks`` training tasks, walks of at most ``turns`` turns; no problem means the world conforms.
+    """Run every check on ``tasks`` training tasks, walks of at most ``turns`` turns; no problem means the environment conforms.
 
-    Replies come from ``actions``, else from the world's own method ``actions(task, snapshot)``, else from the words it shows.
+    Replies come from ``actions``, else from the environment's own method ``actions(task, snapshot)``, else from the words it shows.
     ``progress`` is told the checks that are done, and the episodes begun in the one under way.
     """
     at, begun = 0, 0
@@ -46,14 +46,14 @@ def check_env(
             name = CHECKS[at].__name__.removeprefix("_").replace("_", " ")
             progress.at(at, f"{name}, episode {begun}" if begun else name)
 
-    probe = _Probe(world, actions or getattr(world, "actions", None), tasks, turns, seed, tell)
+    probe = _Probe(environment, actions or getattr(environment, "actions", None), tasks, turns, seed, tell)
     problems = []
     for at, check in enumerate(CHECKS):  # noqa: B007 (``tell`` reads it)
         name, begun = check.__name__.removeprefix("_"), 0
         tell()
         try:
             problems += [Problem(name, message) for message in dict.fromkeys(check(probe))]
-        except Exception as error:  # a stranger's world may raise anything; that is the finding
+        except Exception as error:  # a stranger's environment may raise anything; that is the finding
             problems.append(Problem(name, f"it raised {type(error).__name__}: {error}"))
         finally:
             problems += [Problem(name, message) for message in probe.close_all()]
@@ -76,7 +76,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Probe:
-    world: World
+    environment: Environment
     suggest: Actions | None
     count: int
     turns: int
@@ -93,12 +93,12 @@ class _Probe:
             except Exception as error:  # a stranger's
                 yield f"close raises {type(error).__name__}: {error}"
 
-    def panel(self) -> Panel:
-        return self.world.panel("train", self.count, self.seed)
+    def task_set(self) -> TaskSet:
+        return self.environment.task_set("train", self.count, self.seed)
 
     def start(self, task: Task) -> tuple[Env, Observation]:
         self.tell(1)
-        env = self.world.make()
+        env = self.environment.make()
         self.opened.append(env)
         return env, env.reset(task, self.seed)
 
@@ -135,44 +135,46 @@ def _told(snapshot: Snapshot | None) -> Snapshot | None:
     return "volatile" if isinstance(snapshot, Volatile) else _kept(snapshot)
 
 
-def _panel(probe: _Probe) -> Iterator[str]:
-    first, again = probe.panel(), probe.panel()
-    # a world whose tasks are a list may have fewer, but then it has no more of them
+def _task_set(probe: _Probe) -> Iterator[str]:
+    first, again = probe.task_set(), probe.task_set()
+    # an environment whose tasks are a list may have fewer, but then it has no more of them
     if len(first) > probe.count or (
-        len(first) < probe.count and len(probe.world.panel("train", probe.count + 1, probe.seed)) != len(first)
+        len(first) < probe.count and len(probe.environment.task_set("train", probe.count + 1, probe.seed)) != len(first)
     ):
-        yield f"a panel of {probe.count} tasks has {len(first)}"
+        yield f"a task set of {probe.count} tasks has {len(first)}"
     if first.hash != again.hash:
-        yield "the same split and seed give different panels"
-    if Panel.of(reversed(list(first))).hash != first.hash:
-        yield "the panel's hash depends on the order of its tasks"
+        yield "the same split and seed give different task sets"
+    if TaskSet.of(reversed(list(first))).hash != first.hash:
+        yield "the task set's hash depends on the order of its tasks"
 
 
 def _splits(probe: _Probe) -> Iterator[str]:
-    panels = {}
+    task_sets = {}
     for split in SPLITS:
         try:
-            tasks = [*itertools.chain(*(probe.world.panel(split, 10 * probe.count, probe.seed + more) for more in (0, 1)))]
+            tasks = [
+                *itertools.chain(*(probe.environment.task_set(split, 10 * probe.count, probe.seed + more) for more in (0, 1)))
+            ]
         except UserError:  # a list of tasks may have none for some split
             tasks = []
-        panels[split] = {task.id for task in tasks} | {canonical_json(dict(task.data)) for task in tasks if task.data}
+        task_sets[split] = {task.id for task in tasks} | {canonical_json(dict(task.data)) for task in tasks if task.data}
     for left, right in itertools.combinations(SPLITS, 2):
-        if panels[left] & panels[right]:
+        if task_sets[left] & task_sets[right]:
             yield f"the splits {left} and {right} share tasks"
     try:
-        probe.world.panel("no-such-split", 1)
+        probe.environment.task_set("no-such-split", 1)
     except UserError:
         return
     yield "an unknown split is not refused with a UserError"
 
 
 def _observations(probe: _Probe) -> Iterator[str]:
-    env = probe.world.make()
+    env = probe.environment.make()
     if not isinstance(env.max_turns, int) or env.max_turns < 1:
         yield f"max_turns is {env.max_turns!r}, not a whole number from 1"
     if not isinstance(env.system, str):
         yield "system is not text"
-    for task in probe.panel():
+    for task in probe.task_set():
         for place in probe.walk(task, 0):
             seen = place.seen
             if seen.terminated and seen.truncated:
@@ -186,7 +188,7 @@ def _observations(probe: _Probe) -> Iterator[str]:
 
 
 def _reset(probe: _Probe) -> Iterator[str]:
-    for task in probe.panel():
+    for task in probe.task_set():
         places = probe.walk(task, 0)
         fresh, _ = probe.start(task)
         used = probe.replay(task, places[-1].actions)
@@ -197,7 +199,7 @@ def _reset(probe: _Probe) -> Iterator[str]:
 
 
 def _snapshots(probe: _Probe) -> Iterator[str]:
-    for task in probe.panel():
+    for task in probe.task_set():
         env, _ = probe.start(task)
         snapshot = env.snapshot()
         if snapshot is None or isinstance(snapshot, bytes | Volatile):
@@ -209,7 +211,7 @@ def _snapshots(probe: _Probe) -> Iterator[str]:
 
 
 def _restore(probe: _Probe) -> Iterator[str]:
-    for task in probe.panel():
+    for task in probe.task_set():
         places = probe.walk(task, 1)
         if places[0].snapshot is None:
             return
@@ -224,7 +226,7 @@ def _restore(probe: _Probe) -> Iterator[str]:
 
 
 def _sharing(probe: _Probe) -> Iterator[str]:
-    for task in probe.panel():
+    for task in probe.task_set():
         places = probe.walk(task, 2)
         alone, company = probe.start(task)[0], probe.start(task)[0]
         for action in places[-1].actions:
@@ -252,7 +254,7 @@ def _sharing(probe: _Probe) -> Iterator[str]:
 
 
 def _keys(probe: _Probe) -> Iterator[str]:
-    for task in probe.panel():
+    for task in probe.task_set():
         walks = [probe.walk(task, 0)]
         if all(place.key is None for place in walks[0]):
             continue
@@ -265,7 +267,7 @@ def _keys(probe: _Probe) -> Iterator[str]:
             if twin.actions == place.actions:
                 continue
             if twin.over != place.over:
-                yield "an ended state and one that goes on have the same key"
+                yield "an ended state and one that continues have the same key"
             elif not place.over:
                 yield from _same_future(probe, task, twin, place)
 
@@ -279,12 +281,12 @@ def _same_future(probe: _Probe, task: Task, left: _Place, right: _Place) -> Iter
 
 
 def _bad_actions(probe: _Probe) -> Iterator[str]:
-    task = next(iter(probe.panel()))
+    task = next(iter(probe.task_set()))
     for action in BAD_ACTIONS:
         env, _ = probe.start(task)
         try:
             seen = env.step(action)
-        except Exception as error:  # whatever a reply says, the world must answer
+        except Exception as error:  # whatever a reply says, the environment must answer
             yield f"the reply {action[:20]!r} raises {type(error).__name__} in place of an observation"
             continue
         if not isinstance(seen, Observation):
@@ -293,7 +295,7 @@ def _bad_actions(probe: _Probe) -> Iterator[str]:
 
 def _tools(probe: _Probe) -> Iterator[str]:
     names = []
-    for tool in tools_of(probe.world):
+    for tool in tools_of(probe.environment):
         function = tool.get("function", {})
         names.append(function.get("name"))
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
@@ -317,7 +319,7 @@ def _follow(env: Env, places: Sequence[_Place], start: int, what: str) -> Iterat
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[Any]], ...] = (
-    _panel,
+    _task_set,
     _splits,
     _observations,
     _reset,

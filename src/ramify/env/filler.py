@@ -38,7 +38,7 @@ def opening(language: str) -> list[dict[str, Any]]:
 
 
 def filler(language: str, turns: int, *place: str | int, seed: int = 0, sentences: int = 5) -> list[dict[str, Any]]:
-    """``turns`` turns of four messages each; ``place`` keeps the draws of one conversation apart from another's.
+    """``turns`` turns of four messages each; ``place`` keeps the samples of one conversation apart from another's.
 
     Raises UserError on a language there is none in.
     """

@@ -1,4 +1,4 @@
-"""The protocol of worlds an agent acts in, and panels of tasks."""
+"""The protocol of environments an agent acts in, and task sets of tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Volatile:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do: an id unique in its panel and the data its world needs (JSON)."""
+    """One thing to do: an id unique in its task set and the data its environment needs (JSON)."""
 
     id: str
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the world answers. ``terminated``: the world ended; ``truncated``: a limit did. ``outcome`` is the verifier's boolean."""
+    """What the environment answers. ``terminated``: the environment ended; ``truncated``: a limit did. ``outcome`` is the verifier's boolean."""
 
     text: str
     reward: float = 0.0
@@ -46,7 +46,7 @@ class Observation:
     outcome: bool | None = None
     """Success or failure once decided, apart from a shaped reward; None while undecided or never decided."""
     valid: bool = True
-    """False when the world refused the action."""
+    """False when the environment refused the action."""
     role: str = "user"
     """Role of the message that shows it to the agent: user or tool."""
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -55,7 +55,7 @@ class Observation:
 
 @runtime_checkable
 class Env(Protocol):
-    """A world. One object is one episode; it is made anew (by its factory) for every rollout.
+    """An environment. One object is one episode; it is made anew (by its factory) for every rollout.
 
     One that holds something to be given back (a process, a file) also has ``close()``, called once when the episode is over.
     """
@@ -74,7 +74,7 @@ class Env(Protocol):
         ...
 
     def snapshot(self) -> Snapshot | None:
-        """The whole state as JSON or bytes; or as :class:`Volatile`; or None where the world cannot tell."""
+        """The whole state as JSON or bytes; or as :class:`Volatile`; or None where the environment cannot tell."""
         ...
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -82,13 +82,13 @@ class Env(Protocol):
         ...
 
     def key(self) -> str | None:
-        """A key of the present state, equal for states from which the same future follows; None where the world cannot tell."""
+        """A key of the present state, equal for states from which the same future follows; None where the environment cannot tell."""
         ...
 
 
 @runtime_checkable
-class World(Protocol):
-    """A family of episodes: makes environments and panels of tasks.
+class Environment(Protocol):
+    """A family of episodes: makes environments and task sets of tasks.
 
     It may also have ``tools`` (what the agent can call, in OpenAI's JSON form; see :func:`tools_of`), ``at_once`` (at most this many
     episodes open at a time) and ``blocking`` (True: reset and step wait for something outside, so they run in threads).
@@ -100,14 +100,14 @@ class World(Protocol):
         """A fresh environment."""
         ...
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` generated tasks of a split (train, eval, tune); splits never share a task."""
         ...
 
 
-def tools_of(world: World) -> list[dict[str, Any]]:
-    """The tools ``world`` offers: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each; none by default."""
-    return list(getattr(world, "tools", ()))
+def tools_of(environment: Environment) -> list[dict[str, Any]]:
+    """The tools ``environment`` offers: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each; none by default."""
+    return list(getattr(environment, "tools", ()))
 
 
 def close(env: Env) -> None:
@@ -118,25 +118,25 @@ def close(env: Env) -> None:
 
 
 @dataclass(frozen=True)
-class Panel:
+class TaskSet:
     """Tasks sorted by id with a content hash that no directory order, locale or worker count can change."""
 
     tasks: tuple[Task, ...]
 
     @classmethod
-    def of(cls, tasks: Iterable[Task]) -> Panel:
+    def of(cls, tasks: Iterable[Task]) -> TaskSet:
         """Sort and check. Raises UserError on no task or on an id that occurs twice."""
         ordered = tuple(sorted(tasks, key=lambda t: t.id))
         if not ordered:
-            raise UserError("the task panel is empty")
+            raise UserError("the task task set is empty")
         for left, right in itertools.pairwise(ordered):
             if left.id == right.id:
-                raise UserError(f"task id '{left.id}' occurs twice in the panel")
+                raise UserError(f"task id '{left.id}' occurs twice in the task set")
         return cls(ordered)
 
     @property
     def hash(self) -> str:
-        """Content hash of the panel."""
+        """Content hash of the task set."""
         return stable_hash("panel", *(canonical_json({"id": t.id, "data": dict(t.data)}) for t in self.tasks))
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class Panel:
         return iter(self.tasks)
 
 
-def read_panel(path: Path) -> Panel:
+def read_task_set(path: Path) -> TaskSet:
     """Read tasks from JSON lines: one object a line, ``id`` (text) and anything else as the task's data.
 
     Raises UserError naming file and line.
@@ -154,18 +154,18 @@ def read_panel(path: Path) -> Panel:
     tasks = [as_task(record, f"{path}:{number}") for number, record in read_lines(path)]
     if not tasks:
         raise UserError(f"{path} holds no task")
-    return Panel.of(tasks)
+    return TaskSet.of(tasks)
 
 
 AnyTasks: TypeAlias = Iterable[Task | Mapping[str, Any]] | Path | str
 """Tasks, dicts as in the lines of a task file (``id``, and the data), or such a file."""
 
 
-def panel_of(tasks: AnyTasks) -> Panel:
-    """The panel that objects, dicts or a file stand for. Raises UserError naming the task, or file and line."""
+def task_set_of(tasks: AnyTasks) -> TaskSet:
+    """The task set that objects, dicts or a file stand for. Raises UserError naming the task, or file and line."""
     if isinstance(tasks, str | Path):
-        return read_panel(Path(tasks))
-    return Panel.of(as_task(task, f"task {number}") for number, task in enumerate(tasks, 1))
+        return read_task_set(Path(tasks))
+    return TaskSet.of(as_task(task, f"task {number}") for number, task in enumerate(tasks, 1))
 
 
 def as_task(given: Task | Mapping[str, Any], where: str) -> Task:
@@ -181,26 +181,26 @@ def as_task(given: Task | Mapping[str, Any], where: str) -> Task:
     return Task(given["id"], {name: value for name, value in given.items() if name != "id"})
 
 
-AnyWorld: TypeAlias = World | str | Callable[[], World | Env]
-"""A world object, a name, or what makes one without arguments: a class or function that returns a world, or one episode (an Env)."""
+AnyEnvironment: TypeAlias = Environment | str | Callable[[], Environment | Env]
+"""An environment object, a name, or what makes one without arguments: a class or function that returns an environment, or one episode (an Env)."""
 
 
-class EpisodeWorld:
-    """The world of a class or function that makes one episode; it has no tasks of its own."""
+class EpisodeEnvironment:
+    """The environment of a class or function that makes one episode; it has no tasks of its own."""
 
     def __init__(self, make: Callable[[], Env], name: str) -> None:
         self.make, self.name = make, name
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """Raises UserError: the tasks are to be given."""
         raise UserError(f"the environment '{self.name}' makes no tasks of its own: give tasks=")
 
 
-_WORLD, _ENV = ("name", "make", "panel"), ("max_turns", "system", "reset", "step", "snapshot", "restore", "key")
+_ENVIRONMENT, _ENV = ("name", "make", "panel"), ("max_turns", "system", "reset", "step", "snapshot", "restore", "key")
 
 
-def world_of(given: World | Callable[[], World | Env]) -> World:
-    """The world that an object is, or that a class or function makes. Raises UserError on anything else, saying what is missing."""
+def environment_of(given: Environment | Callable[[], Environment | Env]) -> Environment:
+    """The environment that an object is, or that a class or function makes. Raises UserError on anything else, saying what is missing."""
     made: Any = given
     name = getattr(given, "__qualname__", type(given).__qualname__)
     if isinstance(given, type) or inspect.isroutine(given):
@@ -212,12 +212,12 @@ def world_of(given: World | Callable[[], World | Env]) -> World:
             _check(made, _ENV)
             close(made)
             make: Any = given
-            return EpisodeWorld(make, name)
+            return EpisodeEnvironment(make, name)
     elif hasattr(given, "step") and not hasattr(given, "make"):
         raise UserError(f"this {name} is one episode: give what makes one for each attempt, the class {name} or a function")
-    _check(made, _WORLD)
-    world: World = made
-    return world
+    _check(made, _ENVIRONMENT)
+    environment: Environment = made
+    return environment
 
 
 def _check(made: object, wanted: Iterable[str]) -> None:

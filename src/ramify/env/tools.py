@@ -1,4 +1,4 @@
-"""How worlds show tools to an agent: their JSON form, the words that explain them, and how long a result may be."""
+"""How environments show tools to an agent: their JSON form, the words that explain them, and how long a result may be."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from ramify.integrations.exchanges import (
 )
 from ramify.integrations.rows import Selection, attempts, settings_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
-from ramify.trace.chats import Calls, Reply, form_of, hang_chat, producer_of
+from ramify.trace.chats import Calls, Reply, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
@@ -70,7 +70,7 @@ def _add_call(calls: Calls, run: Run, record: dict[str, Any], place: str, number
         made = list(_message(said, f"{place}: 'response'", run.put_blob, exchange))
         replies = [Reply(made, _STOPS.get(stop, "stop" if stop else ""))]
     told = {k: v for k, v in response.items() if k not in ("content", "role", "type")}
-    calls.hang(run, record, place, number, given, replies, producer_of(request, response), told)
+    calls.hang(run, record, place, number, given, replies, provenance_of(request, response), told)
 
 
 def _system(record: Mapping[str, Any], place: str) -> Iterator[Message]:

@@ -1,6 +1,6 @@
-"""Worlds made of Python functions: an agent that may call them, and a task to do with them.
+"""Environments made of Python functions: an agent that may call them, and a task to do with them.
 
-``python:MODULE:ATTRIBUTE`` finds a world object of one's own by import path, this kind or any other.
+``python:MODULE:ATTRIBUTE`` finds an environment object of one's own by import path, this kind or any other.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, UserError, nearest
+from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
 from ramify.base.secrets import redact
-from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile, World, read_panel
+from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, read_task_set
 from ramify.env.tools import tool_json
 from ramify.integrations.spec import TaskList
 from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text
-from ramify.rollout.parts import find_world
+from ramify.rollout.parts import find_environment
 from ramify.trace.message import write_call
 
 STATE = "state"
@@ -77,7 +77,7 @@ class FunctionTool:
         return cls(name, function, tool_json(name, summary, schema), model, names, STATE in signature.parameters)
 
     def run(self, arguments: Mapping[str, Any], state: Any) -> Result:
-        """Check the arguments and call the function. Whatever it raises is a result, but for a BoundaryError."""
+        """Check the arguments and call the function. Whatever it raises is a result, but for a InfrastructureError."""
         import pydantic
 
         try:
@@ -87,7 +87,7 @@ class FunctionTool:
         given = {name: getattr(checked, f"p{i}") for i, name in enumerate(self._parameters)}
         try:
             return Result(as_text(self.function(**given, **({STATE: state} if self._stateful else {}))))
-        except BoundaryError:
+        except InfrastructureError:
             raise
         except (Exception, SystemExit) as error:  # a tool may raise anything; the agent is told
             return Result(str(redact(f"error: {type(error).__name__}: {error}")), failed=True)
@@ -105,20 +105,20 @@ class FunctionTool:
 class FunctionEpisode(ToolEpisode):
     """One episode with functions as tools."""
 
-    def __init__(self, world: FunctionWorld) -> None:
-        super().__init__(self.call, world.tools, world.system, world.max_turns, world.grade)
-        self._world, self._state = world, None
+    def __init__(self, environment: FunctionEnvironment) -> None:
+        super().__init__(self.call, environment.tools, environment.system, environment.max_turns, environment.grade)
+        self._environment, self._state = environment, None
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Show ``task``, with a state of its own. Raises UserError where the task has no text."""
-        self._state = None if self._world.state is None else self._world.state(task)
+        self._state = None if self._environment.state is None else self._environment.state(task)
         return self.begin(task)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
         """Run the function of that name."""
-        tool = self._world.functions.get(name)
+        tool = self._environment.functions.get(name)
         if tool is None:
-            return Result(f"error: there is no tool '{name}' ({nearest(name, self._world.functions)})", refused=True)
+            return Result(f"error: there is no tool '{name}' ({nearest(name, self._environment.functions)})", refused=True)
         return tool.run(arguments, self._state)
 
     def judged(self) -> Any:
@@ -153,8 +153,8 @@ class FunctionEpisode(ToolEpisode):
             return None
 
 
-class FunctionWorld:
-    """A world whose tools are Python functions.
+class FunctionEnvironment:
+    """An environment whose tools are Python functions.
 
     ``tools``: functions with type hints; name, docstring and hints become the schema, arguments are checked against it, and what a
     function raises is told to the agent. ``tasks``: tasks with a field ``prompt`` (text), a file of them (JSON lines), or a function
@@ -182,8 +182,8 @@ class FunctionWorld:
             raise UserError(f"max_turns must be at least 1, not {max_turns}")
         self.grade, self.state, self.system, self.max_turns, self.name = grade, state, system, max_turns, name
         if isinstance(tasks, str | Path):
-            tasks = read_panel(Path(tasks))
-        self._tasks = tasks if callable(tasks) else TaskList(tasks, f"the world '{name}'")
+            tasks = read_task_set(Path(tasks))
+        self._tasks = tasks if callable(tasks) else TaskList(tasks, f"the environment '{name}'")
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -194,9 +194,11 @@ class FunctionWorld:
         """A fresh episode."""
         return FunctionEpisode(self)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """Tasks of a split: ``n`` where they are made, at most ``n`` where they are listed. Raises UserError where there are none."""
-        return self._tasks.panel(split, n, seed) if isinstance(self._tasks, TaskList) else Panel.of(self._tasks(split, n, seed))
+        return (
+            self._tasks.task_set(split, n, seed) if isinstance(self._tasks, TaskList) else TaskSet.of(self._tasks(split, n, seed))
+        )
 
     def actions(self, task: Task, snapshot: Snapshot) -> Sequence[str]:
         """Replies worth trying, for the conformance battery: each tool with made-up arguments, and an answer."""
@@ -205,11 +207,11 @@ class FunctionWorld:
 
 
 @register("env", "python")
-def python_world(argument: str = "") -> World:
-    """The world object at ``MODULE:ATTRIBUTE``, or what it returns when it is a class or function. Raises UserError."""
+def python_environment(argument: str = "") -> Environment:
+    """The environment object at ``MODULE:ATTRIBUTE``, or what it returns when it is a class or function. Raises UserError."""
     if not argument:
-        raise UserError("the world 'python' needs a path: python:MODULE:ATTRIBUTE")
-    return find_world(f"python:{argument}")
+        raise UserError("the environment 'python' needs a path: python:MODULE:ATTRIBUTE")
+    return find_environment(f"python:{argument}")
 
 
 _MADE_UP = {"integer": 1, "number": 0.5, "string": "a", "boolean": True, "array": [], "object": {}, "null": None}

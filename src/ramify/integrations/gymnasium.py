@@ -1,4 +1,4 @@
-"""Gymnasium environments as worlds: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``, options behind ``?``.
+"""Gymnasium environments as environments: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``, options behind ``?``.
 
 The agent's reply is read into an action of the environment's action space, and the observation is written as text. The state is the
 environment's own (``get_state`` and ``set_state``) where it has one, else a copy of the whole environment, kept in memory only.
@@ -17,7 +17,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
-from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, Volatile
+from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet, Volatile
 from ramify.env.tools import cut
 from ramify.integrations.spec import import_module, import_package, options, seeded
 
@@ -33,19 +33,19 @@ class GymnasiumEpisode:
 
     system = ""
 
-    def __init__(self, world: GymnasiumWorld) -> None:
-        self._world, self._env = world, world.build()
+    def __init__(self, environment: GymnasiumEnvironment) -> None:
+        self._environment, self._env = environment, environment.build()
         spec = getattr(self._env, "spec", None)
-        self.max_turns = world.max_turns or getattr(spec, "max_episode_steps", None) or MAX_TURNS
+        self.max_turns = environment.max_turns or getattr(spec, "max_episode_steps", None) or MAX_TURNS
         threshold = getattr(spec, "reward_threshold", None)
-        self._success = threshold if world.success is None else world.success
-        self._names = list(world.action_names) or _action_names(self._env)
+        self._success = threshold if environment.success is None else environment.success
+        self._names = list(environment.action_names) or _action_names(self._env)
         self._total, self._over = 0.0, False
         space = self._env.action_space
         kind = type(space).__name__
         if kind not in ("Discrete", "Text", "Box", "MultiDiscrete", "MultiBinary"):
             raise NeedsError(
-                f"{world.name} has actions of the kind {kind}, which no reply spells; wrap it so that they are texts"
+                f"{environment.name} has actions of the kind {kind}, which no reply spells; wrap it so that they are texts"
             )
         if kind == "Discrete":
             names = [f"{i + int(space.start)} ({name})" for i, name in enumerate(self._names)]
@@ -160,13 +160,13 @@ class GymnasiumEpisode:
         return known[found[-1]] if found else None
 
     def _text(self, seen: Any) -> str:
-        drawn = self._env.render() if self._env.render_mode == "ansi" else None
+        sampled = self._env.render() if self._env.render_mode == "ansi" else None
         text = written(seen)
-        return cut(f"{_marked(drawn)}\n{text}" if isinstance(drawn, str) else text, MOST)
+        return cut(f"{_marked(sampled)}\n{text}" if isinstance(sampled, str) else text, MOST)
 
 
 @register("env", "gymnasium")
-class GymnasiumWorld:
+class GymnasiumEnvironment:
     """A registered Gymnasium environment. Options behind ``?`` go to the environment, but for ramify's own: ``actions`` (names of the
     discrete actions, comma between them), ``max_turns``, ``success`` (an episode that collects at least this reward succeeded).
 
@@ -177,7 +177,7 @@ class GymnasiumWorld:
         spec, found = options(argument)
         module, _, env_id = spec.rpartition(":")
         if not env_id:
-            raise UserError("the world 'gymnasium' needs an environment: gymnasium:ENV_ID or gymnasium:MODULE:ENV_ID")
+            raise UserError("the environment 'gymnasium' needs an environment: gymnasium:ENV_ID or gymnasium:MODULE:ENV_ID")
         self.name = f"gymnasium:{argument}"
         self._id, self._settings = env_id, {key: value for key, value in found.items() if key not in _OWN}
         self.action_names: Sequence[str] = [name.strip() for name in str(found.get("actions", "")).split(",") if name.strip()]
@@ -187,7 +187,7 @@ class GymnasiumWorld:
             raise UserError(f"max_turns must be a whole number from 1, not {self.max_turns!r}")
         if self.success is not None and type(self.success) not in (int, float):
             raise UserError(f"success must be a number, not {self.success!r}")
-        self._gymnasium = import_package("gymnasium", "worlds", "the world 'gymnasium'")
+        self._gymnasium = import_package("gymnasium", "worlds", "the environment 'gymnasium'")
         if module:
             import_module(module)
         episode = GymnasiumEpisode(self)
@@ -207,7 +207,7 @@ class GymnasiumWorld:
         """A fresh episode."""
         return GymnasiumEpisode(self)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` seeds of a split."""
         return seeded(self._id.replace("/", "-"), split, n, seed)
 
@@ -235,9 +235,9 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _marked(drawn: str) -> str:
+def _marked(sampled: str) -> str:
     """A picture for the terminal as plain text; what it colours (the place of the agent) stands in brackets."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r"\x1b\[[0-9;]*m([^\x1b]*)\x1b\[0m", r"[\1]", drawn)).strip()
+    return re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r"\x1b\[[0-9;]*m([^\x1b]*)\x1b\[0m", r"[\1]", sampled)).strip()
 
 
 def _action_names(env: Any) -> list[str]:

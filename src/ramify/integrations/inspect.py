@@ -24,7 +24,7 @@ from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import at_place
 from ramify.trace.message import Message, as_text, compacted, content_of, plain
-from ramify.trace.node import Producer, Verdict
+from ramify.trace.node import Provenance, Score
 
 #: A sample that unpacks to more is refused, and so is one that unpacks to more than a thousand times its size: a zip bomb.
 MAX_SAMPLE, MAX_RATIO, SMALL = 1 << 28, 1000, 1 << 24
@@ -89,16 +89,15 @@ class _Samples:
         tree = self._tree(run, sample)
         thread = Thread(run, tree, sample.epoch)
         for at, said in enumerate(sample.messages):
-            drawn = said.role == "assistant" and said.source != "input"
-            fields = self._drawn(run, said.model or sample.output.model) if drawn else {}
+            sampled = said.role == "assistant" and said.source != "input"
+            fields = self._sampled(run, said.model or sample.output.model) if sampled else {}
             last = at == len(sample.messages) - 1
             fields |= {"stop": _stop(sample), "about": {"sample": self._about(sample, tree)}} if last else {}
-            thread.hang(as_message(said, f"{who}: message {at}"), drawn, last, **fields)
+            thread.hang(as_message(said, f"{who}: message {at}"), sampled, last, **fields)
         if not sample.messages:
             thread.hang(Message("user", "", {"sample": self._about(sample, tree)}), False, True, stop=_stop(sample))
-        for name, score in (sample.scores or {}).items():
-            for verdict in _verdicts(thread.node.id, name, score):
-                run.add(verdict)
+        for name, given in (sample.scores or {}).items():
+            run.add(*_scores(thread.node.id, name, given))
 
     def _tree(self, run: Run, sample: Any) -> str:
         """The tree of a sample. Its task is what the first epoch tells; ids 1 and "1" are two samples, which inspect's files mix up."""
@@ -113,10 +112,10 @@ class _Samples:
             raise UserError(f"two samples are called {name!r}, one as text and one as a number")
         return name
 
-    def _drawn(self, run: Run, model: str | None) -> dict[str, Any]:
-        producer = Producer(model or self.header.eval.model, "", self._settings, self._seed)
-        run.add(producer)
-        return {"producer": producer.hash}
+    def _sampled(self, run: Run, model: str | None) -> dict[str, Any]:
+        provenance = Provenance(model or self.header.eval.model, "", self._settings, self._seed)
+        run.add(provenance)
+        return {"producer": provenance.hash}
 
     def _about(self, sample: Any, tree: str) -> dict[str, Any]:
         about = sample.model_dump(mode="json", include=_ABOUT, exclude_none=True)
@@ -167,13 +166,13 @@ def as_openai(said: Any, spot: str = "a message of inspect") -> dict[str, Any]:
     return message.to_openai() | ({"content": [*texts, *native]} if native else {})
 
 
-def _verdicts(node: str, name: str, score: Any) -> Iterator[Verdict]:
+def _scores(node: str, name: str, score: Any) -> Iterator[Score]:
     """A score as verdicts: one that keeps the whole of it, and one for each number in a score of several."""
     whole = plain(score.model_dump(mode="json", exclude_none=True) | {"value": score.value})
-    yield Verdict(node, name, worth(score.value), "score", evidence={"score": whole})
+    yield Score(node, name, worth(score.value), "score", evidence={"score": whole})
     parts = score.value.items() if isinstance(score.value, Mapping) else ()
     for key, value in parts:
-        yield Verdict(node, name, worth(value), f"score.{key}")
+        yield Score(node, name, worth(value), f"score.{key}")
 
 
 # Files
@@ -219,8 +218,10 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {name} would unpack from {info.compress_size} to {info.file_size} bytes, which is too much")
     raw = bytearray()
     try:
-        with archive.open(info) as stream:
-            while piece := stream.read(1 << 16):  # in pieces: a header that lies of the size must not decide how much is unpacked
+        with archive.open(info) as token_values:
+            while piece := token_values.read(
+                1 << 16
+            ):  # in pieces: a header that lies of the size must not decide how much is unpacked
                 raw += piece
     except Exception as error:  # whatever a decompressor makes of damaged bytes
         raise UserError(f"{path}: {name} is damaged: {error}") from error
@@ -316,7 +317,7 @@ class NamedNumbers:
             quotes = text.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"')
             self._inside ^= quotes % 2 == 1
             return text
-        before = b'"' if self._inside else b""  # goes on inside a text: opened here again, and taken off the result
+        before = b'"' if self._inside else b""  # continues inside a text: opened here again, and taken off the result
         self._inside = False
         return self._PIECE.sub(self._name, before + text)[len(before) :]
 

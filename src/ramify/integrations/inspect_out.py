@@ -19,7 +19,7 @@ from ramify.base.ids import stable_hash
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.message import number, plain
-from ramify.trace.node import Node, TreeInfo, Verdict
+from ramify.trace.node import Node, Score, TreeInfo
 from ramify.trace.path import Path as TracePath
 from ramify.trace.view import messages_of
 
@@ -129,16 +129,16 @@ def _results(samples: list[Any], logs: Any) -> Any:
 
 def _samples(run: Run, info: TreeInfo, imported: bool, logs: Any) -> Iterator[Any]:
     tree = run.tree(info.name)
-    verdicts: dict[str, list[Verdict]] = {}
-    for verdict in run.verdicts(tree=info.name):
-        verdicts.setdefault(verdict.node, []).append(verdict)
+    scores: dict[str, list[Score]] = {}
+    for score in run.scores(tree=info.name):
+        scores.setdefault(score.node, []).append(score)
     leaves = [leaf for leaf in tree.leaves() if leaf.role != "root" or leaf.text]
     told = {leaf.id: _imported(leaf) if imported else {} for leaf in leaves}
     taken = {one["epoch"] for one in told.values() if one}
     free = (epoch for epoch in range(1, len(leaves) + len(taken) + 1) if epoch not in taken)
     for leaf in leaves:
         path, epoch = tree.path(leaf.id), told[leaf.id]["epoch"] if told[leaf.id] else next(free)
-        judged = verdicts.get(leaf.id, [])
+        judged = scores.get(leaf.id, [])
         who = f"{run.folder}: node {leaf.id}"
         yield checked(who, partial(_sample, run, info, path, epoch, judged, told[leaf.id], logs))
 
@@ -150,7 +150,7 @@ def _imported(leaf: Node) -> Mapping[str, Any]:
 
 
 def _sample(
-    run: Run, info: TreeInfo, path: TracePath, epoch: int, verdicts: list[Verdict], told: Mapping[str, Any], logs: Any
+    run: Run, info: TreeInfo, path: TracePath, epoch: int, scores: list[Score], told: Mapping[str, Any], logs: Any
 ) -> Any:
     leaf = path.segments[-1][0]
     messages = [] if told.get("messages") == 0 else list(_messages(path))
@@ -166,7 +166,7 @@ def _sample(
         "target": given.get("target", "") if told else "",
         "messages": messages,
         "output": _output(run, path, messages, told),
-        "scores": _scores(path, verdicts) or None,
+        "scores": _scores(path, scores) or None,
         "metadata": told["metadata"]
         if "metadata" in told
         else {"task": plain(info.task), "group": info.group, "tree": info.name},
@@ -190,8 +190,8 @@ def _sample(
 
 
 def _output(run: Run, path: TracePath, messages: list[Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    drawn = next((node for node, _ in reversed(path.segments) if node.producer is not None), None)
-    model = "" if drawn is None or drawn.producer is None else run.producer(drawn.producer).model
+    sampled = next((node for node, _ in reversed(path.segments) if node.provenance is not None), None)
+    model = "" if sampled is None or sampled.provenance is None else run.provenance(sampled.provenance).model
     output = {k: v for k, v in (told.get("output") or {}).items() if k in ("model", "usage", "time", "error")}
     reply = next((m for m in reversed(messages) if m.role == "assistant"), None)
     if reply is not None:
@@ -200,19 +200,19 @@ def _output(run: Run, path: TracePath, messages: list[Any], told: Mapping[str, A
     return {"model": model, **output}
 
 
-def _scores(path: TracePath, verdicts: list[Verdict]) -> dict[str, dict[str, Any]]:
-    """Verdicts on an attempt's last node as scores; the reward a world paid on the way is one of its own."""
+def _scores(path: TracePath, given: list[Score]) -> dict[str, dict[str, Any]]:
+    """Verdicts on an attempt's last node as scores; the reward an environment paid on the way is one of its own."""
     scores: dict[str, dict[str, Any]] = {}
-    whole = {verdict.scorer for verdict in verdicts if _score_of(verdict)}
-    for verdict in verdicts:
-        told = _score_of(verdict)
-        value = float("nan") if verdict.value is None else verdict.value
+    whole = {score.scorer for score in given if _score_of(score)}
+    for score in given:
+        told = _score_of(score)
+        value = float("nan") if score.value is None else score.value
         if told:
-            scores[verdict.scorer] = _unplain(told)
-        elif verdict.scorer not in whole:
-            name = verdict.scorer if verdict.scorer not in scores else f"{verdict.scorer}/{verdict.unit}"
-            about = {"unit": verdict.unit, "confidence": verdict.confidence, "evidence": verdict.evidence}
-            about |= {"cost": dict(verdict.cost), "judges": dict(verdict.judges)}
+            scores[score.scorer] = _unplain(told)
+        elif score.scorer not in whole:
+            name = score.scorer if score.scorer not in scores else f"{score.scorer}/{score.unit}"
+            about = {"unit": score.unit, "confidence": score.confidence, "evidence": score.evidence}
+            about |= {"cost": dict(score.cost), "judges": dict(score.judges)}
             scores[name] = {"value": value, "metadata": {"ramify": {k: v for k, v in about.items() if v not in (None, {})}}}
     rewards = [node.reward for node, _ in path.segments if node.reward is not None]
     if rewards and "reward" not in scores:
@@ -220,9 +220,9 @@ def _scores(path: TracePath, verdicts: list[Verdict]) -> dict[str, dict[str, Any
     return scores
 
 
-def _score_of(verdict: Verdict) -> dict[str, Any]:
+def _score_of(score: Score) -> dict[str, Any]:
     """The score of inspect that a verdict was made from."""
-    found = verdict.evidence.get("score") if isinstance(verdict.evidence, Mapping) and verdict.unit == "score" else None
+    found = score.evidence.get("score") if isinstance(score.evidence, Mapping) and score.unit == "score" else None
     return dict(found) if isinstance(found, Mapping) and "value" in found else {}
 
 

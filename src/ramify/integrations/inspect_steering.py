@@ -41,7 +41,7 @@ def inspect_steering(
     """A solver that lays a sample's messages out, steers ``features`` together at the last token, and appends the reply.
 
     ``dictionary`` is a folder that ``ramify crosscoder train`` wrote; ``gain`` multiplies the features' activations, ``clamp`` sets them,
-    ``target`` is the model that replies (a: tuned, b: base), ``tuned`` and ``base`` name the two where they lie elsewhere now. ``random``: draw
+    ``target`` is the model that replies (a: tuned, b: base), ``tuned`` and ``base`` name the two where they lie elsewhere now. ``random``: sample
     so and so of random directions of the features' norms in their place, as long as the change. ``raw`` leaves texts as they are, without
     the chat template. What was added is told in the sample's metadata, ``steering``: the cell, whether a feature fired, the length over the
     state's. The reply's seed is derived from the sample and the epoch. A task with this solver asks no model of inspect's
@@ -114,7 +114,7 @@ class _Steered:
 
         from ramify.methods.crosscoder.dictionary import encode_rows
         from ramify.methods.crosscoder.run import capture
-        from ramify.methods.crosscoder.steer import draw
+        from ramify.methods.crosscoder.steer import sample
         from ramify.model.rendered import laid_out
 
         said = [as_message(message, f"sample {state.sample_id!r}") for message in state.messages]
@@ -125,7 +125,7 @@ class _Steered:
         if self.random is not None:
             change = cell.random(self.made, codes, self.seed, self.random, self.at)
         place = place_key(self.seed, "inspect", str(state.sample_id), state.epoch)
-        (reply,) = await draw(self.model, [ids], self.models.layer, change, self.settings, place)
+        (reply,) = await sample(self.model, [ids], self.models.layer, change, self.settings, place)
         tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]
         text = self.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self.stops else tokens)
         message = ChatMessageAssistant(content=text, source="generate", model=self.model.name)

@@ -1,4 +1,4 @@
-"""MCP tool servers as worlds: ``mcp:tasks=FILE COMMAND ARGS...`` starts the command for every episode and offers its tools.
+"""MCP tool servers as environments: ``mcp:tasks=FILE COMMAND ARGS...`` starts the command for every episode and offers its tools.
 
 The server's state is its own, so there is no snapshot: a fork starts a new server and replays the calls. Every server is reaped, also
 one that hangs, and it inherits no variable of the environment but HOME, PATH and the like.
@@ -22,10 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ramify.base.errors import BoundaryError, UserError, nearest
+from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.plugins import own_function
 from ramify.base.registry import register
-from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task, read_panel
+from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet, read_task_set
 from ramify.env.tools import cut, describe, tool_json
 from ramify.integrations.spec import TaskList, import_package, value_of
 from ramify.integrations.tools import Grade, Result, ToolEpisode, names
@@ -40,7 +40,7 @@ _SETTINGS = ("tasks", "grade", "timeout", "max_turns", "at_once")
 
 
 class Server:
-    """One server process and the session with it, which lives in a thread of its own. Raises BoundaryError("tool") on any failure."""
+    """One server process and the session with it, which lives in a thread of its own. Raises InfrastructureError("tool") on any failure."""
 
     def __init__(self, command: Sequence[str], timeout: float) -> None:
         self._command, self._timeout = list(command), timeout
@@ -113,7 +113,7 @@ class Server:
             raise ConnectionError("it has ended")
         return asyncio.run_coroutine_threadsafe(work, _loop()).result(self._timeout + LEAVING)
 
-    def _failure(self, what: str, error: BaseException) -> BoundaryError:
+    def _failure(self, what: str, error: BaseException) -> InfrastructureError:
         import pydantic
 
         while isinstance(error, BaseExceptionGroup):
@@ -128,15 +128,15 @@ class Server:
         end = os.fstat(self._errors.fileno()).st_size
         said = os.pread(self._errors.fileno(), 4096, max(0, end - 4096)).decode("utf-8", "replace").strip().rpartition("\n")[2]
         last = f" (its last words: {said[-200:]})" if said else ""
-        return BoundaryError("tool", f"the MCP server '{self._command[0]}' {what}: {why}{last}")
+        return InfrastructureError("tool", f"the MCP server '{self._command[0]}' {what}: {why}{last}")
 
 
 class McpEpisode(ToolEpisode):
     """One episode with a server of its own. The grader's state is the list of calls made: ``{"name", "arguments", "text", "error"}``."""
 
-    def __init__(self, world: McpWorld) -> None:
-        super().__init__(self.call, [], "", world.max_turns, world.grade)
-        self._world = world
+    def __init__(self, environment: McpEnvironment) -> None:
+        super().__init__(self.call, [], "", environment.max_turns, environment.grade)
+        self._environment = environment
         self._server: Server | None = None
         self._calls: list[dict[str, Any]] = []
 
@@ -145,15 +145,15 @@ class McpEpisode(ToolEpisode):
         first = self.begin(task)
         self.close()
         self._calls = []
-        self._server = Server(self._world.command, self._world.timeout)
+        self._server = Server(self._environment.command, self._environment.timeout)
         self.system = describe(self._server.tools)
-        self._world.known(self._server.tools)
+        self._environment.known(self._server.tools)
         return first
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
         """Have the server run the tool of that name."""
         if self._server is None:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         known = names(self._server.tools)
         if name not in known:
             return Result(f"error: there is no tool '{name}' ({nearest(name, known)})", refused=True)
@@ -171,7 +171,7 @@ class McpEpisode(ToolEpisode):
 
     def restore(self, snapshot: Snapshot) -> None:
         """Never called: there are no snapshots."""
-        raise BoundaryError("env", "an MCP server has no snapshot")
+        raise InfrastructureError("env", "an MCP server has no snapshot")
 
     def key(self) -> None:
         """None: the state is the server's."""
@@ -184,7 +184,7 @@ class McpEpisode(ToolEpisode):
 
 
 @register("env", "mcp")
-class McpWorld:
+class McpEnvironment:
     """``COMMAND ARGS...`` over stdio. Settings before the command: ``tasks=FILE`` (JSON lines with a ``prompt``), ``grade=MODULE:FUNCTION``
     ((task, answer, calls) -> score), ``timeout=SECONDS``, ``max_turns=N``, ``at_once=N`` (servers open at a time).
 
@@ -193,33 +193,33 @@ class McpWorld:
 
     blocking = True
 
-    def __init__(self, argument: str = "", *, tasks: Panel | None = None, grade: Grade | None = None) -> None:
+    def __init__(self, argument: str = "", *, tasks: TaskSet | None = None, grade: Grade | None = None) -> None:
         try:
             words = shlex.split(argument)
         except ValueError as error:
-            raise UserError(f"the world 'mcp' cannot read its command: {error}") from None
+            raise UserError(f"the environment 'mcp' cannot read its command: {error}") from None
         found: dict[str, str] = {}
         while words and re.match(r"[a-z_]+=", words[0]):
             name, _, value = words.pop(0).partition("=")
             if name not in _SETTINGS:
-                raise UserError(f"the world 'mcp' has no setting '{name}' ({nearest(name, _SETTINGS)})")
+                raise UserError(f"the environment 'mcp' has no setting '{name}' ({nearest(name, _SETTINGS)})")
             found[name] = value
         if not words:
-            raise UserError("the world 'mcp' needs a command: mcp:tasks=FILE COMMAND ARGS...")
-        import_package("mcp", "worlds", "the world 'mcp'")
+            raise UserError("the environment 'mcp' needs a command: mcp:tasks=FILE COMMAND ARGS...")
+        import_package("mcp", "worlds", "the environment 'mcp'")
         if shutil.which(words[0]) is None:
             raise UserError(f"there is no command '{words[0]}' to start an MCP server with")
         self.command, self.name = words, f"mcp:{argument}"
         self.timeout = float(_number(found, "timeout", TIMEOUT, float | int))
         self.max_turns, self.at_once = int(_number(found, "max_turns", 16, int)), int(_number(found, "at_once", AT_ONCE, int))
         self.grade: Grade | None = own_function(found["grade"], "task", "answer", "state") if "grade" in found else grade
-        listed = read_panel(Path(found["tasks"])) if "tasks" in found else tasks
+        listed = read_task_set(Path(found["tasks"])) if "tasks" in found else tasks
         self._tasks = None if listed is None else TaskList(listed, self.name)
         self._tools: list[dict[str, Any]] | None = None
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The server's tools in OpenAI's JSON form; a server is started to ask, once. Raises BoundaryError."""
+        """The server's tools in OpenAI's JSON form; a server is started to ask, once. Raises InfrastructureError."""
         if self._tools is None:
             server = Server(self.command, self.timeout)
             self._tools = server.tools
@@ -234,11 +234,11 @@ class McpWorld:
         """A fresh episode."""
         return McpEpisode(self)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """At most ``n`` of the listed tasks. Raises UserError where there is no list."""
         if self._tasks is None:
-            raise UserError("the world 'mcp' has no tasks of its own: give tasks=FILE before the command")
-        return self._tasks.panel(split, n, seed)
+            raise UserError("the environment 'mcp' has no tasks of its own: give tasks=FILE before the command")
+        return self._tasks.task_set(split, n, seed)
 
 
 def _number(found: Mapping[str, str], name: str, default: float, kind: Any) -> float:

@@ -41,7 +41,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 class Assertions:
-    """Every registered assertion as an attribute: ``ramify.assert_conforms("env", world)``."""
+    """Every registered assertion as an attribute: ``ramify.assert_conforms("env", environment)``."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """The assertion of that name. Raises AttributeError naming the nearest."""

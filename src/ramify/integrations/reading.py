@@ -16,7 +16,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import Thread
 from ramify.trace.lines import read_lines
 from ramify.trace.message import plain, read_message
-from ramify.trace.node import Stream, Verdict
+from ramify.trace.node import Score, TokenValues
 
 SINGLE = 3.4e38
 """Just below the largest number of 32 bits."""
@@ -30,7 +30,7 @@ class Forest:
 
     def __init__(self, run: Run, maker: str) -> None:
         self.run, self.maker = run, maker
-        self._drawn: dict[str, int] = {}
+        self._sampled: dict[str, int] = {}
 
     def add(
         self,
@@ -63,7 +63,7 @@ class Forest:
         group = "" if step is None else f"step-{step:06d}"
         tree = f"{group}/{name}" if group else name
         self.run.add_tree(tree, {"id": name}, group)
-        index = self._drawn[tree] = self._drawn.get(tree, -1) + 1
+        index = self._sampled[tree] = self._sampled.get(tree, -1) + 1
         thread = Thread(self.run, tree, index)
         for message in given:
             thread.hang(message, False)
@@ -73,10 +73,10 @@ class Forest:
         leaf = thread.node.id
         for scorer, value in (scores or {}).items():
             evidence = {"outcome": success} if success is not None and scorer == IMPORTED else None
-            self.run.add(Verdict(leaf, scorer, number(value, f"{place}: '{scorer}'"), evidence=evidence))
+            self.run.add(Score(leaf, scorer, number(value, f"{place}: '{scorer}'"), evidence=evidence))
         credit = number(advantage, f"{place}: 'advantage'", SINGLE)
         if credit is not None:
-            self.run.add(Stream(leaf, "advantage", self.maker, np.asarray([credit], np.float32)))
+            self.run.add(TokenValues(leaf, "advantage", self.maker, np.asarray([credit], np.float32)))
 
 
 def messages(value: Any, role: str, spot: str) -> list[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""reasoning-gym's tasks as a world: ``reasoning-gym:DATASET``, settings of the dataset behind ``?``. One question, one reply, its score."""
+"""reasoning-gym's tasks as an environment: ``reasoning-gym:DATASET``, settings of the dataset behind ``?``. One question, one reply, its score."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from ramify.base.errors import BoundaryError, UserError, nearest
+from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import json_hash
 from ramify.base.registry import register
-from ramify.env.protocol import Env, Observation, Panel, Task
+from ramify.env.protocol import Env, Observation, Task, TaskSet
 from ramify.integrations.spec import generated, import_package, options
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -21,8 +21,8 @@ class ReasoningEpisode:
     system = "Write your final answer as <answer>...</answer>."
     max_turns = 1
 
-    def __init__(self, world: ReasoningGymWorld) -> None:
-        self._world = world
+    def __init__(self, environment: ReasoningGymEnvironment) -> None:
+        self._environment = environment
         self._seed: int | None = None
         self._over = False
 
@@ -31,18 +31,20 @@ class ReasoningEpisode:
         number = task.data.get("seed")
         if type(number) is not int or number < 0:
             raise UserError(f"task '{task.id}': 'seed' must be a whole number from 0, not {number!r}")
-        question = self._world.entry(number)[1]["question"]
+        question = self._environment.entry(number)[1]["question"]
         if task.data.get("question", question) != question:
-            raise UserError(f"task '{task.id}' has another question than {self._world.name} makes of its seed {number} here")
+            raise UserError(
+                f"task '{task.id}' has another question than {self._environment.name} makes of its seed {number} here"
+            )
         self._seed, self._over = number, False
         return Observation(question)
 
     def step(self, action: str) -> Observation:
         """Score the reply and end."""
         if self._seed is None or self._over:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         self._over = True
-        dataset, entry = self._world.entry(self._seed)
+        dataset, entry = self._environment.entry(self._seed)
         found = _ANSWER.findall(action)
         try:
             score = float(dataset.score_answer((found[-1] if found else action).strip(), entry))
@@ -60,11 +62,11 @@ class ReasoningEpisode:
 
     def key(self) -> str:
         """The question and whether it was answered."""
-        return json_hash([self._world.name, self._seed, self._over])
+        return json_hash([self._environment.name, self._seed, self._over])
 
 
 @register("env", "reasoning-gym")
-class ReasoningGymWorld:
+class ReasoningGymEnvironment:
     """One of reasoning-gym's datasets. A task is a seed of it; the question's hash decides its split, so splits share no question.
 
     Raises UserError on an unknown dataset or setting, NeedsError where reasoning-gym is not installed.
@@ -72,8 +74,8 @@ class ReasoningGymWorld:
 
     def __init__(self, argument: str = "") -> None:
         self._dataset, self._settings = options(argument)
-        gym = import_package("reasoning_gym", "worlds", "the world 'reasoning-gym'")
-        known = import_package("reasoning_gym.factory", "worlds", "the world 'reasoning-gym'").DATASETS
+        gym = import_package("reasoning_gym", "worlds", "the environment 'reasoning-gym'")
+        known = import_package("reasoning_gym.factory", "worlds", "the environment 'reasoning-gym'").DATASETS
         self.name = f"reasoning-gym:{argument}"
         if self._dataset not in known:
             raise UserError(f"reasoning-gym has no dataset '{self._dataset}' ({nearest(self._dataset, known)})")
@@ -93,7 +95,7 @@ class ReasoningGymWorld:
         """A fresh episode."""
         return ReasoningEpisode(self)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` different questions of a split. Raises UserError where the settings allow fewer."""
         return generated(self._dataset, self._draft, split, n, seed)
 

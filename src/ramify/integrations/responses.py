@@ -16,7 +16,7 @@ from ramify.base.errors import UserError
 from ramify.base.registry import register
 from ramify.integrations.exchanges import Exchange, Keep, Media, list_of, object_of, text_of, tool_call
 from ramify.trace.aliases import KNOWN, Fields
-from ramify.trace.chats import Calls, Reply, form_of, hang_chat, producer_of
+from ramify.trace.chats import Calls, Reply, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
@@ -94,7 +94,7 @@ class _Importer:
             number,
             given,
             [Reply(made, _stop(response))] if made else [],
-            producer_of(request, response),
+            provenance_of(request, response),
             told,
             taken,
             at,

@@ -1,6 +1,6 @@
 """Attempts of a run as rows for other people's trainers, and other people's rows as trees: what the doors of TRL and verl share.
 
-Rows of tokens are cut from the tree's own tokens, never encoded again. Where a reply was drawn from an explicit context (compaction,
+Rows of tokens are cut from the tree's own tokens, never encoded again. Where a reply was sampled from an explicit context (compaction,
 a truncated view) its row shows that context, not the history.
 """
 
@@ -20,7 +20,7 @@ from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import whole_file
 from ramify.score.credit.protocol import CreditGroup, assigned, find_rule
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Stream
+from ramify.trace.node import Node, TokenValues
 from ramify.trace.outcome import Decider, decider
 from ramify.trace.path import Path as TracePath
 from ramify.trace.tree import Tree
@@ -48,8 +48,8 @@ class Selection(Config):
 class StepSelection(Selection):
     """Which attempts become rows of tokens, and where their credit comes from."""
 
-    stream: str = "credit"
-    """The stream that holds the advantage of each drawn token."""
+    token_values: str = "credit"
+    """The stream that holds the advantage of each sampled token."""
     maker: str | None = None
     """Who made the stream; needed where several did."""
     rule: str | None = None
@@ -80,7 +80,7 @@ def attempts(run: Run, selection: Selection) -> Iterator[View]:
         raise UserError(f"{run.folder} holds no tree{where}")
     deciding = _decider(run, selection)
     for attempt in views(run, selection.group, selection.scorer):
-        if (deciding is not None and attempt.verdict is None) or attempt.broken_off is not None:
+        if (deciding is not None and attempt.score is None) or attempt.broken_off is not None:
             continue
         if selection.min_reward is not None and (attempt.reward is None or attempt.reward < selection.min_reward):
             continue
@@ -103,8 +103,8 @@ def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]
     """Rows of tokens with an advantage for each, one an attempt (more where its context was compacted on the way).
 
     A row has ``tree``, ``task``, ``leaf``, ``reward``, ``prompt`` (messages before the first reply), ``prompt_ids`` (tokens before the
-    first drawn one), ``completion_ids`` (from there to the last trained one, observations included), and per completion token, shape
-    (T,): ``env_mask`` (1 where it is trained: drawn, and credited), ``logprobs`` (under the sampling distribution) and
+    first sampled one), ``completion_ids`` (from there to the last trained one, observations included), and per completion token, shape
+    (T,): ``env_mask`` (1 where it is trained: sampled, and credited), ``logprobs`` (under the sampling distribution) and
     ``advantages``. Raises UserError where the run has no credit, NeedsError on nodes without tokens or log-probs.
     """
     from ramify.train.batch import rows_from_path
@@ -116,13 +116,13 @@ def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]
         if ended.tree is not tree:
             tree = ended.tree
             credit, done = credit_in(tree), {}
-        streams = _streams(ended.path, credit, done if selection.shared == "once" else {}, selection.clip)
+        token_values = _token_values(ended.path, credit, done if selection.shared == "once" else {}, selection.clip)
         said = [message.to_openai() for message in ended.path.messages()]
         prompt = said[: next((i for i, m in enumerate(said) if m["role"] == "assistant"), len(said))]
-        for row in rows_from_path(ended.path, run.node, run.context, streams):
-            trained = row.mask & (row.streams["trained"] > 0)
+        for row in rows_from_path(ended.path, run.node, run.context, token_values):
+            trained = row.mask & (row.token_values["trained"] > 0)
             trained[:1] = False  # nothing precedes the first token, so nothing predicts it
-            advantages = row.streams["advantages"]
+            advantages = row.token_values["advantages"]
             if not trained.any() or not (selection.zeros or advantages[trained].any()):
                 continue
             start = max(1, int(np.argmax(row.mask)))
@@ -136,12 +136,12 @@ def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]
                 "prompt_ids": row.tokens[:start].tolist(),
                 "completion_ids": row.tokens[shown].tolist(),
                 "env_mask": trained[shown].astype(np.int64).tolist(),
-                "logprobs": row.streams["logprobs"][shown].tolist(),
+                "logprobs": row.token_values["logprobs"][shown].tolist(),
                 "advantages": (advantages * trained)[shown].tolist(),
             }
 
 
-def _streams(
+def _token_values(
     path: TracePath, credit: Mapping[str, np.ndarray], done: dict[str, int], clip: float | None
 ) -> dict[str, dict[str, np.ndarray]]:
     """By node id: which tokens this attempt trains (those not ``done`` before it), and their advantages. Marks them as done."""
@@ -153,7 +153,7 @@ def _streams(
         fresh[: done.get(node.id, 0)] = False
         if fresh[:kept].any() and node.logprobs is None:
             raise NeedsError(
-                f"node {node.id} carries no log-probs of its drawn tokens: record the run with a model that gives them"
+                f"node {node.id} carries no log-probs of its sampled tokens: record the run with a model that gives them"
             )
         done[node.id] = max(kept, done.get(node.id, 0))
         trained[node.id] = fresh.astype(np.float32)
@@ -165,23 +165,25 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[Tree], dict[str, np
     """Tree -> node id -> credit along its tokens."""
     if selection.rule is not None:
         return _credit_now(run, selection, selection.rule)
-    makers = {stream.maker for stream in run.each(Stream) if stream.name == selection.stream}
+    makers = {token_values.maker for token_values in run.each(TokenValues) if token_values.name == selection.token_values}
     if selection.maker is not None and selection.maker not in makers:
         makers = set()
     if not makers:
         by = "" if selection.maker is None else f" by '{selection.maker}'"
         raise UserError(
-            f"{run.folder} holds no stream '{selection.stream}'{by}: `ramify improve` stores one as it trains; "
+            f"{run.folder} holds no stream '{selection.token_values}'{by}: `ramify improve` stores one as it trains; "
             "for any other run give --rule g2po, which credits the attempts now"
         )
     if len(makers) > 1 and selection.maker is None:
-        raise UserError(f"stream '{selection.stream}' has several makers: choose one with --maker ({', '.join(sorted(makers))})")
+        raise UserError(
+            f"stream '{selection.token_values}' has several makers: choose one with --maker ({', '.join(sorted(makers))})"
+        )
 
     def of_tree(tree: Tree) -> dict[str, np.ndarray]:
-        found = {s.node: s.values for s in run.streams(tree=tree.name, name=selection.stream, maker=selection.maker)}
+        found = {s.node: s.values for s in run.token_values(tree=tree.name, name=selection.token_values, maker=selection.maker)}
         for node, values in found.items():
             if not np.isfinite(values).all():
-                raise UserError(f"stream '{selection.stream}' of node {node} holds a value that is no finite number")
+                raise UserError(f"stream '{selection.token_values}' of node {node} holds a value that is no finite number")
         return found
 
     return of_tree

@@ -1,4 +1,4 @@
-"""What the worlds of other people's tools share: reading ``NAME?key=value``, importing modules, and tasks that lie in splits."""
+"""What the environments of other people's tools share: reading ``NAME?key=value``, importing modules, and tasks that lie in splits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import json_hash, stable_hash
-from ramify.env.panels import SPLITS, known_split
-from ramify.env.protocol import Panel, Task
+from ramify.env.protocol import Task, TaskSet
+from ramify.env.task_sets import SPLITS, known_split
 
 _TRIES = 1000
 """Drafts in a row that bring no new task, after which a generator counts as too small."""
@@ -60,15 +60,15 @@ def import_module(name: str) -> ModuleType:
         raise UserError(f"module '{name}' cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def seeded(name: str, split: str, n: int, seed: int) -> Panel:
+def seeded(name: str, split: str, n: int, seed: int) -> TaskSet:
     """``n`` tasks that are nothing but a seed: ``{"seed": number}``. No split has a seed of another."""
     known_split(split)
     first = seed % 2**24 * 2**24
     numbers = (len(SPLITS) * (first + i) + SPLITS.index(split) for i in range(n))
-    return Panel.of(Task(f"{name}-{number}", {"seed": number}) for number in numbers)
+    return TaskSet.of(Task(f"{name}-{number}", {"seed": number}) for number in numbers)
 
 
-def generated(name: str, draft: Callable[[int], Mapping[str, Any]], split: str, n: int, seed: int) -> Panel:
+def generated(name: str, draft: Callable[[int], Mapping[str, Any]], split: str, n: int, seed: int) -> TaskSet:
     """``n`` different tasks of a split out of the data that ``draft(number)`` makes.
 
     The hash of the data without its ``seed`` decides the split, so no task is in two, whatever the seed it came from. Raises
@@ -85,7 +85,7 @@ def generated(name: str, draft: Callable[[int], Mapping[str, Any]], split: str, 
         i += 1
     if len(found) < n:
         raise UserError(f"{name} gives only {len(found)} different {split} tasks, not {n}")
-    return Panel.of(found.values())
+    return TaskSet.of(found.values())
 
 
 class TaskList:
@@ -95,19 +95,19 @@ class TaskList:
     """
 
     def __init__(self, tasks: Iterable[Task], name: str) -> None:
-        self._panel, self._name = Panel.of(tasks), name
+        self._task_set, self._name = TaskSet.of(tasks), name
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(self._panel)
+        return iter(self._task_set)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """At most ``n`` tasks of a split, chosen by ``seed``. Raises UserError where it has none."""
         known_split(split)
-        mine = [task for task in self._panel if self._split(task) == split]
+        mine = [task for task in self._task_set if self._split(task) == split]
         if not mine:
             raise UserError(f'{self._name} has no task of the split \'{split}\'; give some the field "split": "{split}"')
         mine.sort(key=lambda task: stable_hash("panel", seed, task.id))
-        return Panel.of(mine[:n])
+        return TaskSet.of(mine[:n])
 
     @staticmethod
     def _split(task: Task) -> str:

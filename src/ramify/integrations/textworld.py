@@ -1,4 +1,4 @@
-"""TextWorld games as worlds: ``textworld:GAME.z8`` (or a folder of them), or ``textworld:make?rooms=3&objects=4&length=4``.
+"""TextWorld games as environments: ``textworld:GAME.z8`` (or a folder of them), or ``textworld:make?rooms=3&objects=4&length=4``.
 
 Generated games are compiled on first use and kept in a cache by the hash of their settings. There are no snapshots: copying a running
 game loads a whole interpreter (0.1 s), replaying a step takes 2 ms, so a fork replays and checks.
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
+from ramify.base.errors import InfrastructureError, NeedsError, UserError, nearest
 from ramify.base.files import reason
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.base.seeds import place_key
-from ramify.env.panels import known_split
-from ramify.env.protocol import Env, Observation, Panel, Snapshot, Task
+from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet
+from ramify.env.task_sets import known_split
 from ramify.integrations.spec import TaskList, import_package, options, seeded
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
@@ -45,8 +45,8 @@ class TextWorldEpisode:
 
     system = "You play a text adventure. Reply with one command."
 
-    def __init__(self, world: TextWorldWorld) -> None:
-        self._world, self.max_turns = world, world.max_turns
+    def __init__(self, environment: TextWorldEnvironment) -> None:
+        self._environment, self.max_turns = environment, environment.max_turns
         self._file = ""
         self._game: Any = None
         self._score, self._over = 0, True
@@ -54,20 +54,20 @@ class TextWorldEpisode:
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the task's game from its beginning. Raises UserError where there is no such game."""
         self.close()
-        self._file = str(self._world.file(task))
-        self._game = self._world.open(self._file)
+        self._file = str(self._environment.file(task))
+        self._game = self._environment.open(self._file)
         self._game.seed(place_key(seed, "textworld", task.id) % 2**31)
         try:
             state = self._game.reset()
         except Exception as error:  # an interpreter written in C: a file that is no game shows here
-            raise BoundaryError("env", f"the game {self._file} does not start: {error}") from error
+            raise InfrastructureError("env", f"the game {self._file} does not start: {error}") from error
         self._score, self._over = 0, False
         return Observation(self._text(state))
 
     def step(self, action: str) -> Observation:
         """Give one command. A reply that is none, or is meant for the interpreter, is refused and the game stands still."""
         if self._over:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         command = " ".join(action.split())
         if not re.fullmatch(r"[A-Za-z0-9' -]{1,120}", command) or _is_meta(command):
             return Observation("That is not a command of the game.", valid=False)
@@ -83,7 +83,7 @@ class TextWorldEpisode:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Never called: there are no snapshots."""
-        raise BoundaryError("env", "a TextWorld game has no snapshot")
+        raise InfrastructureError("env", "a TextWorld game has no snapshot")
 
     def key(self) -> None:
         """None: the game does not tell its whole state."""
@@ -91,7 +91,7 @@ class TextWorldEpisode:
     def close(self) -> None:
         """Give the interpreter back for the next episode of the same game."""
         if self._game is not None:
-            self._world.give_back(self._file, self._game)
+            self._environment.give_back(self._file, self._game)
             self._game, self._over = None, True
 
     def _text(self, state: Mapping[str, Any]) -> str:
@@ -99,12 +99,12 @@ class TextWorldEpisode:
         while lines and not re.search(r"[A-Za-z]", lines[0]):  # the banner, and empty lines
             lines.pop(0)
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in lines)).strip()
-        commands = state.get("admissible_commands") if self._world.admissible and not self._over else None
+        commands = state.get("admissible_commands") if self._environment.admissible and not self._over else None
         return f"{text}\n\nCommands: {'; '.join(commands)}" if commands else text
 
 
 @register("env", "textworld")
-class TextWorldWorld:
+class TextWorldEnvironment:
     """TextWorld games. Options behind ``?``: ``admissible=true``, ``max_turns``, and those of :data:`SIZES` behind ``make``.
 
     Raises UserError on a file or option that does not exist, NeedsError where textworld is not installed.
@@ -126,17 +126,17 @@ class TextWorldWorld:
         self._sizes = SIZES | found
         self._folder = Path(place) if Path(place).is_dir() else Path(place).parent
         self._tasks = None if place == "make" else TaskList(_games(place), self.name)
-        self._textworld = import_package("textworld", "worlds", "the world 'textworld'")
+        self._textworld = import_package("textworld", "worlds", "the environment 'textworld'")
         self._idle: dict[str, list[Any]] = {}
 
     def make(self) -> Env:
         """A fresh episode."""
         return TextWorldEpisode(self)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` games to be generated, or at most ``n`` of those in a folder."""
         if self._tasks is not None:
-            return self._tasks.panel(split, n, seed)
+            return self._tasks.task_set(split, n, seed)
         known_split(split)
         return seeded("textworld", split, n, seed)
 
@@ -203,12 +203,12 @@ class TextWorldWorld:
         return target
 
 
-async def play_walkthroughs(world: TextWorldWorld, tasks: Iterable[Task], run: Run, seed: int = 0) -> list[Attempt]:
+async def play_walkthroughs(environment: TextWorldEnvironment, tasks: Iterable[Task], run: Run, seed: int = 0) -> list[Attempt]:
     """Write the walkthrough of every task into ``run`` as an attempt, to fork from or to train on."""
     attempts = []
     for task in tasks:
-        agent = Agent(ScriptedModel(world.walkthrough(task), tokens=False, name="walkthrough"))
-        attempts.append(await Episodes(agent, world, run, seed).attempt(task.id, task, 0))
+        agent = Agent(ScriptedModel(environment.walkthrough(task), tokens=False, name="walkthrough"))
+        attempts.append(await Episodes(agent, environment, run, seed).attempt(task.id, task, 0))
     return attempts
 
 

@@ -2,7 +2,7 @@
 
 A reply's calls are run in their order and answered in one message of role ``tool``; a reply without a call is the agent's answer, which
 is graded and ends the episode. Calls are written ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; what an endpoint returns
-as calls of its own reaches the world in the same form.
+as calls of its own reaches the environment in the same form.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.env.protocol import Observation, Task
 from ramify.env.tools import Tools, cut, describe
 from ramify.score.match import ExactMatch
@@ -23,7 +23,7 @@ MOST_CALLS = 32
 """Calls of one reply that are run."""
 PROMPTS = ("prompt", "question", "text")
 Grade = Callable[[Task, str, Any], float]
-"""(task, answer, state) -> a score from 0 to 1, or a truth value. What the state is, the world says."""
+"""(task, answer, state) -> a score from 0 to 1, or a truth value. What the state is, the environment says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ToolEpisode:
     def step(self, action: str) -> Observation:
         """Run the reply's calls, or take it as the answer."""
         if self._task is None or self._over:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         calls = parse_tool_calls(action)
         if not calls:
             return self._answer(self._task, action)
@@ -103,7 +103,7 @@ class ToolEpisode:
         except RamifyError:
             raise
         except Exception as error:  # a stranger's grader may raise anything
-            raise BoundaryError("scorer", f"the grader failed: {type(error).__name__}: {error}") from error
+            raise InfrastructureError("scorer", f"the grader failed: {type(error).__name__}: {error}") from error
 
 
 def as_text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Training with TRL on ramify's credit: its GRPOTrainer with an advantage for each token, live rollouts in a world, scorers as rewards.
+"""Training with TRL on ramify's credit: its GRPOTrainer with an advantage for each token, live rollouts in an environment, scorers as rewards.
 
 TRL's seams used here (read in trl 1.16): ``rollout_func`` returns prompt_ids, completion_ids, logprobs and env_mask, and its other
 fields are merged into the rows that ``_generate_and_score_completions`` got; ``_compute_loss`` takes advantages of shape (B, T).
@@ -20,7 +20,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import canonical_json
 from ramify.base.seeds import generator
 from ramify.base.waiting import complete
-from ramify.env.protocol import Panel, Task, World, close
+from ramify.env.protocol import Environment, Task, TaskSet, close
 from ramify.integrations.reading import messages
 from ramify.integrations.rows import StepSelection, credited_rows
 from ramify.integrations.trl import check_steps
@@ -140,31 +140,31 @@ def _logged_reward(reward: Sequence[float | None] = (), **columns: Any) -> list[
 
 
 class TreeRollouts:
-    """A ``rollout_func`` whose completions are attempts in a world, stored as trees, with graph-credit as their advantages.
+    """A ``rollout_func`` whose completions are attempts in an environment, stored as trees, with graph-credit as their advantages.
 
-    Of the ``num_generations`` attempts at a task the first ``roots`` start at the beginning; each other one goes on from a step of an
-    earlier attempt, taken in turn, where the world can be put back (else from the beginning). All attempts end up in ``run``, one tree
+    Of the ``num_generations`` attempts at a task the first ``roots`` start at the beginning; each other one continues from a step of an
+    earlier attempt, taken in turn, where the environment can be put back (else from the beginning). All attempts end up in ``run``, one tree
     a task and call. A message that attempts share is trained once.
     """
 
     def __init__(
-        self, agent: Agent, world: World, run: Run, *, roots: int | None = None, rule: str = "g2po", seed: int = 0
+        self, agent: Agent, environment: Environment, run: Run, *, roots: int | None = None, rule: str = "g2po", seed: int = 0
     ) -> None:
-        """``agent`` draws with the very module that is trained (``LocalModel(trainer_model, tokenizer)``). Raises UserError."""
+        """``agent`` samples with the very module that is trained (``LocalModel(trainer_model, tokenizer)``). Raises UserError."""
         if agent.template is None:
             raise UserError("tree rollouts for a trainer need an agent with tokens and a chat template")
         if agent.compactor is not None:
             raise UserError(
                 "tree rollouts for a trainer take no compactor: TRL wants one row an attempt, and compaction makes several"
             )
-        self.agent, self.world, self.run, self.roots, self.rule, self.seed = agent, world, run, roots, rule, seed
+        self.agent, self.environment, self.run, self.roots, self.rule, self.seed = agent, environment, run, roots, rule, seed
         self.calls = 0
 
-    def dataset(self, panel: Panel) -> Any:
+    def dataset(self, task_set: TaskSet) -> Any:
         """The tasks as a dataset of TRL: the first observation as prompt, and the task."""
         rows = []
-        for task in panel:
-            env = self.world.make()
+        for task in task_set:
+            env = self.environment.make()
             try:
                 first = env.reset(task, self.seed)
             finally:
@@ -179,7 +179,7 @@ class TreeRollouts:
         """Play the batch's tasks and credit every step. Raises UserError where the dataset is not one of :meth:`dataset`."""
         inputs = trainer.rollout_inputs
         if "task_id" not in inputs[0]:
-            raise UserError("the train_dataset of tree rollouts is made by their dataset(panel)")
+            raise UserError("the train_dataset of tree rollouts is made by their dataset(task set)")
         if trainer.accelerator.num_processes > 1:
             raise NeedsError(
                 "tree rollouts train in one process: several would each credit a part of a group, and write to one run"
@@ -189,7 +189,7 @@ class TreeRollouts:
         group = f"call-{self.calls:06d}"
         self.calls += 1
         module = trainer.model
-        module.eval()  # what is drawn with dropout is not the policy
+        module.eval()  # what is sampled with dropout is not the policy
         try:
             attempts = complete(self._play(group, tasks))
         finally:
@@ -203,7 +203,7 @@ class TreeRollouts:
         return out | {"reward": [None if attempt.outcome is None else attempt.reward for attempt in attempts]}
 
     async def _play(self, group: str, tasks: Sequence[Task]) -> list[Attempt]:
-        episodes = Episodes(self.agent, self.world, self.run, self.seed, group)
+        episodes = Episodes(self.agent, self.environment, self.run, self.seed, group)
         places: dict[str, list[int]] = {}
         for i, task in enumerate(tasks):
             places.setdefault(task.id, []).append(i)
@@ -232,7 +232,9 @@ class TreeRollouts:
         path = self.run.path(attempt.leaf)
         tokens, start = path.tokens, max(1, int(np.argmax(path.sampled)))
         if start >= len(tokens):
-            raise UserError(f"the attempt that ends at node {attempt.leaf} drew no token ({attempt.failure or 'it had no turn'})")
+            raise UserError(
+                f"the attempt that ends at node {attempt.leaf} sampled no token ({attempt.failure or 'it had no turn'})"
+            )
         none = [0.0] * (len(tokens) - start)
         row: dict[str, Any] = {"prompt_ids": tokens[:start].tolist(), "completion_ids": tokens[start:].tolist()}
         return row | {"env_mask": [0] * len(none), "logprobs": none, "advantages": none}
@@ -245,7 +247,7 @@ def reward_function(scorer: Judge) -> Callable[..., Awaitable[list[float | None]
     """A judge of ramify as a reward function of TRL, to pass in ``reward_funcs``.
 
     The other columns of the dataset are the task's data (``answer`` for the graders). A judge with a ``template`` (one that reads
-    tokens) gets the very ids that were drawn, end of turn included, after the prompt as the template lays it out; ``env_mask`` says
+    tokens) gets the very ids that were sampled, end of turn included, after the prompt as the template lays it out; ``env_mask`` says
     where they are not the agent's. A completion that could not be scored gets None, which TRL leaves out; it is never counted as failed.
     """
     template = getattr(scorer, "template", None)
@@ -257,8 +259,8 @@ def reward_function(scorer: Judge) -> Callable[..., Awaitable[list[float | None]
         for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             alone = all(m.get("role") == "assistant" for m in messages(completion, "assistant", f"completion {i}"))
             if template is not None and ids is not None and ids[i] is not None and (masks is not None or alone):
-                drawn = [1] * len(ids[i]) if masks is None else masks[i]
-                paths.append(_drawn_path(prompt, ids[i], drawn, template, f"completion {i}"))
+                sampled = [1] * len(ids[i]) if masks is None else masks[i]
+                paths.append(_sampled_path(prompt, ids[i], sampled, template, f"completion {i}"))
             else:
                 paths.append(path_of(prompt, completion, f"completion {i}"))
             tasks.append(Task(str(i), {name: plain(values[i]) for name, values in lists.items()}))
@@ -269,8 +271,8 @@ def reward_function(scorer: Judge) -> Callable[..., Awaitable[list[float | None]
     return reward
 
 
-def _drawn_path(prompt: Any, ids: Sequence[int], drawn: Sequence[int], template: ChatTemplate, place: str) -> Path:
-    """A path of the ids of a completion after its prompt: each stretch the agent drew (1 in ``drawn``) ends a node."""
+def _sampled_path(prompt: Any, ids: Sequence[int], sampled: Sequence[int], template: ChatTemplate, place: str) -> Path:
+    """A path of the ids of a completion after its prompt: each stretch the agent sampled (1 in ``drawn``) ends a node."""
     nodes = [make_node("trl", None, 0, "root", "")]
     after, head = "", list[int]()
     if isinstance(prompt, str):  # TRL reads it as it is
@@ -284,7 +286,7 @@ def _drawn_path(prompt: Any, ids: Sequence[int], drawn: Sequence[int], template:
         head = template.open("assistant", after)
     for role, tokens, text in pieces:
         nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), role, text, tokens=tokens))
-    row, mask = np.array([*head, *ids], np.int32), np.array([*[0] * len(head), *drawn], np.bool_)
+    row, mask = np.array([*head, *ids], np.int32), np.array([*[0] * len(head), *sampled], np.bool_)
     cuts = np.flatnonzero(mask[:-1] & ~mask[1:]) + 1
     for part, own in zip(np.split(row, cuts), np.split(mask, cuts), strict=True):
         role, text = "assistant" if own.any() else "tool", template.tokenizer.decode(part.tolist())

@@ -24,12 +24,12 @@ from ramify.trace.foreign import Thread, import_records, root
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field, first_record
 from ramify.trace.message import Message, number, plain, read_message
-from ramify.trace.node import Mark, Node, Producer, Stream, Verdict
+from ramify.trace.node import Annotation, Node, Provenance, Score, TokenValues
 
 TRACE_VERSION = 1
 FILES = ("traces.jsonl", "results.jsonl")
 MAKER = "verifiers"
-#: Numbers a trace may hold for each drawn token, beside its log-probs.
+#: Numbers a trace may hold for each sampled token, beside its log-probs.
 _STREAMS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies")
 
 
@@ -127,31 +127,34 @@ class _Traces:
             said = read_message(field(raw, "message", dict, spot), spot)
             told = _about({k: raw[k] for k in ("tools", "timestamp") if raw.get(k)} | ({"call": call} if call else {}))
             fields = _arrays(raw, spot) if tokens else {}
-            drawn = field(raw, "sampled", bool, spot, False)
-            if drawn:
-                fields |= {"producer": self._producer(run, call, trace), "stop": FINISHED.get(str(call.get("finish_reason")), "")}
+            sampled = field(raw, "sampled", bool, spot, False)
+            if sampled:
+                fields |= {
+                    "producer": self._provenance(run, call, trace),
+                    "stop": FINISHED.get(str(call.get("finish_reason")), ""),
+                }
             if at == end:
                 told |= closing
                 fields["stop"] = _stop(trace) or fields.get("stop", "")
             thread = Thread(run, tree, next(self._draws), None if parent is None else nodes[parent])
-            nodes.append(thread.hang(said, drawn, at == end, told, **fields))
-            for stream in _streams(raw, nodes[-1], fields.get("sampled"), spot):
-                run.add(stream)
+            nodes.append(thread.hang(said, sampled, at == end, told, **fields))
+            for token_values in _token_values(raw, nodes[-1], fields.get("sampled"), spot):
+                run.add(token_values)
         if end is None:
             nodes.append(Thread(run, tree, next(self._draws)).hang(Message("user", "", closing), False, True, stop=_stop(trace)))
-        for mark in _links(raws, nodes, place):
-            run.add(mark)
-        for verdict in _judged(trace, nodes[-1 if end is None else end], place):
-            run.add(verdict)
+        for annotation in _links(raws, nodes, place):
+            run.add(annotation)
+        for score in _judged(trace, nodes[-1 if end is None else end], place):
+            run.add(score)
 
-    def _producer(self, run: Run, call: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
+    def _provenance(self, run: Run, call: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
         agent = trace.get("agent")
         config = agent.get("config") if isinstance(agent, Mapping) else None
         model = call.get("model") or (config.get("model") if isinstance(config, Mapping) else None)
         settings = call.get("sampling") if isinstance(call.get("sampling"), Mapping) else {}
-        producer = Producer(str(model or "unknown"), "", redact(plain(settings)), 0)
-        run.add(producer)
-        return producer.hash
+        provenance = Provenance(str(model or "unknown"), "", redact(plain(settings)), 0)
+        run.add(provenance)
+        return provenance.hash
 
     # results.jsonl
 
@@ -175,9 +178,9 @@ class _Traces:
             thread.hang(Message("user", "", closing), False, True, stop=stop)
         reward = field(record, "reward", (float, int), place, None)
         if reward is not None:
-            run.add(Verdict(thread.node.id, IMPORTED, number(reward)))
+            run.add(Score(thread.node.id, IMPORTED, number(reward)))
         for metric, value in metrics.items():
-            run.add(Verdict(thread.node.id, metric, number(value), "metric"))
+            run.add(Score(thread.node.id, metric, number(value), "metric"))
 
 
 def _said(record: dict[str, Any], name: str, role: str, place: str) -> list[Message]:
@@ -216,36 +219,36 @@ def _arrays(raw: dict[str, Any], spot: str) -> dict[str, Any]:
     if any(type(token) is not int or not 0 <= token < 1 << 31 for token in tokens):
         raise UserError(f"{spot}: 'token_ids' holds something that is no token id")
     mask = field(raw, "mask", list, spot, [])
-    if mask and (len(mask) != len(tokens) or any(type(drawn) is not bool for drawn in mask)):
+    if mask and (len(mask) != len(tokens) or any(type(sampled) is not bool for sampled in mask)):
         raise UserError(f"{spot}: 'mask' must be true or false for each of {len(tokens)} tokens")
-    drawn = np.array(mask, np.bool_) if mask else np.zeros(len(tokens), np.bool_)
-    arrays = {"tokens": np.array(tokens, np.int32), "sampled": drawn if drawn.any() else None}
-    logprobs = _spread(raw, "logprobs", drawn, spot)
+    sampled = np.array(mask, np.bool_) if mask else np.zeros(len(tokens), np.bool_)
+    arrays = {"tokens": np.array(tokens, np.int32), "sampled": sampled if sampled.any() else None}
+    logprobs = _spread(raw, "logprobs", sampled, spot)
     return arrays | ({} if logprobs is None else {"logprobs": logprobs})
 
 
-def _spread(raw: dict[str, Any], name: str, drawn: np.ndarray, spot: str) -> np.ndarray | None:
-    """float32 (T,): one number for each drawn token, 0 elsewhere; None where there are none."""
+def _spread(raw: dict[str, Any], name: str, sampled: np.ndarray, spot: str) -> np.ndarray | None:
+    """float32 (T,): one number for each sampled token, 0 elsewhere; None where there are none."""
     values = field(raw, name, list, spot, [])
     if not values:
         return None
-    if len(values) != int(drawn.sum()) or any(type(value) not in (float, int) for value in values):
-        raise UserError(f"{spot}: '{name}' must hold a number for each of {int(drawn.sum())} drawn tokens")
-    spread = np.zeros(len(drawn), np.float32)
-    spread[drawn] = np.array(values, np.float64)
+    if len(values) != int(sampled.sum()) or any(type(value) not in (float, int) for value in values):
+        raise UserError(f"{spot}: '{name}' must hold a number for each of {int(sampled.sum())} sampled tokens")
+    spread = np.zeros(len(sampled), np.float32)
+    spread[sampled] = np.array(values, np.float64)
     return spread
 
 
-def _streams(raw: dict[str, Any], node: Node, drawn: np.ndarray | None, spot: str) -> Iterator[Stream]:
-    if drawn is None:
+def _token_values(raw: dict[str, Any], node: Node, sampled: np.ndarray | None, spot: str) -> Iterator[TokenValues]:
+    if sampled is None:
         return
     for name in _STREAMS:
-        values = _spread(raw, name, drawn, spot)
+        values = _spread(raw, name, sampled, spot)
         if values is not None:
-            yield Stream(node.id, name, MAKER, values)
+            yield TokenValues(node.id, name, MAKER, values)
 
 
-def _links(raws: list[Any], nodes: list[Node], place: str) -> Iterator[Mark]:
+def _links(raws: list[Any], nodes: list[Node], place: str) -> Iterator[Annotation]:
     """What a harness declared of how turns caused each other, beyond who follows whom."""
     for at, raw in enumerate(raws):
         links = field(raw, "semantic_parents", list, f"{place}: node {at}", [])
@@ -253,28 +256,28 @@ def _links(raws: list[Any], nodes: list[Node], place: str) -> Iterator[Mark]:
             source = link.get("node") if isinstance(link, dict) else None
             if type(source) is not int or not 0 <= source < len(raws):
                 raise UserError(f"{place}: node {at}: 'semantic_parents' names no node")
-            yield Mark(nodes[at].id, 0, f"link-{index}", MAKER, {"type": str(link.get("type")), "node": nodes[source].id})
+            yield Annotation(nodes[at].id, 0, f"link-{index}", MAKER, {"type": str(link.get("type")), "node": nodes[source].id})
 
 
-def _judged(trace: dict[str, Any], node: Node, place: str) -> Iterator[Verdict]:
+def _judged(trace: dict[str, Any], node: Node, place: str) -> Iterator[Score]:
     """Rewards by name and their weighted sum, and metrics, as verdicts of the attempt's last node."""
     total, any_ = 0.0, False
     for name, reward in field(trace, "rewards", dict, place, {}).items():
         spot = f"{place}: reward '{name}'"
         if reward is None:
-            yield Verdict(node.id, name, None)
+            yield Score(node.id, name, None)
             continue
         if not isinstance(reward, dict):
             raise UserError(f"{spot} is no object with 'score' and 'weight'")
         score = number(field(reward, "score", (float, int), spot))
         weight = number(field(reward, "weight", (float, int), spot, 1.0))
-        yield Verdict(node.id, name, score, evidence={"weight": weight})
+        yield Score(node.id, name, score, evidence={"weight": weight})
         if score is not None and weight is not None:
             total, any_ = total + score * weight, True
     if any_:
-        yield Verdict(node.id, IMPORTED, number(total))
+        yield Score(node.id, IMPORTED, number(total))
     for name, value in field(trace, "metrics", dict, place, {}).items():
-        yield Verdict(node.id, name, number(value), "metric")
+        yield Score(node.id, name, number(value), "metric")
 
 
 def _stop(trace: dict[str, Any]) -> str:

@@ -193,7 +193,7 @@ def step_advantage(
 ) -> tuple[Any, Any]:
     """Advantages and returns [B, R]: what a step's tokens were paid, on each of its tokens. Nothing is normalised again.
 
-    A step is a run of 1s in ``response_mask`` with what follows up to the next one (the world's answer). For rows that carry whole
+    A step is a run of 1s in ``response_mask`` with what follows up to the next one (the environment's answer). For rows that carry whole
     attempts: the agent loop or reward function puts each step's credit on any token of the step, the last as a rule.
     Raises UserError on rewards that are no finite numbers and on shapes that differ.
     """

@@ -1,4 +1,4 @@
-"""Collect attempts: play a panel of tasks with any agent on any back end, in a run that the same call goes on with."""
+"""Collect attempts: play a task set with any agent on any back end, in a run that the same call continues with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ramify.base.budget import Budget
 from ramify.base.config import Config, check
 from ramify.base.errors import BudgetSpentError
 from ramify.base.progress import SILENT, Progress
-from ramify.env.protocol import Panel, close, read_panel
+from ramify.env.protocol import TaskSet, close, read_task_set
 from ramify.jobs import parts, play
 from ramify.model.protocol import sampling_of
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Unit, parse
-from ramify.rollout.parts import check_trust, find_model, find_world, make_agent
+from ramify.rollout.parts import check_trust, find_environment, find_model, make_agent
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import keep_template, kept_template
 from ramify.stats.intervals import wilson
@@ -30,9 +30,9 @@ class Limits(Config):
     """What a whole run may spend, interrupted calls included. Once one is reached no attempt starts; those under way end."""
 
     calls: int | None = Field(None, ge=0)
-    """Replies drawn from the model."""
+    """Replies sampled from the model."""
     tokens: int | None = Field(None, ge=0)
-    """Tokens drawn from the model."""
+    """Tokens sampled from the model."""
     turns: int | None = Field(None, ge=0)
     """Turns of the agent."""
     seconds: float | None = Field(None, ge=0)
@@ -45,15 +45,15 @@ class RolloutConfig(Config):
     model: str = "builtin"
     """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or your own: FILE.py:ATTRIBUTE, python: or factory:MODULE:ATTRIBUTE."""
     env: str = "household"
-    """World the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or your own: FILE.py:ATTRIBUTE, python:MODULE:ATTRIBUTE."""
+    """Environment the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or your own: FILE.py:ATTRIBUTE, python:MODULE:ATTRIBUTE."""
     tasks: str | None = None
-    """JSON lines of your own tasks. Default: tasks the world generates."""
-    panel: int = Field(8, ge=1, le=1_000_000)
+    """JSON lines of your own tasks. Default: tasks the environment generates."""
+    task_set: int = Field(8, ge=1, le=1_000_000)
     """Tasks to generate where no file is given."""
     attempts: int = Field(1, ge=1, le=1_000_000)
     """Attempts at every task."""
     seed: int = 0
-    """Decides every draw, together with its place."""
+    """Decides every sample, together with its place."""
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature; 0 is greedy. Default: what the checkpoint's generation_config.json says, else 1."""
     top_p: float | None = Field(None, gt=0, le=1)
@@ -87,7 +87,7 @@ FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget
 
 
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
-    """Go on with the run in ``path`` as it was begun. Raises UserError when its parts have changed since, or where they are foreign
+    """Continue with the run in ``path`` as it was begun. Raises UserError when its parts have changed since, or where they are foreign
     (see :func:`ramify.rollout.parts.check_trust`)."""
     with Run.open(path) as run:
         check_trust(run, trust)
@@ -102,7 +102,7 @@ class Collection:
     kind = "rollout"
     """The verb that makes the run (:attr:`ramify.trace.db.Run.kind`)."""
     replays = False
-    """Whether going on reads what is stored again, and counts it again, rather than starting behind it."""
+    """Whether continuing reads what is stored again, and counts it again, rather than starting behind it."""
 
     def __init__(self, config: RolloutConfig, template: Mapping[str, Any] | None = None) -> None:
         """``template``: the chat template in the place of the model's own (see :func:`ramify.jobs.parts.wanted_template`).
@@ -111,9 +111,9 @@ class Collection:
         """
         self.config = config
         parse(config.backend)
-        self.world = find_world(config.env)
-        own = None if config.tasks is None else read_panel(Path(config.tasks))
-        self.panel: Panel = own or self.world.panel("train", config.panel, config.seed)
+        self.environment = find_environment(config.env)
+        own = None if config.tasks is None else read_task_set(Path(config.tasks))
+        self.task_set: TaskSet = own or self.environment.task_set("train", config.task_set, config.seed)
         model, laid = find_model(config.model, config.device, config.dtype, template)
         stops = () if laid is None else laid.stop_tokens
         asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
@@ -121,20 +121,20 @@ class Collection:
         # what is used is what the run keeps, whoever said it
         self.config = config.model_copy(update={name: getattr(sampling, name) for name in asked})
         self.agent = make_agent(model, laid, sampling, config.compactor, config.window)
-        self.agent.check(self.world)
+        self.agent.check(self.environment)
         self.weights = model.identity.weights
         self.workers_lost = 0
         """Workers that died in the last call."""
 
     def plan(self) -> dict[str, Any]:
         """The bill before anything runs: upper bounds."""
-        attempts = len(self.panel) * self.config.attempts
-        env = self.world.make()
+        attempts = len(self.task_set) * self.config.attempts
+        env = self.environment.make()
         calls = attempts * env.max_turns
         close(env)
         limits = self.config.budget
         return {
-            "tasks": len(self.panel),
+            "tasks": len(self.task_set),
             "attempts": attempts,
             "calls": calls if limits.calls is None else min(calls, limits.calls),
             "tokens": calls * self.config.max_reply
@@ -149,7 +149,7 @@ class Collection:
         """
         settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         free = {name: settings.pop(name) for name in FREE}
-        made = {"weights": self.weights, "panel": self.panel.hash} | parts.template_part(self.agent.template)
+        made = {"weights": self.weights, "panel": self.task_set.hash} | parts.template_part(self.agent.template)
         with Run.begin(folder, self.kind, settings, free, made, LATER) as run:
             keep_template(run, self.agent.template)
             if not run.journal("environment"):
@@ -173,7 +173,7 @@ class Collection:
     def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:
         """Play what ``done`` lacks, add it there, and return the budget that ended it early."""
         c = self.config
-        wanted = [Unit(task.id, task, index) for task in self.panel for index in range(c.attempts)]
+        wanted = [Unit(task.id, task, index) for task in self.task_set for index in range(c.attempts)]
         units = [unit for unit in wanted if _key(unit) not in done]
         count = len(wanted) - len(units)
         outcomes = Counter(payload["outcome"] for payload in done.values())
@@ -182,7 +182,7 @@ class Collection:
         if not units:
             return None
         with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency, c.compactor) as players:
-            episodes = Episodes(self.agent, self.world, run, c.seed)
+            episodes = Episodes(self.agent, self.environment, run, c.seed)
             player = players.player(episodes, budget)
 
             async def work() -> None:
@@ -193,7 +193,7 @@ class Collection:
                         run.log("attempt", _key(unit), payload)
                     run.commit()
                     if unit.index == c.attempts - 1:
-                        episodes.trees.pop(unit.tree, None)  # its last: memory does not grow with the panel
+                        episodes.trees.pop(unit.tree, None)  # its last: memory does not grow with the task set
                     count += 1
                     success.add(attempt)
                     progress.at(count, success.note)
@@ -207,7 +207,7 @@ class Collection:
         return None
 
     def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = [f"{task.id}#{i}" for task in self.panel for i in range(self.config.attempts)]
+        wanted = [f"{task.id}#{i}" for task in self.task_set for i in range(self.config.attempts)]
         return self._counted([done[key] for key in wanted if key in done], len(wanted))
 
     def _counted(self, attempts: list[Any], wanted: int | None) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Collection:
             "interval": list(wilson(sum(scored), len(scored))) if scored else [0.0, 1.0],
             "successes": sum(scored),
             "n": len(scored),
-            "tasks": len(self.panel),
+            "tasks": len(self.task_set),
             "solved": len(solved),
             "failed": failures.total(),
             "failures": dict(failures.most_common(5)),
@@ -239,7 +239,7 @@ def summary_of(attempt: Attempt) -> dict[str, Any]:
         "truncated": attempt.truncated,
         "failure": attempt.failure,
         "turns": len(attempt.turns),
-        "tokens": attempt.drawn,
+        "tokens": attempt.sampled_tokens,
         "leaf": attempt.leaf,
     }
 

@@ -1,4 +1,4 @@
-"""From grown trees and their credit to training rows: each drawn token once."""
+"""From grown trees and their credit to training rows: each sampled token once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def training_rows(
     credit: Mapping[str, np.ndarray],
     clip: float,
 ) -> list[Row]:
-    """Rows of attempts (several where one was compacted), each drawn token in one only: a shared message is trained on once.
+    """Rows of attempts (several where one was compacted), each sampled token in one only: a shared message is trained on once.
 
     Messages without credit, or with none to give, are shown and not trained on. Credit beyond ``clip`` is cut there; it is the streams
     ``advantage`` and ``weight``, of which a loss reads its own.
@@ -34,8 +34,8 @@ def training_rows(
                 continue
             done |= fresh.keys()
             for row in rows_from_path(path, trees[name].node, run.context, {"advantage": fresh}):
-                advantage = row.streams["advantage"].clip(-clip, clip)
+                advantage = row.token_values["advantage"].clip(-clip, clip)
                 mask = row.mask & (advantage != 0.0)
                 if mask.any():
-                    rows.append(Row(row.tokens, mask, {**row.streams, "advantage": advantage, "weight": advantage}))
+                    rows.append(Row(row.tokens, mask, {**row.token_values, "advantage": advantage, "weight": advantage}))
     return rows

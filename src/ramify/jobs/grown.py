@@ -30,7 +30,7 @@ class Grown:
     @property
     def tokens(self) -> int:
         """Generated tokens."""
-        return sum(a.drawn for group in self.attempts.values() for a in group)
+        return sum(a.sampled_tokens for group in self.attempts.values() for a in group)
 
     def report(self) -> dict[str, Any]:
         """Shares over groups and attempts."""

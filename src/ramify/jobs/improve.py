@@ -1,7 +1,7 @@
 """The main job: branching rollouts -> credit for every step -> training -> before and after on held-out tasks.
 
 One update samples a group of trees under a token budget (tree-rollouts), credits every step on their state-merged graphs
-(graph-credit), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run goes on where it
+(graph-credit), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run continues where it
 stopped and ends where the undisturbed one would have.
 """
 
@@ -31,7 +31,7 @@ from ramify.base.plugins import source_of
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
-from ramify.env.protocol import AnyTasks, AnyWorld, Task, World
+from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task
 from ramify.jobs import parts
 from ramify.jobs.credit import training_rows
 from ramify.jobs.grown import Grown, Recorder, gather_all
@@ -47,7 +47,7 @@ from ramify.model.protocol import Model, Sampling, require
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Player
-from ramify.rollout.parts import any_world, check_trust
+from ramify.rollout.parts import any_environment, check_trust
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import AGENT, keep_template, kept_template
 from ramify.score.credit.protocol import CreditGroup, CreditRule, credit_group, find_rule
@@ -81,7 +81,7 @@ ARMS = {
     "imitate": Arm("flat", False, "imitate", lr=5e-4),
 }
 """ours: branching rollouts and graph credit. credit: graph credit on independent attempts. grpo: independent attempts, one credit an
-attempt; with the allocator, or with uniform groups dropped and others drawn instead. imitate: supervised training on successes."""
+attempt; with the allocator, or with uniform groups dropped and others sampled instead. imitate: supervised training on successes."""
 
 
 class TrainingConfig(TrainConfig):
@@ -114,15 +114,15 @@ class ImproveConfig(Config):
     chat_template: str | None = None
     """File with a chat template (jinja) to use in place of the checkpoint's own; it is stored with the run and the improved agent."""
     env: str = "household"
-    """World the agent acts in (see ``ramify list env``)."""
+    """Environment the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
-    """JSON lines of your own tasks; one in four is held out. Default: tasks the world generates."""
+    """JSON lines of your own tasks; one in four is held out. Default: tasks the environment generates."""
     arm: Literal["ours", "credit", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "ours"
     """Way to spend the tokens: ours, or one of the comparison's other arms."""
     compare: bool = False
     """Run the other arms as well, each from the same start at the same generated tokens."""
     seed: int = 0
-    """Decides every draw, together with its place."""
+    """Decides every sample, together with its place."""
     updates: int = Field(default=50, ge=1)
     """Training updates the token budget is spread over."""
     tokens: int = Field(default=150_000, ge=1)
@@ -178,7 +178,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
         path = folder / "run"
         with Job(few, path) as job, Run.create(path, {}, kind="improve") as run:
             trial, sizes = job.trial(run, progress)
-        turns = job.world.make().max_turns
+        turns = job.environment.make().max_turns
     per_token = trial["seconds"] / max(1, trial["tokens"])
     expected = arms * config.tokens + trial["tokens"] / trial["n"] * episodes
     seen = {name: trial[name] for name in ("success", "interval", "n", "failed")}
@@ -190,7 +190,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
         "training tokens": config.tokens * arms,
         "evaluation episodes": episodes,
         "evaluation tokens": episodes * turns * config.max_reply,
-        "seconds, about": int(round(expected * per_token * 2, -1)),  # learning takes about as long as drawing
+        "seconds, about": int(round(expected * per_token * 2, -1)),  # learning takes about as long as sampling
         "calls to paid endpoints": 0,
         "cost": 0.0,
     }
@@ -234,7 +234,7 @@ def improve(
     progress: Progress = SILENT,
     *,
     model: Model | str | None = None,
-    env: AnyWorld | None = None,
+    env: AnyEnvironment | None = None,
     tasks: AnyTasks | None = None,
 ) -> Improved:
     """Make an agent better and say by how much. Returns the result that ``--json`` prints; everything else is in the run ``out``.
@@ -250,12 +250,12 @@ def improve(
     config = own.named(config, folder)
     # bad parts are refused before a run exists
     with Job(config, folder, own) as job, Run.create(folder, own.stored(config), kind="improve", parts=job.parts()) as run:
-        job.own.keep(folder, job.model, job.panel)
+        job.own.keep(folder, job.model, job.task_set)
         return job.drive(run, progress)
 
 
-def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyWorld | None = None) -> Improved:
-    """Go on with an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
+def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyEnvironment | None = None) -> Improved:
+    """Continue with an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
 
     Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.rollout.parts.check_trust`).
     """
@@ -296,7 +296,7 @@ class Job:
         """``template``: the chat template that the run in ``folder`` began with, where it has begun."""
         self.config, self.folder, self.own = config, folder, own or Own()
         self.given = template or parts.wanted_template(config.chat_template, folder)
-        self.world: World = any_world(self.own.env or config.env)
+        self.environment: Environment = any_environment(self.own.env or config.env)
         model = self.own.agent(config.concurrency)
         if model is None:
             self.start = model_folder(config.model)
@@ -305,11 +305,11 @@ class Job:
             self.start, self.model = folder / START, model
             self.template = cast(ChatTemplate, template_of(model, self.given))
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
-        self.panel = self.own.panel()
-        self.train_panel, self.eval_panel = parts.panels(
-            self.world, self.panel or config.tasks, config.train_tasks, config.eval_episodes, config.seed
+        self.task_set = self.own.task_set()
+        self.train_task_set, self.eval_task_set = parts.task_sets(
+            self.environment, self.task_set or config.tasks, config.train_tasks, config.eval_episodes, config.seed
         )
-        self.agent().check(self.world)
+        self.agent().check(self.environment)
         self.rules = {name: credit_rule(config, name) for name in (ARMS if config.compare else (config.arm,))}
         self.weights = self.played_with = self.model.identity.weights
         env = self.own.stored(config)["env"]
@@ -361,7 +361,7 @@ class Job:
 
     def parts(self) -> dict[str, Any]:
         """What a run continues with only where it is the same: the code, weights, tasks and chat template."""
-        tasks = {"train": self.train_panel.hash, "eval": self.eval_panel.hash}
+        tasks = {"train": self.train_task_set.hash, "eval": self.eval_task_set.hash}
         rule = self.rules[self.config.arm]
         own = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
         return {"version": ramify.__version__, "weights": self.weights, **tasks, **own} | parts.template_part(self.template)
@@ -392,7 +392,7 @@ class Job:
         if weights != self.played_with:
             self.players.set_weights(weights, weights_of(self.model))
             self.played_with = weights
-        return self.players.player(Episodes(self.agent(), self.world, run, self.config.seed, group))
+        return self.players.player(Episodes(self.agent(), self.environment, run, self.config.seed, group))
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -406,7 +406,7 @@ class Job:
     def _evaluated(self, run: Run, when: str, progress: Progress) -> tuple[dict[str, Any], list[Attempt]]:
         begun = time.monotonic()
         player = self.player(run, f"eval-{when}")
-        tasks = list(self.eval_panel)
+        tasks = list(self.eval_task_set)
         plays = [(tasks[i % len(tasks)], i // len(tasks)) for i in range(self.config.eval_episodes)]
 
         success = Success()
@@ -431,7 +431,7 @@ class Job:
             "interval": list(wilson(sum(scored), len(scored))),
             "n": len(scored),
             "failed": len(outcomes) - len(scored),
-            "tokens": sum(a.drawn for a in attempts),
+            "tokens": sum(a.sampled_tokens for a in attempts),
             "turns": float(np.mean([len(a.turns) for a in attempts])),
             "seconds": time.monotonic() - begun,
             "outcomes": outcomes,
@@ -479,7 +479,7 @@ class Job:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, run: Run, name: str, progress: Progress = SILENT, arms: int = 1) -> int:
-        """Updates until the token budget is spent; returns the tokens generated. Goes on behind the last stored update.
+        """Updates until the token budget is spent; returns the tokens generated. Continues behind the last stored update.
 
         ``progress`` names the arm where it is one of several ``arms``.
         """
@@ -535,7 +535,7 @@ class Job:
             with run.transaction():
                 run.log("update", f"{name}/{update:05d}", payload)
             if last and last != blob:
-                run.drop_blob(last)  # only the newest is needed to go on
+                run.drop_blob(last)  # only the newest is needed to continue
             last = blob
         return spent
 
@@ -574,12 +574,12 @@ class Job:
         return kept
 
     def _tasks(self, update: int, n: int) -> list[Task]:
-        """The tasks of an update: walks through the panel in a shuffled order, anew every pass."""
-        panel = list(self.train_panel)
+        """The tasks of an update: walks through the task set in a shuffled order, anew every pass."""
+        task_set = list(self.train_task_set)
         picks = []
         for position in range(update * self.config.tasks_per_update, update * self.config.tasks_per_update + n):
-            turn, at = divmod(position, len(panel))
-            picks.append(panel[int(generator(self.config.seed, "order", turn).permutation(len(panel))[at])])
+            turn, at = divmod(position, len(task_set))
+            picks.append(task_set[int(generator(self.config.seed, "order", turn).permutation(len(task_set))[at])])
         return list({task.id: task for task in picks}.values())
 
     def _rows(self, run: Run, group: str, rule: CreditRule, grown: Grown) -> tuple[list[Row], dict[str, float], list[str]]:

@@ -1,4 +1,4 @@
-"""Parts of the main job that the caller holds as objects. What can be written down is kept in the run, which then goes on without them."""
+"""Parts of the main job that the caller holds as objects. What can be written down is kept in the run, which then continues without them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.engine.checkpoints import copy_of, save_model
 from ramify.engine.local import LocalModel
-from ramify.env.protocol import AnyTasks, AnyWorld, Panel, panel_of
+from ramify.env.protocol import AnyEnvironment, AnyTasks, TaskSet, task_set_of
 from ramify.model.function import model_of
 from ramify.model.protocol import Model, require
 
@@ -27,7 +27,7 @@ class Own:
     """``model``, ``env`` and ``tasks`` in the place of the settings' own; None leaves those."""
 
     model: Model | str | None = None
-    env: AnyWorld | None = None
+    env: AnyEnvironment | None = None
     tasks: AnyTasks | None = None
 
     def named(self, config: ImproveConfig, folder: Path) -> ImproveConfig:
@@ -45,31 +45,31 @@ class Own:
         """The settings as the run stores them: an environment that is an object has no name."""
         return config.to_json() | ({} if self.env is None or isinstance(self.env, str) else {"env": None})
 
-    def agent(self, max_rows: int) -> LocalModel | None:
+    def agent(self, max_sequences: int) -> LocalModel | None:
         """A copy of the model object, None where there is none. Raises UserError or NeedsError on one that cannot be trained."""
         if self.model is None or isinstance(self.model, str):
             return None
         model = model_of(self.model)
         require(model, ("tokens", "logprobs", "train"), "ramify improve")
-        return copy_of(model, START, max_rows)
+        return copy_of(model, START, max_sequences)
 
-    def panel(self) -> Panel | None:
+    def task_set(self) -> TaskSet | None:
         """The tasks given as objects; None where there are none. Raises UserError naming one that is wrong."""
-        return None if self.tasks is None or isinstance(self.tasks, str | Path) else panel_of(self.tasks)
+        return None if self.tasks is None or isinstance(self.tasks, str | Path) else task_set_of(self.tasks)
 
-    def keep(self, folder: Path, model: LocalModel, panel: Panel | None) -> None:
+    def keep(self, folder: Path, model: LocalModel, task_set: TaskSet | None) -> None:
         """Write the agent's copy and the tasks into the run. Raises RamifyError when the disk refuses."""
         if self.model is not None and not isinstance(self.model, str):
             save_model(model, model.folder, folder / START)
-        if panel is not None:
-            lines = (json.dumps({"id": task.id, **task.data}, ensure_ascii=False) + "\n" for task in panel)
+        if task_set is not None:
+            lines = (json.dumps({"id": task.id, **task.data}, ensure_ascii=False) + "\n" for task in task_set)
             write_whole(folder / TASKS, "".join(lines))
 
 
-def env_of(record: dict[str, Any], env: AnyWorld | None, run: Path | str) -> dict[str, Any]:
-    """The stored settings of a run that goes on with the environment ``env``. Raises UserError where it is missing."""
+def env_of(record: dict[str, Any], env: AnyEnvironment | None, run: Path | str) -> dict[str, Any]:
+    """The stored settings of a run that continues with the environment ``env``. Raises UserError where it is missing."""
     if record.get("env", "") is not None:
         return record
     if env is None:
-        raise UserError(f"{run} was made with an environment object: go on in Python, ramify.resume({str(run)!r}, env=...)")
+        raise UserError(f"{run} was made with an environment object: continue in Python, ramify.resume({str(run)!r}, env=...)")
     return {name: value for name, value in record.items() if name != "env"}

@@ -1,4 +1,4 @@
-"""Find the parts a job names: the world, the tasks to train on and those held out."""
+"""Find the parts a job names: the environment, the tasks to train on and those held out."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
-from ramify.env.protocol import AnyTasks, Panel, World, panel_of
+from ramify.env.protocol import AnyTasks, Environment, TaskSet, task_set_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
 from ramify.model.protocol import Model
 from ramify.rollout.agent import Agent
-from ramify.rollout.parts import find_model, find_world, make_agent, read_sampling
+from ramify.rollout.parts import find_environment, find_model, make_agent, read_sampling
 from ramify.rollout.stored import kept_template
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 
 HELD_OUT = 4
-"""One task in this many of a user's own panel is held out for evaluation."""
+"""One task in this many of a user's own task set is held out for evaluation."""
 
 
 def surroundings(model: Model) -> dict[str, Any]:
@@ -41,12 +41,12 @@ def caution(model: Model) -> dict[str, str]:
     return {"caution": text} if text else {}
 
 
-def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, World]:
+def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, Environment]:
     """What a worker plays with, from names: see :func:`ramify.jobs.play.open_players`."""
     shortens = {"compactor": settings.get("compactor"), "window": settings.get("window", 0)}
     placed = settings.get("device", ""), settings.get("dtype", "")
     model, template = find_model(settings["model"], *placed, settings.get("template"))
-    return make_agent(model, template, read_sampling(settings["sampling"]), **shortens), find_world(settings["env"])
+    return make_agent(model, template, read_sampling(settings["sampling"]), **shortens), find_environment(settings["env"])
 
 
 def template_part(template: ChatTemplate | None) -> dict[str, str]:
@@ -67,18 +67,18 @@ def wanted_template(file: str | None, folder: Path) -> dict[str, Any] | None:
     return given or None
 
 
-def panels(world: World, tasks: AnyTasks | None, train: int, evaluate: int, seed: int) -> tuple[Panel, Panel]:
+def task_sets(environment: Environment, tasks: AnyTasks | None, train: int, evaluate: int, seed: int) -> tuple[TaskSet, TaskSet]:
     """Tasks to train on and tasks to evaluate on; they share none.
 
     A user's own ones are split by the hash of each task's id, so a task stays on its side when others are added.
     """
     if tasks is None:
-        return world.panel("train", train, seed), world.panel("eval", evaluate, seed)
-    panel = panel_of(tasks)
-    held = {task.id for task in panel if int(stable_hash("held-out", task.id)[:8], 16) % HELD_OUT == 0}
-    if not held or len(held) == len(panel):
-        held = {next(iter(panel)).id}
-    if len(panel) < 2:
+        return environment.task_set("train", train, seed), environment.task_set("eval", evaluate, seed)
+    task_set = task_set_of(tasks)
+    held = {task.id for task in task_set if int(stable_hash("held-out", task.id)[:8], 16) % HELD_OUT == 0}
+    if not held or len(held) == len(task_set):
+        held = {next(iter(task_set)).id}
+    if len(task_set) < 2:
         named = tasks if isinstance(tasks, str | Path) else "tasks"
         raise UserError(f"{named} holds one task; at least two are needed, one to train on and one held out")
-    return Panel.of(t for t in panel if t.id not in held), Panel.of(t for t in panel if t.id in held)
+    return TaskSet.of(t for t in task_set if t.id not in held), TaskSet.of(t for t in task_set if t.id in held)

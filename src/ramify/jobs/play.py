@@ -1,4 +1,4 @@
-"""Play any agent in any world and keep the trees; go on from any node of a stored run."""
+"""Play any agent in any environment and keep the trees; continue from any node of a stored run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.waiting import complete
-from ramify.env.protocol import AnyTasks, AnyWorld, panel_of
+from ramify.env.protocol import AnyEnvironment, AnyTasks, task_set_of
 from ramify.jobs import parts
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel, FunctionModel
@@ -17,7 +17,7 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.compact import Compactor
 from ramify.rollout.fork import Fork, fork, interruptible
-from ramify.rollout.parts import AnySampling, any_world, make_agent
+from ramify.rollout.parts import AnySampling, any_environment, make_agent
 from ramify.rollout.pool import setup_message
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import keep_template, open_episodes
@@ -26,7 +26,7 @@ from ramify.trace.db import Run
 
 def play(
     model: AnyModel,
-    world: AnyWorld,
+    environment: AnyEnvironment,
     tasks: AnyTasks | None = None,
     *,
     attempts: int = 1,
@@ -42,22 +42,24 @@ def play(
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
     ``model`` is a name as in ``ramify improve``, a model object, or a function of the messages so far that says the reply
-    (:class:`ramify.model.function.FunctionModel`). ``world``, the environment, is a name, an object, or a class or function that makes one or
+    (:class:`ramify.model.function.FunctionModel`). ``environment``, the environment, is a name, an object, or a class or function that makes one or
     makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by default eight of the
     environment's own. ``sampling`` is an object or a dict of some settings. ``template`` lays chats out as tokens; by default the
     model's own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs model
-    and world by name. At most ``concurrency`` attempts are under way. ``compactor`` (an object, or a name of ``ramify list compactor``)
+    and environment by name. At most ``concurrency`` attempts are under way. ``compactor`` (an object, or a name of ``ramify list compactor``)
     shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out`` holds a run.
     """
-    place = any_world(world)
-    panel = panel_of(tasks) if tasks is not None else place.panel("train", 8, seed)
+    place = any_environment(environment)
+    task_set = task_set_of(tasks) if tasks is not None else place.task_set("train", 8, seed)
     agent = make_agent(model, template, sampling, compactor, window)
     agent.check(place)
     if sampling is not None and isinstance(agent.model, FunctionModel):
         raise UserError(f"the model '{agent.model.identity.name}' is a function, which samples as it likes; leave sampling= out")
     if template is not None and backend != "local":
         raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
-    config: dict[str, Any] = {name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", world))}
+    config: dict[str, Any] = {
+        name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", environment))
+    }
     config |= {"seed": seed}
     if compactor is not None:
         config |= {"compactor": compactor if isinstance(compactor, str) else "", "window": window}
@@ -66,7 +68,7 @@ def play(
         keep_template(run, agent.template)
         run.log("environment", "versions", parts.surroundings(agent.model))
         player = players.player(Episodes(agent, place, run, seed))
-        units = [Unit(task.id, task, index) for task in panel for index in range(attempts)]
+        units = [Unit(task.id, task, index) for task in task_set for index in range(attempts)]
 
         async def attempted() -> list[Attempt]:
             return [attempt async for _, attempt in player.in_order(units)]
@@ -75,16 +77,16 @@ def play(
 
 
 def open_players(
-    backend: str, model: Any, world: Any, agent: Agent, seed: int, concurrency: int, compactor: Any = None
+    backend: str, model: Any, environment: Any, agent: Agent, seed: int, concurrency: int, compactor: Any = None
 ) -> Players:
-    """The back end of that name, with workers that make agent and world by their names. Raises UserError where one has none."""
-    if backend != "local" and not (isinstance(model, str) and isinstance(world, str)):
+    """The back end of that name, with workers that make agent and environment by their names. Raises UserError where one has none."""
+    if backend != "local" and not (isinstance(model, str) and isinstance(environment, str)):
         raise UserError(
-            f"workers of the back end '{backend}' make model and world themselves: give both by name (factory:MODULE:ATTRIBUTE for your own)"
+            f"workers of the back end '{backend}' make model and environment themselves: give both by name (factory:MODULE:ATTRIBUTE for your own)"
         )
     if backend != "local" and agent.compactor is not None and not isinstance(compactor, str):
         raise UserError(f"workers of the back end '{backend}' make the compactor themselves: give it by name")
-    settings = {"model": model, "env": world, "sampling": agent.sampling.to_json(), **getattr(agent.model, "placed", {})}
+    settings = {"model": model, "env": environment, "sampling": agent.sampling.to_json(), **getattr(agent.model, "placed", {})}
     if isinstance(agent.template, JinjaTemplate):
         settings |= {"template": agent.template.to_json()}
     if isinstance(compactor, str):
@@ -102,7 +104,7 @@ def fork_run(
     edit: Mapping[str, Any] | None = None,
     after: str = "resample",
     model: AnyModel | None = None,
-    world: AnyWorld | None = None,
+    environment: AnyEnvironment | None = None,
     compactor: Compactor | None = None,
     trust: bool = False,
 ) -> Fork:
@@ -111,14 +113,14 @@ def fork_run(
     ``offset`` counts the node's tokens, with those that open the message in the chat template: a reply's own begin where
     ``node.sampled`` does, and an offset in front of that place means it.
 
-    ``model``, ``world`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects of one's own. ``trust``
+    ``model``, ``environment`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects of one's own. ``trust``
     lets the settings of an imported run, or of one made elsewhere, load code and open connections. The same call again continues one
-    that was interrupted; after one that ended it draws anew. Raises UserError.
+    that was interrupted; after one that ended it samples anew. Raises UserError.
     """
     with Run.open(path) as reading:
         found = reading.node(node)
     with (
-        open_episodes(path, found, model, world, compactor, trust) as (episodes, task),
+        open_episodes(path, found, model, environment, compactor, trust) as (episodes, task),
         interruptible(episodes, found.id, offset, [edit], n, after) as key,
     ):
         return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))

@@ -1,4 +1,4 @@
-"""Collect trees: ``ramify rollout --tree``, the sampling of tree-rollouts in a run that the same call goes on with."""
+"""Collect trees: ``ramify rollout --tree``, the sampling of tree-rollouts in a run that the same call continues with."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TreeRolloutConfig(RolloutConfig):
     """Settings of ``ramify rollout``, those of ``--tree`` included."""
 
     BASIC = (
-        "model env tasks panel attempts seed temperature max_reply backend concurrency device budget.tokens "
+        "model env tasks task set attempts seed temperature max_reply backend concurrency device budget.tokens "
         "budget.seconds tree_budget tree.rule"
     )
     tree: TreeConfig = TreeConfig(parallel=4)
@@ -68,7 +68,7 @@ class TreeCollection(Collection):
             raise UserError("--attempts is for rollouts without --tree: a tree has as many as --tree-budget pays for")
         super().__init__(config, template)
         require(self.agent.model, ("tokens",) if config.tree.unit == "tokens" else (), "a budget in tokens")
-        env = self.world.make()
+        env = self.environment.make()
         self.turns = env.max_turns
         close(env)
         worst = config.tree.worst_attempt or (self.turns if config.tree.unit == "turns" else None)
@@ -82,11 +82,11 @@ class TreeCollection(Collection):
     def plan(self) -> dict[str, Any]:
         """The bill before anything runs: upper bounds."""
         c = self.config
-        total = c.tree_budget * len(self.panel) * (SPARE if c.allocate else 1.0)
+        total = c.tree_budget * len(self.task_set) * (SPARE if c.allocate else 1.0)
         calls, tokens = (int(total), int(total) * c.max_reply) if c.tree.unit == "turns" else (int(total), int(total))
         limits = c.budget
         return {
-            "tasks": len(self.panel),
+            "tasks": len(self.task_set),
             "calls": calls if limits.calls is None else min(calls, limits.calls),
             "tokens": tokens if limits.tokens is None else min(tokens, limits.tokens),
         }
@@ -94,7 +94,7 @@ class TreeCollection(Collection):
     def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:
         """Grow the trees, add the attempts to ``done``, and return the budget that ended it early."""
         c = self.config
-        tasks, stored = list(self.panel), {entry.key: entry.payload for entry in run.journal(ENTRY)}
+        tasks, stored = list(self.task_set), {entry.key: entry.payload for entry in run.journal(ENTRY)}
         if len(stored) == len(tasks):
             self.grown = [GrownTree.from_json(stored[task.id]) for task in tasks]
             return None
@@ -110,11 +110,11 @@ class TreeCollection(Collection):
                 run.log("attempt", key, payload)
             run.commit()
             success.add(attempt)
-            cost += len(attempt.turns) if c.tree.unit == "turns" else attempt.drawn
+            cost += len(attempt.turns) if c.tree.unit == "turns" else attempt.sampled_tokens
             progress.at(min(cost, total), success.note)
 
         with play.open_players(c.backend, c.model, c.env, self.agent, c.seed, c.concurrency, c.compactor) as players:
-            player = players.player(Episodes(self.agent, self.world, run, c.seed), budget)
+            player = players.player(Episodes(self.agent, self.environment, run, c.seed), budget)
             sampler = TreeSampler(_Kept(player, keep), self.tree, c.seed)
             growing = BudgetAllocator(sampler, total).run(tasks) if c.allocate else sampler.run_all(tasks, c.tree_budget)
             try:
@@ -131,7 +131,7 @@ class TreeCollection(Collection):
         return None
 
     def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        """As of a flat rollout, but for the interval: attempts that a selector chose are no independent draws."""
+        """As of a flat rollout, but for the interval: attempts that a selector chose are no independent samples."""
         found = self._counted(list(done.values()), None)
         return found | {"interval": None, "trees": report(self.grown) if self.grown else None}
 
@@ -156,7 +156,7 @@ class _Kept:
 
 
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
-    """Go on with a run of trees as it was begun; as :func:`ramify.jobs.collect.resume`."""
+    """Continue with a run of trees as it was begun; as :func:`ramify.jobs.collect.resume`."""
     with Run.open(path) as run:
         check_trust(run, trust)
         stored = {name: value for name, value in run.config.items() if name in TreeRolloutConfig.model_fields}

@@ -39,7 +39,7 @@ class Limits:
     retries: int = 4
     """Tries after the first, for failures that may pass."""
     base: float = 0.5
-    """Retry k waits a uniformly drawn part of ``base * 2**k`` seconds, never more than ``longest``."""
+    """Retry k waits a uniformly sampled part of ``base * 2**k`` seconds, never more than ``longest``."""
     longest: float = 60.0
     """Also the longest wait a server may ask for."""
     rate: float = 0.0

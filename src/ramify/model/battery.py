@@ -13,7 +13,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.problem import Problem
 from ramify.base.seeds import place_key
-from ramify.model.protocol import CAPABILITIES, Draw, Grammar, Model, Prefix, Sampling
+from ramify.model.protocol import CAPABILITIES, Completion, Grammar, Model, Prefix, Sampling
 from ramify.trace.message import Message
 
 STOPS = ("eos", "stop", "length", "cancelled")
@@ -28,7 +28,7 @@ def check_model(
 ) -> list[Problem]:
     """Run every check; no problem means the model conforms.
 
-    ``tolerance`` is how far log-probs of drawn tokens may lie from those of the same tokens given (absolute, nats). Runs its own event loop.
+    ``tolerance`` is how far log-probs of sampled tokens may lie from those of the same tokens given (absolute, nats). Runs its own event loop.
     """
     if prefixes is None:
         prefixes = TOKEN_PREFIXES if "tokens" in model.capabilities else TEXT_PREFIXES
@@ -49,7 +49,7 @@ class _Probe:
     def keys(self, place: int, n: int) -> list[int]:
         return [place_key(self.seed, "battery", place, i) for i in range(n)]
 
-    async def draw(self, place: int, n: int = 3, settings: Sampling | None = None) -> list[Draw]:
+    async def sample(self, place: int, n: int = 3, settings: Sampling | None = None) -> list[Completion]:
         return await self.model.sample(self.prefixes[place], n, settings or self.settings, self.keys(place, n))
 
 
@@ -81,26 +81,26 @@ async def _claims(probe: _Probe) -> AsyncIterator[str]:
 async def _draws(probe: _Probe) -> AsyncIterator[str]:
     for place in range(len(probe.prefixes)):
         for n in (1, 3):
-            draws = await probe.draw(place, n)
-            if len(draws) != n:
-                yield f"asked for {n} draws it returns {len(draws)}"
-            for draw in draws:
-                for message in _faults(probe, draw):
+            completions = await probe.sample(place, n)
+            if len(completions) != n:
+                yield f"asked for {n} draws it returns {len(completions)}"
+            for completion in completions:
+                for message in _faults(probe, completion):
                     yield message
 
 
-def _faults(probe: _Probe, draw: Draw) -> list[str]:
-    """What is wrong with one draw by itself."""
-    faults = [] if draw.stop in STOPS else [f"stop reason {draw.stop!r} is not one of {', '.join(STOPS)}"]
-    if draw.tokens is None:
+def _faults(probe: _Probe, completion: Completion) -> list[str]:
+    """What is wrong with one sample by itself."""
+    faults = [] if completion.stop in STOPS else [f"stop reason {completion.stop!r} is not one of {', '.join(STOPS)}"]
+    if completion.tokens is None:
         return [*faults, "it claims tokens and a draw has none"] if probe.claims("tokens") else faults
-    length, limit = len(draw.tokens), probe.settings.max_tokens
+    length, limit = len(completion.tokens), probe.settings.max_tokens
     if not length:
         faults.append("a draw has no token")
-    if length > limit or (draw.stop == "length" and length < limit):
-        faults.append(f"a draw limited to {limit} tokens that stops for '{draw.stop}' has {length}")
+    if length > limit or (completion.stop == "length" and length < limit):
+        faults.append(f"a draw limited to {limit} tokens that stops for '{completion.stop}' has {length}")
     for name, needed in (("logprobs", "logprobs"), ("model_logprobs", ""), ("entropy", "entropy"), ("ends", "")):
-        array = getattr(draw, name)
+        array = getattr(completion, name)
         if array is None:
             if needed and probe.claims(needed):
                 faults.append(f"it claims {needed} and a draw has none")
@@ -113,7 +113,7 @@ def _faults(probe: _Probe, draw: Draw) -> list[str]:
             faults.append(f"{name} holds numbers above 0")
         elif name == "entropy" and (array < -1e-5).any():
             faults.append("an entropy is below 0")
-        elif name == "ends" and length and ((np.diff(array) < 0).any() or array[0] < 0 or array[-1] > len(draw.text)):
+        elif name == "ends" and length and ((np.diff(array) < 0).any() or array[0] < 0 or array[-1] > len(completion.text)):
             faults.append("ends are not rising offsets into the draw's text")
     return faults
 
@@ -122,7 +122,7 @@ async def _seeds(probe: _Probe) -> AsyncIterator[str]:
     if not probe.claims("seeds"):
         return
     for place in range(len(probe.prefixes)):
-        for first, again in zip(await probe.draw(place), await probe.draw(place), strict=True):
+        for first, again in zip(await probe.sample(place), await probe.sample(place), strict=True):
             if not _equal(first, again):
                 yield "it claims seeds, and the same keys give other draws or log-probs"
 
@@ -131,7 +131,7 @@ async def _batch(probe: _Probe) -> AsyncIterator[str]:
     if not probe.claims("batch_invariant"):
         return
     places = range(len(probe.prefixes))
-    company = await asyncio.gather(*(probe.draw(place, 4) for place in places))
+    company = await asyncio.gather(*(probe.sample(place, 4) for place in places))
     for place in places:
         for i, key in enumerate(probe.keys(place, 4)):
             alone = (await probe.model.sample(probe.prefixes[place], 1, probe.settings, [key]))[0]
@@ -140,16 +140,16 @@ async def _batch(probe: _Probe) -> AsyncIterator[str]:
 
 
 async def _scores(probe: _Probe) -> AsyncIterator[str]:
-    """log-probs of given tokens against those of the same tokens when they were drawn (temperature 1, nothing cut: the same numbers)."""
+    """log-probs of given tokens against those of the same tokens when they were sampled (temperature 1, nothing cut: the same numbers)."""
     if not probe.claims("tokens", "logprobs", "prompt_logprobs"):
         return
-    rows, drawn = [], []
+    rows, sampled = [], []
     for place, prefix in enumerate(probe.prefixes):
-        for draw in await probe.draw(place, 2):
-            if draw.tokens is not None and draw.logprobs is not None and prefix.tokens is not None:
-                rows.append(np.concatenate([prefix.tokens, draw.tokens]).astype(np.int32))
-                drawn.append((len(prefix.tokens), draw.logprobs))
-    for row, (start, logprobs), scores in zip(rows, drawn, await probe.model.logprobs(rows), strict=True):
+        for completion in await probe.sample(place, 2):
+            if completion.tokens is not None and completion.logprobs is not None and prefix.tokens is not None:
+                rows.append(np.concatenate([prefix.tokens, completion.tokens]).astype(np.int32))
+                sampled.append((len(prefix.tokens), completion.logprobs))
+    for row, (start, logprobs), scores in zip(rows, sampled, await probe.model.logprobs(rows), strict=True):
         if scores.logprobs.shape != row.shape:
             yield f"logprobs() has shape {scores.logprobs.shape} for {len(row)} tokens"
         elif scores.logprobs[0] != 0:
@@ -161,30 +161,30 @@ async def _scores(probe: _Probe) -> AsyncIterator[str]:
 async def _empty(probe: _Probe) -> AsyncIterator[str]:
     prefix = Prefix(np.zeros(0, np.int32)) if probe.claims("tokens") else Prefix()
     try:
-        draws = await probe.model.sample(prefix, 1, probe.settings, [1])
+        completions = await probe.model.sample(prefix, 1, probe.settings, [1])
     except (UserError, NeedsError):
         return
     except Exception as error:  # whichever it is, it is not the sentence a user should read
         yield f"an empty prefix raises {type(error).__name__} in place of a UserError"
         return
-    if len(draws) != 1:
-        yield f"an empty prefix gives {len(draws)} draws for 1"
+    if len(completions) != 1:
+        yield f"an empty prefix gives {len(completions)} draws for 1"
 
 
 async def _stops(probe: _Probe) -> AsyncIterator[str]:
-    """A stop token ends the draw and stays in it; a token banned at the start is not drawn there."""
+    """A stop token ends the sample and stays in it; a token banned at the start is not sampled there."""
     if not probe.claims("tokens", "seeds"):
         return
     for place in range(len(probe.prefixes)):
-        draw = (await probe.draw(place, 1))[0]
-        if draw.tokens is None or not len(draw.tokens):
+        completion = (await probe.sample(place, 1))[0]
+        if completion.tokens is None or not len(completion.tokens):
             continue
-        first = int(draw.tokens[0])
-        stopped = (await probe.draw(place, 1, replace(probe.settings, stop_tokens=(first,))))[0]
+        first = int(completion.tokens[0])
+        stopped = (await probe.sample(place, 1, replace(probe.settings, stop_tokens=(first,))))[0]
         if stopped.tokens is None or stopped.tokens.tolist() != [first] or stopped.stop not in ("stop", "eos"):
             yield "a stop token does not end the draw as its last token"
         try:
-            banned = (await probe.draw(place, 1, replace(probe.settings, ban_first=(first,))))[0]
+            banned = (await probe.sample(place, 1, replace(probe.settings, ban_first=(first,))))[0]
         except NeedsError:
             continue
         if banned.tokens is not None and len(banned.tokens) and int(banned.tokens[0]) == first:
@@ -192,14 +192,16 @@ async def _stops(probe: _Probe) -> AsyncIterator[str]:
 
 
 async def _continues(probe: _Probe) -> AsyncIterator[str]:
-    """Drawing on inside a reply works and gives sound draws."""
+    """Sampling on inside a reply works and gives sound samples."""
     if not probe.claims("tokens", "continue"):
         return
     for place, prefix in enumerate(probe.prefixes):
-        draw = (await probe.draw(place, 1))[0]
-        if draw.tokens is None or prefix.tokens is None:
+        completion = (await probe.sample(place, 1))[0]
+        if completion.tokens is None or prefix.tokens is None:
             continue
-        inside = Prefix(np.concatenate([prefix.tokens, draw.tokens[: max(1, len(draw.tokens) // 2)]]).astype(np.int32))
+        inside = Prefix(
+            np.concatenate([prefix.tokens, completion.tokens[: max(1, len(completion.tokens) // 2)]]).astype(np.int32)
+        )
         for more in await probe.model.sample(inside, 2, probe.settings, [1, 2]):
             for message in _faults(probe, more):
                 yield f"drawing on inside a reply: {message}"
@@ -210,19 +212,19 @@ async def _follows(probe: _Probe) -> AsyncIterator[str]:
     if probe.claims("grammar"):
         held = replace(probe.settings, max_tokens=16, grammar=Grammar("regex", "(yes|no) [0-9]"))
         with suppress(NeedsError, UserError):
-            for draw in await probe.draw(0, 3, held):
-                if draw.stop != "length" and not re.match("(yes|no) [0-9]", draw.text):
-                    yield f"under a grammar it says {draw.text[:40]!r}"
+            for completion in await probe.sample(0, 3, held):
+                if completion.stop != "length" and not re.match("(yes|no) [0-9]", completion.text):
+                    yield f"under a grammar it says {completion.text[:40]!r}"
     if probe.claims("penalties", "tokens"):
         with suppress(NeedsError, UserError):
-            (plain,) = await probe.draw(0, 1)
+            (plain,) = await probe.sample(0, 1)
             token = 0 if plain.tokens is None or not len(plain.tokens) else int(plain.tokens[0])
-            (biased,) = await probe.draw(0, 1, replace(probe.settings, logit_bias=((token, -100.0),)))
+            (biased,) = await probe.sample(0, 1, replace(probe.settings, logit_bias=((token, -100.0),)))
             if biased.tokens is not None and token in biased.tokens.tolist():
                 yield "it samples a token whose logit_bias is -100"
 
 
-def _equal(left: Draw, right: Draw) -> bool:
+def _equal(left: Completion, right: Completion) -> bool:
     arrays = ((getattr(left, name), getattr(right, name)) for name in ("tokens", "logprobs", "entropy"))
     same = all((a is None) == (b is None) and (a is None or np.array_equal(a, b)) for a, b in arrays)
     return same and left.text == right.text and left.stop == right.stop

@@ -1,7 +1,7 @@
-"""Chat templates that lay messages out as tokens without ever encoding drawn text again, and tool calls with token spans.
+"""Chat templates that lay messages out as tokens without ever encoding sampled text again, and tool calls with token spans.
 
 A message is header tokens, content tokens, closing tokens. Given messages (system, user, tool) are encoded once. An assistant message is
-laid out around the tokens the model drew: they stay what they were, whatever encoding their text again would give.
+laid out around the tokens the model sampled: they stay what they were, whatever encoding their text again would give.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import read_record, read_regular, read_small, reason
 from ramify.base.ids import stable_hash
-from ramify.model.protocol import Draw, Model, Tokenizer
+from ramify.model.protocol import Completion, Model, Tokenizer
 from ramify.model.tokenizer import HfTokenizer
 from ramify.trace.message import parse_tool_calls, write_call
 
@@ -43,7 +43,7 @@ class ChatTemplate(Protocol):
         ...
 
     def open(self, role: str, after: str = "user") -> list[int]:
-        """Header tokens that start a message; for ``assistant`` those after which the model draws its reply."""
+        """Header tokens that start a message; for ``assistant`` those after which the model samples its reply."""
         ...
 
     def close(self, role: str, after: str = "user") -> list[int]:
@@ -412,7 +412,7 @@ class JinjaTemplate:
             # system message) belongs to that message.
             base = self._render(_HISTORY[after]) if after else ""
             if after in ("assistant", "tool") and _THOUGHT not in base:
-                raise NeedsError(f"{self.name} drops past thinking, so it cannot go on after an assistant message; {_ADVICE}")
+                raise NeedsError(f"{self.name} drops past thinking, so it cannot continue after an assistant message; {_ADVICE}")
             self._bases[after] = base
         return self._bases[after]
 
@@ -497,38 +497,38 @@ _ADVICE = "give the model a template that renders past messages unchanged"
 
 def assistant_node_parts(
     template: ChatTemplate,
-    draw: Draw,
+    completion: Completion,
     *,
     opens: bool = True,
     closes: bool = True,
     after: str = "user",
     head: Sequence[int] | np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Lay a draw into a node's arrays: header (not drawn), drawn tokens as they are, and the closing tokens not drawn.
+    """Lay a sample into a node's arrays: header (not sampled), sampled tokens as they are, and the closing tokens not sampled.
 
-    ``opens=False`` for a draw that goes on inside a message, ``closes=False`` to leave the message open; ``head`` is the header where it
+    ``opens=False`` for a sample that continues inside a message, ``closes=False`` to leave the message open; ``head`` is the header where it
     is known, else the template's own ``after`` a message of that role. Returns ``tokens``,
-    ``sampled``, ``logprobs``, ``ends`` (shape (T,), None where the draw has none) and ``text``, the reply without the token that ended it.
+    ``sampled``, ``logprobs``, ``ends`` (shape (T,), None where the sample has none) and ``text``, the reply without the token that ended it.
     """
-    if draw.tokens is None:
-        return {"tokens": None, "sampled": None, "logprobs": None, "ends": None, "text": draw.text}
-    drawn = np.asarray(draw.tokens, dtype=np.int32)
-    ended = len(drawn) > 0 and int(drawn[-1]) in template.stop_tokens
-    draw_ends = template.tokenizer.ends(drawn.tolist()) if draw.ends is None else draw.ends
-    spoken = len(drawn) - ended
-    text = draw.text[: int(draw_ends[spoken - 1])] if spoken else ""
+    if completion.tokens is None:
+        return {"tokens": None, "sampled": None, "logprobs": None, "ends": None, "text": completion.text}
+    sampled = np.asarray(completion.tokens, dtype=np.int32)
+    ended = len(sampled) > 0 and int(sampled[-1]) in template.stop_tokens
+    completion_ends = template.tokenizer.ends(sampled.tolist()) if completion.ends is None else completion.ends
+    spoken = len(sampled) - ended
+    text = completion.text[: int(completion_ends[spoken - 1])] if spoken else ""
     head = [] if not opens else template.open("assistant", after) if head is None else head
     tail = template.close("assistant") if closes else []
     if ended and tail and tail[0] in template.stop_tokens:
         tail = tail[1:]
     pad = (len(head), len(tail))
-    ends = np.full(len(drawn) + sum(pad), len(text), dtype=np.int32)
+    ends = np.full(len(sampled) + sum(pad), len(text), dtype=np.int32)
     ends[: len(head)] = 0
-    ends[len(head) : len(head) + spoken] = draw_ends[:spoken]
+    ends[len(head) : len(head) + spoken] = completion_ends[:spoken]
     return {
-        "tokens": np.concatenate([np.asarray(head, np.int32), drawn, np.asarray(tail, np.int32)]),
-        "sampled": np.pad(np.ones(len(drawn), dtype=np.bool_), pad),
-        "logprobs": None if draw.logprobs is None else np.pad(np.asarray(draw.logprobs, dtype=np.float32), pad),
+        "tokens": np.concatenate([np.asarray(head, np.int32), sampled, np.asarray(tail, np.int32)]),
+        "sampled": np.pad(np.ones(len(sampled), dtype=np.bool_), pad),
+        "logprobs": None if completion.logprobs is None else np.pad(np.asarray(completion.logprobs, dtype=np.float32), pad),
         "ends": ends,
         "text": text,
     }
@@ -585,7 +585,7 @@ def _compile(source: str, name: str, day: datetime.datetime) -> Any:
     import jinja2.utils
 
     class Generation(jinja2.ext.Extension):
-        """``{% generation %}`` marks what a model drew; the sampled-mask knows that already, so the block is only rendered."""
+        """``{% generation %}`` marks what a model sampled; the sampled-mask knows that already, so the block is only rendered."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 

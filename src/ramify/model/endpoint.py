@@ -30,7 +30,7 @@ from ramify.model.address import Endpoint, Limits
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
-from ramify.model.protocol import Draw, Grammar, Identity, Prefix, Sampling, Tokenizer, TokenScores
+from ramify.model.protocol import Completion, Grammar, Identity, Prefix, Sampling, Tokenizer, TokenScores
 from ramify.model.sse import TYPE, Events, Heard, Withheld
 from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
@@ -38,7 +38,7 @@ from ramify.trace.message import Message
 
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
 _AGREE = 0.05
-"""Log-probs of one token drawn and given differ by less, in nats, where a server means the same by both."""
+"""Log-probs of one token sampled and given differ by less, in nats, where a server means the same by both."""
 
 
 LABELS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -127,7 +127,7 @@ class HttpModel:
         """What the server was seen to do; found out once. Raises ProviderError where it does not answer.
 
         ``seeds`` is claimed where the same seed gave the same reply and another seed another one. ``logprobs`` are the model's own; a
-        draw has them under the sampling distribution too where both are the same: at temperature 1 with nothing cut or banned.
+        sample has them under the sampling distribution too where both are the same: at temperature 1 with nothing cut or banned.
         """
         with self._lock:
             if self._offers is None:
@@ -174,38 +174,38 @@ class HttpModel:
         if settings.top_k and not self._follows_top_k():
             raise NeedsError(f"'top_k' is not followed by '{self.model}' at {self.endpoint.host}")
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
-        """See :class:`ramify.model.protocol.Model`: one request a draw, all at once; the first failure is raised when all are done."""
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """See :class:`ramify.model.protocol.Model`: one request a sample, all at once; the first failure is raised when all are done."""
         if n < 1 or len(keys) != n:
-            raise UserError(f"{n} draws need as many keys, at least one; {len(keys)} were given")
+            raise UserError(f"{n} samples need as many keys, at least one; {len(keys)} were given")
         self.check(settings)
-        draw: Callable[[int], Awaitable[Draw]]
+        sample: Callable[[int], Awaitable[Completion]]
         if self.mode == "chat":
             self._check_chat(prefix)
 
-            def draw(key: int) -> Awaitable[Draw]:
+            def sample(key: int) -> Awaitable[Completion]:
                 return self._chat(prefix, settings, key)
 
         else:
             if prefix.tokens is None:
                 raise NeedsError(f"the completions endpoint '{self.model}' takes token ids only")
             if not len(prefix.tokens):
-                raise UserError(f"the completions endpoint '{self.model}' cannot go on from nothing: the prefix is empty")
+                raise UserError(f"the completions endpoint '{self.model}' cannot continue from nothing: the prefix is empty")
             given = [int(token) for token in prefix.tokens]
 
-            def draw(key: int) -> Awaitable[Draw]:
+            def sample(key: int) -> Awaitable[Completion]:
                 return self._complete(given, settings, key, prefix.asked)
 
-        done = await asyncio.gather(*(draw(key) for key in keys), return_exceptions=True)
+        done = await asyncio.gather(*(sample(key) for key in keys), return_exceptions=True)
         for result in done:
             if isinstance(result, BaseException):
                 raise result
-        return [result for result in done if isinstance(result, Draw)]
+        return [result for result in done if isinstance(result, Completion)]
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :class:`ramify.model.streaming.StreamingModel`. What the server streams is passed on as it comes, and not tried again.
 
-        In one piece where the server does not stream, or streams no token ids in completions mode; so are draws that ask anything of their
+        In one piece where the server does not stream, or streams no token ids in completions mode; so are samples that ask anything of their
         tokens while they are made (``until``, ``ban_first``).
         """
         self.check(settings)
@@ -243,8 +243,8 @@ class HttpModel:
             return
         if not heard.whole:
             raise self._cut()
-        draw = heard.draws()[min(heard.choices)]
-        yield Piece(draw.text[len(so_far) :], draw=draw)
+        completion = heard.completions()[min(heard.choices)]
+        yield Piece(completion.text[len(so_far) :], completion=completion)
 
     async def _stream_tokens(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """The reply to token ids as its tokens come; read no further than where they stop. Raises ProviderError."""
@@ -266,7 +266,7 @@ class HttpModel:
                     wire.check_who(event, self.model, host)
                     ids = wire.choice_ids(choice, self._pieces, self._limit, host)
                     if ids is None and choice.get("text"):
-                        raise ProviderError("tokens", f"{host} streams no ids of the tokens it drew")
+                        raise ProviderError("tokens", f"{host} streams no ids of the tokens it sampled")
                     logprobs = wire.choice_logprobs(choice, len(ids or ()), host)
                     values += [] if logprobs is None else logprobs.tolist()
                     if choice.get("finish_reason") is not None:
@@ -289,15 +289,15 @@ class HttpModel:
                         model = np.array(values[done:end], np.float32) if len(values) >= end else None
                         yield Piece(new_text, tokens, model if plain else None, model, np.array(new_ends, np.int32))
                         done, told, new_text, new_ends = end, len(said), "", []
-                if over:  # the server may draw on
+                if over:  # the server may sample on
                     break
         if not stop:
             raise self._cut()
-        drawn = spelled.tokens
-        scores = np.array(values[: len(drawn)], np.float32) if len(values) >= len(drawn) else None
-        self._check_drawn(drawn, scores, settings)
-        draw = self._draw(drawn, scores, stop, settings, wire.usage_of({"usage": usage}), plain)
-        yield rest_of(draw, done, told)
+        sampled = spelled.tokens
+        scores = np.array(values[: len(sampled)], np.float32) if len(values) >= len(sampled) else None
+        self._check_sampled(sampled, scores, settings)
+        completion = self._sample(sampled, scores, stop, settings, wire.usage_of({"usage": usage}), plain)
+        yield rest_of(completion, done, told)
 
     def _cut(self) -> ProviderError:
         return ProviderError("cut", f"the stream of {self.endpoint.host} ended before its reply did")
@@ -339,18 +339,18 @@ class HttpModel:
         if prefix.tokens is not None or not prefix.messages:
             raise NeedsError(f"the chat endpoint '{self.model}' takes messages, at least one, and no token ids")
         if prefix.messages[-1].role == "assistant":
-            raise NeedsError(f"the chat endpoint '{self.model}' cannot go on inside a reply")
+            raise NeedsError(f"the chat endpoint '{self.model}' cannot continue inside a reply")
 
     def _chat_body(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> dict[str, Any]:
         body = (dialect or self._dialect).chat(self.model, settings, key) | {"messages": wire.request_messages(prefix.messages)}
         return body | ({"tools": wire.request_tools(prefix.tools)} if prefix.tools else {}) | dict(prefix.asked)
 
-    async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Draw:
+    async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Completion:
         body = self._chat_body(prefix, settings, key, dialect)
-        return wire.chat_draw(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
+        return wire.chat_completion(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
 
-    async def _complete(self, given: list[int], settings: Sampling, key: int, asked: Mapping[str, Any]) -> Draw:
-        """One draw. Where the first token has bans of its own it is drawn by itself and the rest behind it, which changes no odds."""
+    async def _complete(self, given: list[int], settings: Sampling, key: int, asked: Mapping[str, Any]) -> Completion:
+        """One sample. Where the first token has bans of its own it is sampled by itself and the rest behind it, which changes no odds."""
         if not settings.ban_first:
             return await self._completed(given, settings, key, self._dialect, asked)
         alone = replace(settings, max_tokens=1, ban=(*settings.ban, *settings.ban_first), ban_first=())
@@ -366,7 +366,7 @@ class HttpModel:
         assert rest.tokens is not None
         model = [d.model_logprobs for d in (first, rest) if d.model_logprobs is not None]
         logprobs = np.concatenate(model) if len(model) == 2 else None
-        return self._draw(
+        return self._sample(
             [*first.tokens.tolist(), *rest.tokens.tolist()],
             logprobs,
             rest.stop,
@@ -377,7 +377,7 @@ class HttpModel:
 
     async def _completed(
         self, given: list[int], settings: Sampling, key: int, dialect: Dialect, asked: Mapping[str, Any] | None = None
-    ) -> Draw:
+    ) -> Completion:
         body = dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(asked or {})
         host = self.endpoint.host
         answer = await self.transport.post("/completions", body)
@@ -385,30 +385,30 @@ class HttpModel:
         stop = wire.stop_of(choice, host)
         tokens = wire.choice_ids(choice, self._pieces, self._limit, host)
         if tokens is None:
-            raise ProviderError("tokens", f"{host} gives no ids of the tokens it drew")
+            raise ProviderError("tokens", f"{host} gives no ids of the tokens it sampled")
         logprobs = wire.choice_logprobs(choice, len(tokens), host)
-        self._check_drawn(tokens, logprobs, settings)
-        return self._draw(tokens, logprobs, stop, settings, wire.usage_of(answer), _is_plain(settings, asked or {}))
+        self._check_sampled(tokens, logprobs, settings)
+        return self._sample(tokens, logprobs, stop, settings, wire.usage_of(answer), _is_plain(settings, asked or {}))
 
     def _check_secret(self, text: str) -> None:
-        """Raises ProviderError where drawn tokens spell the key: tokens are never edited, so the draw fails."""
+        """Raises ProviderError where sampled tokens spell the key: tokens are never edited, so the sample fails."""
         if self.transport.key.scrub(text) != text:
             raise ProviderError("tokens", f"{self.endpoint.host} says back the key it was sent", final=True)
 
-    def _check_drawn(self, tokens: Sequence[int], logprobs: np.ndarray | None, settings: Sampling) -> None:
-        """Raises ProviderError where a draw is not what was asked for."""
+    def _check_sampled(self, tokens: Sequence[int], logprobs: np.ndarray | None, settings: Sampling) -> None:
+        """Raises ProviderError where a sample is not what was asked for."""
         host = self.endpoint.host
         if not tokens or len(tokens) > settings.max_tokens:
             raise ProviderError("tokens", f"{host} gives {len(tokens)} tokens where 1 to {settings.max_tokens} were asked for")
         if set(tokens) & set(settings.ban):
-            raise ProviderError("tokens", f"{host} drew a token that the request bans (logit_bias)", final=True)
+            raise ProviderError("tokens", f"{host} sampled a token that the request bans (logit_bias)", final=True)
         if logprobs is None and "logprobs" in (self._offers or ()):
             raise ProviderError("logprobs", f"{host} gives no log-probs, which it gave before")
 
-    def _draw(
+    def _sample(
         self, tokens: list[int], logprobs: np.ndarray | None, stop: str, settings: Sampling, data: Mapping[str, Any], plain: bool
-    ) -> Draw:
-        """A draw cut after the first token that stops it: servers stop late, or not at all, and what they drew before stays valid.
+    ) -> Completion:
+        """A sample cut after the first token that stops it: servers stop late, or not at all, and what they sampled before stays valid.
 
         ``plain`` says whether ``logprobs`` are those of the sampling distribution, too.
         """
@@ -424,7 +424,7 @@ class HttpModel:
                 text, ends, array = said, ends[:count], array[:count]
                 logprobs = None if logprobs is None else logprobs[:count]
                 break
-        return Draw(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)
+        return Completion(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)
 
     async def _score(self, row: list[int], scores: str = "", top_k: int = 0) -> TokenScores:
         if not row:
@@ -452,7 +452,7 @@ class HttpModel:
 
     @cached_property
     def _pieces(self) -> dict[str, int] | None:
-        """Token ids by their text, where no two tokens have the same text; else None, since drawn text is never encoded again."""
+        """Token ids by their text, where no two tokens have the same text; else None, since sampled text is never encoded again."""
         if not isinstance(self.tokenizer, HfTokenizer):
             return None
         texts = {self.tokenizer.decode([token]): token for token in range(self._limit)}
@@ -495,7 +495,7 @@ class HttpModel:
             return False  # some hosted models take temperature 1 only
         return _same(first, again) and not all(_same(first, other) for other in others)
 
-    async def _look(self, seed: int, dialect: Dialect, settings: Sampling = _LOOK) -> Draw:
+    async def _look(self, seed: int, dialect: Dialect, settings: Sampling = _LOOK) -> Completion:
         if self.mode == "chat":
             prefix = Prefix(messages=(Message("user", "Name a colour, a town and a number."),))
             return await self._chat(prefix, settings, seed, dialect)
@@ -505,24 +505,26 @@ class HttpModel:
     def _sample_ids(self) -> list[int]:
         return list(self.tokenizer.encode("The colour, the town and the number:")) or [0]
 
-    async def _scoring(self, drawn: Draw) -> set[str]:
-        """Whether the server scores given tokens, and as it scored them when it drew them."""
-        assert drawn.tokens is not None
-        assert drawn.model_logprobs is not None
+    async def _scoring(self, sampled: Completion) -> set[str]:
+        """Whether the server scores given tokens, and as it scored them when it sampled them."""
+        assert sampled.tokens is not None
+        assert sampled.model_logprobs is not None
         for scores in ("prompt_logprobs", "echo"):
             try:
-                found = (await self._score([*self._sample_ids, *drawn.tokens.tolist()], scores)).logprobs[-len(drawn.tokens) :]
+                found = (await self._score([*self._sample_ids, *sampled.tokens.tolist()], scores)).logprobs[
+                    -len(sampled.tokens) :
+                ]
             except ProviderError as error:
                 if error.again:
                     raise
                 continue
-            if np.abs(found - drawn.model_logprobs).max() < _AGREE:
+            if np.abs(found - sampled.model_logprobs).max() < _AGREE:
                 self._dialect = replace(self._dialect, scores=scores)
                 return {"prompt_logprobs"}
         return set()
 
     def _follows_top_k(self) -> bool:
-        """Whether top_k is followed: with top_k 1 two seeds draw the same at a high temperature."""
+        """Whether top_k is followed: with top_k 1 two seeds sample the same at a high temperature."""
         with self._lock:
             if self._top_k is None:
                 self._top_k = wait_for(self._try_top_k)
@@ -538,8 +540,8 @@ class HttpModel:
     async def _try_grammar(self, kind: str) -> bool:
         text = {"json": '{"enum": ["quux-7 quux-7"]}', "lark": 'start: "quux-7 quux-7"'}.get(kind, "quux-7 quux-7")
         try:
-            draw = await self._look(1, self._dialect, replace(_LOOK, max_tokens=32, grammar=Grammar(kind, text)))
-            return draw.text.replace('"', "").strip() == "quux-7 quux-7"
+            completion = await self._look(1, self._dialect, replace(_LOOK, max_tokens=32, grammar=Grammar(kind, text)))
+            return completion.text.replace('"', "").strip() == "quux-7 quux-7"
         except ProviderError as error:
             if error.kind != "request":
                 raise
@@ -556,10 +558,10 @@ class HttpModel:
             return False
 
 
-def _same(left: Draw, right: Draw) -> bool:
+def _same(left: Completion, right: Completion) -> bool:
     if left.tokens is not None and right.tokens is not None:
         return bool(np.array_equal(left.tokens, right.tokens))
-    thought = [(draw.data or {}).get("reasoning") for draw in (left, right)]
+    thought = [(completion.data or {}).get("reasoning") for completion in (left, right)]
     return left.text == right.text and thought[0] == thought[1]
 
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError, RamifyError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.plugins import source_of, takes
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores, require
+from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, TokenScores, require
 from ramify.model.wire import request_messages
 
 AnyModel: TypeAlias = Model | str | Callable[..., Any]
@@ -21,10 +21,10 @@ _HAS = ("identity", "capabilities", "sample", "logprobs")
 
 
 class FunctionModel:
-    """``function(messages)`` or ``function(messages, key)`` says the reply: a text, or a whole :class:`Draw`; ``async`` or not.
+    """``function(messages)`` or ``function(messages, key)`` says the reply: a text, or a whole :class:`Completion`; ``async`` or not.
 
-    ``messages`` are those of a chat request, ``[{"role": "user", "content": "..."}, ...]``; ``key`` is the place of the draw, a number that
-    is the same whenever the same place is drawn again. Async functions run at once for as many attempts as are under way, others one
+    ``messages`` are those of a chat request, ``[{"role": "user", "content": "..."}, ...]``; ``key`` is the place of the sample, a number that
+    is the same whenever the same place is sampled again. Async functions run at once for as many attempts as are under way, others one
     after the other. What the function raises is a failure of that attempt. It takes no sampling settings. Raises UserError where
     it cannot be called so.
     """
@@ -40,7 +40,7 @@ class FunctionModel:
         place = name or f"{getattr(function, '__module__', '')}.{own}"
         self.identity = Identity(name or own, stable_hash("function", place, source_of(function)), "")
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`."""
         if prefix.tokens is not None:
             raise NeedsError(f"the model '{self.identity.name}' is a function of messages and takes no tokens")
@@ -51,7 +51,7 @@ class FunctionModel:
         """Raises NeedsError: a function scores nothing."""
         raise NeedsError(f"the model '{self.identity.name}' is a function of messages and scores no tokens")
 
-    async def _reply(self, messages: list[dict[str, Any]], key: int) -> Draw:
+    async def _reply(self, messages: list[dict[str, Any]], key: int) -> Completion:
         try:
             said = self._function(messages, key) if self._keyed else self._function(messages)
             if inspect.isawaitable(said):
@@ -59,12 +59,12 @@ class FunctionModel:
         except RamifyError:
             raise
         except Exception as error:  # code of the user's own may raise anything
-            raise BoundaryError("engine", f"{self.identity.name} raised {type(error).__name__}: {error}") from error
-        if isinstance(said, Draw):
+            raise InfrastructureError("engine", f"{self.identity.name} raised {type(error).__name__}: {error}") from error
+        if isinstance(said, Completion):
             return said
         if not isinstance(said, str):
-            raise BoundaryError("engine", f"{self.identity.name} returned a {type(said).__name__}, not a text")
-        return Draw(said, "eos")
+            raise InfrastructureError("engine", f"{self.identity.name} returned a {type(said).__name__}, not a text")
+        return Completion(said, "eos")
 
 
 def model_of(given: Model | Callable[..., Any]) -> Model:

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx2
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.model.address import Endpoint, Limits, read_key
 from ramify.model.scripted import refuse_real_calls
 
@@ -48,7 +48,7 @@ _SHOWN = 300
 _JSON = r"application/([\w.+-]+\+)?json"
 
 
-class ProviderError(BoundaryError):
+class ProviderError(InfrastructureError):
     """A server's failure, one sentence. ``kind`` is one of :data:`KINDS`; ``status`` the HTTP status, 0 where there was none."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Clock:
         await asyncio.sleep(seconds)
 
     def chance(self) -> float:
-        """A number in [0, 1), drawn anew."""
+        """A number in [0, 1), sampled anew."""
         return random.random()
 
 

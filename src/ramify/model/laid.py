@@ -15,7 +15,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, Tokenizer, TokenScores, context_of
+from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, Tokenizer, TokenScores, context_of
 from ramify.model.rendered import Filled, Known, Piece, Reused, rendered
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
@@ -59,8 +59,8 @@ def check_room(tokenizer: Tokenizer, texts: Sequence[str], room: int, name: str)
 class Layout:
     """``inner``, to which chats go as ``template`` lays them out; prefixes of token ids pass as they are.
 
-    A reply drawn here that comes back in a later request at its old place is laid out with the tokens that were drawn, not encoded
-    again (the last ``remembered`` replies). Draws tell what was ``shown``. Tools are told by a template that knows ``tools``, else in
+    A reply sampled here that comes back in a later request at its old place is laid out with the tokens that were sampled, not encoded
+    again (the last ``remembered`` replies). Samples tell what was ``shown``. Tools are told by a template that knows ``tools``, else in
     the system message.
     """
 
@@ -68,7 +68,7 @@ class Layout:
         self.inner, self.tokenizer = inner, template.tokenizer
         self.template = template.lenient if isinstance(template, JinjaTemplate) else template
         self._limit = remembered
-        self._replies: OrderedDict[tuple[bytes, str], Draw] = OrderedDict()
+        self._replies: OrderedDict[tuple[bytes, str], Completion] = OrderedDict()
         self._templates: OrderedDict[str, ChatTemplate] = OrderedDict()
 
     @property
@@ -85,13 +85,13 @@ class Layout:
         """What else the model inside offers: ``eos``, ``context``, ``stats``."""
         return getattr(self.inner, name)
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`."""
         if prefix.tokens is not None:
             return await self.inner.sample(prefix, n, settings, keys)
         laid = self._lay(prefix)
-        draws = await self.inner.sample(laid.inside, n, self._settings(settings), keys)
-        return [self._told(draw, laid) for draw in draws]
+        completions = await self.inner.sample(laid.inside, n, self._settings(settings), keys)
+        return [self._told(completion, laid) for completion in completions]
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :class:`ramify.model.streaming.StreamingModel`."""
@@ -102,8 +102,8 @@ class Layout:
             pieces = stream(self.inner, laid.inside, self._settings(settings), key)
         async with aclosing(pieces):
             async for piece in pieces:
-                if piece.draw is not None and prefix.tokens is None:
-                    piece = replace(piece, draw=self._told(piece.draw, laid))
+                if piece.completion is not None and prefix.tokens is None:
+                    piece = replace(piece, completion=self._told(piece.completion, laid))
                 yield piece
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
@@ -113,17 +113,17 @@ class Layout:
     def _settings(self, settings: Sampling) -> Sampling:
         return replace(settings, stop_tokens=(*settings.stop_tokens, *self.template.stop_tokens))
 
-    def _told(self, draw: Draw, laid: _Prompt) -> Draw:
-        """The draw with what was shown, remembered for when it comes back."""
+    def _told(self, completion: Completion, laid: _Prompt) -> Completion:
+        """The sample with what was shown, remembered for when it comes back."""
         assert laid.inside.tokens is not None
-        draw = replace(draw, head=laid.head)
-        said = assistant_node_parts(self.template, draw, head=laid.head)["text"]
-        self._replies[laid.place, _gist(said)] = draw
+        completion = replace(completion, head=laid.head)
+        said = assistant_node_parts(self.template, completion, head=laid.head)["text"]
+        self._replies[laid.place, _gist(said)] = completion
         while len(self._replies) > self._limit:
             self._replies.popitem(last=False)
-        data = dict(draw.data or {})
+        data = dict(completion.data or {})
         data["usage"] = {"prompt_tokens": len(laid.inside.tokens), **data.get("usage", {})}
-        return replace(draw, data=data, shown=laid.shown)
+        return replace(completion, data=data, shown=laid.shown)
 
     def _lay(self, prefix: Prefix) -> _Prompt:
         """Messages as tokens: each by itself, all with the reply's header, and a hash of where the reply begins.
@@ -160,9 +160,9 @@ class Layout:
         place, known = hashlib.blake2b(digest_size=16), list[Known]()
         for message in messages:
             text, pieces = message.text, tuple[Piece, ...]()
-            drawn = self._replies.get((place.digest(), _gist(text))) if message.role == "assistant" else None
-            if drawn is not None:
-                parts = assistant_node_parts(self.template, drawn, head=drawn.head)
+            sampled = self._replies.get((place.digest(), _gist(text))) if message.role == "assistant" else None
+            if sampled is not None:
+                parts = assistant_node_parts(self.template, sampled, head=sampled.head)
                 text, pieces = parts["text"], (Piece(parts["tokens"], parts["text"], parts["sampled"], parts["ends"]),)
             known.append(Known(message.role, text, pieces))
             told = _gist(text) if message.role == "assistant" else text
@@ -180,7 +180,9 @@ class Layout:
             tokens = source.tokens[piece.start : piece.end].tolist()
             if texts and texts[-1][0] == piece.message:
                 begun = texts.pop()
-                said = self.tokenizer.decode([token for token, drawn in zip(tokens, _drawn(source, piece), strict=True) if drawn])
+                said = self.tokenizer.decode(
+                    [token for token, sampled in zip(tokens, _sampled(source, piece), strict=True) if sampled]
+                )
                 texts.append((*begun[:2], begun[2] + said, [*begun[3], *tokens]))
             else:
                 texts.append((piece.message, known[piece.message].role, known[piece.message].text, tokens))
@@ -192,9 +194,9 @@ class Layout:
         return _Prompt(tuple(shown), found.header, place.digest())
 
     def _one(self, template: ChatTemplate, message: Message, after: str, place: bytes) -> TokenMessage:
-        drawn = self._replies.get((place, _gist(message.text))) if message.role == "assistant" else None
-        if drawn is not None:
-            parts = assistant_node_parts(template, drawn, after=after)
+        sampled = self._replies.get((place, _gist(message.text))) if message.role == "assistant" else None
+        if sampled is not None:
+            parts = assistant_node_parts(template, sampled, after=after)
             return TokenMessage(replace(message, text=parts["text"]), parts["tokens"], parts["ends"])
         tokens, ends, text = template.render(message.role, message.text, after)
         return TokenMessage(replace(message, text=text), np.array(tokens, np.int32), np.array(ends, np.int32))
@@ -235,7 +237,7 @@ class _Prompt:
         return Prefix(np.concatenate([*laid, np.array(self.head, np.int32)]), asked=self.asked)
 
 
-def _drawn(source: Piece, piece: Reused) -> list[bool]:
+def _sampled(source: Piece, piece: Reused) -> list[bool]:
     return [] if source.sampled is None else source.sampled[piece.start : piece.end].tolist()
 
 

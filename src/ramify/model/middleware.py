@@ -18,7 +18,7 @@ import numpy as np
 
 from ramify.base import conformance
 from ramify.base.ids import json_hash, stable_hash
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores
+from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.streaming import Pieces, stream, whole
 from ramify.trace.view import TokenMessage
 
@@ -29,9 +29,9 @@ _OFFERED = ("tokenizer", "template", "eos", "context", "defaults", "forwards", "
 
 
 class Middleware:
-    """Passes everything on. Subclasses override :meth:`before`, which may change what is shown, and :meth:`after`, which sees each draw.
+    """Passes everything on. Subclasses override :meth:`before`, which may change what is shown, and :meth:`after`, which sees each sample.
 
-    ``settings``, JSON, is all that may change a draw: it is hashed into the identity. ``rewrites`` says that ``after`` may change a reply's
+    ``settings``, JSON, is all that may change a sample: it is hashed into the identity. ``rewrites`` says that ``after`` may change a reply's
     text: streams then come in one piece, at their end. Failures and cancellation of the model inside pass through.
     """
 
@@ -43,7 +43,7 @@ class Middleware:
 
     @property
     def settings(self) -> Any:
-        """What may change a draw, as JSON."""
+        """What may change a sample, as JSON."""
         return self.argument
 
     @cached_property
@@ -68,35 +68,39 @@ class Middleware:
         """What the model inside is shown in the place of ``given``."""
         return given
 
-    async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
-        """What becomes of a draw. Extras go into its ``data``; ``key`` decides whatever is drawn here."""
-        return draw
+    async def after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
+        """What becomes of a sample. Extras go into its ``data``; ``key`` decides whatever is sampled here."""
+        return completion
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`."""
         shown = await self.before(prefix)
-        draws = await self.inner.sample(shown, n, settings, keys)
-        return list(await asyncio.gather(*(self._after(prefix, shown, *one) for one in zip(draws, keys, strict=True))))
+        completions = await self.inner.sample(shown, n, settings, keys)
+        return list(await asyncio.gather(*(self._after(prefix, shown, *one) for one in zip(completions, keys, strict=True))))
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        """See :func:`ramify.model.streaming.stream`; the last piece carries the draw as :meth:`after` left it."""
+        """See :func:`ramify.model.streaming.stream`; the last piece carries the sample as :meth:`after` left it."""
         if self.rewrites:
-            (draw,) = await self.sample(prefix, 1, settings, [key])
-            yield whole(draw)
+            (completion,) = await self.sample(prefix, 1, settings, [key])
+            yield whole(completion)
             return
         shown = await self.before(prefix)
         async with aclosing(stream(self.inner, shown, settings, key)) as pieces:
             async for piece in pieces:
-                yield piece if piece.draw is None else replace(piece, draw=await self._after(prefix, shown, piece.draw, key))
+                yield (
+                    piece
+                    if piece.completion is None
+                    else replace(piece, completion=await self._after(prefix, shown, piece.completion, key))
+                )
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
         """Those of the model inside."""
         return await self.inner.logprobs(tokens, top_k)
 
-    async def _after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
-        if shown is not given and not draw.shown:
-            draw = replace(draw, shown=tuple(TokenMessage(message) for message in shown.messages))
-        return await self.after(given, shown, draw, key)
+    async def _after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
+        if shown is not given and not completion.shown:
+            completion = replace(completion, shown=tuple(TokenMessage(message) for message in shown.messages))
+        return await self.after(given, shown, completion, key)
 
 
 def unwrapped(model: Model) -> tuple[tuple[Middleware, ...], Model]:
@@ -116,11 +120,11 @@ async def shown_by(layers: Sequence[Middleware], given: Prefix) -> list[Prefix]:
     return seen
 
 
-async def told_by(layers: Sequence[Middleware], seen: Sequence[Prefix], draw: Draw, key: int) -> Draw:
-    """What ``layers`` make of a draw. ``seen`` is what :func:`shown_by` found."""
+async def told_by(layers: Sequence[Middleware], seen: Sequence[Prefix], completion: Completion, key: int) -> Completion:
+    """What ``layers`` make of a sample. ``seen`` is what :func:`shown_by` found."""
     for layer, given, shown in reversed(list(zip(layers, seen, seen[1:], strict=False))):
-        draw = await layer._after(given, shown, draw, key)
-    return draw
+        completion = await layer._after(given, shown, completion, key)
+    return completion
 
 
 def wrap(model: Model, names: Sequence[str]) -> Model:

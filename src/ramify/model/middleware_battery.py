@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.problem import Problem, run_checks
 from ramify.base.seeds import place_key
 from ramify.model.battery import check_model
 from ramify.model.middleware import Make
-from ramify.model.protocol import CAPABILITIES, Draw, Identity, Model, Prefix, Sampling, TokenScores
+from ramify.model.protocol import CAPABILITIES, Completion, Identity, Model, Prefix, Sampling, TokenScores
 from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Piece, Pieces, stream
 from ramify.trace.message import Message
@@ -28,7 +28,7 @@ _TOKENS = Prefix(np.array([5, 6, 7], np.int32))
 def check_middleware(make: Make, timeout: float = 30.0) -> list[Problem]:
     """Run every check on what ``make`` puts around models that take messages and models that take tokens.
 
-    ``make`` is what is registered, without its argument: so made it should have nothing to do, and change no draw, unless the class says
+    ``make`` is what is registered, without its argument: so made it should have nothing to do, and change no sample, unless the class says
     ``rewrites``. A call that takes longer than ``timeout`` seconds is a problem. Runs its own event loop.
     """
     return run_checks(CHECKS, _Probe(make, timeout))
@@ -45,8 +45,8 @@ class _Probe:
 
         return asyncio.run(bounded())
 
-    def sample(self, model: Model, prefix: Prefix, keys: Sequence[int]) -> list[Draw]:
-        found: list[Draw] = self.run(model.sample(prefix, len(keys), _SETTINGS, keys))
+    def sample(self, model: Model, prefix: Prefix, keys: Sequence[int]) -> list[Completion]:
+        found: list[Completion] = self.run(model.sample(prefix, len(keys), _SETTINGS, keys))
         return found
 
 
@@ -56,7 +56,7 @@ def _chat(*texts: str) -> Prefix:
     return Prefix(messages=(Message("system", "Be brief."), *said))
 
 
-CHATS = (_chat("hello"), _chat("count", "one", "go on"), Prefix(messages=(Message("user", "?\x00\u202e<|end|>"),)))
+CHATS = (_chat("hello"), _chat("count", "one", "continue"), Prefix(messages=(Message("user", "?\x00\u202e<|end|>"),)))
 
 
 def _keys(n: int, place: int = 0) -> list[int]:
@@ -80,7 +80,7 @@ class _Inside:
     identity: Identity = field(default=Identity("inside", "w0"))
     capabilities: frozenset[str] = frozenset({"seeds", "batch_invariant"})
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         self.asked.append(prefix)
         if self.fails is not None:
             raise self.fails
@@ -91,14 +91,14 @@ class _Inside:
         except BaseException as error:
             self.ended.append(type(error).__name__)
             raise
-        return [Draw(_reply(prefix.messages, key), "eos", data={"usage": {"prompt_tokens": 1}}) for key in keys]
+        return [Completion(_reply(prefix.messages, key), "eos", data={"usage": {"prompt_tokens": 1}}) for key in keys]
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        (draw,) = await self.sample(prefix, 1, settings, [key])
+        (completion,) = await self.sample(prefix, 1, settings, [key])
         try:
-            for at in range(0, len(draw.text), 4):
-                yield Piece(draw.text[at : at + 4])
-            yield Piece("", draw=draw)
+            for at in range(0, len(completion.text), 4):
+                yield Piece(completion.text[at : at + 4])
+            yield Piece("", completion=completion)
         except GeneratorExit:
             self.ended.append("closed")
             raise
@@ -134,7 +134,7 @@ def _model(probe: _Probe) -> Iterator[str]:
 
 
 def _transparent(probe: _Probe) -> Iterator[str]:
-    """With nothing to do it changes no draw, and never what it was given."""
+    """With nothing to do it changes no sample, and never what it was given."""
     for place, chat in enumerate(CHATS):
         before, inside = copy.deepcopy(chat.messages), _Inside()
         made = probe.make(inside)
@@ -144,32 +144,32 @@ def _transparent(probe: _Probe) -> Iterator[str]:
         plain = probe.sample(_Inside(), chat, _keys(2, place))
         same = [(d.text, d.stop) for d in found] == [(d.text, d.stop) for d in plain]
         if not same and not getattr(made, "rewrites", False):
-            yield "with nothing to do it changes a draw"
-        if any((draw.data or {}).get("usage") is None for draw in found):
-            yield "it drops the data of a draw"
+            yield "with nothing to do it changes a sample"
+        if any((completion.data or {}).get("usage") is None for completion in found):
+            yield "it drops the data of a sample"
     script = ScriptedModel(["drawn"])
     made = probe.make(script)
-    drawn, alone = (probe.sample(model, _TOKENS, _keys(1))[0].tokens for model in (made, script))
+    sampled, alone = (probe.sample(model, _TOKENS, _keys(1))[0].tokens for model in (made, script))
     assert alone is not None
-    if (drawn is None or drawn.tolist() != alone.tolist()) and not getattr(made, "rewrites", False):
-        yield "with nothing to do it changes the tokens of a draw"
+    if (sampled is None or sampled.tolist() != alone.tolist()) and not getattr(made, "rewrites", False):
+        yield "with nothing to do it changes the tokens of a sample"
 
 
 def _draws(probe: _Probe) -> Iterator[str]:
-    """As many draws as keys, and key i decides draw i."""
+    """As many samples as keys, and key i decides sample i."""
     made = probe.make(_Inside())
     for n in (1, 3):
         found = probe.sample(made, CHATS[0], _keys(n))
         if len(found) != n:
-            yield f"for {n} keys it returns {len(found)} draws"
+            yield f"for {n} keys it returns {len(found)} samples"
         alone = [probe.sample(made, CHATS[0], [key])[0].text for key in _keys(n)]
-        if [draw.text for draw in found] != alone:
-            yield "a draw in company differs from the same key's draw alone"
+        if [completion.text for completion in found] != alone:
+            yield "a sample in company differs from the same key's sample alone"
 
 
 def _failures(probe: _Probe) -> Iterator[str]:
     """A failure inside comes out as it is."""
-    for error in (BoundaryError("provider", "down"), UserError("no such thing")):
+    for error in (InfrastructureError("provider", "down"), UserError("no such thing")):
         made = probe.make(_Inside(fails=error))
         for how, work in (("sample", made.sample(CHATS[0], 1, _SETTINGS, [1])), ("stream", _read(made, CHATS[0], 1))):
             try:
@@ -181,7 +181,7 @@ def _failures(probe: _Probe) -> Iterator[str]:
 
 
 def _cancelled(probe: _Probe) -> Iterator[str]:
-    """Cancelling a draw, or closing a stream, reaches the model inside."""
+    """Cancelling a sample, or closing a stream, reaches the model inside."""
     waiting, streaming = _Inside(waits=True), _Inside()
     made = probe.make(streaming)
 
@@ -199,25 +199,25 @@ def _cancelled(probe: _Probe) -> Iterator[str]:
         return bool(streaming.ended)
 
     if not probe.run(cancel()):
-        yield "cancelling a draw does not cancel it inside"
+        yield "cancelling a sample does not cancel it inside"
     if not probe.run(close()) and not getattr(made, "rewrites", False):
         yield "closing a stream does not close it inside"
 
 
 def _streams(probe: _Probe) -> Iterator[str]:
-    """The pieces of a stream, put together, are the draw that ``sample`` makes; the last, and no other, carries it."""
+    """The pieces of a stream, put together, are the sample that ``sample`` makes; the last, and no other, carries it."""
     for chat in CHATS:
         made = probe.make(_Inside())
         pieces: list[Piece] = probe.run(_read(made, chat, 7))
-        (draw,) = probe.sample(made, chat, [7])
-        if not pieces or pieces[-1].draw is None or any(piece.draw is not None for piece in pieces[:-1]):
-            yield "a stream does not end with its draw, or carries it earlier"
+        (completion,) = probe.sample(made, chat, [7])
+        if not pieces or pieces[-1].completion is None or any(piece.completion is not None for piece in pieces[:-1]):
+            yield "a stream does not end with its sample, or carries it earlier"
             continue
-        if "".join(piece.text for piece in pieces) != pieces[-1].draw.text:
-            yield "the pieces of a stream are not the text of its draw"
-        if (pieces[-1].draw.text, pieces[-1].draw.stop) != (draw.text, draw.stop):
-            yield "a stream ends with another draw than sample makes"
-        if pieces[-1].draw.data != draw.data:
+        if "".join(piece.text for piece in pieces) != pieces[-1].completion.text:
+            yield "the pieces of a stream are not the text of its sample"
+        if (pieces[-1].completion.text, pieces[-1].completion.stop) != (completion.text, completion.stop):
+            yield "a stream ends with another sample than sample makes"
+        if pieces[-1].completion.data != completion.data:
             yield "a stream ends with other data than those of sample"
         if len(pieces) < 3 and not getattr(made, "rewrites", False):
             yield "it holds a stream back until its end, and does not say that it rewrites"
@@ -233,12 +233,12 @@ def _mixing(probe: _Probe) -> Iterator[str]:
     inside = _Inside()
     made, marks = probe.make(inside), [f"mark-{i:02d}-" for i in range(16)]
 
-    async def all_at_once() -> list[list[Draw]]:
+    async def all_at_once() -> list[list[Completion]]:
         work = (made.sample(_chat(mark, f"heard {mark}", mark), 1, _SETTINGS, [i]) for i, mark in enumerate(marks))
         return await asyncio.gather(*work)
 
-    for own, (draw,) in zip(marks, probe.run(all_at_once()), strict=True):
-        if own not in draw.text or any(mark in draw.text for mark in marks if mark != own):
+    for own, (completion,) in zip(marks, probe.run(all_at_once()), strict=True):
+        if own not in completion.text or any(mark in completion.text for mark in marks if mark != own):
             yield "the reply to one conversation went to another"
     for asked in inside.asked:
         said = " ".join(message.text for message in asked.messages)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import EXIT_BUDGET, BoundaryError, NeedsError, UserError
+from ramify.base.errors import EXIT_BUDGET, InfrastructureError, NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
 from ramify.model.protocol import Identity, Model, TokenScores, require
@@ -32,8 +32,8 @@ class IncompatiblePairError(UserError):
     exit_code = EXIT_BUDGET
 
 
-Fault = UserError | BoundaryError
-"""What a model may raise on one row; the other rows go on."""
+Fault = UserError | InfrastructureError
+"""What a model may raise on one row; the other rows continue."""
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Pair:
         top_k: int = 0,
         progress: Callable[[int], object] = lambda rows: None,
     ) -> list[tuple[TokenScores, TokenScores] | Fault]:
-        """What the policy and the reference say of each row, or the error that one of them raised on that row: the others go on.
+        """What the policy and the reference say of each row, or the error that one of them raised on that row: the others continue.
 
         First the policy over all rows, then the reference, each opened once. ``again`` rows are scored a second time, each alone, which
         tells how much of a log-ratio is rounding (``noise``). ``top_k``: the policy's likeliest alternatives come along (at most as many
@@ -260,7 +260,7 @@ async def _scores(model: Model, rows: list[np.ndarray], top_k: int) -> list[Toke
         if alone is not None and not top_k:
             return [TokenScores(values) for values in await alone(rows)]
         return list(await model.logprobs(rows, top_k=top_k))
-    except (UserError, BoundaryError) as error:
+    except (UserError, InfrastructureError) as error:
         if len(rows) == 1:
             return [error]
     half = len(rows) // 2

@@ -17,7 +17,7 @@ def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
     """Look at an endpoint, given as URL or as ``chat:MODEL@URL``; nothing is raised, and the answer holds no secret.
 
     Returns ``url``, ``reachable`` (something answered), ``ok`` (nothing is wrong), ``latency_s`` of the list of models, ``models``,
-    ``offers`` (capabilities of the named model, for which a few tokens are drawn; of a bare URL none are looked for), and ``error``
+    ``offers`` (capabilities of the named model, for which a few tokens are sampled; of a bare URL none are looked for), and ``error``
     and ``kind`` where something is wrong. Do not call it from an event loop.
     """
     found: dict[str, Any] = {"url": "", "reachable": False, "ok": False, "latency_s": None, "models": [], "offers": []}

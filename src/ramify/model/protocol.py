@@ -20,18 +20,18 @@ from ramify.trace.view import TokenMessage
 CAPABILITIES = {
     "tokens": "takes and returns token ids",
     "continue": "continues inside a message",
-    "logprobs": "returns log-probs of the tokens it drew",
+    "logprobs": "returns log-probs of the tokens it sampled",
     "prompt_logprobs": "returns log-probs of tokens it is given",
     "entropy": "returns the entropy of each next-token distribution",
-    "seeds": "repeats a draw for the same seed",
-    "batch_invariant": "a row's draw does not depend on its batch mates",
+    "seeds": "repeats a sample for the same seed",
+    "batch_invariant": "a row's sample does not depend on its batch mates",
     "penalties": "follows logit_bias, min_p and the penalties",
     "grammar": "holds a reply to a grammar",
     "taps": "hidden states can be read and patched",
     "train": "weights can be trained in process",
 }
 
-#: On whose behalf a draw is asked for: a model that queues draws is fair between clients. Tasks started meanwhile inherit it.
+#: On whose behalf a sample is asked for: a model that queues samples is fair between clients. Tasks started meanwhile inherit it.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
@@ -42,7 +42,7 @@ class Prefix:
     tokens: np.ndarray | None = None
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Tools the world offers, as JSON schemas; a model that takes messages may call them."""
+    """Tools the environment offers, as JSON schemas; a model that takes messages may call them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What else a request asks for that only an endpoint can keep to: sent with the prompt as it is (``HttpModel.forwards``)."""
 
@@ -62,7 +62,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling settings. Everything but ``until`` and ``seeded`` is part of the producer's identity.
+    """Sampling settings. Everything but ``until`` and ``seeded`` is part of the provenance's identity.
 
     What they do to the model's distribution, and in which order, is in :mod:`ramify.engine.sampling`.
     """
@@ -74,13 +74,13 @@ class Sampling:
     """0 keeps all."""
     max_tokens: int = 256
     stop_tokens: tuple[int, ...] = ()
-    """Stop after drawing one of these; it stays part of the draw."""
+    """Stop after sampling one of these; it stays part of the sample."""
     stop_texts: tuple[str, ...] = ()
     """Stop once the text contains one of these; kept whole, tokens are never cut."""
     ban: tuple[int, ...] = ()
     """Token ids given probability 0 throughout."""
     ban_first: tuple[int, ...] = ()
-    """Token ids given probability 0 at the first drawn token only (fork "anything but this token")."""
+    """Token ids given probability 0 at the first sampled token only (fork "anything but this token")."""
     min_p: float = 0.0
     """Cuts tokens less likely than this share of the likeliest; 0 keeps all."""
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -92,12 +92,12 @@ class Sampling:
     presence_penalty: float = 0.0
     """Taken off the logits of tokens that the reply holds."""
     grammar: Grammar | None = None
-    """Tokens after which the reply could no longer match it have probability 0; a reply that cannot go on ends."""
+    """Tokens after which the reply could no longer match it have probability 0; a reply that cannot continue ends."""
     until: Callable[[np.ndarray], bool] | None = field(default=None, compare=False)
-    """Called with the tokens drawn so far; True stops."""
+    """Called with the tokens sampled so far; True stops."""
     seeded: bool = field(default=False, compare=False)
-    """Whether the draw must come out of its key again whatever runs beside it; an engine may otherwise trade that for speed (never for
-    the law of what is drawn). An engine that never does ignores it."""
+    """Whether the sample must come out of its key again whatever runs beside it; an engine may otherwise trade that for speed (never for
+    the distribution of what is sampled). An engine that never does ignores it."""
 
     @property
     def penalised(self) -> bool:
@@ -116,7 +116,7 @@ class Sampling:
         return self.temperature == 1 and not cut and not self.needs
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form, as stored with the producer (without the callable and what says how, not what, to draw).
+        """JSON form, as stored with the provenance (without the callable and what says how, not what, to sample).
 
         Settings that came after the first version are there only where they change something, so that what is stored keeps its identity.
         """
@@ -156,7 +156,7 @@ def sampling_of(model: object, **given: Any) -> Sampling:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draw:
+class Completion:
     """One continuation. Arrays have shape (T,); None where the model cannot tell."""
 
     text: str
@@ -168,7 +168,7 @@ class Draw:
     model_logprobs: np.ndarray | None = None
     """float32: under the model itself (temperature 1, nothing cut)."""
     entropy: np.ndarray | None = None
-    """float32, nats: entropy of the model's next-token distribution before each drawn token."""
+    """float32, nats: entropy of the model's next-token distribution before each sampled token."""
     ends: np.ndarray | None = None
     """int32: character end of each token in ``text``."""
     data: Mapping[str, Any] | None = None
@@ -176,7 +176,7 @@ class Draw:
     shown: tuple[TokenMessage, ...] = ()
     """What was shown, message by message, where the prefix did not say it: laid out as tokens, or changed by middleware."""
     head: tuple[int, ...] | None = None
-    """The tokens between these and what was drawn, which open the reply; None where they are the template's own after a message."""
+    """The tokens between these and what was sampled, which open the reply; None where they are the template's own after a message."""
     cached: int | None = None
     """Tokens of the prefix whose keys and values the model had already; None where it does not say."""
 
@@ -245,10 +245,10 @@ class Model(Protocol):
         """A subset of :data:`CAPABILITIES`."""
         ...
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
-        """Draw ``n`` continuations. ``keys[i]`` is the place key that decides draw i (``base.seeds.place_key``), n of them.
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """Sample ``n`` continuations. ``keys[i]`` is the place key that decides sample i (``base.seeds.place_key``), n of them.
 
-        Raises BoundaryError("engine" or "provider") when the model fails; it never returns fewer draws.
+        Raises InfrastructureError("engine" or "provider") when the model fails; it never returns fewer samples.
         """
         ...
 

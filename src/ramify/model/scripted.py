@@ -1,6 +1,6 @@
 """A model that says what it is told, with a tokenizer of one token a character: for tests, examples and runner benchmarks.
 
-Also the switch that forbids real model calls, and a tokenizer made to expose any place that encodes drawn text again.
+Also the switch that forbids real model calls, and a tokenizer made to expose any place that encodes sampled text again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import END, TAGS
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling, TokenScores, require
+from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores, require
 from ramify.trace.message import Message
 
 _SPECIALS = (*TAGS.values(), END)
@@ -72,7 +72,7 @@ class CharTokenizer:
 class MergingTokenizer(CharTokenizer):
     """An adversary for tests: encoding always merges two neighbouring ASCII characters into one token.
 
-    Text drawn character by character therefore comes back as other tokens when it is encoded again, and ``encoded`` lists every text
+    Text sampled character by character therefore comes back as other tokens when it is encoded again, and ``encoded`` lists every text
     that was encoded.
     """
 
@@ -94,7 +94,7 @@ class MergingTokenizer(CharTokenizer):
         return tokens
 
 
-Reply = str | Draw
+Reply = str | Completion
 Script = Sequence[str] | Mapping[str, str] | Callable[[tuple[Message, ...], int], Reply]
 
 
@@ -103,8 +103,8 @@ class ScriptedModel:
     """Replies from a script, the same at every place and in every order.
 
     ``replies`` is a list (entry i answers the i-th assistant turn), a dict keyed by the text of the last message, or a callable
-    of (messages, place key) that returns a text or a whole :class:`Draw`. Messages handed to it end with the assistant's own where
-    the reply is begun already; where a scripted text starts with what is there, only the rest is drawn.
+    of (messages, place key) that returns a text or a whole :class:`Completion`. Messages handed to it end with the assistant's own where
+    the reply is begun already; where a scripted text starts with what is there, only the rest is sampled.
 
     With ``tokens=True`` it takes token prefixes laid out by ``TagTemplate(model.tokenizer)`` and draws one token a character plus
     ``<|end|>``; log-probs are a made-up fixed function of the token. With ``tokens=False`` it is a chat endpoint without tokens.
@@ -126,20 +126,20 @@ class ScriptedModel:
         offers = {"tokens", "continue", "logprobs", "prompt_logprobs"} if tokens else set()
         self.capabilities = frozenset(offers | {"seeds", "batch_invariant"})
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`.
 
         Raises UserError where the script has no reply, NeedsError where it would say a banned token.
         """
         if len(keys) != n:
-            raise UserError(f"{n} draws need {n} keys, not {len(keys)}")
+            raise UserError(f"{n} samples need {n} keys, not {len(keys)}")
         require(self, settings.needs, "a sampling setting")
         if self.tokens != (prefix.tokens is not None):
             raise NeedsError(f"the scripted model '{self.identity.name}' takes {'tokens' if self.tokens else 'messages'} only")
         if callable(self._replies):
             messages, begun = self._read(prefix)
-            return [self._draw(self._replies(messages, key), begun, settings) for key in keys]
-        return [self._draw(*self._scripted(prefix), settings)] * n
+            return [self._sample(self._replies(messages, key), begun, settings) for key in keys]
+        return [self._sample(*self._scripted(prefix), settings)] * n
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
         """See :class:`ramify.model.protocol.Model`. Raises NeedsError on ``top_k``: a script has no runners-up."""
@@ -184,53 +184,61 @@ class ScriptedModel:
             messages = messages if begun else messages[:-1]
         return tuple(messages), begun
 
-    def _draw(self, reply: Reply, begun: str, settings: Sampling) -> Draw:
-        if isinstance(reply, Draw):
+    def _sample(self, reply: Reply, begun: str, settings: Sampling) -> Completion:
+        if isinstance(reply, Completion):
             return reply
-        draw = _spell(reply.removeprefix(begun))
-        assert draw.tokens is not None
-        banned = np.isin(draw.tokens, settings.ban)
-        if banned.any() or int(draw.tokens[0]) in settings.ban_first:
+        completion = _spell(reply.removeprefix(begun))
+        assert completion.tokens is not None
+        banned = np.isin(completion.tokens, settings.ban)
+        if banned.any() or int(completion.tokens[0]) in settings.ban_first:
             raise NeedsError(f"the script of '{self.identity.name}' says a banned token")
-        return self._cut(draw, settings)
+        return self._cut(completion, settings)
 
-    def _cut(self, draw: Draw, settings: Sampling) -> Draw:
-        """Apply what stops a draw early; offer tokens only where the model has them."""
-        assert draw.tokens is not None
-        assert draw.logprobs is not None
-        length, stop = len(draw.tokens), "eos"
+    def _cut(self, completion: Completion, settings: Sampling) -> Completion:
+        """Apply what stops a sample early; offer tokens only where the model has them."""
+        assert completion.tokens is not None
+        assert completion.logprobs is not None
+        length, stop = len(completion.tokens), "eos"
         if length > settings.max_tokens:
             length, stop = settings.max_tokens, "length"
         if settings.stop_texts or settings.until or set(settings.stop_tokens) - {_END_ID}:
-            for count in range(1, min(length, len(draw.text)) + 1):
-                said = draw.text[:count]
+            for count in range(1, min(length, len(completion.text)) + 1):
+                said = completion.text[:count]
                 texts = any(said.endswith(text) for text in settings.stop_texts)
                 if (
                     texts
-                    or int(draw.tokens[count - 1]) in settings.stop_tokens
-                    or (settings.until and settings.until(draw.tokens[:count]))
+                    or int(completion.tokens[count - 1]) in settings.stop_tokens
+                    or (settings.until and settings.until(completion.tokens[:count]))
                 ):
                     length, stop = count, "stop"
                     break
-        text = draw.text[:length]
+        text = completion.text[:length]
         if not self.tokens:
-            return Draw(text, stop)
-        if length == len(draw.tokens):
-            return draw
-        logprobs = draw.logprobs[:length]
-        return Draw(text, stop, draw.tokens[:length], logprobs, logprobs, None, None if draw.ends is None else draw.ends[:length])
+            return Completion(text, stop)
+        if length == len(completion.tokens):
+            return completion
+        logprobs = completion.logprobs[:length]
+        return Completion(
+            text,
+            stop,
+            completion.tokens[:length],
+            logprobs,
+            logprobs,
+            None,
+            None if completion.ends is None else completion.ends[:length],
+        )
 
 
 @lru_cache(maxsize=4096)
-def _spell(text: str) -> Draw:
-    """A text as a draw of one token a character and ``<|end|>``; shared between calls, so its arrays are read-only."""
+def _spell(text: str) -> Completion:
+    """A text as a sample of one token a character and ``<|end|>``; shared between calls, so its arrays are read-only."""
     characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     tokens = np.append(characters.astype(np.int32) + np.int32(_FIRST), np.int32(_END_ID))
     ends = np.minimum(np.arange(1, len(tokens) + 1, dtype=np.int32), np.int32(len(text)))
     logprobs = _made_up(tokens)
     for array in (tokens, ends, logprobs):
         array.flags.writeable = False
-    return Draw(text, "eos", tokens, logprobs, logprobs, None, ends)
+    return Completion(text, "eos", tokens, logprobs, logprobs, None, ends)
 
 
 def _made_up(tokens: np.ndarray) -> np.ndarray:
@@ -266,6 +274,6 @@ def refuse_real_calls(who: str) -> None:
         raise NeedsError(f"{who} would call a real model, which {NO_REAL_CALLS} forbids here")
 
 
-def scripted_draw(text: str, **fields: Any) -> Draw:
-    """The draw a :class:`ScriptedModel` makes of ``text``, with ``fields`` of :class:`Draw` replaced."""
+def scripted_completion(text: str, **fields: Any) -> Completion:
+    """The sample a :class:`ScriptedModel` makes of ``text``, with ``fields`` of :class:`Completion` replaced."""
     return replace(_spell(text), **fields)

@@ -1,4 +1,4 @@
-"""Streamed answers of OpenAI-compatible servers: bytes into events, events into the draws that they spell.
+"""Streamed answers of OpenAI-compatible servers: bytes into events, events into the samples that they spell.
 
 Everything is bounded and checked as it comes; whatever a server does wrong is a ProviderError.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from ramify.model import wire
 from ramify.model.address import HIDDEN, Secret
 from ramify.model.http import ProviderError
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 
 TYPE = r"text/event-stream"
 MAX_EVENT, MAX_ANSWER = 1 << 20, 16 << 20
@@ -169,7 +169,7 @@ def _said(piece: tuple[int, dict[str, Any], str]) -> str:
 
 
 def _texts_of(event: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str, dict[str, Any]]]:
-    """Every text of an event that goes on in later ones: which it is, the object and the name under which it lies, its choice."""
+    """Every text of an event that continues in later ones: which it is, the object and the name under which it lies, its choice."""
     choices = event.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
@@ -197,7 +197,7 @@ def as_event(value: Mapping[str, Any]) -> bytes:
 class Heard:
     """What a streamed answer has said so far, by choice. ``model`` is who must answer; "" lets any. ``who`` is who did.
 
-    With ``extra`` a draw's data tells what else was said (:func:`ramify.model.wire.extra_of`).
+    With ``extra`` a sample's data tells what else was said (:func:`ramify.model.wire.extra_of`).
     """
 
     def __init__(self, model: str, host: str, extra: bool = False) -> None:
@@ -263,8 +263,8 @@ class Heard:
         """Whether every choice told of has ended."""
         return bool(self.choices) and all(choice.ended for choice in self.choices.values())
 
-    def draws(self, failed: str = "") -> dict[int, Draw]:
-        """The draw of each choice. Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
+    def completions(self, failed: str = "") -> dict[int, Completion]:
+        """The sample of each choice. Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
 
         Raises ProviderError where an ending is none that the protocol knows.
         """
@@ -276,9 +276,11 @@ class Heard:
             withheld = heard.ended.get("finish_reason") == "content_filter"
             ended = {"finish_reason": "length"} if withheld or not heard.ended else heard.ended
             answer = {"choices": [{"message": message, **ended}], "usage": self.usage}
-            draw = wire.chat_draw(answer, self.model, self.host)
+            completion = wire.chat_completion(answer, self.model, self.host)
             why = "content_filter" if withheld else "" if heard.ended else failed
             if heard.extra:
-                draw = replace(draw, data={**(draw.data or {}), "extra": heard.extra})
-            found[at] = replace(draw, stop="failed", data={**(draw.data or {}), "failure": why}) if why else draw
+                completion = replace(completion, data={**(completion.data or {}), "extra": heard.extra})
+            found[at] = (
+                replace(completion, stop="failed", data={**(completion.data or {}), "failure": why}) if why else completion
+            )
         return found

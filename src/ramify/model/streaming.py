@@ -1,7 +1,7 @@
-"""Draws that arrive piece by piece, from any model: one that can stream does, any other gives its whole draw as one piece.
+"""Samples that arrive piece by piece, from any model: one that can stream does, any other gives its whole sample as one piece.
 
-The pieces of a draw, put together, are the draw: texts, tokens and log-probs. A character that several tokens make comes whole, with
-the last of them. Closing the iterator before its end cancels the draw: read it inside ``contextlib.aclosing``.
+The pieces of a sample, put together, are the sample: texts, tokens and log-probs. A character that several tokens make comes whole, with
+the last of them. Closing the iterator before its end cancels the sample: read it inside ``contextlib.aclosing``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer
+from ramify.model.protocol import Completion, Model, Prefix, Sampling, Tokenizer
 
 _BROKEN = "\ufffd"  # what decoders put for bytes that are no character
 _OPEN = 3
@@ -24,60 +24,60 @@ _OPEN = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """What came anew of one draw. Arrays have shape (T,), T the new tokens; None where the model cannot tell (yet)."""
+    """What came anew of one sample. Arrays have shape (T,), T the new tokens; None where the model cannot tell (yet)."""
 
     text: str
     tokens: np.ndarray | None = None
     logprobs: np.ndarray | None = None
-    """float32: under the sampling distribution, as :attr:`Draw.logprobs`."""
+    """float32: under the sampling distribution, as :attr:`Completion.logprobs`."""
     model_logprobs: np.ndarray | None = None
-    """float32: under the model itself, as :attr:`Draw.model_logprobs`."""
+    """float32: under the model itself, as :attr:`Completion.model_logprobs`."""
     ends: np.ndarray | None = None
-    """int32: character end of each new token in the text of the whole draw, as :attr:`Draw.ends`."""
-    draw: Draw | None = None
-    """The whole draw, on the last piece and on no other. ``data["usage"]`` counts ``cached_tokens`` where the model knows."""
+    """int32: character end of each new token in the text of the whole sample, as :attr:`Completion.ends`."""
+    completion: Completion | None = None
+    """The whole sample, on the last piece and on no other. ``data["usage"]`` counts ``cached_tokens`` where the model knows."""
 
 
 Pieces: TypeAlias = AsyncGenerator[Piece, None]
 Report: TypeAlias = Callable[[Sequence[int], Sequence[float], Sequence[float]], None]
-"""Told of new tokens of one draw in the event loop's thread: ids, log-probs under the sampler, log-probs under the model."""
+"""Told of new tokens of one sample in the event loop's thread: ids, log-probs under the sampler, log-probs under the model."""
 
 
 class StreamingModel(Model, Protocol):
-    """A model that tells of a draw while it is made."""
+    """A model that tells of a sample while it is made."""
 
     def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        """The pieces of the draw that ``sample(prefix, 1, settings, [key])`` makes; raises what that raises."""
+        """The pieces of the sample that ``sample(prefix, 1, settings, [key])`` makes; raises what that raises."""
         ...
 
 
 def stream(model: Model, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-    """The pieces of one draw, from any model."""
+    """The pieces of one sample, from any model."""
     own: Callable[[Prefix, Sampling, int], Pieces] | None = getattr(model, "stream", None)
     return (own or partial(_at_once, model))(prefix, settings, key)
 
 
 async def _at_once(model: Model, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-    (draw,) = await model.sample(prefix, 1, settings, [key])
-    yield whole(draw)
+    (completion,) = await model.sample(prefix, 1, settings, [key])
+    yield whole(completion)
 
 
-def whole(draw: Draw) -> Piece:
-    """A draw as its only piece."""
-    return Piece(draw.text, draw.tokens, draw.logprobs, draw.model_logprobs, draw.ends, draw)
+def whole(completion: Completion) -> Piece:
+    """A sample as its only piece."""
+    return Piece(completion.text, completion.tokens, completion.logprobs, completion.model_logprobs, completion.ends, completion)
 
 
-async def gathered(pieces: Pieces) -> Draw:
-    """The draw at the end of ``pieces``; cancelled with its reader."""
+async def gathered(pieces: Pieces) -> Completion:
+    """The sample at the end of ``pieces``; cancelled with its reader."""
     async with aclosing(pieces):
         async for piece in pieces:
-            if piece.draw is not None:
-                return piece.draw
-    raise AssertionError("a stream ended without its draw")
+            if piece.completion is not None:
+                return piece.completion
+    raise AssertionError("a stream ended without its sample")
 
 
-async def reported(start: Callable[[Report], Awaitable[Draw]], tokenizer: Tokenizer | None) -> Pieces:
-    """Pieces of the draw that ``start`` makes, which reports its tokens as they are drawn.
+async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: Tokenizer | None) -> Pieces:
+    """Pieces of the sample that ``start`` makes, which reports its tokens as they are sampled.
 
     A reader slower than the model finds what came meanwhile in one piece. Closing cancels ``start`` and waits until it is gone.
     """
@@ -92,7 +92,7 @@ async def reported(start: Callable[[Report], Awaitable[Draw]], tokenizer: Tokeni
         model_logprobs.extend(under_model)
         news.set()
 
-    async def run() -> Draw:
+    async def run() -> Completion:
         return await start(report)
 
     task = asyncio.create_task(run())
@@ -119,11 +119,11 @@ async def reported(start: Callable[[Report], Awaitable[Draw]], tokenizer: Tokeni
             task.exception()  # seen: nobody is left to be told
 
 
-def rest_of(draw: Draw, tokens: int, characters: int) -> Piece:
+def rest_of(completion: Completion, tokens: int, characters: int) -> Piece:
     """What of ``draw`` lies beyond its first ``tokens`` and ``characters``."""
-    arrays = (draw.tokens, draw.logprobs, draw.model_logprobs, draw.ends)
+    arrays = (completion.tokens, completion.logprobs, completion.model_logprobs, completion.ends)
     rest = [None if array is None else array[tokens:] for array in arrays]
-    return Piece(draw.text[characters:], rest[0], rest[1], rest[2], rest[3], draw)
+    return Piece(completion.text[characters:], rest[0], rest[1], rest[2], rest[3], completion)
 
 
 class Detokenizer:

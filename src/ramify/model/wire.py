@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ramify.model.http import ProviderError
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 from ramify.trace.message import Message, parse_tool_calls
 
 _ENDED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"}
@@ -52,7 +52,7 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _unanswered(waiting: Iterable[str]) -> list[dict[str, Any]]:
-    """Servers refuse a chat in which a call has no answer; a world answers several calls of one reply with one message."""
+    """Servers refuse a chat in which a call has no answer; an environment answers several calls of one reply with one message."""
     return [{"role": "tool", "tool_call_id": call, "content": "(answered above)"} for call in waiting]
 
 
@@ -126,7 +126,7 @@ def _same_model(asked: str, answered: str) -> bool:
 
 
 def stop_of(choice: Mapping[str, Any], host: str) -> str:
-    """Why a choice ended, as a :class:`Draw` says it. Raises ProviderError."""
+    """Why a choice ended, as a :class:`Completion` says it. Raises ProviderError."""
     reason = choice.get("finish_reason")
     if reason == "length":
         return "length"
@@ -139,7 +139,7 @@ def stop_of(choice: Mapping[str, Any], host: str) -> str:
     return "stop" if isinstance(choice.get("stop_reason"), str) else "eos"
 
 
-def chat_draw(answer: Mapping[str, Any], model: str, host: str) -> Draw:
+def chat_completion(answer: Mapping[str, Any], model: str, host: str) -> Completion:
     """The reply of a chat answer: text, and ``data``: tool_calls (OpenAI's form), reasoning, usage."""
     choice = only_choice(answer, model, host)
     message = choice.get("message")
@@ -162,7 +162,7 @@ def chat_draw(answer: Mapping[str, Any], model: str, host: str) -> Draw:
     thought = next((message[k] for k in ("reasoning_content", "reasoning") if isinstance(message.get(k), str)), "")
     if thought:
         data["reasoning"] = clean(thought)
-    return Draw(text, stop, data=data | usage_of(answer))
+    return Completion(text, stop, data=data | usage_of(answer))
 
 
 _SAID = frozenset(
@@ -183,7 +183,7 @@ _SAID = frozenset(
 
 
 def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a choice and its message (or delta) say that a draw has no field for; calls that are no functions' are ``other_calls``."""
+    """What a choice and its message (or delta) say that a sample has no field for; calls that are no functions' are ``other_calls``."""
     if choice.keys() <= _SAID and message.keys() <= _SAID and "tool_calls" not in message:
         return {}  # nearly every piece of a stream
     found = {
@@ -203,7 +203,7 @@ def calls_function(call: Any) -> bool:
 
 
 def merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add a piece of a streamed object to what came of it: texts and lists go on, objects merge, anything else is the newest."""
+    """Add a piece of a streamed object to what came of it: texts and lists continue, objects merge, anything else is the newest."""
     for name, value in piece.items():
         there = into.get(name)
         if isinstance(there, dict) and isinstance(value, dict):
@@ -247,7 +247,7 @@ def _tool_calls(value: Any) -> list[dict[str, Any]]:
 
 
 def choice_ids(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limit: int, host: str) -> list[int] | None:
-    """Ids of the drawn tokens: ``token_ids``, ids or ``token_id:N`` in the log-probs, or texts that ``pieces`` maps one to one.
+    """Ids of the sampled tokens: ``token_ids``, ids or ``token_id:N`` in the log-probs, or texts that ``pieces`` maps one to one.
 
     None where the server gives none of these. Raises ProviderError on ids that are no ids below ``limit``.
     """
@@ -273,7 +273,7 @@ def choice_ids(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limi
 
 
 def choice_logprobs(choice: Mapping[str, Any], length: int, host: str) -> np.ndarray | None:
-    """float32 (T,): log-probs of the drawn tokens; None where the server gives none. Raises ProviderError on wrong ones."""
+    """float32 (T,): log-probs of the sampled tokens; None where the server gives none. Raises ProviderError on wrong ones."""
     logs = choice.get("logprobs")
     if not isinstance(logs, dict):
         return None

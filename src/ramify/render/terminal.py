@@ -92,7 +92,7 @@ def _printable(text: str, stream: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> str:
-    """A plain text table. Cells are sanitised and flattened to one line; columns that hold only numbers are set to the right.
+    """A plain text table. ResultCache are sanitised and flattened to one line; columns that hold only numbers are set to the right.
 
     Floats are shown with 4 significant digits, None as a dash. Raises ValueError when a row's length differs from the header's.
     """
@@ -229,7 +229,7 @@ def progress(
 
     In a terminal one live line; elsewhere a plain line every ``LINES`` seconds of ``clock`` at most; silent with ``as_json``. A
     ``total`` of 0 is not known yet. ``done`` is what an earlier, interrupted call did; it does not count towards the rate. Ctrl-C
-    raises InterruptedRunError, which ends in ``kept``: what is kept, and how to go on; without it Ctrl-C stays what it is.
+    raises InterruptedRunError, which ends in ``kept``: what is kept, and how to continue; without it Ctrl-C stays what it is.
     """
     try:
         with _shown(title, total, unit, as_json, done, clock) as bar:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.env.protocol import World, close, tools_of
+from ramify.env.protocol import Environment, close, tools_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.compact import Compactor
@@ -30,12 +30,12 @@ class Agent:
         if isinstance(self.template, JinjaTemplate):  # what it makes of the whole history is asked for at every turn
             object.__setattr__(self, "template", self.template.lenient)
 
-    def check(self, world: World) -> None:
-        """Raises NeedsError where the chat template refuses what ``world`` needs: a system message, a tool's result."""
+    def check(self, environment: Environment) -> None:
+        """Raises NeedsError where the chat template refuses what ``environment`` needs: a system message, a tool's result."""
         if isinstance(self.template, JinjaTemplate):
             try:
-                env = world.make()
-                system, tools = bool(env.system), bool(tools_of(world))
+                env = environment.make()
+                system, tools = bool(env.system), bool(tools_of(environment))
                 close(env)
             except (
                 Exception
@@ -44,6 +44,6 @@ class Agent:
             self.template.check(system, tools)
 
     def settings(self, sampling: Sampling) -> dict[str, Any]:
-        """What decides a draw beside model and prompt, as stored with the producer."""
+        """What decides a sample beside model and prompt, as stored with the provenance."""
         record = sampling.to_json()
         return record if self.compactor is None else record | {"compactor": self.compactor.identity, "window": self.window}

@@ -12,17 +12,17 @@ from ramify.trace.node import Node
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One reply of the agent and the world's answer. ``entropy`` is the mean over drawn tokens, in nats."""
+    """One reply of the agent and the environment's answer. ``entropy`` is the mean over sampled tokens, in nats."""
 
     node: Node
     answer: Node
     entropy: float | None = None
     entropy_kind: str = "none"
-    """exact (from full distributions), sampled (minus the mean log-probability of the drawn tokens), none."""
+    """exact (from full distributions), sampled (minus the mean log-probability of the sampled tokens), none."""
 
     @property
     def forkable(self) -> bool:
-        """Whether one can go on from the state after this turn: from its snapshot, or by replaying what led there."""
+        """Whether one can continue from the state after this turn: from its snapshot, or by replaying what led there."""
         return not self.answer.stop
 
     def __repr__(self) -> str:
@@ -37,22 +37,22 @@ class Attempt:
     task: Task
     index: int
     start: str
-    """Id of the node it went on from."""
+    """Id of the node it continued from."""
     turns: tuple[Turn, ...]
     reward: float
     """Sum over the whole path, the part before ``start`` included."""
     outcome: bool | None
-    """The world's verdict; None when it never spoke one because a boundary failed: unscored, not failed."""
+    """The environment's verdict; None when it never spoke one because a boundary failed: unscored, not failed."""
     truncated: bool
     failure: str | None
     leaf: str
     replayed: int = 0
-    """Steps taken again to bring the world to ``start``."""
+    """Steps taken again to bring the environment to ``start``."""
 
     @property
-    def drawn(self) -> int:
+    def sampled_tokens(self) -> int:
         """Newly generated tokens; of text-only replies as many as their server says."""
-        return sum(drawn(turn.node) for turn in self.turns)
+        return sum(sampled_tokens(turn.node) for turn in self.turns)
 
     def __repr__(self) -> str:
         ended = "" if self.failure is None else f",\n failed: {short(self.failure, 85)}"
@@ -66,14 +66,14 @@ def as_turn(node: Node, answer: Node) -> Turn:
     """A stored reply and its answer as a turn, with the entropy that can be told from them."""
     if "entropy" in node.data:
         return Turn(node, answer, node.data["entropy"], "exact")
-    if node.logprobs is not None and node.drawn:
-        return Turn(node, answer, -float(node.logprobs.sum()) / node.drawn, "sampled")
+    if node.logprobs is not None and node.sampled_tokens:
+        return Turn(node, answer, -float(node.logprobs.sum()) / node.sampled_tokens, "sampled")
     return Turn(node, answer)
 
 
-def drawn(node: Node) -> int:
-    """Tokens a model drew for a reply; of a text-only one as many as its server says."""
-    return node.drawn or int(node.data.get("usage", {}).get("completion_tokens", 0))
+def sampled_tokens(node: Node) -> int:
+    """Tokens a model sampled for a reply; of a text-only one as many as its server says."""
+    return node.sampled_tokens or int(node.data.get("usage", {}).get("completion_tokens", 0))
 
 
 #: Sample indices of one purpose; those below the first such number are the attempts' and of forks without a purpose.
@@ -98,7 +98,7 @@ class Success:
     def add(self, attempt: Attempt) -> None:
         """One more has ended."""
         self.ended += 1
-        self.tokens += attempt.drawn
+        self.tokens += attempt.sampled_tokens
         self.failed += attempt.failure is not None
         self.scored += attempt.outcome is not None
         self.succeeded += bool(attempt.outcome)

@@ -1,7 +1,7 @@
 """Back ends: where attempts are played. In this process, in processes on this machine, or wherever a registered back end has workers.
 
 Whoever plays, one collector writes: it takes whole attempts from the workers and adds them to the run, so the rule that one process
-writes a run holds. A draw is keyed by its place, so a tree does not depend on who drew which of its attempts, or on who died.
+writes a run holds. A sample is keyed by its place, so a tree does not depend on who sampled which of its attempts, or on who died.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from ramify.base import registry
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError, BudgetSpentError, UserError
+from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError
 from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.rollout.attempts import Attempt, as_turn
@@ -84,7 +84,7 @@ class Unit:
     node: str | None = None
 
 
-Drawn = tuple[dict[str, Any], tuple[Record, ...]] | Attempt
+Sampled = tuple[dict[str, Any], tuple[Record, ...]] | Attempt
 """An attempt that is not stored yet, or one that stored itself."""
 
 
@@ -142,13 +142,13 @@ class Player:
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
         """As :meth:`Episodes.attempt`."""
-        return self.store(await self.draw(Unit(tree, task, index)))
+        return self.store(await self.sample(Unit(tree, task, index)))
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
         """As :meth:`Episodes.branch`."""
-        return self.store(await self.draw(Unit(tree, task, index, node_id)))
+        return self.store(await self.sample(Unit(tree, task, index, node_id)))
 
-    async def draw(self, unit: Unit) -> Drawn:
+    async def sample(self, unit: Unit) -> Sampled:
         """Play one attempt. Raises BudgetSpentError before it, else as :meth:`Episodes.attempt`."""
         if self._pool is None:
             async with self._gate:
@@ -158,7 +158,7 @@ class Player:
                     attempt = await play.attempt(unit.tree, unit.task, unit.index)
                 else:
                     attempt = await play.branch(unit.tree, unit.task, unit.node, unit.index)
-                self._charge(attempt.drawn, len(attempt.turns))
+                self._charge(attempt.sampled_tokens, len(attempt.turns))
                 return attempt
         async with self._gate:
             answer = await self._pool.call(lambda: self._message(unit))
@@ -168,11 +168,11 @@ class Player:
         self._charge(header["drawn"], len(header["turns"]))
         return header, records
 
-    def store(self, drawn: Drawn) -> Attempt:
+    def store(self, sampled: Sampled) -> Attempt:
         """Add a played attempt to the run, whole or not at all; one played here is there already."""
-        if isinstance(drawn, Attempt):
-            return drawn
-        header, records = drawn
+        if isinstance(sampled, Attempt):
+            return sampled
+        header, records = sampled
         unit: Unit = header["unit"]
         with self.episodes.run.transaction() as run:
             add_records(run, records)
@@ -196,18 +196,18 @@ class Player:
 
         Raises BudgetSpentError at the end, when the budget kept some from starting.
         """
-        waiting: deque[tuple[Unit, asyncio.Task[Drawn]]] = deque()
+        waiting: deque[tuple[Unit, asyncio.Task[Sampled]]] = deque()
         rest, spent = iter(units), None
         try:
             while True:
                 while spent is None and len(waiting) < self._window and (unit := next(rest, None)) is not None:
-                    waiting.append((unit, asyncio.ensure_future(self.draw(unit))))
+                    waiting.append((unit, asyncio.ensure_future(self.sample(unit))))
                 if not waiting:
                     break
                 unit, task = waiting.popleft()
                 try:
                     yield unit, self.store(await task)
-                except BoundaryError as error:
+                except InfrastructureError as error:
                     yield unit, self._failed(unit, error)
                 except BudgetSpentError as error:
                     spent = error
@@ -218,7 +218,7 @@ class Player:
         if spent is not None:
             raise spent
 
-    def _failed(self, unit: Unit, error: BoundaryError) -> Attempt:
+    def _failed(self, unit: Unit, error: InfrastructureError) -> Attempt:
         start = None if unit.node is None else self.episodes.load(unit.tree).node(unit.node)
         return self.episodes.failed(unit.tree, unit.task, start, unit.index, str(error))
 
@@ -244,7 +244,7 @@ class Player:
 
 
 def stored(tree: Tree, unit: Unit, context_of: Callable[[str], Context]) -> list[Node | Context]:
-    """What a tree holds of a unit: the path to where it starts, what an earlier, interrupted call drew from there, and the contexts
+    """What a tree holds of a unit: the path to where it starts, what an earlier, interrupted call sampled from there, and the contexts
     these name with the messages they show."""
     if not len(tree):
         return []

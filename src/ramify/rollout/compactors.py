@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import ChatTemplate
@@ -37,7 +37,7 @@ class LlmSummarize:
 
     The summary stands where what it replaces began, after the system messages; a later one summarises it in turn. ``model`` and
     ``template`` are those that write it, by default the agent's own; ``length`` bounds its tokens, thought included. Raises
-    BoundaryError("compactor") where the summary is empty or repeats what it should shorten.
+    InfrastructureError("compactor") where the summary is empty or repeats what it should shorten.
     """
 
     name = "llm-summarize"
@@ -86,7 +86,7 @@ class LlmSummarize:
         return await self.ask("\n\n".join(f"[{message.role}]\n{message.text}" for message in old), window)
 
     async def ask(self, text: str, window: Window) -> str:
-        """The summary of one text. Raises BoundaryError("compactor") where there is none."""
+        """The summary of one text. Raises InfrastructureError("compactor") where there is none."""
         asked = [Message("user", self.request.replace("{words}", str(self.words)).replace("{text}", text))]
         if self.model is None:
             said = await window.ask(asked, self.length)
@@ -95,9 +95,9 @@ class LlmSummarize:
             said = (await reply(Sampler(self.model), self.template, asked, settings, ("compact",)))[0]
         said = said.strip()
         if not said:
-            raise BoundaryError("compactor", f"'{self.name}' got an empty summary")
+            raise InfrastructureError("compactor", f"'{self.name}' got an empty summary")
         if len(text.split()) > self.words and " ".join(said.split()) == " ".join(text.split()):
-            raise BoundaryError("compactor", f"'{self.name}' got a summary that repeats what it should shorten")
+            raise InfrastructureError("compactor", f"'{self.name}' got a summary that repeats what it should shorten")
         return said
 
 

@@ -2,13 +2,13 @@
 
 In the agent's message, at a token:
 
-- ``{"append": "text"}`` or ``{"append_tokens": [ids]}``: the message goes on with this, then with the agent's own words;
+- ``{"append": "text"}`` or ``{"append_tokens": [ids]}``: the message continues with this, then with the agent's own words;
 - ``{"sentence": {"at": 2, "text": "..."}}``: this stands in the place of its sentence 2 (from 0) and all behind it; without ``text``
-  sentence 2 is drawn anew. ``"by"`` says what a sentence is (prose, stops, lines);
+  sentence 2 is sampled anew. ``"by"`` says what a sentence is (prose, stops, lines);
 - ``{"ban": ["text", ...]}`` or ``{"ban_tokens": [ids]}``: the next token must not be (the first token of) any of these;
 - ``{"replace": "text"}``: the whole message is this.
 
-At an observation: ``{"replace": "text"}``: what the agent sees (a tool's result) is this; the world stays as it was.
+At an observation: ``{"replace": "text"}``: what the agent sees (a tool's result) is this; the environment stays as it was.
 
 Anywhere, in what the agent is shown from there on:
 
@@ -17,8 +17,8 @@ Anywhere, in what the agent is shown from there on:
   ``{"rule": {"replace": ["old", "new"]}}``;
 - ``{"history": {"message": 3, "text": "..."}}``: message 3 of what is shown (from 0) is this; null leaves it out; or
   ``{"history": {"message": 3, "replace": ["old", "new"]}}``;
-- ``{"state": {"layer": 2, "vector": [...], "start": -1, "stop": 0, "replace": false}}``: for the reply drawn there the vector is added
-  to (or put in the place of) the hidden state at the positions, counted from the first drawn token; without ``stop`` to its end.
+- ``{"state": {"layer": 2, "vector": [...], "start": -1, "stop": 0, "replace": false}}``: for the reply sampled there the vector is added
+  to (or put in the place of) the hidden state at the positions, counted from the first sampled token; without ``stop`` to its end.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _check_fields(kind: str, value: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Change:
-    """What is other than it was at the first draw of a fork. ``ban``: tokens it must not be; ``state``: a hidden-state edit."""
+    """What is other than it was at the first sample of a fork. ``ban``: tokens it must not be; ``state``: a hidden-state edit."""
 
     ban: tuple[int, ...] = ()
     rewrite: Callable[[list[Part]], list[Part]] | None = None
@@ -132,7 +132,7 @@ class Change:
     state: Mapping[str, Any] | None = None
 
     def stored(self) -> dict[str, Any] | None:
-        """The hidden-state edit as kept with the producer: its place and the hash of its vector."""
+        """The hidden-state edit as kept with the provenance: its place and the hash of its vector."""
         return None if self.state is None else {**self.state, "vector": json_hash(self.state["vector"])}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 
 T = TypeVar("T")
 
@@ -21,12 +21,12 @@ class FailurePolicy:
     """Seconds before the first retry; doubled for each further one."""
 
     async def call(self, action: Callable[[], Awaitable[T]]) -> T:
-        """Run ``action``, again where its boundary's retries allow. Raises the last BoundaryError."""
+        """Run ``action``, again where its boundary's retries allow. Raises the last InfrastructureError."""
         tries = 0
         while True:
             try:
                 return await action()
-            except BoundaryError as error:
+            except InfrastructureError as error:
                 if error.final or tries >= self.retries.get(error.boundary, 0):
                     raise
                 await asyncio.sleep(self.wait * 2**tries)

@@ -1,4 +1,4 @@
-"""Fork: rewind to any token of a stored run, change one thing, go on n times, and see what changed in the outcomes.
+"""Fork: rewind to any token of a stored run, change one thing, continue n times, and see what changed in the outcomes.
 
 An edit is one JSON object: see :mod:`ramify.rollout.edits`.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Tokenizer, require, require_splittable
@@ -64,7 +64,7 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """What a fork found. ``control`` went on from the same place unedited; None where there was no edit or nothing was drawn."""
+    """What a fork found. ``control`` continued from the same place unedited; None where there was no edit or nothing was sampled."""
 
     node: str
     offset: int
@@ -87,7 +87,7 @@ class Fork:
 
     def to_json(self) -> dict[str, Any]:
         """Everything. ``difference`` holds the difference of success rates and its 95 % interval (Newcombe); it is None where one
-        side was not drawn, or none of its attempts has an outcome."""
+        side was not sampled, or none of its attempts has an outcome."""
         record: dict[str, Any] = {"node": self.node, "offset": self.offset, "edit": self.edit, "after": self.after}
         record |= {"fork": self.arm.to_json(), "diff": self.diff, "difference": None}
         row = self.row
@@ -126,13 +126,13 @@ async def fork(
 ) -> Fork:
     """Rewind ``tree`` to ``offset`` tokens inside ``node_id`` (default: 0 for an agent's message, its end for an observation).
 
-    ``after``: ``resample`` draws the rest anew n times; ``replay`` re-issues the recorded later actions behind the edited message
-    once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also draws n unedited
-    continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample index: draws of one
-    edit that are stored under it already are read, not drawn again; by default every call draws anew, but for one with the ``key`` of an
+    ``after``: ``resample`` samples the rest anew n times; ``replay`` re-issues the recorded later actions behind the edited message
+    once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also samples n unedited
+    continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample index: samples of one
+    edit that are stored under it already are read, not sampled again; by default every call samples anew, but for one with the ``key`` of an
     earlier one, which continues it (:func:`interruptible`).
 
-    Raises UserError on a place or edit that does not exist or that the model refuses, before anything is drawn to be kept, and NeedsError
+    Raises UserError on a place or edit that does not exist or that the model refuses, before anything is sampled to be kept, and NeedsError
     where the model lacks a capability.
     """
     edit = check_edit(edit)
@@ -158,14 +158,14 @@ async def fork(
         first = await _replay(episodes, tree, task, node, edit, rest=False)
         behind = _start(episodes, tree, first.leaf, key and f"{key}/replaced")
         ended = first.failure is not None or bool(episodes.load(tree).node(first.leaf).stop)
-        drawn = [] if ended else [episodes.branch(tree, task, first.leaf, behind + i) for i in range(n)]
+        sampled = [] if ended else [episodes.branch(tree, task, first.leaf, behind + i) for i in range(n)]
     else:
         first, ended = None, False
-        drawn = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change) for i in range(n)]
+        sampled = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change) for i in range(n)]
     others = [episodes.edited(tree, task, node.id, offset, start + n + i) for i in range(n if edit and control else 0)]
-    done = await asyncio.gather(*drawn, *others)
-    arm = (first,) if first is not None and ended else tuple(done[: len(drawn)])
-    return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(drawn) :])) if others else None, None, plan.diff)
+    done = await asyncio.gather(*sampled, *others)
+    arm = (first,) if first is not None and ended else tuple(done[: len(sampled)])
+    return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(sampled) :])) if others else None, None, plan.diff)
 
 
 async def compare(
@@ -181,7 +181,7 @@ async def compare(
 ) -> tuple[list[Fork], list[Row]]:
     """Several edits at one place against one control of n unedited continuations; p-values are corrected over all of them.
 
-    Raises UserError and NeedsError like :func:`fork`, before anything is drawn where an edit itself is wrong, and UserError where
+    Raises UserError and NeedsError like :func:`fork`, before anything is sampled where an edit itself is wrong, and UserError where
     edits of sentences bring different places: one control is none for both.
     """
     checked = {name: check_edit(dict(edit)) for name, edit in edits.items()}
@@ -204,7 +204,7 @@ async def compare(
 
 
 async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
-    """Draw one token under ids or a hidden state of the user's, and forget it. Raises UserError where the model has none such."""
+    """Sample one token under ids or a hidden state of the user's, and forget it. Raises UserError where the model has none such."""
     change, said = plan.change or Change(), plan.insert
     given = None if said is None or said.role != "assistant" else said.tokens
     if episodes.agent.template is None or (given is None and not change.ban and change.state is None):
@@ -212,7 +212,7 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
     tokens = episodes.prompts.tokens_of(episodes.prompts.shown(plan.node, offset), plan.node.role == "assistant" and offset > 0)
     tokens = tokens if given is None else np.concatenate([tokens, given])
     settings = replace(episodes.agent.sampling, max_tokens=1, ban_first=change.ban)
-    with suppress(BoundaryError):  # which is not about the edit
+    with suppress(InfrastructureError):  # which is not about the edit
         taps = None if change.state is None else taps_of(change.state, len(tokens))
         await Sampler(episodes.agent.model).one(Prefix(tokens), settings, ("fork", "try"), taps=taps)
 
@@ -224,7 +224,7 @@ def interruptible(episodes: Episodes, node: str, offset: int | None, edits: Sequ
     Attempts are committed as they end (:meth:`Episodes.committing`).
     """
     run = episodes.run
-    what = json_hash([node, offset, list(edits), n, after, episodes.producer.hash])
+    what = json_hash([node, offset, list(edits), n, after, episodes.provenance.hash])
     key = f"{what}/{sum(entry.key.startswith(what) for entry in run.journal('forked'))}"
     with episodes.committing():
         yield key

@@ -1,4 +1,4 @@
-"""Parts by name: worlds, models, compactors, agents; of your own by ``FILE.py:ATTRIBUTE``, ``python:`` or ``factory:MODULE:ATTRIBUTE``."""
+"""Parts by name: environments, models, compactors, agents; of your own by ``FILE.py:ATTRIBUTE``, ``python:`` or ``factory:MODULE:ATTRIBUTE``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.plugins import own_part, own_path
 from ramify.engine.named import check_model as check_model
 from ramify.engine.named import find_model as find_model
-from ramify.env.protocol import AnyWorld, World, world_of
+from ramify.env.protocol import AnyEnvironment, Environment, environment_of
 from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.endpoint import HttpModel
 from ramify.model.function import AnyModel, model_of
@@ -25,23 +25,23 @@ AnySampling: TypeAlias = Sampling | Mapping[str, Any]
 """Sampling settings, or some of them by name; the others are then the model's own."""
 
 
-def find_world(spec: str) -> World:
-    """The world that ``NAME`` or ``NAME:ARGUMENT`` names: a registered one, made with the argument where one is given.
-    ``FILE.py:ATTRIBUTE`` and ``python:MODULE:ATTRIBUTE`` name a world of your own or what makes one, ``factory:MODULE:ATTRIBUTE`` too.
+def find_environment(spec: str) -> Environment:
+    """The environment that ``NAME`` or ``NAME:ARGUMENT`` names: a registered one, made with the argument where one is given.
+    ``FILE.py:ATTRIBUTE`` and ``python:MODULE:ATTRIBUTE`` name an environment of your own or what makes one, ``factory:MODULE:ATTRIBUTE`` too.
 
     Raises UserError where there is none of that name or it does not take the argument.
     """
-    world: World = _part("env", "world", spec, World, "name, make and panel")
-    return world
+    environment: Environment = _part("env", "world", spec, Environment, "name, make and task_set")
+    return environment
 
 
-def any_world(given: AnyWorld) -> World:
-    """The world of a name, an object, or a class or function that makes one. Raises UserError where it is none."""
-    return find_world(given) if isinstance(given, str) else world_of(given)
+def any_environment(given: AnyEnvironment) -> Environment:
+    """The environment of a name, an object, or a class or function that makes one. Raises UserError where it is none."""
+    return find_environment(given) if isinstance(given, str) else environment_of(given)
 
 
 def find_compactor(spec: str) -> Compactor:
-    """The compactor that ``NAME``, ``NAME:ARGUMENT`` or, as for worlds, a path names. Raises UserError where there is none."""
+    """The compactor that ``NAME``, ``NAME:ARGUMENT`` or, as for environments, a path names. Raises UserError where there is none."""
     compactor: Compactor = _part("compactor", "compactor", spec, Compactor, "name, identity and compact")
     return compactor
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
 from ramify.rollout.compact import Compactor, Entry, Window, leading
@@ -72,7 +72,7 @@ class Event:
     detail: str
 
 
-class RuleBrokenError(BoundaryError):
+class RuleBrokenError(InfrastructureError):
     """A call that a pinned rule forbids; it was not made."""
 
     def __init__(self, pin: Pin, name: str) -> None:
@@ -84,7 +84,7 @@ class RuleBrokenError(BoundaryError):
 class Pins:
     """The registry. ``events`` is what happened, oldest first.
 
-    ``on_failure`` says what :meth:`ensure` does where a rule is missing: put it back (``reinsert``) or raise BoundaryError (``raise``).
+    ``on_failure`` says what :meth:`ensure` does where a rule is missing: put it back (``reinsert``) or raise InfrastructureError (``raise``).
     ``role`` is that of the block's message; ``provenance`` adds the hardened wording; ``count`` measures texts for budgets.
     """
 
@@ -165,12 +165,12 @@ class Pins:
         return blocks == ([self.block()] if self.block() else [])
 
     def ensure(self, messages: Chat) -> list[dict[str, Any]]:
-        """The check before each step: messages that are intact as they are, else with the block put back, or BoundaryError, by policy."""
+        """The check before each step: messages that are intact as they are, else with the block put back, or InfrastructureError, by policy."""
         self.watch(messages)
         if self.intact(messages):
             return [dict(value) for value in messages]
         if self.on_failure == "raise":
-            raise BoundaryError(
+            raise InfrastructureError(
                 "compactor", f"the context about to be sent lacks the {len(self.active())} pinned rules as they are"
             )
         self.events.append(Event("reinserted", "the block was missing or not as it is"))
@@ -284,7 +284,7 @@ class PinnedCompactor:
         return stable_hash("pinned", self.inner.identity, self.pins.role, self.pins.block())
 
     async def compact(self, messages: Sequence[Entry], window: Window) -> Sequence[Entry | Message]:
-        """See :class:`ramify.rollout.compact.Compactor`. Raises BoundaryError("compactor") where the pins leave no room."""
+        """See :class:`ramify.rollout.compact.Compactor`. Raises InfrastructureError("compactor") where the pins leave no room."""
         block = self.pins.block()
         if not block:
             return await self.inner.compact(messages, window)
@@ -300,7 +300,7 @@ class PinnedCompactor:
         rest = [entry for entry in messages if entry not in old]
         limit = window.limit - window.measure(made)
         if limit <= 0:
-            raise BoundaryError("compactor", f"the pins take {window.measure(made)} where at most {window.limit} fit")
+            raise InfrastructureError("compactor", f"the pins take {window.measure(made)} where at most {window.limit} fit")
         shown = list(await self.inner.compact(rest, replace(window, limit=limit)))
         at = sum(entry not in old for entry in head)
         return [*shown[:at], made, *shown[at:]]

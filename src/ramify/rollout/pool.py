@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Protocol
 
 import ramify
-from ramify.base.errors import BoundaryError, RamifyError
+from ramify.base.errors import InfrastructureError, RamifyError
 from ramify.base.files import reason
 from ramify.rollout.wire import pack, unpack_answer
 from ramify.rollout.worker import FRAME, THREADS
@@ -66,7 +66,7 @@ class Pool:
     async def call(self, make: Callable[[], bytes]) -> bytes:
         """The answer to the message ``make()``, called when a worker is free for it.
 
-        A message whose worker died goes to another one. Raises BoundaryError("engine") when that happened TRIES times, and what the
+        A message whose worker died goes to another one. Raises InfrastructureError("engine") when that happened TRIES times, and what the
         worker's answer carries is not looked at.
         """
         losses = 0
@@ -85,7 +85,9 @@ class Pool:
                         self.lost += 1
                     await worker.close()
                     if losses == TRIES:
-                        raise BoundaryError("engine", f"the worker that played this died {TRIES} times ({error})") from error
+                        raise InfrastructureError(
+                            "engine", f"the worker that played this died {TRIES} times ({error})"
+                        ) from error
             finally:
                 await self._give(member)
 

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, S
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 from ramify.stats.drops import Counts, ZTest
 from ramify.stats.sequential import chance_of
-from ramify.trace.node import Mark
+from ramify.trace.node import Annotation
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -86,21 +86,21 @@ class RunCounts:
 
     def load(self, path: Measured, purpose: str) -> dict[int, Counts]:
         """See :class:`Store`."""
-        marks = {(m.node, m.offset): m for m in self.run.marks(tree=path.tree, name=_named(purpose), maker=MAKER)}
-        return {t: Counts(**marks[path.at(t)].value) for t in range(path.length + 1) if path.at(t) in marks}
+        annotations = {(m.node, m.offset): m for m in self.run.annotations(tree=path.tree, name=_named(purpose), maker=MAKER)}
+        return {t: Counts(**annotations[path.at(t)].value) for t in range(path.length + 1) if path.at(t) in annotations}
 
     def keep(self, path: Measured, purpose: str, counts: Mapping[int, Counts]) -> None:
         """See :class:`Store`."""
-        self.run.add(*(counts_mark(*path.at(t), found, purpose) for t, found in counts.items()))
+        self.run.add(*(counts_annotation(*path.at(t), found, purpose) for t, found in counts.items()))
 
 
 MAKER = "rollout.potential"
 
 
-def counts_mark(node: str, offset: int, counts: Counts, purpose: str = "scan") -> Mark:
+def counts_annotation(node: str, offset: int, counts: Counts, purpose: str = "scan") -> Annotation:
     """Counts as an annotation, see :class:`RunCounts`."""
     value = {name: number for name, number in asdict(counts).items() if number or name in ("k", "n")}
-    return Mark(node, offset, _named(purpose), MAKER, value)
+    return Annotation(node, offset, _named(purpose), MAKER, value)
 
 
 def _named(purpose: str) -> str:
@@ -217,8 +217,8 @@ class Staged:
 
 
 async def tally(
-    draws: Sequence[Draw | None],
-    text: Callable[[Draw], str],
+    completions: Sequence[Completion | None],
+    text: Callable[[Completion], str],
     judge: Callable[[str], Awaitable[bool | None]],
     cut_apart: bool = False,
 ) -> Counts:
@@ -226,9 +226,9 @@ async def tally(
 
     ``cut_apart`` says that what a limit of tokens ended is counted apart, and not judged.
     """
-    made = [draw for draw in draws if draw is not None]
-    texts = Counter(text(draw) for draw in made if not cut_apart or draw.stop != "length")
-    verdicts = await asyncio.gather(*map(judge, texts))
-    judged = [(right, times) for right, times in zip(verdicts, texts.values(), strict=True) if right is not None]
+    made = [completion for completion in completions if completion is not None]
+    texts = Counter(text(completion) for completion in made if not cut_apart or completion.stop != "length")
+    scores = await asyncio.gather(*map(judge, texts))
+    judged = [(right, times) for right, times in zip(scores, texts.values(), strict=True) if right is not None]
     graded, truncated = sum(times for _, times in judged), len(made) - texts.total()
-    return Counts(sum(times for right, times in judged if right), graded, len(draws) - graded - truncated, truncated)
+    return Counts(sum(times for right, times in judged if right), graded, len(completions) - graded - truncated, truncated)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Prefix
 from ramify.rollout.agent import Agent
@@ -43,7 +43,7 @@ class Prompts:
         explicit = any(changed(n) for n in nodes)
         parts = self.shown(node, offset)
         prompt = self._laid_out(parts)
-        inside = node.role == "assistant" and (offset is not None or node.producer is None)
+        inside = node.role == "assistant" and (offset is not None or node.provenance is None)
         replies = sum(n.role == "assistant" and n.opens for n in nodes)
         return Position(
             node,
@@ -82,7 +82,7 @@ class Prompts:
     async def fitted(self, place: Position) -> Position:
         """``place`` with what is shown shortened by the agent's compactor where it is beyond the window.
 
-        Raises BoundaryError("compactor") where the compactor breaks a promise.
+        Raises InfrastructureError("compactor") where the compactor breaks a promise.
         """
         if self.agent.compactor is None:
             return place
@@ -98,11 +98,13 @@ class Prompts:
         window = window_of(self.sampler, template, agent.sampling, limit, ("compact", place.parent.id, place.offset))
         shown = await compacted(parts, self.agent.compactor, window, template)
         if template is not None and (size := len(whole_tokens(shown)) + head) > agent.window:
-            raise BoundaryError("compactor", f"what is shown takes {size} tokens laid out, where at most {agent.window} fit")
+            raise InfrastructureError(
+                "compactor", f"what is shown takes {size} tokens laid out, where at most {agent.window} fit"
+            )
         return self.instead(place, shown)
 
     def prompt(self, place: Position, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """What the model is asked at ``place``. Raises BoundaryError("template") where the template refuses the history."""
+        """What the model is asked at ``place``. Raises InfrastructureError("template") where the template refuses the history."""
         rendered, head = self._rendered(place)
         pieces = list(place.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:
@@ -113,7 +115,7 @@ class Prompts:
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
         """int32 (T,): what the model is shown of the history ``parts``, which ends in its own reply, ``begun``, or not.
 
-        Raises NeedsError where a part has text only, BoundaryError("template") where the template refuses the history.
+        Raises NeedsError where a part has text only, InfrastructureError("template") where the template refuses the history.
         """
         if isinstance(self.agent.template, JinjaTemplate):
             parts = rendered_parts(self.agent.template, parts, not begun)[0] or parts

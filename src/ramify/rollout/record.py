@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.base.ids import canonical_json
 from ramify.env.protocol import Snapshot, Task, Volatile
 from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 from ramify.rollout.shown import Position, Prompt
 from ramify.trace.context import HISTORY, context_of_parts
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Producer, Verdict, make_node
+from ramify.trace.node import Node, Provenance, Score, make_node
 from ramify.trace.path import Part
 from ramify.trace.tree import Tree
 
 
 def erase_failed(run: Run, nodes: Sequence[str], start: str, index: int) -> None:
-    """Erase what an earlier try of an attempt left unscored on ``nodes``: it went on, so none of them is its end."""
+    """Erase what an earlier try of an attempt left unscored on ``nodes``: it continued, so none of them is its end."""
     run.erase_unscored(nodes, "env", {"start": start, "index": index})
 
 
@@ -61,7 +61,7 @@ class Record:
         return make_node(parent.tree, parent.id, len(parent), role, text, **fields)
 
     def durable(self, snapshot: Snapshot | None) -> str | None:
-        """A snapshot as a node stores it. Raises BoundaryError on one that cannot be stored and does not say so."""
+        """A snapshot as a node stores it. Raises InfrastructureError on one that cannot be stored and does not say so."""
         if snapshot is None or isinstance(snapshot, Volatile):
             return None
         if isinstance(snapshot, bytes):
@@ -69,7 +69,7 @@ class Record:
         try:
             return canonical_json(snapshot)
         except (TypeError, ValueError) as error:
-            raise BoundaryError("env", f"a snapshot is neither JSON, bytes nor Volatile: {error}") from None
+            raise InfrastructureError("env", f"a snapshot is neither JSON, bytes nor Volatile: {error}") from None
 
     def replaced(self, node: Node, text: str) -> Node:
         """An observation that says ``text`` in the place of ``node``; the environment's state stays what it was."""
@@ -85,17 +85,17 @@ class Record:
         fields = {"snapshot": node.snapshot, "state_key": node.state_key, "reward": reward, "data": {"edit": edit}}
         return self.given(parent, role, text, after, **fields)
 
-    def sampled(self, place: Position, prompt: Prompt, draw: Draw, producer: Producer, index: int) -> Node:
+    def sampled(self, place: Position, prompt: Prompt, completion: Completion, provenance: Provenance, index: int) -> Node:
         """The reply that was sampled at ``place``, not stored yet; the contexts it was shown are."""
         opens = place.begun is None
-        fields: dict[str, Any] = {"text": draw.text}
+        fields: dict[str, Any] = {"text": completion.text}
         if self.template is not None:
-            fields = assistant_node_parts(self.template, draw, opens=opens, head=prompt.head)
-        data = dict(draw.data or {})
-        if draw.entropy is not None and len(draw.entropy):
-            data["entropy"] = float(draw.entropy.mean())
+            fields = assistant_node_parts(self.template, completion, opens=opens, head=prompt.head)
+        data = dict(completion.data or {})
+        if completion.entropy is not None and len(completion.entropy):
+            data["entropy"] = float(completion.entropy.mean())
         fields["data"] = data
-        fields |= {"producer": producer.hash, "index": index, "stop": draw.stop, "opens": opens}
+        fields |= {"producer": provenance.hash, "index": index, "stop": completion.stop, "opens": opens}
         if place.shown is not None:
             fields["context"] = self._context(place.shown)
         if prompt.rendered is not None:
@@ -103,20 +103,20 @@ class Record:
             fields["context"] = self._context(prompt.rendered)
         return make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
 
-    def known(self, parent: Node, offset: int, index: int, producer: str) -> tuple[Node, Node] | None:
+    def known(self, parent: Node, offset: int, index: int, provenance: str) -> tuple[Node, Node] | None:
         """A reply that was sampled at this position before, and its answer, where both are stored."""
         tree = self.trees[parent.tree]
         for node in tree.children(parent.id):
-            if (node.index, node.offset, node.producer) == (index, offset, producer):
+            if (node.index, node.offset, node.provenance) == (index, offset, provenance):
                 for answer in tree.children(node.id):
                     if answer.role != "assistant":
                         return node, answer
         return None
 
-    def ended(self, start: Node, verdict: Verdict, index: int, answers: Sequence[Node]) -> None:
+    def ended(self, start: Node, score: Score, index: int, answers: Sequence[Node]) -> None:
         """Store the verdict on an attempt from ``start``; one that came through erases the failure of an earlier try."""
-        self.run.add(verdict)
-        if verdict.value is not None and answers:
+        self.run.add(score)
+        if score.value is not None and answers:
             erase_failed(self.run, [start.id, *(answer.id for answer in answers[:-1])], start.id, index)
 
     def _context(self, parts: list[Part]) -> str:

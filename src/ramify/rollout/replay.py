@@ -1,11 +1,11 @@
-"""Put a world back into an earlier state: from a snapshot, or by replaying the recorded actions and checking what it answers."""
+"""Put an environment back into an earlier state: from a snapshot, or by replaying the recorded actions and checking what it answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.env.protocol import Observation, Snapshot, Task, Volatile
 from ramify.trace.db import Run
 from ramify.trace.node import Node
@@ -22,10 +22,10 @@ async def restore(
     run: Run,
     volatile: Mapping[str, Volatile],
 ) -> int:
-    """Bring a world, just reset to ``task``, to its state after ``node``; returns how many steps were replayed.
+    """Bring an environment, just reset to ``task``, to its state after ``node``; returns how many steps were replayed.
 
     It goes ``back`` to the nearest message above whose snapshot is stored or in ``volatile`` (by node id), else stays at the start,
-    and takes the recorded actions from there with ``step``. Raises BoundaryError("env") naming the first step whose answer is not the
+    and takes the recorded actions from there with ``step``. Raises InfrastructureError("env") naming the first step whose answer is not the
     recorded one.
     """
     segments = tree.path(node.id).segments
@@ -50,9 +50,9 @@ async def restore(
 
 
 def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
-    """Compare what the world answers at ``step`` (0: its start) with what is recorded: text, reward, and whether it ended.
+    """Compare what the environment answers at ``step`` (0: its start) with what is recorded: text, reward, and whether it ended.
 
-    Raises BoundaryError("env") where they differ. Space around the text does not count: chat templates trim it.
+    Raises InfrastructureError("env") where they differ. Space around the text does not count: chat templates trim it.
     """
     was, told = recorded.text, now.text
     over = "over" if recorded.stop == "terminated" else "not over"
@@ -66,11 +66,11 @@ def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
         difference = f"after {_short(was)} the recorded episode is {over}, now {is_over}"
     else:
         return
-    raise BoundaryError("env", f"replay of task '{task.id}' differs at step {step}: {difference}")
+    raise InfrastructureError("env", f"replay of task '{task.id}' differs at step {step}: {difference}")
 
 
 def _original(node: Node, tree: Tree) -> Node:
-    """The answer the world gave where ``node`` is one that was edited."""
+    """The answer the environment gave where ``node`` is one that was edited."""
     if "edit" not in node.data or node.parent is None:
         return node
     siblings = tree.children(node.parent)

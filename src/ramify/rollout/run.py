@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.base.ids import stable_hash
-from ramify.env.protocol import Env, Observation, Task, Volatile, World, tools_of
+from ramify.env.protocol import Env, Environment, Observation, Task, Volatile, tools_of
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt, Turn, as_turn
@@ -29,34 +29,34 @@ from ramify.rollout.sampler import Sampler, sample_key
 from ramify.rollout.shown import Position
 from ramify.rollout.stage import Stage
 from ramify.trace.db import Run
-from ramify.trace.node import Node, Producer, Verdict
+from ramify.trace.node import Node, Provenance, Score
 from ramify.trace.tree import Tree
 
 
 class Episodes:
-    """Plays episodes of one agent in one world and writes them into one run. Call the coroutines from one event loop."""
+    """Plays episodes of one agent in one environment and writes them into one run. Call the coroutines from one event loop."""
 
     def __init__(
         self,
         agent: Agent,
-        world: World,
+        environment: Environment,
         run: Run,
         seed: int = 0,
         group: str = "",
         budget: Budget | None = None,
         policy: FailurePolicy | None = None,
     ) -> None:
-        self.agent, self.world, self.run, self.group = agent, world, run, group
+        self.agent, self.environment, self.run, self.group = agent, environment, run, group
         self.sampler = Sampler(agent.model, seed, budget=budget, retries=policy)
-        self.stage, self.record = Stage(world, run), Record(run, agent.template, group)
+        self.stage, self.record = Stage(environment, run), Record(run, agent.template, group)
         self.prompts = Prompts(agent, self.record, self.sampler)
         self.trees = self.record.trees
         """Trees in memory, by name."""
         self.tell: Callable[[Attempt], object] = lambda attempt: None
         """Called with every attempt that ended."""
         identity = agent.model.identity
-        self.producer = Producer(identity.name, identity.weights, agent.settings(agent.sampling), seed)
-        run.add(self.producer)
+        self.provenance = Provenance(identity.name, identity.weights, agent.settings(agent.sampling), seed)
+        run.add(self.provenance)
 
     @contextmanager
     def committing(self) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Episodes:
         return await self._episode(tree, task, None, index, go)
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
-        """Put the world back to its state after ``node_id`` (an observation) and go on from there with sample ``index``."""
+        """Put the environment back to its state after ``node_id`` (an observation) and continue from there with sample ``index``."""
 
         async def go(env: Env, node: Node) -> Attempt:
             return await self._play(env, task, self.prompts.at(node), index)
@@ -99,9 +99,9 @@ class Episodes:
         insert: Node | None = None,
         change: Change | None = None,
     ) -> Attempt:
-        """Keep ``offset`` tokens of message ``node_id``, go on with ``insert`` if given, draw the rest and play on.
+        """Keep ``offset`` tokens of message ``node_id``, continue with ``insert`` if given, sample the rest and play on.
 
-        In the agent's own message the world goes back to its state before the message and acts on the whole new reply; after an
+        In the agent's own message the environment goes back to its state before the message and acts on the whole new reply; after an
         observation it keeps the state it had then. ``change`` says what else is other than it was.
         """
         path = self.load(tree).path(node_id)
@@ -120,7 +120,7 @@ class Episodes:
         return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), index, go)
 
     async def reissue(self, tree: str, task: Task, start: Node, actions: Sequence[str]) -> Attempt:
-        """Apply given replies after observation ``start``, as far as the world goes; nothing is drawn."""
+        """Apply given replies after observation ``start``, as far as the environment goes; nothing is sampled."""
 
         async def go(env: Env, _: Node) -> Attempt:
             place, turns, failure = self.prompts.at(start), [], None
@@ -129,7 +129,7 @@ class Episodes:
                 node = self.record.given(place.parent, "assistant", action, after)
                 try:
                     turn = await self._answered(env, place, node)
-                except BoundaryError as error:
+                except InfrastructureError as error:
                     failure = str(error)
                     break
                 turns.append(turn)
@@ -150,14 +150,14 @@ class Episodes:
     async def _episode(
         self, tree: str, task: Task, back_to: Node | None, index: int, go: Callable[[Env, Node], Awaitable[Attempt]]
     ) -> Attempt:
-        """Open a world, bring it to its state after ``back_to`` (None: the start), play, and close it whatever happens.
+        """Open an environment, bring it to its state after ``back_to`` (None: the start), play, and close it whatever happens.
 
-        A world that does not come that far is a failed attempt without turns.
+        An environment that does not come that far is a failed attempt without turns.
         """
         async with self.stage.gate():
             try:
                 env = self.stage.make()
-            except BoundaryError as error:
+            except InfrastructureError as error:
                 return self.failed(tree, task, back_to, index, str(error))
             try:
                 try:
@@ -165,7 +165,7 @@ class Episodes:
                     replayed = 0
                     if back_to is not None:
                         node, replayed = back_to, await self.stage.restore(env, task, back_to, self.trees[tree])
-                except BoundaryError as error:
+                except InfrastructureError as error:
                     return self.failed(tree, task, back_to, index, str(error))
                 attempt = replace(await go(env, node), replayed=replayed)
                 self.tell(attempt)
@@ -182,7 +182,7 @@ class Episodes:
     async def _begin(self, env: Env, tree: str, task: Task) -> Node:
         """Reset ``env`` to the start of ``task``; the node of its first observation, stored once per tree.
 
-        Raises BoundaryError where the world starts otherwise than it did for this tree before.
+        Raises InfrastructureError where the environment starts otherwise than it did for this tree before.
         """
         first = await self.stage.reset(env, task, sample_key(self.sampler.seed, ("env", tree)))
         node = self.record.root(tree, task)
@@ -209,14 +209,14 @@ class Episodes:
         return node
 
     async def _play(self, env: Env, task: Task, place: Position, index: int, change: Change | None = None) -> Attempt:
-        """Turn after turn to the end of the episode. ``index`` and ``change`` apply to the first draw; later ones are the only child."""
+        """Turn after turn to the end of the episode. ``index`` and ``change`` apply to the first sample; later ones are the only child."""
         start, first, turns = place, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
         while place.turns < env.max_turns and not self.sampler.budget.spent_out:
             try:
                 turn = await self._stored_turn(env, task, place, index, change) or await self._turn(env, place, index, change)
-            except BoundaryError as error:
+            except InfrastructureError as error:
                 outcome, truncated, failure = None, False, str(error)
                 break
             turns.append(turn)
@@ -244,21 +244,21 @@ class Episodes:
             self.record.add(start.insert)
         evidence = {"outcome": outcome, "truncated": truncated, "start": start.parent.id, "index": index, "failure": failure}
         value = None if failure else end.reward
-        verdict = Verdict(leaf.id, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.world.name)})
-        self.record.ended(start.parent, verdict, index, [turn.answer for turn in turns])
+        score = Score(leaf.id, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.environment.name)})
+        self.record.ended(start.parent, score, index, [turn.answer for turn in turns])
         tree = start.parent.tree
         return Attempt(tree, task, index, start.parent.id, turns, end.reward, outcome, truncated, failure, leaf.id)
 
-    def _drawing(self, change: Change | None) -> tuple[Sampling, Producer]:
+    def _sampling(self, change: Change | None) -> tuple[Sampling, Provenance]:
         """How the next reply is sampled, and what is stored of that."""
         if change is None:
-            return self.agent.sampling, self.producer
+            return self.agent.sampling, self.provenance
         sampling = replace(self.agent.sampling, ban_first=change.ban)
-        return sampling, replace(self.producer, settings=self.agent.settings(sampling), edit=change.stored())
+        return sampling, replace(self.provenance, settings=self.agent.settings(sampling), edit=change.stored())
 
     async def _stored_turn(self, env: Env, task: Task, place: Position, index: int, change: Change | None) -> Turn | None:
-        """The turn drawn at this place before, if it is stored whole; the world is brought to the state after it."""
-        known = self.record.known(place.parent, place.offset, index, self._drawing(change)[1].hash)
+        """The turn sampled at this place before, if it is stored whole; the environment is brought to the state after it."""
+        known = self.record.known(place.parent, place.offset, index, self._sampling(change)[1].hash)
         if known is None:
             return None
         node, answer = known
@@ -269,20 +269,20 @@ class Episodes:
         return as_turn(node, answer)
 
     async def _turn(self, env: Env, place: Position, index: int, change: Change | None) -> Turn:
-        """Draw one reply and let the world answer it."""
+        """Sample one reply and let the environment answer it."""
         place = await self.prompts.fitted(place)
-        sampling, producer = self._drawing(change)
-        prompt = self.prompts.prompt(place, tools_of(self.world))
+        sampling, provenance = self._sampling(change)
+        prompt = self.prompts.prompt(place, tools_of(self.environment))
         taps = None
         if change is not None and change.state is not None:
             assert prompt.prefix.tokens is not None
             taps = taps_of(change.state, len(prompt.prefix.tokens))
-        draw = await self.sampler.one(prompt.prefix, sampling, (place.parent.id, place.offset), index, "turn", taps)
+        completion = await self.sampler.one(prompt.prefix, sampling, (place.parent.id, place.offset), index, "turn", taps)
         if place.insert is not None:
             self.record.add(place.insert)
         if change is not None:
-            self.run.add(producer)
-        node = self.record.sampled(place, prompt, draw, producer, index)
+            self.run.add(provenance)
+        node = self.record.sampled(place, prompt, completion, provenance, index)
         self.sampler.budget.charge(turns=1)
         return await self._answered(env, place, node)
 
@@ -292,12 +292,12 @@ class Episodes:
         return await self.stage.step(env, action)
 
     async def _answered(self, env: Env, place: Position, node: Node) -> Turn:
-        """Let the world act on the whole reply; store reply and answer."""
+        """Let the environment act on the whole reply; store reply and answer."""
         seen = await self._step(env, place, node)
         stop = "terminated" if seen.terminated else "truncated" if seen.truncated or place.turns + 1 >= env.max_turns else ""
         data = {**seen.data, **({} if seen.valid else {"valid": False})}
         if stop:
-            # a world that never says how it ended succeeded if it ended by itself and paid
+            # an environment that never says how it ended succeeded if it ended by itself and paid
             data["outcome"] = seen.outcome if seen.outcome is not None else seen.terminated and seen.reward > 0
         answer = self._observed(env, node, seen, "assistant", reward=float(seen.reward), stop=stop, data=data)
         self.record.add(node, answer)

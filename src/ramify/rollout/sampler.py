@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import place_key
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, require, require_splittable
+from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
 
 Place = tuple[str | int, ...]
@@ -52,7 +52,7 @@ class Key:
 
 
 #: Samples one continuation of a prefix.
-Ask = Callable[[Prefix, Sampling, Key], Awaitable[Draw]]
+Ask = Callable[[Prefix, Sampling, Key], Awaitable[Completion]]
 
 
 class Policy(Protocol):
@@ -62,7 +62,7 @@ class Policy(Protocol):
     needs: tuple[str, ...]
     """Capabilities of the model it cannot do without."""
 
-    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Draw:
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Completion:
         """One continuation of ``prefix``, made of as many others (``ask``) as it takes: plain ones, or those of another policy."""
         ...
 
@@ -76,14 +76,14 @@ class Spent:
     """Tokens of prefixes, each counted as often as it was continued."""
     cached: int
     """Those of them whose keys and values the model had already, as far as it says."""
-    drawn: int
+    sampled: int
     told: bool
     """Whether the model always said what it had cached; else nothing is known of it."""
 
     @property
     def run(self) -> int:
         """Tokens run through the model; where it does not say what it had cached, as if nothing were."""
-        return self.given - self.cached * self.told + self.drawn
+        return self.given - self.cached * self.told + self.sampled
 
 
 class Sampler:
@@ -131,7 +131,7 @@ class Sampler:
         start: int = 0,
         purpose: str = "sample",
         policy: Policy | None = None,
-    ) -> list[Draw | None]:
+    ) -> list[Completion | None]:
         """``n`` continuations of ``prefix``, those of index ``start`` and up at ``place``; None for one that failed.
 
         ``purpose`` is the line of the ledger. ``policy`` says how each of these is made, and the sampler's own steps in in what it asks for.
@@ -146,7 +146,7 @@ class Sampler:
         keys = [Key(self.seed, place, start + i) for i in range(n)]
         made = (partial(self._made, prefix, settings, key, purpose, *policies) for key in keys)
         done = await asyncio.gather(*(self._caught(one, 1, purpose) for one in made))
-        return [draw for (draw,) in done]
+        return [completion for (completion,) in done]
 
     def _check(self, settings: Sampling, policies: Sequence[Policy]) -> None:
         """Raises NeedsError where the model cannot follow the settings or a policy."""
@@ -164,10 +164,10 @@ class Sampler:
         index: int | None = None,
         purpose: str = "sample",
         taps: Any = None,
-    ) -> Draw:
+    ) -> Completion:
         """One continuation, also where the budget is spent: who plays an episode asks it before each turn.
 
-        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in then. Raises BoundaryError where the model
+        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in then. Raises InfrastructureError where the model
         failed, else as :meth:`sample`.
         """
         if settings.needs:
@@ -177,30 +177,30 @@ class Sampler:
             if taps is not None:
                 return (await self._plain(prefix, settings, [key.number], purpose, taps))[0]
             return (await self._made(prefix, settings, key, purpose, *filter(None, [self.policy])))[0]
-        except BoundaryError as error:
+        except InfrastructureError as error:
             self._note(error, 1, purpose)
             raise
 
     def spent(self) -> Spent:
         """What was spent so far."""
-        names = ("samples", "given_tokens", "cached_tokens", "drawn_tokens")
-        samples, given, cached, drawn = (int(self.ledger.total(unit)) for unit in names)
-        return Spent(samples, given, cached, drawn, not self._untold and samples > 0)
+        names = ("samples", "given_tokens", "cached_tokens", "sampled_tokens")
+        samples, given, cached, sampled = (int(self.ledger.total(unit)) for unit in names)
+        return Spent(samples, given, cached, sampled, not self._untold and samples > 0)
 
-    async def _caught(self, work: Callable[[], Awaitable[Sequence[Draw]]], n: int, purpose: str) -> list[Draw | None]:
+    async def _caught(self, work: Callable[[], Awaitable[Sequence[Completion]]], n: int, purpose: str) -> list[Completion | None]:
         try:
             return list(await work())  # begun here: what is cancelled before its turn leaves nothing that waits to be awaited
-        except BoundaryError as error:
+        except InfrastructureError as error:
             self._note(error, n, purpose)
             return [None] * n
 
-    def _note(self, error: BoundaryError, n: int, purpose: str) -> None:
+    def _note(self, error: InfrastructureError, n: int, purpose: str) -> None:
         self.failed += n
         self.first_failure = self.first_failure or str(error)
         self.ledger.add(purpose, failed=n)
 
-    async def _made(self, prefix: Prefix, settings: Sampling, key: Key, purpose: str, *policies: Policy) -> Sequence[Draw]:
-        async def plain(prefix: Prefix, settings: Sampling, key: Key) -> Draw:
+    async def _made(self, prefix: Prefix, settings: Sampling, key: Key, purpose: str, *policies: Policy) -> Sequence[Completion]:
+        async def plain(prefix: Prefix, settings: Sampling, key: Key) -> Completion:
             return (await self._plain(prefix, settings, [key.number], purpose))[0]
 
         ask: Ask = plain
@@ -210,34 +210,34 @@ class Sampler:
 
     async def _plain(
         self, prefix: Prefix, settings: Sampling, keys: Sequence[int], purpose: str, taps: Any = None
-    ) -> Sequence[Draw]:
+    ) -> Sequence[Completion]:
         n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
 
-        async def asked() -> Sequence[Draw]:
+        async def asked() -> Sequence[Completion]:
             if taps is None:
                 return await self.model.sample(prefix, n, settings, keys)
             model: Any = self.model
-            return [tapped.draw for tapped in await model.sample_tapped(prefix, n, settings, keys, taps)]
+            return [tapped.completion for tapped in await model.sample_tapped(prefix, n, settings, keys, taps)]
 
-        draws = await self.retries.call(asked)
-        drawn = sum(map(drawn_tokens, draws))
-        cached = sum(draw.cached or 0 for draw in draws)
-        self._untold = self._untold or any(draw.cached is None for draw in draws)
-        self.ledger.add(purpose, samples=n, given_tokens=n * given, cached_tokens=cached, drawn_tokens=drawn)
-        self.budget.charge(calls=n, tokens=drawn)
-        return draws
+        completions = await self.retries.call(asked)
+        sampled = sum(map(sampled_tokens, completions))
+        cached = sum(completion.cached or 0 for completion in completions)
+        self._untold = self._untold or any(completion.cached is None for completion in completions)
+        self.ledger.add(purpose, samples=n, given_tokens=n * given, cached_tokens=cached, sampled_tokens=sampled)
+        self.budget.charge(calls=n, tokens=sampled)
+        return completions
 
 
-def drawn_tokens(draw: Draw) -> int:
+def sampled_tokens(completion: Completion) -> int:
     """Tokens a model sampled; of a text-only reply as many as its server says."""
-    if draw.tokens is not None:
-        return len(draw.tokens)
-    return int((draw.data or {}).get("usage", {}).get("completion_tokens", 0))
+    if completion.tokens is not None:
+        return len(completion.tokens)
+    return int((completion.data or {}).get("usage", {}).get("completion_tokens", 0))
 
 
-def token_ids(draw: Draw) -> list[int]:
+def token_ids(completion: Completion) -> list[int]:
     """The tokens of a continuation. Raises NeedsError where the model returned text only."""
-    if draw.tokens is None:
+    if completion.tokens is None:
         raise NeedsError("the model returned a continuation without token ids")
-    ids: list[int] = draw.tokens.tolist()
+    ids: list[int] = completion.tokens.tolist()
     return ids

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Prefix
 from ramify.model.rendered import Filled, Known, Piece, rendered
@@ -54,7 +54,7 @@ def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) 
     """What ``template`` shows of the history ``parts``, None where it is the history itself; and the tokens (T,) that open a reply.
 
     ``opens`` is False where the last message is the agent's own, begun: it is shown as it is, and there is no header. Raises
-    BoundaryError("template") where the template refuses the history.
+    InfrastructureError("template") where the template refuses the history.
     """
     groups = by_message(parts)
     begun = [] if opens else groups.pop()
@@ -63,7 +63,7 @@ def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) 
     try:
         found = rendered(template, known)
     except NeedsError as error:
-        raise BoundaryError("template", str(error)) from error
+        raise InfrastructureError("template", str(error)) from error
     head = np.asarray(found.header, np.int32) if opens else None
     if found.pieces is None:
         return None, head

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from inspect import isawaitable
 from typing import Any, TypeVar
 
-from ramify.base.errors import BoundaryError, RamifyError
+from ramify.base.errors import InfrastructureError, RamifyError
 from ramify.base.ids import canonical_json
-from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, World, close
+from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, Volatile, close
 from ramify.rollout.replay import restore
 from ramify.trace.db import Run
 from ramify.trace.node import Node
@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 
 class Stage:
-    """Episodes of one environment. Whatever a third party's environment raises becomes BoundaryError("env")."""
+    """Episodes of one environment. Whatever a third party's environment raises becomes InfrastructureError("env")."""
 
-    def __init__(self, world: World, run: Run) -> None:
-        self.world, self.run = world, run
+    def __init__(self, environment: Environment, run: Run) -> None:
+        self.environment, self.run = environment, run
         self.volatile: OrderedDict[str, Volatile] = OrderedDict()
         """Snapshots that cannot be stored, by node."""
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
 
     def gate(self) -> AbstractAsyncContextManager[Any]:
         """Held while an episode is open, where the environment limits how many may be."""
-        limit = getattr(self.world, "at_once", None)
+        limit = getattr(self.environment, "at_once", None)
         if limit is None:
             return nullcontext()
         loop = asyncio.get_running_loop()
@@ -44,7 +44,7 @@ class Stage:
 
     def make(self) -> Env:
         """One episode, not reset yet."""
-        return _guard(f"making the world '{self.world.name}'", self.world.make)
+        return _guard(f"making the environment '{self.environment.name}'", self.environment.make)
 
     async def reset(self, env: Env, task: Task, seed: int) -> Observation:
         """Bring an episode to the start of ``task``."""
@@ -56,7 +56,7 @@ class Stage:
 
     async def close(self, env: Env) -> None:
         """End an episode; what was played stands, however badly the environment leaves."""
-        with suppress(BoundaryError):
+        with suppress(InfrastructureError):
             await self._ask("close", lambda: close(env))
 
     def state(self, env: Env) -> tuple[Snapshot | None, str | None]:
@@ -72,7 +72,7 @@ class Stage:
     async def restore(self, env: Env, task: Task, node: Node, tree: Tree) -> int:
         """Bring an episode that was just reset to its state after ``node``; the number of steps that were replayed.
 
-        Raises BoundaryError("env") where a replay differs from what is recorded.
+        Raises InfrastructureError("env") where a replay differs from what is recorded.
         """
 
         async def step(action: str) -> Observation:
@@ -97,7 +97,7 @@ class Stage:
 
     async def _ask(self, what: str, action: Callable[[], T]) -> T:
         """Ask the environment something, in a thread where it blocks."""
-        if getattr(self.world, "blocking", False):
+        if getattr(self.environment, "blocking", False):
             return await asyncio.to_thread(_guard, what, action)
         return _guard(what, action)
 
@@ -126,5 +126,5 @@ def _guard(what: str, action: Callable[[], T]) -> T:
         raise _failed(what, error) from error
 
 
-def _failed(what: str, error: BaseException) -> BoundaryError:
-    return BoundaryError("env", f"{what} failed: {type(error).__name__}: {error}")
+def _failed(what: str, error: BaseException) -> InfrastructureError:
+    return InfrastructureError("env", f"{what} failed: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The potential of an agent's steps: put the world back to its state behind a step, play on many times, count successes.
+"""The potential of an agent's steps: put the environment back to its state behind a step, play on many times, count successes.
 
 The same words as for tokens: position t of an attempt lies behind its step t, position 0 before the first.
 """
@@ -30,7 +30,7 @@ class StepTrace:
     """What the agent said, (T,)."""
     correct: bool | None
     ended: bool
-    """The world ended the attempt at its last position; false where a failure or a limit of turns did."""
+    """The environment ended the attempt at its last position; false where a failure or a limit of turns did."""
     potentials: tuple[Counts | None, ...] | None = None
     early_stopped_at: int | None = None
 
@@ -72,8 +72,8 @@ def step_trace(episodes: Episodes, attempt: Attempt) -> StepTrace:
 class Steps:
     """Counts successes of attempts that continue after a step, for :func:`ramify.rollout.potential.potential`.
 
-    Forks are stored in the run like every attempt; those of another ``purpose`` are other draws. ``truncated`` says what becomes of
-    attempts that a limit of turns ended: counted apart, or by the world's verdict.
+    Forks are stored in the run like every attempt; those of another ``purpose`` are other samples. ``truncated`` says what becomes of
+    attempts that a limit of turns ended: counted apart, or by the environment's verdict.
     """
 
     def __init__(self, episodes: Episodes, truncated: Literal["apart", "graded"] = "apart") -> None:
@@ -82,7 +82,7 @@ class Steps:
         self.first_failure = ""
 
     async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
-        """Successes among ``n`` attempts that go on from position ``t``. An attempt a failure cut off is missing, not failed.
+        """Successes among ``n`` attempts that continue from position ``t``. An attempt a failure cut off is missing, not failed.
 
         The last position of an attempt that ended is not played from: its outcome is that of every fork. Raises UserError on a
         position there is none of.
@@ -92,20 +92,24 @@ class Steps:
         if t == trace.length and trace.ended:
             return Counts(n * bool(trace.correct), n)
         first = first_index(purpose) + start
-        drawn = await asyncio.gather(*(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], first + i) for i in range(n)))
-        self.ledger.add(purpose, forks=n, drawn_tokens=sum(a.drawn for a in drawn), turns=sum(len(a.turns) for a in drawn))
-        self.first_failure = self.first_failure or next((a.failure for a in drawn if a.failure), "")
-        scored = [a for a in drawn if a.outcome is not None]
+        sampled = await asyncio.gather(
+            *(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], first + i) for i in range(n))
+        )
+        self.ledger.add(
+            purpose, forks=n, sampled_tokens=sum(a.sampled_tokens for a in sampled), turns=sum(len(a.turns) for a in sampled)
+        )
+        self.first_failure = self.first_failure or next((a.failure for a in sampled if a.failure), "")
+        scored = [a for a in sampled if a.outcome is not None]
         kept = [a for a in scored if self.truncated == "graded" or not a.truncated]
         return Counts(sum(bool(a.outcome) for a in kept), len(kept), n - len(scored), len(scored) - len(kept))
 
     def spent(self) -> dict[str, Any]:
-        """What was spent: forks, turns and tokens drawn; ``forward_tokens`` are the latter, as prompts are counted by the model alone."""
-        forks, drawn, turns = (int(self.ledger.total(unit)) for unit in ("forks", "drawn_tokens", "turns"))
+        """What was spent: forks, turns and tokens sampled; ``forward_tokens`` are the latter, as prompts are counted by the model alone."""
+        forks, sampled, turns = (int(self.ledger.total(unit)) for unit in ("forks", "sampled_tokens", "turns"))
         return {
             "forks": forks,
-            "drawn_tokens": drawn,
-            "forward_tokens": drawn,
+            "sampled_tokens": sampled,
+            "forward_tokens": sampled,
             "turns": turns,
             "shared": False,
             "by_purpose": self.ledger.to_json()["spent"],

@@ -9,11 +9,11 @@ from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import UserError
-from ramify.env.protocol import AnyWorld, Task
+from ramify.env.protocol import AnyEnvironment, Task
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel
 from ramify.rollout.compact import Compactor
-from ramify.rollout.parts import any_world, check_trust, find_model, make_agent, read_sampling
+from ramify.rollout.parts import any_environment, check_trust, find_model, make_agent, read_sampling
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.node import Node
@@ -35,29 +35,31 @@ def kept_template(run: Run) -> dict[str, Any] | None:
     return next((dict(entry.payload) for entry in run.journal(TEMPLATE)), None)
 
 
-def named_parts(run: Run, model: AnyModel | None = None, world: AnyWorld | None = None) -> tuple[Any, Any]:
+def named_parts(run: Run, model: AnyModel | None = None, environment: AnyEnvironment | None = None) -> tuple[Any, Any]:
     """Model and environment of ``run`` by name. Raises UserError where it has no name of one that is not given."""
     spec, env = run.config.get("model"), run.config.get("env")
-    if has_player(run, model, world):
+    if has_player(run, model, environment):
         return spec, env
-    if (model is None and not isinstance(spec, str)) or (world is None and not isinstance(env, str)):
+    if (model is None and not isinstance(spec, str)) or (environment is None and not isinstance(env, str)):
         raise UserError(
             f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have names, so there is "
-            "nothing to continue with: name them (--model, --env; in Python model= and world=)"
+            "nothing to continue with: name them (--model, --env; in Python model= and environment=)"
         )
     return spec, env
 
 
-def has_player(run: Run, model: AnyModel | None, world: AnyWorld | None) -> bool:
+def has_player(run: Run, model: AnyModel | None, environment: AnyEnvironment | None) -> bool:
     """Whether the method that made the run says itself who samples on in it."""
-    return world is None and (model is None or isinstance(model, str)) and run.kind in registry.names("player")
+    return environment is None and (model is None or isinstance(model, str)) and run.kind in registry.names("player")
 
 
-def by_player(run: Run, nodes: Iterable[Node], model: AnyModel | None = None, world: AnyWorld | None = None) -> list[list[Node]]:
+def by_player(
+    run: Run, nodes: Iterable[Node], model: AnyModel | None = None, environment: AnyEnvironment | None = None
+) -> list[list[Node]]:
     """Nodes of ``run`` apart by who continues them: what :func:`open_episodes` opens for one of a list goes for all of it."""
-    own, apart = has_player(run, model, world), dict[Any, list[Node]]()
+    own, apart = has_player(run, model, environment), dict[Any, list[Node]]()
     for node in nodes:
-        apart.setdefault((own and node.tree, node.producer), []).append(node)
+        apart.setdefault((own and node.tree, node.provenance), []).append(node)
     return list(apart.values())
 
 
@@ -72,22 +74,22 @@ def open_episodes(
     path: Path | str,
     node: Node,
     model: AnyModel | None = None,
-    world: AnyWorld | None = None,
+    environment: AnyEnvironment | None = None,
     compactor: Compactor | None = None,
     trust: bool = False,
 ) -> Iterator[tuple[Episodes, Task]]:
-    """Episodes that go on from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
+    """Episodes that continue from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
 
-    Of an improve run the agent is the one that drew the node where its weights are still there (the starting or the improved
+    Of an improve run the agent is the one that sampled the node where its weights are still there (the starting or the improved
     ones), else the improved one.
     """
     with Run.open(path, write=True) as run:
         config = run.config
-        spec, env = named_parts(run, model, world)
-        check_trust(run, trust or (model is not None and world is not None and compactor is not None))
+        spec, env = named_parts(run, model, environment)
+        check_trust(run, trust or (model is not None and environment is not None and compactor is not None))
         task, group = task_of(run, node.tree)
         seed = int(config.get("seed", 0))
-        if has_player(run, model, world):
+        if has_player(run, model, environment):
             agent, place = registry.get("player", run.kind)(run, node, model)
             yield Episodes(agent, place, run, seed, group), task
             run.commit()
@@ -101,14 +103,14 @@ def open_episodes(
         )
         if model is None or isinstance(model, str):
             spec, improved = model or spec, Path(path) / AGENT
-            drawn_by = "" if node.producer is None else run.producer(node.producer).weights
+            sampled_by = "" if node.provenance is None else run.provenance(node.provenance).weights
             kept = kept_template(run)
             found, template = find_model(spec, given=kept)
-            if model is None and improved.is_dir() and found.identity.weights != drawn_by:
+            if model is None and improved.is_dir() and found.identity.weights != sampled_by:
                 found, template = find_model(f"hf:{improved}", given=kept)
             settings["stop_tokens"] = () if template is None else template.stop_tokens
             agent = make_agent(found, template, read_sampling(settings), shortens, window)
         else:
             agent = make_agent(model, None, read_sampling(settings), shortens, window, kept_template(run))
-        yield Episodes(agent, any_world(world or env), run, seed, group), task
+        yield Episodes(agent, any_environment(environment or env), run, seed, group), task
         run.commit()

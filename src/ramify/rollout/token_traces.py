@@ -19,11 +19,11 @@ from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.model.rendered import laid_out
 from ramify.rollout.parts import read_sampling
-from ramify.rollout.potential import counts_mark
+from ramify.rollout.potential import counts_annotation
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines
 from ramify.trace.lines import field as read_field
-from ramify.trace.node import Producer, Verdict, make_node
+from ramify.trace.node import Provenance, Score, make_node
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -38,13 +38,13 @@ class TokenTrace:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     sampler: Sampling
-    """Settings the reply was drawn with; forks are drawn with the same."""
+    """Settings the reply was sampled with; forks are sampled with the same."""
     verifier: str = ""
     """Name of what judged it."""
     correct: bool | None = None
     """Its verdict; None where there is none."""
     stop: str = "eos"
-    """Why the reply ended: eos, stop or length, as in :class:`ramify.model.protocol.Draw`."""
+    """Why the reply ended: eos, stop or length, as in :class:`ramify.model.protocol.Completion`."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """What the verifier needs, such as ``answer``."""
     logprobs: tuple[float, ...] | None = None
@@ -106,22 +106,22 @@ def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
     """
     if run.has_tree(trace.id):
         raise UserError(f"the run {run.folder} has a tree '{trace.id}' already")
-    producer = Producer(trace.model, "", trace.sampler.to_json(), trace.seed or 0)
+    provenance = Provenance(trace.model, "", trace.sampler.to_json(), trace.seed or 0)
     run.add_tree(trace.id, {"id": trace.problem_id, "data": dict(trace.data)})
     prompt, reply = list(trace.prompt_ids), list(trace.response_ids)
     root = make_node(trace.id, None, 0, "root", "", tokens=[])
     asked = make_node(trace.id, root.id, 0, "user", tokenizer.decode(prompt), tokens=prompt, ends=tokenizer.ends(prompt))
     said = make_node(
         trace.id, asked.id, len(prompt), "assistant", tokenizer.decode(reply), tokens=reply, sampled=[True] * len(reply),
-        logprobs=trace.logprobs, ends=tokenizer.ends(reply), producer=producer.hash, index=0, stop=trace.stop,
+        logprobs=trace.logprobs, ends=tokenizer.ends(reply), provenance=provenance.hash, index=0, stop=trace.stop,
     )  # fmt: skip
-    run.add(producer, root, asked, said)
+    run.add(provenance, root, asked, said)
     if trace.correct is not None:
         evidence = {"outcome": trace.correct, "truncated": trace.stop == "length"}
-        run.add(Verdict(said.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
+        run.add(Score(said.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
     for t, counts in enumerate(trace.potentials or ()):
         if counts is not None:
-            run.add(counts_mark(said.id, t, counts))
+            run.add(counts_annotation(said.id, t, counts))
     return said.id
 
 
@@ -133,7 +133,7 @@ def read_traces(path: Path, retokenise: Tokenizer | None = None, template: ChatT
     """Traces of a file of JSON lines, in its order.
 
     A record with the texts ``prompt`` and ``response`` in place of token ids is encoded with ``retokenise``; without one it is
-    refused, since encoding a text again may not give the tokens that were drawn. The prompt becomes one user message of ``template``, with
+    refused, since encoding a text again may not give the tokens that were sampled. The prompt becomes one user message of ``template``, with
     the header of the reply behind it, as that of a problem does; without a template it is encoded as it stands. Raises UserError naming
     file, line and field.
     """
@@ -164,7 +164,7 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None, tem
     if "response_ids" not in raw and "response" in raw:
         if retokenise is None:
             raise UserError(
-                "a trace of text only; the tokens that were drawn are needed ('prompt_ids', 'response_ids'), or --retokenise encodes the text anew"
+                "a trace of text only; the tokens that were sampled are needed ('prompt_ids', 'response_ids'), or --retokenise encodes the text anew"
             )
         prompt, response = (read_field(raw, name, str, "the trace") for name in ("prompt", "response"))
         raw["prompt_ids"] = retokenise.encode(prompt) if template is None else laid_out(template, [("user", prompt)])

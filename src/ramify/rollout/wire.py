@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from ramify.base import errors
-from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.trace.db import Run
 from ramify.trace.jsonl import node_json
-from ramify.trace.node import Context, Node, Producer, TreeInfo, Verdict, context_from_json, make_node
+from ramify.trace.node import Context, Node, Provenance, Score, TreeInfo, context_from_json, make_node
 from ramify.trace.tree import Tree
 
-Record = Node | Context | Producer | Verdict | TreeInfo | bytes
+Record = Node | Context | Provenance | Score | TreeInfo | bytes
 """What playing an episode writes; bytes are a blob."""
 
 
@@ -39,12 +39,12 @@ def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
 def pack_error(error: Exception) -> bytes:
     """The answer that says a message failed; a foreign exception travels as its type and text."""
     known = isinstance(error, RamifyError) and hasattr(errors, type(error).__name__)
-    message = error.message if isinstance(error, BoundaryError) else str(error)
+    message = error.message if isinstance(error, InfrastructureError) else str(error)
     return pack(
         {
             "error": type(error).__name__ if known else "RamifyError",
             "message": message if known else f"a worker failed with {type(error).__name__}: {error}",
-            "boundary": error.boundary if isinstance(error, BoundaryError) else None,
+            "boundary": error.boundary if isinstance(error, InfrastructureError) else None,
         }
     )
 
@@ -54,7 +54,7 @@ def unpack_answer(message: bytes) -> tuple[dict[str, Any], bytes]:
     header, body = unpack(message)
     if "error" in header:
         if header["boundary"] is not None:
-            raise BoundaryError(header["boundary"], header["message"])
+            raise InfrastructureError(header["boundary"], header["message"])
         raise getattr(errors, header["error"])(header["message"])
     return header, body
 
@@ -75,7 +75,7 @@ def _line(record: Record) -> dict[str, Any]:
         return {"kind": "blob", "hash": stable_hash(record), "base64": base64.b64encode(record).decode()}
     if isinstance(record, Node):
         return {"kind": "node", **node_json(record)}
-    if isinstance(record, Producer):
+    if isinstance(record, Provenance):
         return {"kind": "producer", **record.to_json()}
     if isinstance(record, Context):
         return {"kind": "context", "parts": record.to_json()}
@@ -95,7 +95,7 @@ def _record(fields: dict[str, Any]) -> Record:
         return node if node.id == given else _damaged("node", given)
     if kind == "context":
         return context_from_json(fields["parts"])
-    return {"producer": Producer, "tree": TreeInfo, "verdict": Verdict}[kind](**fields)  # type: ignore[no-any-return]
+    return {"producer": Provenance, "tree": TreeInfo, "verdict": Score}[kind](**fields)  # type: ignore[no-any-return]
 
 
 def _damaged(kind: str, name: str) -> Any:
@@ -128,7 +128,7 @@ class Sink:
         """As :meth:`Run.add_tree`."""
         self.added.append(TreeInfo(name, task, group, data or {}))
 
-    def add(self, *records: Node | Context | Producer | Verdict) -> None:
+    def add(self, *records: Node | Context | Provenance | Score) -> None:
         """As :meth:`Run.add`."""
         for record in records:
             self._keep(record)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 import ramify
 from ramify.base.errors import UserError
 from ramify.base.plugins import find_attribute
-from ramify.env.protocol import Task, World
+from ramify.env.protocol import Environment, Task
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.run import Episodes
@@ -29,15 +29,15 @@ from ramify.trace.db import Run
 FRAME = struct.Struct(">QQ")
 """Number of the message and its length, before each message on a pipe."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-Parts = Callable[[Mapping[str, Any]], tuple[Agent, World]]
+Parts = Callable[[Mapping[str, Any]], tuple[Agent, Environment]]
 
 
 class Player:
-    """Plays attempts of the agent and world it was set up with. Each message is answered alone; many may be under way at once."""
+    """Plays attempts of the agent and environment it was set up with. Each message is answered alone; many may be under way at once."""
 
     def __init__(self) -> None:
         self._agent: Agent | None = None
-        self._world: World | None = None
+        self._environment: Environment | None = None
         self._seed = 0
         self._gate: AbstractAsyncContextManager[Any] = nullcontext()
 
@@ -65,9 +65,9 @@ class Player:
             os.environ[name] = "1"
         importlib.import_module("ramify.engine")  # its switches must be set before anything loads torch
         make = cast(Parts, find_attribute(header["factory"]))
-        self._agent, self._world = make(header["settings"])
+        self._agent, self._environment = make(header["settings"])
         self._seed = header["seed"]
-        limit = getattr(self._world, "at_once", None)  # episodes keep to it, too, but every attempt has its own
+        limit = getattr(self._environment, "at_once", None)  # episodes keep to it, too, but every attempt has its own
         self._gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
         self._check(header["weights"])
 
@@ -89,10 +89,10 @@ class Player:
 
     async def _play(self, header: Mapping[str, Any], body: bytes) -> bytes:
         assert self._agent is not None
-        assert self._world is not None
+        assert self._environment is not None
         sink = Sink(read_records(body))
         # every attempt has episodes of its own, so its records are whole: they do not lean on what this worker played before
-        episodes = Episodes(self._agent, self._world, cast(Run, sink), self._seed, header["group"])
+        episodes = Episodes(self._agent, self._environment, cast(Run, sink), self._seed, header["group"])
         task = Task(header["task"], header["data"])
         async with self._gate:
             if header["node"] is None:
@@ -114,7 +114,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "failure": attempt.failure,
         "leaf": attempt.leaf,
         "replayed": attempt.replayed,
-        "drawn": attempt.drawn,
+        "drawn": attempt.sampled_tokens,
     }
 
 

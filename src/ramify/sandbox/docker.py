@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.registry import register
 from ramify.sandbox.channel import Channel
 from ramify.sandbox.launch import INSIDE, Drain, content_bytes, unpack_returned
@@ -174,7 +174,7 @@ class DockerSandbox(CommandRunner):
                         yield name
                         return
             said = _last_line((await client.communicate())[1].decode(errors="replace")) if client.returncode else "no answer"
-            raise BoundaryError("sandbox", f"the container did not start: {said}")
+            raise InfrastructureError("sandbox", f"the container did not start: {said}")
         finally:
             client.stdin.close()  # cat ends, and the container with it
             await asyncio.shield(self._end(name, client))
@@ -213,7 +213,7 @@ class DockerSandbox(CommandRunner):
         words = self.exec_arguments(name, Command(["python3", "-S", "/ramify/files.py", "put"]))
         done = await self._exec(words, data, name, Command(["true"]))
         if not done.ok:
-            raise BoundaryError("sandbox", f"the files could not be written: {_last_line(done.error_text)}")
+            raise InfrastructureError("sandbox", f"the files could not be written: {_last_line(done.error_text)}")
 
     async def _exec(self, words: Sequence[str], stdin: bytes, name: str, command: Command, cap: int = 0) -> Outcome:
         """Run one client to its end or to a limit; at a limit the container ends."""
@@ -293,7 +293,7 @@ class _Worker:
             async with asyncio.timeout(seconds):
                 code = await self._client.wait()
         except TimeoutError:
-            raise BoundaryError("sandbox", "the container did not end") from None
+            raise InfrastructureError("sandbox", "the container did not end") from None
         return {"reason": "killed" if self.killed_for else "exit", "code": code}
 
     def output(self) -> tuple[bytes, bytes]:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.sandbox import group
 from ramify.sandbox.channel import Channel
 from ramify.sandbox.protocol import Command, inside_path
@@ -66,7 +66,7 @@ class Server:
                 socket.send_fds(self._door, [json.dumps(request).encode()], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise BoundaryError("sandbox", f"the sandbox server is gone ({error})") from None
+                raise InfrastructureError("sandbox", f"the sandbox server is gone ({error})") from None
         return ours
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class Running:
             self._report.shutdown(socket.SHUT_WR)
 
     async def report(self, seconds: float | None) -> dict[str, Any]:
-        """Wait for the monitor's report, ``seconds`` at most; pipes are read to their end. Raises BoundaryError when none comes."""
+        """Wait for the monitor's report, ``seconds`` at most; pipes are read to their end. Raises InfrastructureError when none comes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.shield(self._answer.ended)
@@ -207,7 +207,7 @@ class Running:
         try:
             return dict(json.loads(bytes(self._answer.data)))
         except ValueError:
-            raise BoundaryError("sandbox", "the box ended without a report") from None
+            raise InfrastructureError("sandbox", "the box ended without a report") from None
 
     async def close(self) -> None:
         """Make sure that it ends, and let go of every descriptor; also right when the caller was cancelled."""

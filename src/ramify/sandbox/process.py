@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.registry import register
 from ramify.sandbox import launch
 from ramify.sandbox.channel import Channel, Tools, serve
@@ -62,13 +62,13 @@ class ProcessSandbox(CommandRunner):
         return launch.server(self._readable, False)
 
     async def run_command(self, command: Command) -> Outcome:
-        """Run ``command`` in a fresh box, gone when this returns. Raises BoundaryError when the box itself fails."""
+        """Run ``command`` in a fresh box, gone when this returns. Raises InfrastructureError when the box itself fails."""
         server = self.server()
         control = server.box(launch.box_request(command, once=True))
         end = launch.Drain(control.fileno(), 1 << 16)
         try:
             outcome = await run_in(control, command, server.namespaces, 1)
-        except BoundaryError as error:
+        except InfrastructureError as error:
             await asyncio.wait([end.ended], timeout=1.0)
             raise box_error(bytes(end.data)) or error from None
         finally:
@@ -91,7 +91,7 @@ class ProcessSandbox(CommandRunner):
             async with gate:
                 try:
                     return await run_in(control, command, server.namespaces, SESSION_COMMANDS)
-                except BoundaryError as error:
+                except InfrastructureError as error:
                     raise box_error(bytes(end.data)) or error from None
 
         async def start(command: Command) -> launch.Running:
@@ -114,9 +114,9 @@ class ProcessSandbox(CommandRunner):
                 control.close()
 
 
-def box_error(data: bytes) -> BoundaryError | None:
+def box_error(data: bytes) -> InfrastructureError | None:
     """What a box that could not be built says."""
-    return BoundaryError("sandbox", f"the box could not be built: {json.loads(data)['failed']}") if data else None
+    return InfrastructureError("sandbox", f"the box could not be built: {json.loads(data)['failed']}") if data else None
 
 
 async def run_in(control: Any, command: Command, isolated: bool, commands: int) -> Outcome:
@@ -156,7 +156,7 @@ def outcome_of(report: Mapping[str, Any], running: launch.Running, broke: str) -
         reason = "memory" if reason in ("exit", "signal", "error") else reason
         memory = max(memory, group.peak_bytes)  # the last sample may be of before
     if reason == "error":
-        raise BoundaryError("sandbox", f"the command could not be started: {report['error']}")
+        raise InfrastructureError("sandbox", f"the command could not be started: {report['error']}")
     if reason == "killed" or (running.killed_for == "output" and reason in ("exit", "signal")):
         reason = running.killed_for or reason
     stdout, stderr = running.output()
@@ -282,5 +282,5 @@ async def _probe(sandbox: ProcessSandbox) -> dict[str, Any]:
     probe = _PROBE.replace("@HOME@", repr(os.path.abspath(__file__)))
     outcome = await sandbox.run(["python", "-I", "-S", "-c", probe])
     if not outcome.ok:
-        raise BoundaryError("sandbox", f"the probe failed: {outcome.reason} {outcome.error_text[-500:]}")
+        raise InfrastructureError("sandbox", f"the probe failed: {outcome.reason} {outcome.error_text[-500:]}")
     return dict(json.loads(outcome.stdout))

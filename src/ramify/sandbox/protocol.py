@@ -219,7 +219,7 @@ class Session(Protocol):
         ...
 
     async def write(self, files: Mapping[str, bytes | str]) -> None:
-        """Put files into the session's folder. Raises BoundaryError when they do not fit."""
+        """Put files into the session's folder. Raises InfrastructureError when they do not fit."""
         ...
 
     async def read(self, *patterns: str) -> Mapping[str, bytes]:

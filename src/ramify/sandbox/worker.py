@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.sandbox.channel import AbuseError, Channel, Tools
 from ramify.sandbox.protocol import REASONS, Command, Json, Outcome, Reply, make_command
 
@@ -31,7 +31,7 @@ class Handle(Protocol):
         ...
 
     async def report(self, seconds: float | None) -> dict[str, Any]:
-        """Wait for its end, ``seconds`` at most, and say what became of it (``reason``). Raises BoundaryError."""
+        """Wait for its end, ``seconds`` at most, and say what became of it (``reason``). Raises InfrastructureError."""
         ...
 
     def output(self) -> tuple[bytes, bytes]:
@@ -67,7 +67,7 @@ class WorkerSession:
         return await self._run(make_command(argv, fields, replace(self._base, files={})))
 
     async def write(self, files: Mapping[str, bytes | str]) -> None:
-        """Put files into the session's folder. Raises BoundaryError when they do not fit."""
+        """Put files into the session's folder. Raises InfrastructureError when they do not fit."""
         await self.run(["true"], files=files, tools={})
 
     async def read(self, *patterns: str) -> Mapping[str, bytes]:
@@ -132,7 +132,7 @@ class WorkerSession:
             running.kill(reason)
         try:
             report = await running.report(5.0)
-        except BoundaryError as error:
+        except InfrastructureError as error:
             report = {"reason": "killed", "error": error.message}
         finally:
             await running.close()

@@ -12,9 +12,9 @@ from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.problem import Problem, run_checks
 from ramify.env.protocol import Task
 from ramify.model.chat import TagTemplate, assistant_node_parts
-from ramify.model.scripted import CharTokenizer, scripted_draw
+from ramify.model.scripted import CharTokenizer, scripted_completion
 from ramify.score.judge import Item, Judge, Judgement, checked, judged
-from ramify.trace.node import Node, Stream, make_node
+from ramify.trace.node import Node, TokenValues, make_node
 from ramify.trace.path import Path
 
 HOSTILE = (
@@ -52,8 +52,8 @@ def said(text: str, question: str = "question", tokens: bool = False) -> Path:
     nodes: list[Node] = [make_node("battery", None, 0, "root", "", tokens=empty)]
     asked = dict(zip(("tokens", "ends"), template.render("user", question, "")[:2], strict=True)) if tokens else {}
     nodes.append(make_node("battery", nodes[0].id, 0, "user", question, **asked))
-    drawn = assistant_node_parts(template, scripted_draw(text)) if tokens else {"text": text}
-    answer = make_node("battery", nodes[1].id, len(nodes[1]), "assistant", drawn.pop("text"), index=0, stop="eos", **drawn)
+    sampled = assistant_node_parts(template, scripted_completion(text)) if tokens else {"text": text}
+    answer = make_node("battery", nodes[1].id, len(nodes[1]), "assistant", sampled.pop("text"), index=0, stop="eos", **sampled)
     return Path.of([*nodes, answer])
 
 
@@ -190,21 +190,21 @@ def faults(judge: Judge, items: Sequence[Item], found: Sequence[Judgement]) -> l
             wrong.append(f"a judgement that failed ({one.failure}) has the value {one.value}")
         if one.confidence is not None and not (math.isfinite(one.confidence) and 0 <= one.confidence <= 1):
             wrong.append(f"a judgement has the confidence {one.confidence}")
-        wrong += _stream_faults(item, one.streams)
+        wrong += _token_values_faults(item, one.token_values)
     return wrong
 
 
-def _stream_faults(item: Item, streams: Sequence[Stream]) -> Iterator[str]:
+def _token_values_faults(item: Item, token_values: Sequence[TokenValues]) -> Iterator[str]:
     nodes = {} if item.path is None else {node.id: node for node, _ in item.path.segments}
-    for stream in streams:
-        if stream.node not in nodes:
-            yield f"a stream points at {stream.node}, which is not on the path"
-        elif len(stream.values) != len(nodes[stream.node]):
-            yield f"stream '{stream.name}' has {len(stream.values)} values on a node of length {len(nodes[stream.node])}"
+    for values in token_values:
+        if values.node not in nodes:
+            yield f"a stream points at {values.node}, which is not on the path"
+        elif len(values.values) != len(nodes[values.node]):
+            yield f"stream '{values.name}' has {len(values.values)} values on a node of length {len(nodes[values.node])}"
 
 
 def _values(found: Sequence[Judgement]) -> list[object]:
-    return [(one.value, [stream.values.tolist() for stream in one.streams]) for one in found]
+    return [(one.value, [token_values.values.tolist() for token_values in one.token_values]) for one in found]
 
 
 class _Broken:

@@ -23,22 +23,22 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError, NeedsError, UserError, nearest
+from ramify.base.errors import InfrastructureError, NeedsError, UserError, nearest
 from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.plugins import own_function, own_path, source_of
 from ramify.env.protocol import Task
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Draw, Model, Prefix, Sampling
+from ramify.model.protocol import Completion, Model, Prefix, Sampling
 from ramify.model.rendered import laid_out
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Place, Sampler, drawn_tokens
+from ramify.rollout.sampler import Place, Sampler, sampled_tokens
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits
 from ramify.stats.intervals import proportion
 from ramify.trace.message import Message
-from ramify.trace.node import Stream, Verdict
+from ramify.trace.node import Score, TokenValues
 from ramify.trace.path import Path
 
 VERSION = 1
@@ -83,7 +83,7 @@ class Judgement:
     unit: str = "reward"
     confidence: float | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
-    streams: tuple[Stream, ...] = ()
+    token_values: tuple[TokenValues, ...] = ()
     """Values of single tokens of an item's path."""
 
 
@@ -123,7 +123,7 @@ async def judged(
             found = [Judgement(failure=f"it gave {len(found)} judgements of {len(items)} items")] * len(items)
     except (UserError, NeedsError):
         raise
-    except Exception as error:  # a judge may be anybody's code: its failure is data, siblings go on
+    except Exception as error:  # a judge may be anybody's code: its failure is data, siblings continue
         found = [_failed(error)] * len(items)
     for i, one in enumerate(found):
         if not isinstance(one, Judgement):
@@ -147,18 +147,18 @@ def _sum(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-async def judged_path(judge: Judge, path: Path, task: Task) -> list[Verdict | Stream]:
+async def judged_path(judge: Judge, path: Path, task: Task) -> list[Score | TokenValues]:
     """The records of an attempt: one verdict, without a value where the judge could not run or cannot say, and the streams."""
     (found,) = await judged(judge, [Item.of(path, task)])
     return records(judge, path.segments[-1][0].id, found)
 
 
-def records(judge: Judge, node: str, found: Judgement) -> list[Verdict | Stream]:
+def records(judge: Judge, node: str, found: Judgement) -> list[Score | TokenValues]:
     """A judgement as what a run stores of ``node``."""
     value = None if found.value is None else float(found.value)
     evidence = {"failure": found.failure} if found.failure else found.evidence
     judges = {judge.name: judge.identity}
-    return [Verdict(node, judge.name, value, found.unit, found.confidence, evidence, found.cost, judges), *found.streams]
+    return [Score(node, judge.name, value, found.unit, found.confidence, evidence, found.cost, judges), *found.token_values]
 
 
 def truth(judge: Judge, found: Judgement) -> bool | None:
@@ -178,7 +178,7 @@ def checked(name: str, value: Any) -> Value:
 
 
 def _failed(error: Exception) -> Judgement:
-    return Judgement(failure=error.message if isinstance(error, BoundaryError) else f"{type(error).__name__}: {error}")
+    return Judgement(failure=error.message if isinstance(error, InfrastructureError) else f"{type(error).__name__}: {error}")
 
 
 class Each:
@@ -259,7 +259,7 @@ class Command(Each):
         self._sandbox = find_sandbox(allow_unsandboxed=allow_unsandboxed)
 
     async def one(self, item: Item) -> bool | None:
-        """The script's word. Raises BoundaryError("scorer") where it did not end by itself."""
+        """The script's word. Raises InfrastructureError("scorer") where it did not end by itself."""
         files: dict[str, str | bytes] = {"check": self._content, "data.json": json.dumps(dict(item.data))}
         files |= {"prompt.txt": item.prompt} if item.prompt else {}
         async with self._gate():
@@ -267,7 +267,7 @@ class Command(Each):
                 ["./check"], files=files, stdin=item.text.encode("utf-8", "replace"), limits=self._limits
             )
         if outcome.reason != "exit":
-            raise BoundaryError("scorer", f"{self.name} did not end by itself: {outcome.reason}")
+            raise InfrastructureError("scorer", f"{self.name} did not end by itself: {outcome.reason}")
         return outcome.code == 0 if outcome.code in (0, 1) else None
 
 
@@ -303,7 +303,7 @@ class Function(Each):
         self.identity = stable_hash("judge", "python", VERSION, spec or self.name, *self.takes, source_of(own))
 
     async def one(self, item: Item) -> Value:
-        """What the function says. Raises BoundaryError("scorer") where it did not in time."""
+        """What the function says. Raises InfrastructureError("scorer") where it did not in time."""
         value: Value = await self._call(*(ARGUMENTS[name](item) for name in self.takes))
         return checked(self.name, value)
 
@@ -323,7 +323,7 @@ class Function(Each):
             try:
                 await asyncio.wait({task}, timeout=self.seconds)
                 if not task.done():
-                    raise BoundaryError("scorer", f"{self.name} said nothing within {self.seconds:g} s")
+                    raise InfrastructureError("scorer", f"{self.name} said nothing within {self.seconds:g} s")
                 return task.result()
             finally:
                 task.cancel()
@@ -418,11 +418,11 @@ class Asked:
             for attempt in range(self.question.tries):
                 place = (*self.question.key(items), *([attempt] if self.question.tries > 1 else []))
                 try:
-                    draw = await reply_to(self._sampler, self.template, messages, self._settings, place)
+                    completion = await reply_to(self._sampler, self.template, messages, self._settings, place)
                     spent["calls"] += 1
-                    spent["tokens"] += drawn_tokens(draw)
-                    found = self.question.read(draw.text, items)
-                except BoundaryError as error:
+                    spent["tokens"] += sampled_tokens(completion)
+                    found = self.question.read(completion.text, items)
+                except InfrastructureError as error:
                     failure = str(error)
                     break
                 except ValueError as error:
@@ -437,8 +437,8 @@ class Asked:
 
 async def reply_to(
     sampler: Sampler, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, place: Place
-) -> Draw:
-    """What a model replies to messages, sampled at ``place``. Raises BoundaryError where it fails."""
+) -> Completion:
+    """What a model replies to messages, sampled at ``place``. Raises InfrastructureError where it fails."""
     if template is None:
         prefix = Prefix(messages=tuple(messages))
     else:

@@ -15,10 +15,10 @@ from ramify.base.registry import register
 from ramify.env.protocol import Task
 from ramify.model.chat import assistant_node_parts, own_template
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import Draw, Model, Prefix
+from ramify.model.protocol import Completion, Model, Prefix
 from ramify.score.judge import Item, Judge, Judgement, find_judge, judged, records
 from ramify.trace.message import plain
-from ramify.trace.node import Node, Verdict, make_node
+from ramify.trace.node import Node, Score, make_node
 from ramify.trace.path import Path
 from ramify.trace.view import TokenMessage
 
@@ -43,37 +43,37 @@ class Scored(Middleware):
         """The judge and all that can change its judgement."""
         return None if self.judge is None else [self.judge.name, self.judge.identity]
 
-    async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
+    async def after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
         """See :class:`Middleware`."""
         if self.judge is None:
-            return draw
+            return completion
         try:
-            (found,) = await judged(self.judge, [Item.of(self._path(given, draw, str(key)), Task("request", {}))])
+            (found,) = await judged(self.judge, [Item.of(self._path(given, completion, str(key)), Task("request", {}))])
         except (UserError, NeedsError) as error:  # a judge that needs what no request holds
             found = Judgement(failure=str(error))
-        return scored(draw, [one for one in records(self.judge, "", found) if isinstance(one, Verdict)])
+        return scored(completion, [one for one in records(self.judge, "", found) if isinstance(one, Score)])
 
-    def _path(self, given: Prefix, draw: Draw, tree: str) -> Path:
-        said = draw.shown or tuple(TokenMessage(message) for message in given.messages)
+    def _path(self, given: Prefix, completion: Completion, tree: str) -> Path:
+        said = completion.shown or tuple(TokenMessage(message) for message in given.messages)
         nodes: list[Node] = [make_node(tree, None, 0, "root", "", tokens=given.tokens)]
         for laid in said if given.tokens is None else ():
             message, last = laid.message, nodes[-1]
             arrays = {"tokens": laid.tokens, "ends": laid.ends}
             nodes.append(make_node(tree, last.id, len(last), message.role, message.text, data=plain(message.data), **arrays))
         if self._template is not None and given.tokens is None:
-            parts = assistant_node_parts(self._template, draw, after=nodes[-1].role if len(nodes) > 1 else "")
+            parts = assistant_node_parts(self._template, completion, after=nodes[-1].role if len(nodes) > 1 else "")
         else:
-            parts = {"text": draw.text, "tokens": draw.tokens, "ends": draw.ends}
-        text, data = parts.pop("text"), plain(draw.data or {})
-        end = make_node(tree, nodes[-1].id, len(nodes[-1]), "assistant", text, index=0, stop=draw.stop, data=data, **parts)
+            parts = {"text": completion.text, "tokens": completion.tokens, "ends": completion.ends}
+        text, data = parts.pop("text"), plain(completion.data or {})
+        end = make_node(tree, nodes[-1].id, len(nodes[-1]), "assistant", text, index=0, stop=completion.stop, data=data, **parts)
         return Path.of([*nodes, end])
 
 
-def scored(draw: Draw, verdicts: Sequence[Verdict]) -> Draw:
+def scored(completion: Completion, scores: Sequence[Score]) -> Completion:
     """``draw`` with verdicts among its scores."""
     told = [
         {"scorer": v.scorer, "value": v.value, "unit": v.unit, "evidence": plain(v.evidence), "judges": dict(v.judges)}
-        for v in verdicts
+        for v in scores
     ]
-    data = draw.data or {}
-    return replace(draw, data={**data, "scores": [*data.get("scores", ()), *told]})
+    data = completion.data or {}
+    return replace(completion, data={**data, "scores": [*data.get("scores", ()), *told]})

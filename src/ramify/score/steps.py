@@ -116,7 +116,7 @@ def run_attempts(
     """
     found = False
     for attempt in views(run, group, scorer):
-        left_out = attempt.reward is None and (attempt.verdict is not None or not unscored)
+        left_out = attempt.reward is None and (attempt.score is not None or not unscored)
         if not left_out and attempt.steps:
             found = True
             yield attempt, _records(attempt)
@@ -164,8 +164,8 @@ def _records(attempt: View) -> list[dict[str, Any]]:
                 "valid": step.valid, "node": step.node, "action": step.action, "done": False, "truncated": False,
             }
         )  # fmt: skip
-    if attempt.verdict is not None and attempt.verdict.value is not None:
-        rows[-1]["reward"] = attempt.verdict.value - sum(row["reward"] for row in rows[:-1])
+    if attempt.score is not None and attempt.score.value is not None:
+        rows[-1]["reward"] = attempt.score.value - sum(row["reward"] for row in rows[:-1])
     rows[-1] |= {"truncated": attempt.cut, "done": not attempt.cut}
     return rows
 

@@ -110,7 +110,7 @@ def index_steps(
     """Check and sort the columns beside a merged graph.
 
     ``rewards`` are paid step by step; ``truncated`` is true on the last row of an attempt a limit ended; ``valid`` is false where the
-    world refused the action; ``nodes`` are equal where rows of several attempts are one physical step of a rollout tree, None elsewhere.
+    environment refused the action; ``nodes`` are equal where rows of several attempts are one physical step of a rollout tree, None elsewhere.
     Raises UserError naming the step that is wrong."""
     n = len(graph.visit_group)
     if n == 0:

@@ -227,7 +227,7 @@ def _flat(record: dict[str, Any], name: str, task: str, place: str, reward: floa
     prompt = _ids(record, "prompt_ids", place)
     completion = _ids(record, next((n for n in _COMPLETION if n in record), _COMPLETION[0]), place)
     if (mask_name := next((n for n in _MASK if n in record), None)) is None:
-        raise UserError(f"the mask of actions is missing ('{_MASK[0]}', 1 for each token the agent drew)")
+        raise UserError(f"the mask of actions is missing ('{_MASK[0]}', 1 for each token the agent sampled)")
     mask = np.array([0, *_row(record, mask_name, len(completion), place)], dtype=np.float64)
     if not set(mask.tolist()) <= {0, 1}:
         raise UserError(f"'{mask_name}' holds something else than 0 and 1")
@@ -297,7 +297,7 @@ def run_trajectories(
     """The attempts of a run and, one sentence each, those that cannot be graded.
 
     An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one). Where nodes have tokens these are the
-    row, and the drawn ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
+    row, and the sampled ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
     """
     found, skipped = [], []
     for attempt in views(run, group, scorer):
@@ -337,6 +337,6 @@ def path_trajectory(
             nodes.append(reply.nodes[-1].id)
             actions.append(reply.text)
     if not nodes:
-        raise UserError("it holds no drawn token, so there is nothing to grade")
+        raise UserError("it holds no sampled token, so there is nothing to grade")
     success = reward > 0 if success is None and reward is not None else success
     return Trajectory(leaf, task, tokens, step, len(nodes), reward, success, None, None, tuple(actions), tuple(nodes))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.problem import Problem, run_checks
 from ramify.base.seeds import place_key
 from ramify.search.loop import Expansion, Searcher, run_searcher
@@ -48,7 +48,7 @@ class _Probe:
 
     def expansion(self, pick: str, grows: bool, fails: bool) -> Expansion:
         if fails and self.number("fails", pick) < 0.3:
-            raise BoundaryError("env", "this one fails")
+            raise InfrastructureError("env", "this one fails")
         found = {f"{pick}.{i}": self.number("prior", f"{pick}.{i}") for i in range(2)} if grows and pick.count(".") < 3 else {}
         return Expansion(self.number("value", pick), found)
 

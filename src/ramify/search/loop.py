@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 
 State = TypeVar("State")
 Pick = TypeVar("Pick")
@@ -98,7 +98,7 @@ async def run_searcher(
 ) -> Any:
     """Search with a registered searcher for at most ``budget`` expansions; returns its last state. ``width``, ``tau`` as in :func:`search`.
 
-    A BoundaryError of one expansion is a result without a value; the others go on.
+    A InfrastructureError of one expansion is a result without a value; the others continue.
     """
     flying: list[str] = []
     begun = 0
@@ -114,7 +114,7 @@ async def run_searcher(
     async def tried(pick: str) -> Expansion:
         try:
             return await expand(pick)
-        except BoundaryError:
+        except InfrastructureError:
             return Expansion(None)
 
     def absorb(state: Any, pick: str, result: Expansion) -> Any:

@@ -34,7 +34,7 @@ class Check:
     op: str
     """One of ``>= <= > < ==``, or ``report``: shown, never judged."""
     threshold: float | None = None
-    known_miss: str = ""
+    known_failure: str = ""
     """Reason why a miss is expected, with the page that discusses it; empty where none is."""
 
     def __post_init__(self) -> None:
@@ -45,13 +45,13 @@ class Check:
 
     @property
     def status(self) -> str:
-        """``reported`` without a threshold, else ``pass``, ``miss`` or ``known_miss``. A value that is not a number misses; a known miss
+        """``reported`` without a threshold, else ``pass``, ``miss`` or ``known_failure``. A value that is not a number misses; a known miss
         that holds is a pass."""
         if self.op == "report" or self.threshold is None:
             return "reported"
         if _OPS[self.op](self.value, self.threshold):
             return "pass"
-        return "known_miss" if self.known_miss else "miss"
+        return "known_failure" if self.known_failure else "miss"
 
     def to_json(self) -> dict[str, Any]:
         """The contract's form. Numbers that JSON cannot hold (NaN, infinity) become null."""
@@ -65,7 +65,7 @@ class Check:
             "threshold": None if self.threshold is None else _finite(self.threshold),
             "status": self.status,
         }
-        return out | ({"known_miss": self.known_miss} if self.known_miss else {})
+        return out | ({"known_failure": self.known_failure} if self.known_failure else {})
 
 
 def _finite(value: float) -> float | None:

@@ -31,10 +31,10 @@ class Counts:
             raise ValueError(f"{self.k} right of {self.n} ({self.missing} missing, {self.truncated} truncated) is not a count")
 
     @classmethod
-    def of(cls, verdicts: Iterable[bool | None]) -> Self:
+    def of(cls, scores: Iterable[bool | None]) -> Self:
         """Verdicts counted: True is right, False is not, None is missing."""
-        given = list(verdicts)
-        graded = [verdict for verdict in given if verdict is not None]
+        given = list(scores)
+        graded = [score for score in given if score is not None]
         return cls(sum(graded), len(graded), len(given) - len(graded))
 
     def __add__(self, other: Counts) -> Counts:

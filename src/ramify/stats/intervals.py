@@ -128,20 +128,20 @@ def paired_proportions(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.
 
 def bootstrap(
     values: Sequence[float] | np.ndarray,
-    statistic: Callable[[np.ndarray], np.ndarray] = lambda draws: draws.mean(axis=1),
+    statistic: Callable[[np.ndarray], np.ndarray] = lambda samples: samples.mean(axis=1),
     seed: int = 0,
-    draws: int = 2000,
+    samples: int = 2000,
     level: float = 0.95,
 ) -> Interval:
     """Percentile bootstrap (Efron 1979) of a statistic of independent values, shape (n,).
 
-    ``statistic`` maps resamples of shape (draws, n) to (draws,). The same seed gives the same interval. Percentiles are too narrow
+    ``statistic`` maps resamples of shape (samples, n) to (samples,). The same seed gives the same interval. Percentiles are too narrow
     for small n: prefer :func:`mean_t` for a mean of fewer than about 20 values.
     """
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or len(x) == 0:
         raise ValueError("a bootstrap needs at least 1 value")
-    picks = generator(seed, "bootstrap").integers(0, len(x), size=(draws, len(x)))
+    picks = generator(seed, "bootstrap").integers(0, len(x), size=(samples, len(x)))
     low, high = np.quantile(statistic(x[picks]), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
@@ -151,11 +151,11 @@ FEW_CLUSTERS = 50
 
 
 def clustered_mean(
-    values: Sequence[float] | np.ndarray, clusters: Sequence[Any], seed: int = 0, draws: int = 1000, level: float = 0.95
+    values: Sequence[float] | np.ndarray, clusters: Sequence[Any], seed: int = 0, samples: int = 1000, level: float = 0.95
 ) -> tuple[float, Interval | None]:
     """Mean of ``values`` (n,) and its interval where whole ``clusters`` (n,) were sampled; the interval is None with fewer than two of them.
 
-    Values of one cluster (draws of one prompt, cuts of one trace) are not independent. From 50 clusters on the interval is the percentile
+    Values of one cluster (samples of one prompt, cuts of one trace) are not independent. From 50 clusters on the interval is the percentile
     bootstrap over them; below, Student's with one degree of freedom less than clusters, of the linearised ratio of sum to count (Cochran
     1977, section 6.3). Raises ValueError without values.
     """
@@ -176,7 +176,7 @@ def clustered_mean(
         at = picks.astype(int)
         return np.asarray(sums[at].sum(axis=1) / sizes[at].sum(axis=1))
 
-    return value, bootstrap(np.arange(len(sums)), mean, seed, draws, level)
+    return value, bootstrap(np.arange(len(sums)), mean, seed, samples, level)
 
 
 def clustered_proportion(
@@ -211,11 +211,11 @@ def clustered_proportion(
 
 
 def difference_over_clusters(
-    first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]], seed: int = 0, draws: int = 2000, level: float = 0.95
+    first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]], seed: int = 0, samples: int = 2000, level: float = 0.95
 ) -> Interval:
     """Interval of the difference of two pooled proportions where clusters (tasks, models) were sampled, not trials.
 
-    ``first`` and ``second`` hold (k, n) of each cluster, in one order; a cluster is drawn with both. Percentile bootstrap from 50 clusters
+    ``first`` and ``second`` hold (k, n) of each cluster, in one order; a cluster is sampled with both. Percentile bootstrap from 50 clusters
     on, Student's below, as :func:`clustered_mean`. Raises ValueError below two clusters: they show no spread.
     """
     counts = np.asarray([first, second], dtype=np.float64)  # (arm, cluster, k and n)
@@ -232,12 +232,12 @@ def difference_over_clusters(
         return value + low, value + high
 
     def difference(picked: np.ndarray) -> np.ndarray:
-        sums = counts[:, picked.astype(np.int64)].sum(axis=2)  # (arm, draws, k and n)
+        sums = counts[:, picked.astype(np.int64)].sum(axis=2)  # (arm, samples, k and n)
         rates = sums[:, :, 0] / np.maximum(sums[:, :, 1], 1)
         gap: np.ndarray = rates[0] - rates[1]
         return gap
 
-    return bootstrap(np.arange(clusters), difference, seed, draws, level)
+    return bootstrap(np.arange(clusters), difference, seed, samples, level)
 
 
 def _counts(successes: float, n: float) -> None:

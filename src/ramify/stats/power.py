@@ -1,4 +1,4 @@
-"""Power of a comparison of proportions: how many draws a study needs, and what a given number of draws can find."""
+"""Power of a comparison of proportions: how many samples a study needs, and what a given number of samples can find."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ramify.stats.intervals import normal_quantile, wilson
 
 
 def power_of_difference(p1: float, p2: float, n1: int, n2: int, level: float = 0.95) -> float:
-    """Probability that a two-sided z-test at ``level`` finds p1 different from p2 with n1 and n2 draws (normal approximation)."""
+    """Probability that a two-sided z-test at ``level`` finds p1 different from p2 with n1 and n2 samples (normal approximation)."""
     if n1 <= 0 or n2 <= 0:
         return 0.0
     pooled = (n1 * p1 + n2 * p2) / (n1 + n2)
@@ -24,10 +24,10 @@ def power_of_difference(p1: float, p2: float, n1: int, n2: int, level: float = 0
     return NormalDist().cdf(gap / spread)
 
 
-def draws_for_difference(p1: float, p2: float, power: float = 0.8, level: float = 0.95) -> int:
-    """Draws per arm that find p1 different from p2 with probability ``power`` (Fleiss, without continuity correction).
+def samples_for_difference(p1: float, p2: float, power: float = 0.8, level: float = 0.95) -> int:
+    """Samples per arm that find p1 different from p2 with probability ``power`` (Fleiss, without continuity correction).
 
-    Raises ValueError when the proportions are equal: no number of draws finds nothing.
+    Raises ValueError when the proportions are equal: no number of samples finds nothing.
     """
     if p1 == p2:
         raise ValueError("equal proportions cannot be told apart")
@@ -38,7 +38,7 @@ def draws_for_difference(p1: float, p2: float, power: float = 0.8, level: float 
 
 
 def detectable_difference(base: float, n1: int, n2: int, power: float = 0.8, level: float = 0.95) -> float:
-    """The smallest move away from ``base`` that n1 and n2 draws find with probability ``power``, in whichever direction has more room.
+    """The smallest move away from ``base`` that n1 and n2 samples find with probability ``power``, in whichever direction has more room.
 
     1.0 where no move within [0, 1] reaches that power.
     """

@@ -50,7 +50,7 @@ def auroc_interval(
     tasks: Sequence[Any],
     *,
     minus: Sequence[float] | np.ndarray | None = None,
-    draws: int = 2000,
+    samples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
 ) -> Interval | None:
@@ -66,8 +66,8 @@ def auroc_interval(
         return None
     rng = generator(seed, "auroc-interval")
     found: list[np.ndarray] = []
-    for start in range(0, draws, step := max(1, _CHUNK // len(x))):
-        picks = rng.multinomial(count, np.full(count, 1 / count), size=min(step, draws - start))
+    for start in range(0, samples, step := max(1, _CHUNK // len(x))):
+        picks = rng.multinomial(count, np.full(count, 1 / count), size=min(step, samples - start))
         weights = picks[:, codes].astype(np.float64)
         values = _weighted(x, y, weights)
         if minus is not None:
@@ -150,7 +150,7 @@ def _checked(scores: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """AUROC under each row of ``weights`` (draws, n): (draws,), NaN where a class has no weight."""
+    """AUROC under each row of ``weights`` (samples, n): (samples,), NaN where a class has no weight."""
     values, codes = np.unique(x, return_inverse=True)
     order = np.argsort(codes, kind="stable")
     start = np.searchsorted(codes[order], np.arange(len(values)))

@@ -14,7 +14,7 @@ _TIE = 1e-12  # statistics nearer than this (relative) are equal: sums in anothe
 
 
 def paired_permutation(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0, draws: int = 20_000
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, seed: int = 0, samples: int = 20_000
 ) -> float:
     """Two-sided p-value of mean(a - b) = 0 under exchange within pairs, both of shape (n,).
 
@@ -28,7 +28,7 @@ def paired_permutation(
     if exact:
         flips = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
     else:
-        flips = generator(seed, "paired-permutation").integers(0, 2, size=(draws, n))
+        flips = generator(seed, "paired-permutation").integers(0, 2, size=(samples, n))
     sums = np.abs((1 - 2 * flips) @ difference)
     return _share_as_extreme(sums, abs(float(difference.sum())), exact)
 
@@ -81,11 +81,11 @@ def fisher_stratified(first: Sequence[tuple[int, int]], second: Sequence[tuple[i
     """
     from scipy.stats import hypergeom
 
-    law, observed = np.ones(1), 0
+    distribution, observed = np.ones(1), 0
     for (k1, n1), (k2, n2) in zip(first, second, strict=True):
-        law = np.convolve(law, hypergeom.pmf(np.arange(n1 + 1), n1 + n2, k1 + k2, n1))
+        distribution = np.convolve(distribution, hypergeom.pmf(np.arange(n1 + 1), n1 + n2, k1 + k2, n1))
         observed += k1
-    return min(1.0, float(law[law <= law[observed] * (1 + 1e-7)].sum()))
+    return min(1.0, float(distribution[distribution <= distribution[observed] * (1 + 1e-7)].sum()))
 
 
 def two_proportions(k1: int, n1: int, k2: int, n2: int) -> float:

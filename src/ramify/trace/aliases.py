@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ramify.base.errors import UserError, nearest
 from ramify.trace.lines import field
-from ramify.trace.node import Verdict
+from ramify.trace.node import Score
 
 #: Scorer of a reward that came with a record and has no name of its own.
 IMPORTED = "imported"
@@ -41,11 +41,11 @@ class Judged(NamedTuple):
     names: frozenset[str]
     """The fields that say so."""
 
-    def verdicts(self, node: str) -> Iterator[Verdict]:
+    def as_scores(self, node: str) -> Iterator[Score]:
         """As verdicts of the attempt's last node."""
         evidence = None if self.success is None else {"outcome": self.success}
         for scorer, value in self.scores.items():
-            yield Verdict(node, scorer, value, evidence=evidence if scorer == IMPORTED else None)
+            yield Score(node, scorer, value, evidence=evidence if scorer == IMPORTED else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records, root
 from ramify.trace.lines import field, read_conversations
 from ramify.trace.message import Message, plain, read_message
-from ramify.trace.node import Node, Producer
+from ramify.trace.node import Node, Provenance
 
 #: Why a call ended, in OpenAI's words, as a node says it.
 FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop", "content_filter": "stop"}
@@ -27,7 +27,7 @@ def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     and a reward or success (a verdict of scorer "imported" on the last message; rewards by name are one each). Other fields are kept
     with the last message. A line may also be the log of one
     call, ``{"request": {...}, "response": {...}}``; a reply that a later call of the same task repeats in its request is the node
-    that was drawn. A file that is one JSON document holds one chat, a list of chats, or the list of one chat's messages. Raises
+    that was sampled. A file that is one JSON document holds one chat, a list of chats, or the list of one chat's messages. Raises
     UserError naming file and line; nothing is left in ``folder`` then.
     """
     calls = Calls(fields)
@@ -117,7 +117,7 @@ def hang_chat(
     for at, message in enumerate(said, 1):
         last = at == len(said)
         thread.hang(message, message.role == "assistant", last, {"record": plain(extra)} if last and extra else None)
-    run.add(*judged.verdicts(thread.node.id))
+    run.add(*judged.as_scores(thread.node.id))
 
 
 class Reply(NamedTuple):
@@ -130,11 +130,11 @@ class Reply(NamedTuple):
 
 
 class Calls:
-    """Logs of single calls. Remembers each drawn reply by its place and content, a few words each, to find it again in a request."""
+    """Logs of single calls. Remembers each sampled reply by its place and content, a few words each, to find it again in a request."""
 
     def __init__(self, fields: Fields = KNOWN) -> None:
         self._fields = fields
-        self._drawn: dict[str, str] = {}
+        self._sampled: dict[str, str] = {}
         self._draws = count()
 
     def add(self, run: Run, record: dict[str, Any], place: str, number: int) -> None:
@@ -151,7 +151,7 @@ class Calls:
             rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
             replies.append(Reply([said], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
         told = {k: v for k, v in response.items() if k != "choices"}
-        self.hang(run, record, place, number, given, replies, producer_of(request, response), told)
+        self.hang(run, record, place, number, given, replies, provenance_of(request, response), told)
 
     def hang(
         self,
@@ -161,7 +161,7 @@ class Calls:
         number: int,
         given: Sequence[Message],
         replies: Sequence[Reply],
-        producer: Producer,
+        provenance: Provenance,
         told: Mapping[str, Any],
         taken: Collection[str] = ("request", "response"),
         at: Node | None = None,
@@ -174,26 +174,26 @@ class Calls:
         tree = _tree(run, task, number) if at is None else at.tree
         thread = Thread(run, tree, next(self._draws), at)
         for message in given:
-            known = self._drawn.get(_key(thread.node, message))
+            known = self._sampled.get(_key(thread.node, message))
             if known is not None:
                 thread.node = run.node(known)
             else:
                 thread.hang(message, message.role == "assistant")
-        run.add(producer)
+        run.add(provenance)
         about = _redacted({**told, **({"record": extra} if extra else {})})
         if not replies:  # the call failed, or the log does not tell what came of it: an attempt that ended there
-            thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", producer=producer.hash)
-            run.add(*judged.verdicts(thread.node.id))
+            thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", provenance=provenance.hash)
+            run.add(*judged.as_scores(thread.node.id))
         end = thread.node
         for index, reply in enumerate(replies):
-            each = Thread(run, tree, thread.draw if index == 0 else next(self._draws), thread.node)
+            each = Thread(run, tree, thread.completion if index == 0 else next(self._draws), thread.node)
             for i, message in enumerate(reply.messages, 1):
-                key, drawn, last = _key(each.node, message), message.role == "assistant", i == len(reply.messages)
+                key, sampled, last = _key(each.node, message), message.role == "assistant", i == len(reply.messages)
                 rest = {"response": plain({**about, **reply.about})} if last else None
                 fields = {"stop": reply.stop} if last else {}
-                end = each.hang(message, drawn, last, rest, **fields, **({"producer": producer.hash} if drawn else {}))
-                self._drawn.setdefault(key, end.id)
-            run.add(*judged.verdicts(end.id))
+                end = each.hang(message, sampled, last, rest, **fields, **({"producer": provenance.hash} if sampled else {}))
+                self._sampled.setdefault(key, end.id)
+            run.add(*judged.as_scores(end.id))
         return end
 
 
@@ -202,11 +202,11 @@ def _key(parent: Node, said: Message) -> str:
     return stable_hash(parent.id, said.role, said.text, canonical_json(calls), canonical_json(parts))
 
 
-def producer_of(request: Mapping[str, Any], response: Mapping[str, Any]) -> Producer:
+def provenance_of(request: Mapping[str, Any], response: Mapping[str, Any]) -> Provenance:
     """The model that a call asked, with the settings of its request, keys taken out."""
     settings = {k: v for k, v in request.items() if k not in ("messages", "input", "system", "instructions", "model", "seed")}
     seed, model = request.get("seed"), response.get("model") or request.get("model")
-    return Producer(str(model or "unknown"), "", _redacted(settings), seed if type(seed) is int else 0)
+    return Provenance(str(model or "unknown"), "", _redacted(settings), seed if type(seed) is int else 0)
 
 
 def _redacted(value: dict[str, Any]) -> dict[str, Any]:

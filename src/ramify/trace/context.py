@@ -15,7 +15,7 @@ from ramify.trace.path import Part, Path, as_messages
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """What a model saw before it drew. ``tokens``: int32 (T,), or None where any part of it has text only."""
+    """What a model saw before it sampled. ``tokens``: int32 (T,), or None where any part of it has text only."""
 
     tokens: np.ndarray | None
     messages: tuple[Message, ...]
@@ -24,7 +24,7 @@ class Shown:
 def shown(
     node: Node, node_of: Callable[[str], Node], path_of: Callable[[str], Path], context_of: Callable[[str], Context]
 ) -> Shown:
-    """What the model saw when it drew ``node``; the callables find nodes, paths and contexts by id, e.g. those of a Run.
+    """What the model saw when it sampled ``node``; the callables find nodes, paths and contexts by id, e.g. those of a Run.
 
     Raises UserError when a span of the context is outside its node.
     """
@@ -37,7 +37,7 @@ def shown(
 
 
 def resolve(context: Context, node_of: Callable[[str], Node], of: str = "") -> list[Part]:
-    """The parts of a context. Raises UserError when a span is outside its node; ``of`` names the node drawn from the context."""
+    """The parts of a context. Raises UserError when a span is outside its node; ``of`` names the node sampled from the context."""
     parts: list[Part] = []
     for part in context.parts:
         if isinstance(part, Insert):
@@ -57,9 +57,9 @@ HISTORY = "history"
 
 
 def seen(path: Path, node_of: Callable[[str], Node], context_of: Callable[[str], Context]) -> list[Part]:
-    """The history of a model that goes on after ``path``, pieces of length 0 left out.
+    """The history of a model that continues after ``path``, pieces of length 0 left out.
 
-    The path; or, where a node on it was drawn from an explicit context, that context, the last such node, and all that follows it. Of a
+    The path; or, where a node on it was sampled from an explicit context, that context, the last such node, and all that follows it. Of a
     context that a chat template rendered it is the history which was rendered: the template renders it anew at every turn.
     """
     start, name = 0, None

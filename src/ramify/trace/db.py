@@ -8,7 +8,7 @@ trade-off: ``synchronous=NORMAL`` does not wait for the disk at each commit, so 
 lose the last commits (never half of one, never the file); waiting would cost a disk flush for each. The lock is an advisory
 ``flock``: it does not hold on network file systems that ignore it.
 
-Nothing is cached but producers (a handful), so memory does not grow with the run. A Run belongs to the thread that opened it.
+Nothing is cached but provenances (a handful), so memory does not grow with the run. A Run belongs to the thread that opened it.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
 from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, holds_run, refuse_links, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
-from ramify.trace.node import Context, Entry, Finding, Mark, Node, Producer, Stream, TreeInfo, Verdict
+from ramify.trace.node import Annotation, Context, Entry, Finding, Node, Provenance, Score, TokenValues, TreeInfo
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
 OWNER = "owner"
 """Key in the table ``meta``: who made the run, as a hash; empty where it was imported. No export holds it."""
 BATCH = 1000
-Record = Node | Stream | Mark | Verdict | Finding | Context | Producer
+Record = Node | TokenValues | Annotation | Score | Finding | Context | Provenance
 
 
-_R = TypeVar("_R", Node, Stream, Mark, Verdict, Finding, Context, Producer, TreeInfo, Entry)
+_R = TypeVar("_R", Node, TokenValues, Annotation, Score, Finding, Context, Provenance, TreeInfo, Entry)
 #: How each kind is read: its query, the column of its order of writing, and how a row becomes a record.
 _EACH: dict[type, tuple[str, str, Any]] = {
     Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
-    Stream: (schema.SELECT_STREAM, "s.seq", schema.row_stream),
-    Mark: (schema.SELECT_MARK, "s.seq", schema.row_mark),
-    Verdict: (schema.SELECT_VERDICT, "s.node, s.scorer, s.unit, j.judges", schema.row_verdict),
+    TokenValues: (schema.SELECT_TOKEN_VALUES, "s.seq", schema.row_token_values),
+    Annotation: (schema.SELECT_ANNOTATION, "s.seq", schema.row_annotation),
+    Score: (schema.SELECT_SCORE, "s.node, s.scorer, s.unit, j.judges", schema.row_score),
     Finding: (schema.SELECT_FINDING, "s.seq", schema.row_finding),
     Context: ("SELECT body, hash FROM contexts s ", "s.seq", schema.row_context),
-    Producer: ("SELECT body, hash FROM producers s ", "s.seq", schema.row_producer),
+    Provenance: ("SELECT body, hash FROM producers s ", "s.seq", schema.row_provenance),
     TreeInfo: (
         "SELECT name, task, grp, data FROM trees s ",
         "s.seq",
@@ -97,7 +97,7 @@ class Run:
         self._grouped = False
         self._new = new
         self._broken = ""
-        self._producers: dict[str, int] = {}
+        self._provenances: dict[str, int] = {}
         self.meta: dict[str, Any] = {"schema": next(int(row[0]) for row in self._rows("PRAGMA user_version"))}
         self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
         self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
@@ -290,20 +290,24 @@ class Run:
         """Add records. What is there already stays as it is; a stream, mark, verdict or finding of the same maker at the same place is
         replaced.
 
-        A node's tree, parent, context and producer, and the node any other record points at, must have been added before.
+        A node's tree, parent, context and provenance, and the node any other record points at, must have been added before.
         Raises UserError when one is missing, when lengths or offsets do not fit, or when a value cannot be stored; records before
         the bad one stay added (see :meth:`transaction`). Raises RamifyError when the disk refuses.
         """
         for record in records:
             if isinstance(record, Node):
                 self._add_node(record)
-            elif isinstance(record, Stream):
-                self._write(schema.INSERT_STREAM, schema.stream_row(record, *self._target(record.node, "stream", record.name)))
-            elif isinstance(record, Mark):
-                self._write(schema.INSERT_MARK, schema.mark_row(record, *self._target(record.node, "mark", record.name)))
-            elif isinstance(record, Verdict):
+            elif isinstance(record, TokenValues):
+                self._write(
+                    schema.INSERT_TOKEN_VALUES, schema.token_values_row(record, *self._target(record.node, "stream", record.name))
+                )
+            elif isinstance(record, Annotation):
+                self._write(
+                    schema.INSERT_ANNOTATION, schema.annotation_row(record, *self._target(record.node, "mark", record.name))
+                )
+            elif isinstance(record, Score):
                 seq, _ = self._target(record.node, "verdict", record.scorer)
-                self._write(schema.INSERT_VERDICT, schema.verdict_row(record, seq, self._judge_set(record.judges)))
+                self._write(schema.INSERT_SCORE, schema.score_row(record, seq, self._judge_set(record.judges)))
             elif isinstance(record, Finding):
                 place = (None, 0) if record.node is None else self._target(record.node, "finding", record.name)
                 self._write(schema.INSERT_FINDING, schema.finding_row(record, *place))
@@ -354,7 +358,7 @@ class Run:
                 self._write("ROLLBACK TO grouped")
                 self._write("RELEASE grouped")
                 self._pending = pending
-                self._producers.clear()
+                self._provenances.clear()
             raise
         self._grouped = False
         self._write("RELEASE grouped")
@@ -440,7 +444,7 @@ class Run:
         return Path.of([schema.row_node(row) for row in self._rows(sql, self.find(name))])
 
     def shown(self, name: str) -> Shown:
-        """What the model saw when it drew a node: its explicit context, or the path up to it. Raises UserError like :meth:`node`."""
+        """What the model saw when it sampled a node: its explicit context, or the path up to it. Raises UserError like :meth:`node`."""
         node = self.node(name)
         return shown(node, self.node, self.path, self.context)
 
@@ -448,25 +452,27 @@ class Run:
         """The context of that hash. Raises UserError when there is none."""
         return schema.row_context(self._one("SELECT body, hash FROM contexts WHERE hash = ?", name, f"no context '{name}'"))
 
-    def producer(self, name: str) -> Producer:
-        """The producer of that hash. Raises UserError when there is none."""
-        return schema.row_producer(self._one("SELECT body, hash FROM producers WHERE hash = ?", name, f"no producer '{name}'"))
+    def provenance(self, name: str) -> Provenance:
+        """The provenance of that hash. Raises UserError when there is none."""
+        return schema.row_provenance(
+            self._one("SELECT body, hash FROM producers WHERE hash = ?", name, f"no provenance '{name}'")
+        )
 
-    def streams(
+    def token_values(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
-    ) -> list[Stream]:
+    ) -> list[TokenValues]:
         """Streams that match all that is given, in order of first writing."""
-        return self._matching(Stream, tree, {"s.name": name, "s.maker": maker, "n.id": node})
+        return self._matching(TokenValues, tree, {"s.name": name, "s.maker": maker, "n.id": node})
 
-    def marks(
+    def annotations(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
-    ) -> list[Mark]:
+    ) -> list[Annotation]:
         """Marks that match all that is given, in order of first writing."""
-        return self._matching(Mark, tree, {"s.name": name, "s.maker": maker, "n.id": node})
+        return self._matching(Annotation, tree, {"s.name": name, "s.maker": maker, "n.id": node})
 
-    def verdicts(self, tree: str | None = None, scorer: str | None = None, node: str | None = None) -> list[Verdict]:
+    def scores(self, tree: str | None = None, scorer: str | None = None, node: str | None = None) -> list[Score]:
         """Verdicts that match all that is given, in order of their nodes and scorers."""
-        return self._matching(Verdict, tree, {"s.scorer": scorer, "n.id": node})
+        return self._matching(Score, tree, {"s.scorer": scorer, "n.id": node})
 
     def findings(self, tree: str | None = None, maker: str | None = None, node: str | None = None) -> list[Finding]:
         """Findings that match all that is given, in order of writing; with ``tree`` none that is about the whole run."""
@@ -477,9 +483,9 @@ class Run:
         sql = "SELECT scorer, unit, max(value IS NOT NULL) FROM verdicts GROUP BY scorer, unit ORDER BY scorer, unit"
         return [(str(scorer), str(unit), bool(given)) for scorer, unit, given in self._rows(sql)]
 
-    def unscored(self) -> list[Verdict]:
+    def unscored(self) -> list[Score]:
         """Verdicts without a value, in order of their nodes."""
-        select, order, make = _EACH[Verdict]
+        select, order, make = _EACH[Score]
         return [make(row) for row in self._rows(f"{select} WHERE s.value IS NULL ORDER BY {order}")]
 
     def failed(self) -> list[Node]:
@@ -560,9 +566,9 @@ class Run:
                 raise UserError(f"node {node.id} of tree '{node.tree}' hangs on node {node.parent} of tree '{name}'")
             check_offset(node, length)
         context = None if node.context is None else self._known("contexts", node.context, node.id)
-        producer = None if node.producer is None else self._known_producer(node.producer, node.id)
+        provenance = None if node.provenance is None else self._known_provenance(node.provenance, node.id)
         try:
-            self._write(schema.INSERT_NODE, schema.node_row(node, tree, parent, context, producer))
+            self._write(schema.INSERT_NODE, schema.node_row(node, tree, parent, context, provenance))
         except UserError as error:
             if node.parent is None and isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise UserError(f"tree '{node.tree}' has a root already; node {node.id} names no parent") from error
@@ -574,10 +580,10 @@ class Run:
             raise UserError(f"node {node} names '{name}' of {table}, which is not in {self.folder}: add that record first")
         return int(row[0])
 
-    def _known_producer(self, name: str, node: str) -> int:
-        if name not in self._producers:
-            self._producers[name] = self._known("producers", name, node)
-        return self._producers[name]
+    def _known_provenance(self, name: str, node: str) -> int:
+        if name not in self._provenances:
+            self._provenances[name] = self._known("producers", name, node)
+        return self._provenances[name]
 
     def _target(self, node: str, kind: str, name: str) -> tuple[int, int]:
         row = self._row("SELECT seq, length FROM nodes WHERE id = ?", node)
@@ -632,7 +638,7 @@ class Run:
 
     def _fail(self, error: sqlite3.Error) -> NoReturn:
         """The disk refused. What was committed stays; what was not is gone, so the run takes nothing more until it is opened again."""
-        self._broken = f"cannot write to {self.folder}: {error}; what was committed is kept, open the run again to go on"
+        self._broken = f"cannot write to {self.folder}: {error}; what was committed is kept, open the run again to continue"
         if self._db.in_transaction:
             with suppress(sqlite3.Error):  # the next open rolls back whatever this cannot
                 self._db.execute("ROLLBACK")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ramify.trace.node import Node, Verdict
+from ramify.trace.node import Node, Score
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -46,15 +46,15 @@ class Failures:
 def failures(run: Run) -> Failures:
     """Every failed attempt of a run."""
     found = {node.id: str(failure_of(node)) for node in run.failed()}
-    for verdict in run.unscored():
-        if (why := told_by(verdict)) is not None:
-            found.setdefault(verdict.node, why)
+    for score in run.unscored():
+        if (why := told_by(score)) is not None:
+            found.setdefault(score.node, why)
     return Failures(len({*run.ends(), *found}) if found else 0, found)
 
 
-def failure_of(end: Node, verdict: Verdict | None = None) -> str | None:
+def failure_of(end: Node, score: Score | None = None) -> str | None:
     """Why the attempt that ends at ``end`` failed; None where no failure ended it."""
-    told = None if verdict is None else told_by(verdict)
+    told = None if score is None else told_by(score)
     if told is not None or end.stop != "failed":
         return told
     about = [end.data, *(value for name in ("sample", "record", "response") if isinstance(value := end.data.get(name), Mapping))]
@@ -65,9 +65,9 @@ def failure_of(end: Node, verdict: Verdict | None = None) -> str | None:
     return "a failure that says no more"
 
 
-def told_by(verdict: Verdict) -> str | None:
+def told_by(score: Score) -> str | None:
     """Why its verdict says a failure at a boundary broke an attempt off; None where it does not."""
-    evidence = verdict.evidence if isinstance(verdict.evidence, Mapping) else {}
+    evidence = score.evidence if isinstance(score.evidence, Mapping) else {}
     why = evidence.get("failure")
     return None if why is None else str(why)
 

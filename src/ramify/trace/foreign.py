@@ -1,7 +1,7 @@
 """Traces that other tools wrote into a run: what importing them shares, and step records in JSON lines.
 
 Traces are read record by record: memory holds one and a few words per attempt. Agent replies of two attempts are two nodes even when
-they are equal (they were two draws); what the attempts were given and share (the opening messages of one task) is one.
+they are equal (they were two samples); what the attempts were given and share (the opening messages of one task) is one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Attempt:
             fault = "has step %d twice or out of order" if step < self.next else "misses a step before %d"
             raise UserError(f"{place}: {who} {fault % step}")
         if self.next is not None and self.last.stop:
-            raise UserError(f"{place}: {who} goes on after its last step")
+            raise UserError(f"{place}: {who} continues after its last step")
         anchor = record.get("anchor", record.get("obs"))
         if anchor is None and "anchor" not in record and "obs" not in record:
             raise UserError(f"{place}: a step needs 'anchor' or 'obs'")
@@ -124,16 +124,16 @@ class _Attempt:
 class Thread:
     """One attempt as it is hung in its tree, message by message.
 
-    Given messages that are equal are one node for all attempts; drawn ones are each a node. ``draw`` tells the attempt's draws from
+    Given messages that are equal are one node for all attempts; sampled ones are each a node. ``draw`` tells the attempt's samples from
     those of others below the same prefix.
     """
 
-    def __init__(self, run: Run, tree: str, draw: int, at: Node | None = None) -> None:
-        self.run, self.tree, self.draw = run, tree, draw
+    def __init__(self, run: Run, tree: str, completion: int, at: Node | None = None) -> None:
+        self.run, self.tree, self.completion = run, tree, completion
         self.node = root(run, tree) if at is None else at
 
     def hang(
-        self, message: Message, drawn: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
+        self, message: Message, sampled: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
     ) -> Node:
         """Add a message below the last one, ``about`` among its data. The attempt's last is its own even where it was given: what is
         known of the end is on it.
@@ -141,7 +141,7 @@ class Thread:
         So is one with parts that are no text, since the text alone does not tell it from another.
         """
         data = {**message.data, **(about or {})}
-        index = self.draw if drawn or last or "content" in data else -1
+        index = self.completion if sampled or last or "content" in data else -1
         role, text = message.role, message.text
         self.node = make_node(self.tree, self.node.id, len(self.node), role, text, index=index, data=data, **fields)
         self.run.add(self.node)

@@ -263,7 +263,7 @@ def _integers(steps: Sequence[int]) -> np.ndarray:
 
 
 def _check_steps(attempt: np.ndarray, step: np.ndarray, task_names: list[Any], attempt_names: list[Any]) -> np.ndarray:
-    """bool (N-1,): whether sorted row i+1 goes on where row i is. Raises UserError on a step that is there twice or missing."""
+    """bool (N-1,): whether sorted row i+1 continues where row i is. Raises UserError on a step that is there twice or missing."""
     follows = attempt[1:] == attempt[:-1]
     first = np.concatenate([np.ones(min(1, len(attempt)), bool), ~follows])
     late = np.flatnonzero(first & (step != step.min(initial=2**62)))

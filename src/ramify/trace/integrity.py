@@ -8,7 +8,7 @@ from pathlib import Path
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.problem import Problem
 from ramify.trace.db import Run
-from ramify.trace.node import Context, Entry, Finding, Mark, Node, Producer, Stream, TreeInfo, Verdict
+from ramify.trace.node import Annotation, Context, Entry, Finding, Node, Provenance, Score, TokenValues, TreeInfo
 
 MOST = 20
 """Problems of one check that are listed; the rest are counted."""
@@ -41,8 +41,8 @@ def _file(run: Run) -> Iterator[str]:
 
 
 def _records(run: Run) -> Iterator[str]:
-    """Every record decodes; nodes, contexts and producers have the content that their hash says."""
-    for kind in (TreeInfo, Producer, Context, Node, Stream, Mark, Verdict, Finding, Entry):
+    """Every record decodes; nodes, contexts and provenances have the content that their hash says."""
+    for kind in (TreeInfo, Provenance, Context, Node, TokenValues, Annotation, Score, Finding, Entry):
         yield from run.unreadable(kind)
 
 

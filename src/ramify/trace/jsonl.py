@@ -1,6 +1,6 @@
 """A run as JSON lines and back, exactly.
 
-The JSON lines form is one object a line: first ``run`` (schema and config), then trees, producers, contexts, blobs, nodes in order
+The JSON lines form is one object a line: first ``run`` (schema and config), then trees, provenances, contexts, blobs, nodes in order
 of writing, streams, marks, verdicts, findings and the journal. Fields that have their default are left out. Floats that are no numbers are
 written as "nan", "inf" and "-inf". Writing and reading take the memory of one line, not of the run.
 """
@@ -27,15 +27,15 @@ from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.migrate import verb_of
 from ramify.trace.node import (
+    Annotation,
     Context,
     Entry,
     Finding,
-    Mark,
     Node,
-    Producer,
-    Stream,
+    Provenance,
+    Score,
+    TokenValues,
     TreeInfo,
-    Verdict,
     context_from_json,
     make_node,
 )
@@ -136,26 +136,26 @@ def _records(run: Run) -> Iterator[dict[str, Any]]:
     yield {"kind": "run", **run.meta}
     for tree in run.each(TreeInfo):
         yield {"kind": "tree", **dataclasses.asdict(tree)}
-    for producer in run.each(Producer):
-        yield {"kind": "producer", **producer.to_json()}
+    for provenance in run.each(Provenance):
+        yield {"kind": "producer", **provenance.to_json()}
     for context in run.each(Context):
         yield {"kind": "context", "parts": context.to_json()}
     for name in run.blobs.names():
         yield {"kind": "blob", "hash": name, "base64": base64.b64encode(run.get_blob(name)).decode()}
     for node in run.each(Node):
         yield {"kind": "node", **node_json(node)}
-    for stream in run.each(Stream):
+    for token_values in run.each(TokenValues):
         yield {
             "kind": "stream",
-            "node": stream.node,
-            "name": stream.name,
-            "maker": stream.maker,
-            "values": _floats(stream.values),
+            "node": token_values.node,
+            "name": token_values.name,
+            "maker": token_values.maker,
+            "values": _floats(token_values.values),
         }
-    for mark in run.each(Mark):
-        yield {"kind": "mark", **dataclasses.asdict(mark)}
-    for verdict in run.each(Verdict):
-        yield {"kind": "verdict", **dataclasses.asdict(verdict)}
+    for annotation in run.each(Annotation):
+        yield {"kind": "mark", **dataclasses.asdict(annotation)}
+    for score in run.each(Score):
+        yield {"kind": "verdict", **dataclasses.asdict(score)}
     for finding in run.each(Finding):
         yield {"kind": "finding", **dataclasses.asdict(finding)}
     for entry in run.each(Entry):
@@ -215,13 +215,13 @@ _FIELDS: dict[str, dict[str, type]] = {
 }
 _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
     "tree": lambda run, r: run.add_tree(r["name"], r["task"], r["group"], r["data"]),
-    "producer": lambda run, r: run.add(Producer(**r)),
+    "producer": lambda run, r: run.add(Provenance(**r)),
     "context": lambda run, r: run.add(context_from_json(r["parts"])),
     "blob": _read_blob,
     "node": _read_node,
-    "stream": lambda run, r: run.add(Stream(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
-    "mark": lambda run, r: run.add(Mark(**r)),
-    "verdict": lambda run, r: run.add(Verdict(**r)),
+    "stream": lambda run, r: run.add(TokenValues(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
+    "mark": lambda run, r: run.add(Annotation(**r)),
+    "verdict": lambda run, r: run.add(Score(**r)),
     "finding": lambda run, r: run.add(Finding(**r)),
     "journal": lambda run, r: run.log(r["entry"], r["key"], r["payload"]),
 }

@@ -106,7 +106,7 @@ def _listed(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_conversations(
-    path: Path, name: str, marks: Collection[str] = ("role",), wholes: Collection[str] = ("messages",)
+    path: Path, name: str, annotations: Collection[str] = ("role",), wholes: Collection[str] = ("messages",)
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """:func:`read_items`; where the first is only a part of a conversation (a message: it has a field of ``marks`` and none of
     ``wholes``), the file is one: ``{name: [parts]}``.
@@ -114,7 +114,7 @@ def read_conversations(
     Raises UserError also where that one is larger than 16 MiB.
     """
     first = first_record(path)[1] or {}
-    if not first.keys() & set(marks) or first.keys() & set(wholes):
+    if not first.keys() & set(annotations) or first.keys() & set(wholes):
         yield from read_items(path)
         return
     if path.stat().st_size > MAX_LINE:

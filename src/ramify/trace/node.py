@@ -1,6 +1,6 @@
 """The records a run is made of: nodes, contexts, streams, marks, verdicts, findings. Schema version 2.
 
-A run of an agent is a path, runs of one task are a tree. A node is one message, or the part of one message that was drawn or
+A run of an agent is a path, runs of one task are a tree. A node is one message, or the part of one message that was sampled or
 inserted in one go. Nodes are append-only and content-addressed. Where tokens exist they are truth and are never made again from
 text; a node from a chat log has text only, and then its offsets count whole messages (0: before it, 1: after it).
 """
@@ -17,7 +17,7 @@ import numpy as np
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.message import Message
 
-#: Why a sampled node ended, or where an environment left the episode ("" while it goes on).
+#: Why a sampled node ended, or where an environment left the episode ("" while it continues).
 STOPS = ("", "eos", "stop", "length", "budget", "cancelled", "terminated", "truncated", "failed")
 
 
@@ -25,7 +25,7 @@ STOPS = ("", "eos", "stop", "length", "budget", "cancelled", "terminated", "trun
 class Node:
     """One append-only piece of a tree.
 
-    ``id`` is the stable hash of tree, parent, offset, role, content, context, producer and sample index, so two equal draws are
+    ``id`` is the stable hash of tree, parent, offset, role, content, context, provenance and sample index, so two equal samples are
     two nodes and a given (unsampled) message is one. Arrays have one entry per token, shape (T,).
     """
 
@@ -42,19 +42,19 @@ class Node:
     tokens: np.ndarray | None = None
     """int32 (T,), template tokens included; None for a text-only node."""
     sampled: np.ndarray | None = None
-    """bool (T,): which tokens the producer drew; None when it drew none."""
+    """bool (T,): which tokens the provenance sampled; None when it sampled none."""
     logprobs: np.ndarray | None = None
-    """float32 (T,): log-probability of each drawn token under the sampling distribution, 0 elsewhere."""
+    """float32 (T,): log-probability of each sampled token under the sampling distribution, 0 elsewhere."""
     ends: np.ndarray | None = None
     """int32 (T,): end of each token's text as a character offset into ``text``."""
     opens: bool = True
-    """True where the node opens a message, False where it goes on inside its parent's."""
+    """True where the node opens a message, False where it continues inside its parent's."""
     context: str | None = None
     """Hash of an explicit :class:`Context`; None means the path's concatenation was what the model saw."""
-    producer: str | None = None
-    """Hash of the :class:`Producer`; None for given text (prompts, observations, edits)."""
+    provenance: str | None = None
+    """Hash of the :class:`Provenance`; None for given text (prompts, observations, edits)."""
     index: int = -1
-    """Sample index among the draws at (parent, offset); -1 for given text."""
+    """Sample index among the samples at (parent, offset); -1 for given text."""
     snapshot: str | None = None
     """Environment state after this node as canonical JSON, or ``blob:HASH`` for bytes; None where the environment gave none."""
     state_key: str | None = None
@@ -72,13 +72,13 @@ class Node:
         return len(self.tokens)
 
     @property
-    def drawn(self) -> int:
-        """How many tokens the producer drew."""
+    def sampled_tokens(self) -> int:
+        """How many tokens the provenance sampled."""
         return 0 if self.sampled is None else int(self.sampled.sum())
 
     @property
     def head(self) -> int:
-        """Offset of the first drawn token: what lies before it opens the message. 0 where none was drawn."""
+        """Offset of the first sampled token: what lies before it opens the message. 0 where none was sampled."""
         return 0 if self.sampled is None else int(np.argmax(self.sampled))
 
     @property
@@ -93,7 +93,7 @@ class Node:
 
     def __repr__(self) -> str:
         said = " ".join(self.text[:200].split())
-        tokens = "no tokens" if self.tokens is None else f"{len(self.tokens)} tokens, {self.drawn} drawn"
+        tokens = "no tokens" if self.tokens is None else f"{len(self.tokens)} tokens, {self.sampled_tokens} sampled"
         return f"<node {self.id}, {self.role}, {tokens}:\n {said[:90] + '…' if len(said) > 90 else said!r}>"
 
 
@@ -129,7 +129,7 @@ def content_id(node: Node) -> str:
         None if node.sampled is None else node.sampled.tobytes(),
         int(node.opens),
         node.context,
-        node.producer,
+        node.provenance,
         node.index,
     )
 
@@ -163,7 +163,7 @@ class Insert:
     text: str
     tokens: tuple[int, ...] | None = None
     role: str = ""
-    """Role of the message it opens; empty where it goes on inside the message before it."""
+    """Role of the message it opens; empty where it continues inside the message before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ def context_from_json(parts: list[Any]) -> Context:
 
 
 @dataclass(frozen=True)  # no slots: the hash is computed once, not for every node
-class Producer:
-    """Who drew a node: model identity with its weights hash, sampling settings, run seed, and hidden-state edits if any."""
+class Provenance:
+    """Who sampled a node: model identity with its weights hash, sampling settings, run seed, and hidden-state edits if any."""
 
     model: str
     weights: str
@@ -216,12 +216,12 @@ class Producer:
 
     @cached_property
     def hash(self) -> str:
-        """Stable hash of the producer."""
+        """Stable hash of the provenance."""
         return stable_hash("producer", canonical_json(self.to_json()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stream:
+class TokenValues:
     """Floats along a node's tokens (credit, entropy, reference log-probs), shape (T,), or one float for a text-only node."""
 
     node: str
@@ -231,7 +231,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Annotation:
     """A point annotation: something to remember about one offset of one node."""
 
     node: str
@@ -242,7 +242,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Score:
     """A scored judgement of the path that ends at ``node``.
 
     ``judges`` maps each slot to the hash of the judge it depended on (code, prompt, model, settings), so one judge's verdicts can

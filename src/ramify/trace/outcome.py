@@ -10,7 +10,7 @@ import numpy as np
 
 from ramify.base.errors import UserError, nearest
 from ramify.trace.aliases import IMPORTED
-from ramify.trace.node import Verdict
+from ramify.trace.node import Score
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -29,9 +29,9 @@ class Decider:
     unit: str | None = None
     """The part's, None where the score is one number."""
 
-    def verdicts(self, run: Run, tree: str) -> dict[str, Verdict]:
+    def scores(self, run: Run, tree: str) -> dict[str, Score]:
         """Its verdicts in a tree, by node."""
-        found = run.verdicts(tree=tree, scorer=self.scorer)
+        found = run.scores(tree=tree, scorer=self.scorer)
         return {v.node: v for v in found if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
 
 
@@ -87,12 +87,12 @@ def is_reward(unit: str) -> bool:
     return unit in ("reward", "score") or unit.startswith(_PART)
 
 
-def succeeded(verdict: Verdict | None) -> bool | None:
+def succeeded(score: Score | None) -> bool | None:
     """Whether the attempt succeeded: what was said of it, else whether its reward is above 0; None where nobody said."""
-    if verdict is None or verdict.value is None:
+    if score is None or score.value is None:
         return None
-    outcome = verdict.evidence.get("outcome") if isinstance(verdict.evidence, Mapping) else None
-    return outcome if isinstance(outcome, bool) else verdict.value > 0
+    outcome = score.evidence.get("outcome") if isinstance(score.evidence, Mapping) else None
+    return outcome if isinstance(outcome, bool) else score.value > 0
 
 
 def paid(path: Path) -> float | None:
@@ -104,16 +104,16 @@ def paid(path: Path) -> float | None:
 def successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
     """Whether each attempt of a run succeeded, by a verdict or by the rewards on its way; None where nobody said."""
     for info in run.trees():
-        verdicts = deciding.verdicts(run, info.name)
-        if verdicts:
-            yield from map(succeeded, verdicts.values())
+        scores = deciding.scores(run, info.name)
+        if scores:
+            yield from map(succeeded, scores.values())
         elif not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
             tree = run.tree(info.name)
             for reward in (paid(tree.path(leaf.id)) for leaf in tree.leaves()):
                 yield None if reward is None else reward > 0
 
 
-def cut_short(verdict: Verdict | None, stop: str) -> bool:
+def cut_short(score: Score | None, stop: str) -> bool:
     """Whether a limit ended the attempt, as its verdict says, else as its last node's ``stop`` does."""
-    evidence = verdict.evidence if verdict is not None and isinstance(verdict.evidence, Mapping) else {}
+    evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
     return bool(evidence.get("truncated", stop == "truncated"))

@@ -17,7 +17,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.db import Run
-from ramify.trace.node import Context, Entry, Finding, Mark, Node, Producer, Stream, TreeInfo, Verdict
+from ramify.trace.node import Annotation, Context, Entry, Finding, Node, Provenance, Score, TokenValues, TreeInfo
 
 _GROUP = 4096
 _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
@@ -29,10 +29,10 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
         | {"offset": "int", "index": "int", "opens": "bool", "reward": "float"}
         | {"tokens": "ints", "sampled": "bools", "logprobs": "floats", "ends": "ints"},
     ),
-    "streams": (Stream, {"node": "str", "name": "str", "maker": "str", "values": "floats"}),
-    "marks": (Mark, {"node": "str", "offset": "int", "name": "str", "maker": "str", "value": "json"}),
+    "streams": (TokenValues, {"node": "str", "name": "str", "maker": "str", "values": "floats"}),
+    "marks": (Annotation, {"node": "str", "offset": "int", "name": "str", "maker": "str", "value": "json"}),
     "verdicts": (
-        Verdict,
+        Score,
         dict.fromkeys(("node", "scorer", "unit", "cost", "judges"), "str")
         | {"value": "float", "confidence": "float", "evidence": "json"},
     ),
@@ -42,14 +42,14 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
         | {"offset": "int", "value": "float", "evidence": "json"},
     ),
     "trees": (TreeInfo, dict.fromkeys(("name", "task", "group", "data"), "str")),
-    "producers": (Producer, {"hash": "str", "model": "str", "weights": "str", "settings": "str", "seed": "int", "edit": "str"}),
+    "producers": (Provenance, {"hash": "str", "model": "str", "weights": "str", "settings": "str", "seed": "int", "edit": "str"}),
     "contexts": (Context, {"hash": "str", "parts": "json"}),
     "journal": (Entry, {"kind": "str", "key": "str", "payload": "json"}),
 }
 
 
 def write_parquet(run: Run, path: Path, records: str = "nodes") -> int:
-    """Write the records of one kind (nodes, streams, marks, verdicts, findings, trees, producers, contexts, journal), whole or not at all.
+    """Write the records of one kind (nodes, streams, marks, verdicts, findings, trees, provenances, contexts, journal), whole or not at all.
 
     Returns how many rows. Raises UserError on an unknown kind or when the file cannot be written.
     """

@@ -56,12 +56,12 @@ class Path:
 
     @property
     def sampled(self) -> np.ndarray:
-        """bool (T,): which tokens a model drew. Raises NeedsError when a node has text only."""
+        """bool (T,): which tokens a model sampled. Raises NeedsError when a node has text only."""
         return self._array("sampled", np.bool_)
 
     @property
     def logprobs(self) -> np.ndarray:
-        """float32 (T,): log-probability of each drawn token, 0 elsewhere. Raises NeedsError when a node has text only."""
+        """float32 (T,): log-probability of each sampled token, 0 elsewhere. Raises NeedsError when a node has text only."""
         return self._array("logprobs", np.float32)
 
     def along(self, values: Mapping[str, np.ndarray], fill: float = 0.0) -> np.ndarray:
@@ -78,7 +78,7 @@ class Path:
         return "".join(text_between(node, 0, kept) for node, kept in self.segments)
 
     def messages(self) -> list[Message]:
-        """The messages, nodes that go on inside a message merged into it; an empty root node is none."""
+        """The messages, nodes that continue inside a message merged into it; an empty root node is none."""
         return as_messages((node, 0, kept) for node, kept in self.segments)
 
     def _with_tokens(self) -> tuple[tuple[Node, int], ...]:

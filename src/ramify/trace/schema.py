@@ -19,7 +19,7 @@ import numpy as np
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.node import Context, Finding, Mark, Node, Producer, Stream, Verdict, content_id, context_from_json
+from ramify.trace.node import Annotation, Context, Finding, Node, Provenance, Score, TokenValues, content_id, context_from_json
 
 _T = TypeVar("_T")
 SCHEMA = 2
@@ -74,11 +74,13 @@ PRAGMA user_version = {SCHEMA};
 """
 
 INSERT_NODE = "INSERT INTO nodes VALUES (NULL" + ",?" * 20 + ") ON CONFLICT (id) DO NOTHING"
-INSERT_STREAM = "INSERT INTO streams VALUES (NULL,?,?,?,?) ON CONFLICT (node, name, maker) DO UPDATE SET vals = excluded.vals"
-INSERT_MARK = (
+INSERT_TOKEN_VALUES = (
+    "INSERT INTO streams VALUES (NULL,?,?,?,?) ON CONFLICT (node, name, maker) DO UPDATE SET vals = excluded.vals"
+)
+INSERT_ANNOTATION = (
     "INSERT INTO marks VALUES (NULL,?,?,?,?,?) ON CONFLICT (node, offset, name, maker) DO UPDATE SET value = excluded.value"
 )
-INSERT_VERDICT = (
+INSERT_SCORE = (
     "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (judge_set, node, scorer, unit) DO UPDATE SET "
     "value = excluded.value, confidence = excluded.confidence, evidence = excluded.evidence, cost = excluded.cost"
 )
@@ -94,9 +96,9 @@ SELECT_NODE = (
     "(SELECT hash FROM producers c WHERE c.seq = n.producer), n.sample, n.snapshot, n.state_key, n.stop, n.reward, n.data, "
     "n.length FROM nodes n JOIN trees t ON t.seq = n.tree "
 )
-SELECT_STREAM = "SELECT n.id, s.name, s.maker, s.vals FROM streams s JOIN nodes n ON n.seq = s.node "
-SELECT_MARK = "SELECT n.id, s.offset, s.name, s.maker, s.value FROM marks s JOIN nodes n ON n.seq = s.node "
-SELECT_VERDICT = (
+SELECT_TOKEN_VALUES = "SELECT n.id, s.name, s.maker, s.vals FROM streams s JOIN nodes n ON n.seq = s.node "
+SELECT_ANNOTATION = "SELECT n.id, s.offset, s.name, s.maker, s.value FROM marks s JOIN nodes n ON n.seq = s.node "
+SELECT_SCORE = (
     "SELECT n.id, s.scorer, s.value, s.unit, s.confidence, s.evidence, s.cost, j.judges "
     "FROM verdicts s JOIN nodes n ON n.seq = s.node JOIN judge_sets j ON j.seq = s.judge_set "
 )
@@ -177,7 +179,7 @@ def finite(value: float | None, what: str) -> float | None:
     return number
 
 
-def node_row(node: Node, tree: int, parent: int | None, context: int | None, producer: int | None) -> tuple[Any, ...]:
+def node_row(node: Node, tree: int, parent: int | None, context: int | None, provenance: int | None) -> tuple[Any, ...]:
     """The row of a node, ``seq`` left to SQLite. Raises UserError on a reward that is no number or data that is no JSON."""
     return (
         node.id,
@@ -188,7 +190,7 @@ def node_row(node: Node, tree: int, parent: int | None, context: int | None, pro
         node.role,
         node.opens,
         context,
-        producer,
+        provenance,
         node.index,
         None if node.state_key is None else to_text(node.state_key),
         node.stop,
@@ -235,52 +237,62 @@ def row_node(row: tuple[Any, ...]) -> Node:
     return node
 
 
-def stream_row(stream: Stream, seq: int, length: int) -> tuple[Any, ...]:
+def token_values_row(token_values: TokenValues, seq: int, length: int) -> tuple[Any, ...]:
     """The row of a stream, values as float32. Raises UserError when it does not fit a node of ``length``."""
-    values = np.asarray(stream.values)
+    values = np.asarray(token_values.values)
     if values.shape != (length,):
-        raise UserError(f"stream '{stream.name}' has shape {values.shape} on node {stream.node}, which has length {length}")
-    return seq, stream.name, stream.maker, _blob(values, "<f4")
+        raise UserError(
+            f"stream '{token_values.name}' has shape {values.shape} on node {token_values.node}, which has length {length}"
+        )
+    return seq, token_values.name, token_values.maker, _blob(values, "<f4")
 
 
 @stored
-def row_stream(row: tuple[Any, ...]) -> Stream:
-    """A stream from a row of ``SELECT_STREAM``."""
-    return Stream(row[0], row[1], row[2], np.frombuffer(row[3], "<f4").copy())
+def row_token_values(row: tuple[Any, ...]) -> TokenValues:
+    """A stream from a row of ``SELECT_TOKEN_VALUES``."""
+    return TokenValues(row[0], row[1], row[2], np.frombuffer(row[3], "<f4").copy())
 
 
-def mark_row(mark: Mark, seq: int, length: int) -> tuple[Any, ...]:
+def annotation_row(annotation: Annotation, seq: int, length: int) -> tuple[Any, ...]:
     """The row of a mark. Raises UserError when its offset is outside a node of ``length``."""
-    if not 0 <= mark.offset <= length:
-        raise UserError(f"mark '{mark.name}' is at offset {mark.offset} of node {mark.node}, which has length {length}")
-    return seq, mark.offset, mark.name, mark.maker, to_json(mark.value, f"the value of mark '{mark.name}'")
-
-
-@stored
-def row_mark(row: tuple[Any, ...]) -> Mark:
-    """A mark from a row of ``SELECT_MARK``."""
-    return Mark(row[0], row[1], row[2], row[3], from_json(row[4]))
-
-
-def verdict_row(verdict: Verdict, seq: int, judge_set: int) -> tuple[Any, ...]:
-    """The row of a verdict. Raises UserError on a value that is no number."""
-    what = f"of the verdict of '{verdict.scorer}' on node {verdict.node}"
+    if not 0 <= annotation.offset <= length:
+        raise UserError(
+            f"mark '{annotation.name}' is at offset {annotation.offset} of node {annotation.node}, which has length {length}"
+        )
     return (
-        judge_set,
         seq,
-        verdict.scorer,
-        verdict.unit,
-        finite(verdict.value, f"the value {what}"),
-        finite(verdict.confidence, f"the confidence {what}"),
-        to_json(verdict.evidence, f"the evidence {what}"),
-        to_json(verdict.cost, f"the cost {what}"),
+        annotation.offset,
+        annotation.name,
+        annotation.maker,
+        to_json(annotation.value, f"the value of mark '{annotation.name}'"),
     )
 
 
 @stored
-def row_verdict(row: tuple[Any, ...]) -> Verdict:
-    """A verdict from a row of ``SELECT_VERDICT``."""
-    return Verdict(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_object(row[6]), from_object(row[7]))
+def row_annotation(row: tuple[Any, ...]) -> Annotation:
+    """A mark from a row of ``SELECT_ANNOTATION``."""
+    return Annotation(row[0], row[1], row[2], row[3], from_json(row[4]))
+
+
+def score_row(score: Score, seq: int, judge_set: int) -> tuple[Any, ...]:
+    """The row of a verdict. Raises UserError on a value that is no number."""
+    what = f"of the verdict of '{score.scorer}' on node {score.node}"
+    return (
+        judge_set,
+        seq,
+        score.scorer,
+        score.unit,
+        finite(score.value, f"the value {what}"),
+        finite(score.confidence, f"the confidence {what}"),
+        to_json(score.evidence, f"the evidence {what}"),
+        to_json(score.cost, f"the cost {what}"),
+    )
+
+
+@stored
+def row_score(row: tuple[Any, ...]) -> Score:
+    """A verdict from a row of ``SELECT_SCORE``."""
+    return Score(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_object(row[6]), from_object(row[7]))
 
 
 def finding_row(finding: Finding, seq: int | None, length: int) -> tuple[Any, ...]:
@@ -316,12 +328,12 @@ def row_context(row: tuple[Any, ...]) -> Context:
 
 
 @stored
-def row_producer(row: tuple[Any, ...]) -> Producer:
-    """A producer from its body and hash. Raises RamifyError where they do not belong together."""
-    return _hashed("producer", Producer(**from_json(row[0])), row[1])
+def row_provenance(row: tuple[Any, ...]) -> Provenance:
+    """A provenance from its body and hash. Raises RamifyError where they do not belong together."""
+    return _hashed("producer", Provenance(**from_json(row[0])), row[1])
 
 
-_H = TypeVar("_H", Context, Producer)
+_H = TypeVar("_H", Context, Provenance)
 
 
 def _hashed(kind: str, record: _H, name: str) -> _H:

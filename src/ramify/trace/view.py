@@ -14,7 +14,7 @@ import numpy as np
 
 from ramify.trace.failures import failure_of, told_by
 from ramify.trace.message import Message
-from ramify.trace.node import Insert, Node, TreeInfo, Verdict
+from ramify.trace.node import Insert, Node, Score, TreeInfo
 from ramify.trace.outcome import cut_short, decider, paid, settled, succeeded
 from ramify.trace.path import Part, Path, by_message, message_of
 
@@ -154,7 +154,7 @@ class View:
     info: TreeInfo
     tree: Tree
     path: Path
-    verdict: Verdict | None = None
+    score: Score | None = None
 
     @property
     def end(self) -> Node:
@@ -195,30 +195,30 @@ class View:
     @property
     def reward(self) -> float | None:
         """What the verdict is worth, or the rewards on the way where there is none; None where nobody said."""
-        return paid(self.path) if self.verdict is None else self.verdict.value
+        return paid(self.path) if self.score is None else self.score.value
 
     @property
     def success(self) -> bool | None:
         """Whether it succeeded: as was said, else by a reward above 0; None where nobody said."""
-        if self.verdict is not None:
-            return succeeded(self.verdict)
+        if self.score is not None:
+            return succeeded(self.score)
         reward = self.reward
         return None if reward is None else reward > 0
 
     @property
     def failure(self) -> str | None:
         """Why it failed at a boundary (a provider, an environment), None where it did not."""
-        return failure_of(self.end, self.verdict)
+        return failure_of(self.end, self.score)
 
     @property
     def broken_off(self) -> str | None:
         """Why its verdict says that a failure at a boundary broke it off: it is no attempt to learn from. None where it does not."""
-        return None if self.verdict is None else told_by(self.verdict)
+        return None if self.score is None else told_by(self.score)
 
     @property
     def cut(self) -> bool:
         """Whether a limit ended it."""
-        return cut_short(self.verdict, self.end.stop)
+        return cut_short(self.score, self.end.stop)
 
 
 def messages_of(path: Path) -> list[TokenMessage]:
@@ -262,9 +262,9 @@ def views(run: Run, group: str | None = None, scorer: str | None = None, unjudge
     deciding = settled(run, scorer) if unjudged else decider(run, scorer)
     for info in sorted(run.trees(group), key=lambda info: info.name):
         tree = run.tree(info.name)
-        verdicts = {} if deciding is None else deciding.verdicts(run, info.name)
-        ends = set(verdicts)
+        scores = {} if deciding is None else deciding.scores(run, info.name)
+        ends = set(scores)
         if unjudged or not ends:
             ends |= {node.id for node in tree.leaves()}
         for leaf in sorted(ends):
-            yield View(info, tree, tree.path(leaf), verdicts.get(leaf))
+            yield View(info, tree, tree.path(leaf), scores.get(leaf))

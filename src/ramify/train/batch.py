@@ -1,4 +1,4 @@
-"""Training rows and their padded batches. Rows are made from what the model was shown and drew; nothing is tokenised again."""
+"""Training rows and their padded batches. Rows are made from what the model was shown and sampled; nothing is tokenised again."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class Row:
 
     tokens: np.ndarray
     mask: np.ndarray
-    streams: Mapping[str, np.ndarray] = field(default_factory=dict)
+    token_values: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, values in (("mask", self.mask), *self.streams.items()):
+        for name, values in (("mask", self.mask), *self.token_values.items()):
             if len(values) != len(self.tokens):
                 raise UserError(f"training row: {name} has {len(values)} entries for {len(self.tokens)} tokens")
             if name != "mask" and not np.isfinite(values).all():
                 raise UserError(f"training row: stream '{name}' holds a value that is not finite")
 
 
-def row_from_path(path: Path, streams: Mapping[str, Mapping[str, np.ndarray]] | None = None) -> Row:
-    """The row of a path: drawn tokens are trained on, given ones are shown.
+def row_from_path(path: Path, token_values: Mapping[str, Mapping[str, np.ndarray]] | None = None) -> Row:
+    """The row of a path: sampled tokens are trained on, given ones are shown.
 
     ``streams``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always there
-    as stream ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was drawn from an explicit context: there
+    as stream ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was sampled from an explicit context: there
     the path is not what the model saw, and :func:`rows_from_path` makes the rows.
     """
     for node, _ in path.segments:
         if node.context is not None:
             raise NeedsError(
-                f"node {node.id} was drawn from an explicit context, so its path is no training row: use rows_from_path"
+                f"node {node.id} was sampled from an explicit context, so its path is no training row: use rows_from_path"
             )
-    along = {name: path.along(by_node) for name, by_node in (streams or {}).items()}
+    along = {name: path.along(by_node) for name, by_node in (token_values or {}).items()}
     return Row(path.tokens, path.sampled, {"logprobs": path.logprobs, **along})
 
 
@@ -55,12 +55,12 @@ def rows_from_path(
     path: Path,
     node_of: Callable[[str], Node],
     context_of: Callable[[str], Context],
-    streams: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    token_values: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> list[Row]:
-    """The rows of a path, each drawn token in exactly one of them, behind what the model was shown when it drew it.
+    """The rows of a path, each sampled token in exactly one of them, behind what the model was shown when it sampled it.
 
     One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
-    not simply go on. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
+    not simply continue. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
     """
     made: list[list[tuple[Part, bool]]] = [[]]
     for node, kept in path.segments:
@@ -70,15 +70,15 @@ def rows_from_path(
                 made.append([(part, False) for part in parts])
         if kept:
             made[-1].append(((node, 0, kept), True))
-    rows = [_row(parts, streams or {}) for parts in made]
+    rows = [_row(parts, token_values or {}) for parts in made]
     return [row for row in rows if len(made) == 1 or row.mask.any()]
 
 
-def _row(parts: Sequence[tuple[Part, bool]], streams: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
+def _row(parts: Sequence[tuple[Part, bool]], token_values: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
     """``parts`` laid end to end; only those marked True are trained on and carry streams."""
     tokens = whole_tokens(part for part, _ in parts)
     mask = np.zeros(len(tokens), np.bool_)
-    along = {name: np.zeros(len(tokens), np.float32) for name in ("logprobs", *streams)}
+    along = {name: np.zeros(len(tokens), np.float32) for name in ("logprobs", *token_values)}
     at = 0
     for part, trained in parts:
         if isinstance(part, Insert):
@@ -88,7 +88,7 @@ def _row(parts: Sequence[tuple[Part, bool]], streams: Mapping[str, Mapping[str, 
         here = slice(at, at + end - start)
         at += end - start
         if trained:
-            by_name = {name: by_node.get(node.id) for name, by_node in streams.items()} | {"logprobs": node.logprobs}
+            by_name = {name: by_node.get(node.id) for name, by_node in token_values.items()} | {"logprobs": node.logprobs}
             mask[here] = False if node.sampled is None else node.sampled[start:end]
             for name, values in by_name.items():
                 along[name][here] = 0.0 if values is None else values[start:end]
@@ -101,26 +101,26 @@ class Batch:
 
     tokens: Tensor
     mask: Tensor
-    streams: Mapping[str, Tensor]
+    token_values: Mapping[str, Tensor]
 
 
 def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> Batch:
     """Pad ``rows`` to their longest; a stream missing from a row is 0 there."""
     width = max(len(row.tokens) for row in rows)
-    names = sorted({name for row in rows for name in row.streams})
+    names = sorted({name for row in rows for name in row.token_values})
     tokens = np.zeros((len(rows), width), np.int64)
     mask = np.zeros((len(rows), width), np.bool_)
-    streams = {name: np.zeros((len(rows), width), np.float32) for name in names}
+    token_values = {name: np.zeros((len(rows), width), np.float32) for name in names}
     for i, row in enumerate(rows):
         n = len(row.tokens)
         tokens[i, :n], mask[i, :n] = row.tokens, row.mask
-        for name, values in row.streams.items():
-            streams[name][i, :n] = values
+        for name, values in row.token_values.items():
+            token_values[name][i, :n] = values
     mask[:, 0] = False  # nothing precedes the first token, so nothing predicts it
     return Batch(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(mask).to(device),
-        {name: torch.from_numpy(values).to(device) for name, values in streams.items()},
+        {name: torch.from_numpy(values).to(device) for name, values in token_values.items()},
     )
 
 

@@ -29,7 +29,7 @@ def check_loss(loss: Loss, config: LossConfig | None = None, seed: int = 0) -> l
     return run_checks(CHECKS, _Probe(loss, config or LossConfig(), seed))
 
 
-class _Streams(dict[str, Tensor]):
+class _TokenValues(dict[str, Tensor]):
     """Streams by name: the usual ones, and any other as soon as it is asked for. ``rows`` are the rows' numbers in the whole batch."""
 
     def __init__(self, seed: int, mask: Tensor, rows: Sequence[int]) -> None:
@@ -38,8 +38,8 @@ class _Streams(dict[str, Tensor]):
 
     def made(self, name: str) -> Tensor:
         width = self.mask.shape[1]
-        drawn = [generator(self.seed, "loss-battery", name, row).normal(size=max(LENGTHS)) for row in self.rows]
-        values = np.stack([np.resize(row, width) for row in drawn])
+        sampled = [generator(self.seed, "loss-battery", name, row).normal(size=max(LENGTHS)) for row in self.rows]
+        values = np.stack([np.resize(row, width) for row in sampled])
         below = -np.abs(values) - 0.1 if name in LOGPROBS else values
         return torch.where(self.mask, torch.as_tensor(below, dtype=torch.float32), torch.zeros(()))
 
@@ -64,14 +64,14 @@ class _Probe:
         """Rows of different lengths and the log-probs of their tokens under the policy."""
         mask = torch.zeros((len(rows), max(LENGTHS) + padding), dtype=torch.bool)
         for at, row in enumerate(rows):
-            drawn = generator(self.seed, "loss-mask", row).random(LENGTHS[row] - 1) < 0.7
-            mask[at, 1 : LENGTHS[row]] = torch.as_tensor(drawn)
+            sampled = generator(self.seed, "loss-mask", row).random(LENGTHS[row] - 1) < 0.7
+            mask[at, 1 : LENGTHS[row]] = torch.as_tensor(sampled)
         mask[:, 1] = True
-        streams = _Streams(self.seed, mask, rows)
-        return Batch(mask.to(torch.int64) * 7, mask, streams), streams.made("policy")
+        token_values = _TokenValues(self.seed, mask, rows)
+        return Batch(mask.to(torch.int64) * 7, mask, token_values), token_values.made("policy")
 
     def value(self, batch: Batch, logprobs: Tensor) -> Tensor:
-        rivals = batch.streams.get("rival_policy")
+        rivals = batch.token_values.get("rival_policy")
         return self.loss(batch, Scores(logprobs, rivals), self.config)
 
 
@@ -134,9 +134,12 @@ def _repeats(probe: _Probe) -> Iterator[str]:
 
 def _leaves_the_batch(probe: _Probe) -> Iterator[str]:
     batch, logprobs = probe.batch()
-    kept = {name: values.clone() for name, values in batch.streams.items()} | {"": logprobs.clone(), "mask": batch.mask.clone()}
+    kept = {name: values.clone() for name, values in batch.token_values.items()} | {
+        "": logprobs.clone(),
+        "mask": batch.mask.clone(),
+    }
     probe.value(batch, logprobs)
-    now: Mapping[str, Tensor] = {**batch.streams, "": logprobs, "mask": batch.mask}
+    now: Mapping[str, Tensor] = {**batch.token_values, "": logprobs, "mask": batch.mask}
     if not all(torch.equal(now[name], values) for name, values in kept.items()):
         yield "it changes the batch or the scores it is given"
 
@@ -144,7 +147,7 @@ def _leaves_the_batch(probe: _Probe) -> Iterator[str]:
 def _nothing_trained(probe: _Probe) -> Iterator[str]:
     batch, logprobs = probe.batch()
     empty = Batch(
-        batch.tokens, torch.zeros_like(batch.mask), _Streams(probe.seed, torch.zeros_like(batch.mask), range(len(LENGTHS)))
+        batch.tokens, torch.zeros_like(batch.mask), _TokenValues(probe.seed, torch.zeros_like(batch.mask), range(len(LENGTHS)))
     )
     if not torch.isfinite(probe.value(empty, torch.zeros_like(logprobs))).all():
         yield "it is not finite on rows without a trained token"

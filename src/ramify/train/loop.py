@@ -65,7 +65,7 @@ def score_batch(module: nn.Module, batch: Batch) -> Scores:
         out[:, 1:][where] = chosen
         return out
 
-    rival = batch.streams.get("rival")
+    rival = batch.token_values.get("rival")
     if rival is None:
         return Scores(of(batch.tokens))
     outside = rival[:, 1:][where]
@@ -88,7 +88,7 @@ def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 
             known = {name: values.cpu().numpy() for name, values in found.items() if values is not None}
             for i, row in enumerate(pack):
                 own = {name: values[i, : len(row.tokens)] for name, values in known.items()}
-                out.append(Row(row.tokens, row.mask, {**row.streams, **own}))
+                out.append(Row(row.tokens, row.mask, {**row.token_values, **own}))
     return out
 
 
@@ -105,7 +105,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(weights, lr=c.lr, betas=(c.beta1, c.beta2), weight_decay=c.weight_decay)
 
     def set_rate(self, lr: float) -> None:
-        """Go on at the learning rate ``lr``."""
+        """Continue at the learning rate ``lr``."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
@@ -158,7 +158,7 @@ class Trainer:
         return norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything needed to go on: tensors by name (weights, moments) and a JSON record."""
+        """Everything needed to continue: tensors by name (weights, moments) and a JSON record."""
         tensors = {f"weight.{name}": value.cpu() for name, value in distinct_weights(self.module).items()}
         moments = self.optimizer.state_dict()["state"]
         for index, moment in moments.items():

@@ -38,24 +38,24 @@ class Scores:
 Loss = Callable[[Batch, Scores, LossConfig], Tensor]
 
 
-def _stream(batch: Batch, name: str, loss: str) -> Tensor:
-    if name not in batch.streams:
-        raise UserError(f"loss '{loss}' needs stream '{name}'; the rows carry {', '.join(sorted(batch.streams)) or 'none'}")
-    return batch.streams[name]
+def _token_values(batch: Batch, name: str, loss: str) -> Tensor:
+    if name not in batch.token_values:
+        raise UserError(f"loss '{loss}' needs stream '{name}'; the rows carry {', '.join(sorted(batch.token_values)) or 'none'}")
+    return batch.token_values[name]
 
 
 @register("loss", "cross_entropy")
 def cross_entropy(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
     """-log p of each token, times its ``weight`` where the rows carry one."""
-    weight = batch.streams.get("weight")
+    weight = batch.token_values.get("weight")
     return -scores.logprobs if weight is None else -scores.logprobs * weight
 
 
 @register("loss", "policy_gradient")
 def policy_gradient(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
     """Clipped policy gradient (PPO, Schulman et al. 2017, equation 7): -min(rho A, clip(rho) A), rho against the sampler."""
-    advantage = _stream(batch, "advantage", "policy_gradient")
-    ratio = torch.exp(scores.logprobs - _stream(batch, "logprobs", "policy_gradient"))
+    advantage = _token_values(batch, "advantage", "policy_gradient")
+    ratio = torch.exp(scores.logprobs - _token_values(batch, "logprobs", "policy_gradient"))
     clipped = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
     return -torch.minimum(ratio * advantage, clipped * advantage)
 
@@ -63,7 +63,7 @@ def policy_gradient(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
 @register("loss", "reference_kl")
 def reference_kl(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
     """Low-variance estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = log ref - log p (Schulman 2020, "k3")."""
-    gap = _stream(batch, "reference", "reference_kl") - scores.logprobs
+    gap = _token_values(batch, "reference", "reference_kl") - scores.logprobs
     return torch.exp(gap) - gap - 1.0
 
 
@@ -75,8 +75,8 @@ def preference(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
     pair is one row and one forward pass, and nothing after the token (an end of turn) enters. Streams: ``rival`` (a token id),
     ``reference`` and ``rival_reference`` (see :func:`ramify.train.loop.with_reference`).
     """
-    _stream(batch, "rival", "preference")
-    held = _stream(batch, "reference", "preference") - _stream(batch, "rival_reference", "preference")
+    _token_values(batch, "rival", "preference")
+    held = _token_values(batch, "reference", "preference") - _token_values(batch, "rival_reference", "preference")
     if scores.rivals is None:
         raise UserError("loss 'preference' needs the rivals' log-probs, and these scores have none")
     return -torch.nn.functional.logsigmoid(config.beta * (scores.logprobs - scores.rivals - held))

@@ -1,4 +1,4 @@
-"""One request being answered: its draws, what is sent of them, what is counted and recorded."""
+"""One request being answered: its samples, what is sent of them, what is counted and recorded."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from ramify.base.errors import BoundaryError, BusyError, NeedsError, RamifyError, UserError
+from ramify.base.errors import BusyError, InfrastructureError, NeedsError, RamifyError, UserError
 from ramify.base.seeds import place_key
 from ramify.model.http import ProviderError
 from ramify.model.laid import TooLongError
-from ramify.model.protocol import CLIENT, Draw, Identity
+from ramify.model.protocol import CLIENT, Completion, Identity
 from ramify.model.streaming import Piece, Pieces, stream, whole
-from ramify.web.draws import merged, why_cut
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Form, Served, Top
 from ramify.web.limits import Places, RefusedError
 from ramify.web.metrics import Metrics
 from ramify.web.replies import Part, Reply
+from ramify.web.sampling import merged, why_cut
 
 
 class Answer:
@@ -42,7 +42,7 @@ class Answer:
         ]
         self.replies: list[Reply] = [form.reply() for _ in range(count)]
         self._begun = [0.0] * count
-        self._drawn = [0] * count  # tokens seen of each choice
+        self._sampled = [0] * count  # tokens seen of each choice
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -103,28 +103,32 @@ class Answer:
                 async with aclosing(merged(self._streams())) as pieces:
                     async for choice, piece in pieces:
                         self._note(choice, piece)
-                        if form.top and piece.draw is None:
-                            continue  # runners-up are known when the draw is whole
-                        top = await self._tops(choice, piece.draw) if form.top and piece.draw is not None else []
-                        yield choice, self.replies[choice].push(whole(piece.draw) if form.top and piece.draw else piece), top
+                        if form.top and piece.completion is None:
+                            continue  # runners-up are known when the sample is whole
+                        top = await self._tops(choice, piece.completion) if form.top and piece.completion is not None else []
+                        yield (
+                            choice,
+                            self.replies[choice].push(whole(piece.completion) if form.top and piece.completion else piece),
+                            top,
+                        )
             except Exception as error:
-                await self._tell([reply.draw or error for reply in self.replies])
+                await self._tell([reply.completion or error for reply in self.replies])
                 raise
             except (asyncio.CancelledError, GeneratorExit) as error:
                 self._leave(why_cut(error))
                 raise
             finally:
                 self.metrics.count(*self._sums())
-            if form.draws:  # Whoever leaves while this waits is recorded all the same, once.
-                await self._tell([reply.draw for reply in self.replies if reply.draw is not None])
+            if form.samples:  # Whoever leaves while this waits is recorded all the same, once.
+                await self._tell([reply.completion for reply in self.replies if reply.completion is not None])
 
     def _streams(self) -> list[Pieces]:
-        """The draws to be made, each begun when it is first read."""
+        """The samples to be made, each begun when it is first read."""
         form = self.form
-        choices = enumerate(self.keys) if form.draws else ()
+        choices = enumerate(self.keys) if form.samples else ()
         return [stream(form.served.model, form.prompts[at // form.n], form.settings, key) for at, key in choices]
 
-    async def _tell(self, outcomes: Sequence[Draw | Exception]) -> None:
+    async def _tell(self, outcomes: Sequence[Completion | Exception]) -> None:
         if self.record is None:
             return
         n, rows = self.form.n, range(0, len(outcomes), self.form.n)
@@ -135,27 +139,27 @@ class Answer:
     def _leave(self, why: str) -> None:
         """The client has left, or its time has run out: nothing can be awaited here for long, so the recorder stores it by itself."""
         self.metrics.gone.inc()
-        gone = BoundaryError("provider", why)
-        kept = asyncio.ensure_future(self._tell([reply.draw or gone for reply in self.replies]))
+        gone = InfrastructureError("provider", why)
+        kept = asyncio.ensure_future(self._tell([reply.completion or gone for reply in self.replies]))
         kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def _tops(self, choice: int, draw: Draw) -> list[Top]:
-        prompt = self.form.prompt_tokens(choice, draw)
-        if prompt is None or draw.tokens is None:
+    async def _tops(self, choice: int, completion: Completion) -> list[Top]:
+        prompt = self.form.prompt_tokens(choice, completion)
+        if prompt is None or completion.tokens is None:
             raise RefusedError(
                 400, "This model does not tell the tokens of its prompt, which 'top_logprobs' needs.", "top_logprobs"
             )
-        return await self.form.served.alternatives(prompt, draw.tokens, self.form.top)
+        return await self.form.served.alternatives(prompt, completion.tokens, self.form.top)
 
     def _note(self, choice: int, piece: Piece) -> None:
         """Count the tokens; note when the first came, and at the end how long each further one took."""
         now = time.monotonic()
-        self._drawn[choice] += 0 if piece.tokens is None else len(piece.tokens)
+        self._sampled[choice] += 0 if piece.tokens is None else len(piece.tokens)
         if not self._begun[choice] and (piece.text or piece.tokens is not None):
             self._begun[choice] = now
             self.metrics.first.observe(now - self.start)
-        if piece.draw is not None and piece.draw.tokens is not None and len(piece.draw.tokens) > 1:
-            self.metrics.each.observe((now - self._begun[choice]) / (len(piece.draw.tokens) - 1))
+        if piece.completion is not None and piece.completion.tokens is not None and len(piece.completion.tokens) > 1:
+            self.metrics.each.observe((now - self._begun[choice]) / (len(piece.completion.tokens) - 1))
 
     # -- what is said around the choices
 
@@ -170,30 +174,32 @@ class Answer:
         }
 
     def _usage(self) -> dict[str, Any]:
-        prompt, cached, drawn = self._sums()
+        prompt, cached, sampled = self._sums()
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": drawn,
-            "total_tokens": prompt + drawn,
+            "completion_tokens": sampled,
+            "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
     def _sums(self) -> tuple[int, int, int]:
-        """Tokens of the prompts, each once; of them found in the cache by every one of its draws; of all replies, as far as they came.
+        """Tokens of the prompts, each once; of them found in the cache by every one of its samples; of all replies, as far as they came.
 
         0 where unknown.
         """
-        n, drawn = self.form.n, list(self._drawn)
+        n, sampled = self.form.n, list(self._sampled)
         prompt = cached = 0
         for at, given in enumerate(self.form.prompts):
-            draws = {c: self.replies[c].draw for c in range(at * n, at * n + n)}
-            told = {c: (draw.data or {}).get("usage", {}) for c, draw in draws.items() if draw is not None}
+            completions = {c: self.replies[c].completion for c in range(at * n, at * n + n)}
+            told = {
+                c: (completion.data or {}).get("usage", {}) for c, completion in completions.items() if completion is not None
+            }
             counts = [len(given.tokens)] if given.tokens is not None else [use.get("prompt_tokens", 0) for use in told.values()]
             prompt += max(counts, default=0)
             cached += min((use.get("cached_tokens", 0) for use in told.values()), default=0)
             for c, use in told.items():
-                drawn[c] = drawn[c] or use.get("completion_tokens", 0)  # of a model without tokens
-        return prompt, cached, sum(drawn)
+                sampled[c] = sampled[c] or use.get("completion_tokens", 0)  # of a model without tokens
+        return prompt, cached, sum(sampled)
 
 
 def _event(body: dict[str, Any]) -> str:
@@ -218,7 +224,7 @@ def refusal(error: RamifyError, served: Served | None = None) -> RefusedError:
 def _refusal(error: RamifyError) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
-    said = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, BoundaryError) else ""
+    said = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, InfrastructureError) else ""
     if isinstance(error, ProviderError):
         retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
         own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
@@ -230,6 +236,6 @@ def _refusal(error: RamifyError) -> RefusedError:
         return RefusedError(429, f"{error}.", code="rate_limit_exceeded", headers={"retry-after": "1"})
     if isinstance(error, UserError | NeedsError):
         return RefusedError(400, f"{error}.", code="unsupported" if isinstance(error, NeedsError) else None)
-    if isinstance(error, BoundaryError) and error.boundary == "provider":
+    if isinstance(error, InfrastructureError) and error.boundary == "provider":
         return RefusedError(_STATUS.get(error.kind, 502), said, code=error.kind or None)
-    return RefusedError(500, f"{error}.", code=error.kind or None if isinstance(error, BoundaryError) else None)
+    return RefusedError(500, f"{error}.", code=error.kind or None if isinstance(error, InfrastructureError) else None)

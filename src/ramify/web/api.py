@@ -21,13 +21,13 @@ from ramify.model.protocol import CLIENT, Model
 from ramify.web.answers import Answer, refusal
 from ramify.web.chat_api import ChatForm
 from ramify.web.completions import TextForm
-from ramify.web.draws import GoneError, begun, unless_gone
 from ramify.web.exchange import Recorder
 from ramify.web.fields import ChatRequest, R, TextRequest, passed_on, read_request
 from ramify.web.forms import Form, Served
 from ramify.web.gateway import Gateway
 from ramify.web.limits import Places, RefusedError, client_of, error_answer, error_handlers, read_json
 from ramify.web.metrics import Gauges, Metrics
+from ramify.web.sampling import GoneError, begun, unless_gone
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
 _GONE = 499
@@ -101,7 +101,7 @@ class Api:
     async def _metrics(self, request: HttpRequest) -> Response:
         return Response(self.metrics.text(), headers={"content-type": self.metrics.content_type})
 
-    # -- draws
+    # -- samples
 
     async def _chat(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ramify.model.chat import own_template
-from ramify.model.protocol import Draw, Prefix
+from ramify.model.protocol import Completion, Prefix
 from ramify.trace.message import CALL_END, Message, joined_reply
 from ramify.web.fields import ChatMessage, ChatRequest
 from ramify.web.formats import grammar_of
@@ -27,7 +27,7 @@ class ChatForm(Form):
 
     @classmethod
     def of(cls, served: Served, request: ChatRequest, rest: Mapping[str, Any]) -> ChatForm:
-        """``rest`` goes on to the endpoint that draws. Raises RefusedError and NeedsError on what cannot be done."""
+        """``rest`` continues to the endpoint that samples. Raises RefusedError and NeedsError on what cannot be done."""
         if request.top_logprobs and not request.logprobs:
             raise RefusedError(400, "'top_logprobs' needs 'logprobs'.", "top_logprobs", "invalid_value")
         if request.logprobs:
@@ -39,7 +39,7 @@ class ChatForm(Form):
         prefix = Prefix(None, tuple(_message(said) for said in request.messages), tuple(tools), {**asked, **rest})
         settings = request.sampling(served.limit(request.max_completion_tokens or request.max_tokens), served.model)
         most = 1 if request.parallel_tool_calls is False else None
-        if tools and most and "tokens" in served.offers:  # drawn no further, so what is kept of the reply is what is sent
+        if tools and most and "tokens" in served.offers:  # sampled no further, so what is kept of the reply is what is sent
             settings = replace(settings, stop_texts=(*settings.stop_texts, CALL_END))
         if "response_format" not in served.forwards:  # else it is the endpoint's to keep to
             settings = replace(settings, grammar=grammar_of(request, "grammar" in served.offers and not served.passes))
@@ -48,13 +48,13 @@ class ChatForm(Form):
         form.looks, form.most_calls = bool(tools), most
         return form
 
-    def prompt_tokens(self, choice: int, draw: Draw) -> np.ndarray | None:
+    def prompt_tokens(self, choice: int, completion: Completion) -> np.ndarray | None:
         """See :class:`Form`: the messages as laid out, and the reply's header."""
         template = own_template(self.served.model)
-        parts = [laid.tokens for laid in draw.shown if laid.tokens is not None]
-        if template is None or not parts or len(parts) < len(draw.shown):
+        parts = [laid.tokens for laid in completion.shown if laid.tokens is not None]
+        if template is None or not parts or len(parts) < len(completion.shown):
             return None
-        header = template.open("assistant", draw.shown[-1].message.role) if draw.head is None else draw.head
+        header = template.open("assistant", completion.shown[-1].message.role) if completion.head is None else completion.head
         return np.concatenate([*parts, np.array(header, np.int32)])
 
     @property
@@ -83,7 +83,7 @@ class ChatForm(Form):
         message["refusal"] = None
         if part.calls:
             message["tool_calls"] = part.calls
-        if reply.draw is not None and (thought := (reply.draw.data or {}).get("reasoning")):
+        if reply.completion is not None and (thought := (reply.completion.data or {}).get("reasoning")):
             message["reasoning_content"] = thought
         finish = "tool_calls" if part.calls else reply.finish
         return (

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: text or token ids in, their continuation out, with log-probs of what was drawn and of what was given."""
+"""``POST /v1/completions``: text or token ids in, their continuation out, with log-probs of what was sampled and of what was given."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TextForm(Form):
 
     @classmethod
     async def of(cls, served: Served, request: TextRequest, rest: Mapping[str, Any]) -> TextForm:
-        """``rest`` goes on to the endpoint that draws. Raises RefusedError and NeedsError on what cannot be done."""
+        """``rest`` continues to the endpoint that samples. Raises RefusedError and NeedsError on what cannot be done."""
         if served.tokenizer is None:
             raise NeedsError(f"'{served.name}' takes messages only; use /v1/chat/completions")
         if request.max_tokens == 0 and not request.echo:
@@ -60,7 +60,7 @@ class TextForm(Form):
         settings = replace(request.sampling(limit, served.model), grammar=grammar_of(request))
         served.follows(settings)
         form = cls(served, request, [Prefix(prompt, asked=rest) for prompt in prompts], settings, top)
-        form.draws = request.max_tokens != 0
+        form.samples = request.max_tokens != 0
         return form
 
     async def prepare(self) -> None:

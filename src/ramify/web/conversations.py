@@ -1,7 +1,7 @@
 """Requests to a server, hung into a run as trees of conversations: what was asked, what was shown, what was answered.
 
-A conversation is a tree; it begins with the messages up to the user's first. A request that repeats what was answered before goes on
-below the node that was drawn then, and several choices are siblings. Where a client has compacted its messages, so that only its newest exchange is
+A conversation is a tree; it begins with the messages up to the user's first. A request that repeats what was answered before continues
+below the node that was sampled then, and several choices are siblings. Where a client has compacted its messages, so that only its newest exchange is
 known, the history stays whole: the reply hangs below that exchange, and its explicit context says what the model was shown instead. Only
 the same client's exchanges are looked at (``Exchange.client``): "hi" and its answer open many conversations.
 """
@@ -22,12 +22,12 @@ import numpy as np
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.secrets import redact
 from ramify.model.chat import ChatTemplate, assistant_node_parts
-from ramify.model.protocol import Draw, Prefix
+from ramify.model.protocol import Completion, Prefix
 from ramify.model.wire import clean
 from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message, plain, split_reply
-from ramify.trace.node import Context, Insert, Node, Producer, Span, Verdict, make_node
+from ramify.trace.node import Context, Insert, Node, Provenance, Score, Span, make_node
 from ramify.trace.view import TokenMessage
 from ramify.web.exchange import Exchange
 from ramify.web.fields import IGNORED
@@ -35,11 +35,11 @@ from ramify.web.redaction import scrub
 
 _ROLES = ("system", "user", "assistant", "tool")
 _REPLY, _EXCHANGE, _AGAIN, _PROMPT = "reply", "exchange", "exchange-again", "prompt"
-"""Kinds of journal entries, by which a later request finds the node to go on from."""
+"""Kinds of journal entries, by which a later request finds the node to continue from."""
 _LABELS = ("seed", *IGNORED)
 """Fields of a request that may differ from one to the next and change no reply (or, as the seed, are on it as its key): no settings."""
 _PROMPTS = 1 << 16
-"""Ends of prompts of token ids, and of what was drawn behind them, that are remembered."""
+"""Ends of prompts of token ids, and of what was sampled behind them, that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class _Keyed:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Where a reply drawn earlier is, and whether the path to it says just what the client sent."""
+    """Where a reply sampled earlier is, and whether the path to it says just what the client sent."""
 
     node: Node
     whole: bool
 
 
 class Conversations:
-    """Adds exchanges to ``run``. ``template`` lays drawn tokens out; ``hidden`` takes addresses, keys and numbers out of every text.
+    """Adds exchanges to ``run``. ``template`` lays sampled tokens out; ``hidden`` takes addresses, keys and numbers out of every text.
 
-    Memory does not grow: what was drawn is found through the run's journal, and of prompts of token ids the newest are remembered.
+    Memory does not grow: what was sampled is found through the run's journal, and of prompts of token ids the newest are remembered.
     """
 
     def __init__(self, run: Run, template: ChatTemplate | None = None, hidden: bool = False) -> None:
@@ -76,7 +76,7 @@ class Conversations:
     def add(self, exchange: Exchange) -> None:
         """Store one exchange, whole or not at all, and commit. Raises RamifyError where the disk refuses."""
         with self.run.transaction():
-            self._producer = self._made_by(exchange)
+            self._provenance = self._made_by(exchange)
             for prefix, keys, outcomes in zip(exchange.prompts, exchange.keys, exchange.outcomes, strict=True):
                 if prefix.tokens is None:
                     self._chat(prefix, exchange, keys, outcomes)
@@ -94,14 +94,14 @@ class Conversations:
             if prefix.tools:
                 told["tools"] = list(prefix.tools)
         told = scrub(plain(told)) if self.hidden else plain(told)
-        producer = Producer(exchange.identity.name, exchange.identity.weights, told, 0)
-        self.run.add(producer)
-        return producer.hash
+        provenance = Provenance(exchange.identity.name, exchange.identity.weights, told, 0)
+        self.run.add(provenance)
+        return provenance.hash
 
     # -- chats
 
-    def _chat(self, prefix: Prefix, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Draw | Exception]) -> None:
-        shown = next((draw.shown for draw in outcomes if isinstance(draw, Draw) and draw.shown), ())
+    def _chat(self, prefix: Prefix, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Completion | Exception]) -> None:
+        shown = next((completion.shown for completion in outcomes if isinstance(completion, Completion) and completion.shown), ())
         said = self._messages(prefix.messages, shown)
         places = list(itertools.accumulate((m.key for m in said), stable_hash, initial=""))
         at, known = self._known(said, places, exchange.client)
@@ -117,7 +117,7 @@ class Conversations:
         context = None if known.whole and not shown else self._context(node, said, shown)
         for key, outcome in zip(keys, outcomes, strict=True):
             reply = self._reply(node, exchange, key, outcome, context, said[-1].shown.role if said else "")
-            if isinstance(outcome, Draw):
+            if isinstance(outcome, Completion):
                 self._remember(reply, outcome, said, places, known.whole, exchange.client)
 
     def _messages(self, messages: Sequence[Message], shown: Sequence[TokenMessage]) -> list[_Keyed]:
@@ -149,7 +149,7 @@ class Conversations:
         return _Keyed(TokenMessage(replace(said.shown.message, text=text), laid.tokens, laid.ends), said.key)
 
     def _known(self, said: Sequence[_Keyed], places: Sequence[str], client: str) -> tuple[int, _Known | None]:
-        """How many messages are below a node that was drawn, and that node.
+        """How many messages are below a node that was sampled, and that node.
 
         By all that was said before it, else by the client's newest exchange.
         """
@@ -165,8 +165,10 @@ class Conversations:
                     return last + 1, _Known(self.run.node(entry.payload), False)
         return 0, None
 
-    def _remember(self, reply: Node, draw: Draw, said: Sequence[_Keyed], places: Sequence[str], whole: bool, client: str) -> None:
-        key = self._said(Message("assistant", self._text(draw), dict(draw.data or {}))).key
+    def _remember(
+        self, reply: Node, completion: Completion, said: Sequence[_Keyed], places: Sequence[str], whole: bool, client: str
+    ) -> None:
+        key = self._said(Message("assistant", self._text(completion), dict(completion.data or {}))).key
         self.run.log(_REPLY, stable_hash(places[-1], key), {"node": reply.id, "whole": whole})
         if said:
             exchange = stable_hash(client, said[-1].key, key)
@@ -203,15 +205,15 @@ class Conversations:
         self.run.add(context)
         return context.hash
 
-    def _text(self, draw: Draw) -> str:
-        return draw.text if self.template is None else str(assistant_node_parts(self.template, draw)["text"])
+    def _text(self, completion: Completion) -> str:
+        return completion.text if self.template is None else str(assistant_node_parts(self.template, completion)["text"])
 
     # -- completions
 
     def _completion(
-        self, tokens: np.ndarray, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Draw | Exception]
+        self, tokens: np.ndarray, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Completion | Exception]
     ) -> None:
-        """A prompt of token ids goes on below the longest prompt with its completion that it begins with."""
+        """A prompt of token ids continues below the longest prompt with its completion that it begins with."""
         raw = np.ascontiguousarray(tokens, np.int32).tobytes()
         size, name = self._longest(raw)
         if name:
@@ -235,7 +237,7 @@ class Conversations:
             self._end(raw, node)
         for key, outcome in zip(keys, outcomes, strict=True):
             reply = self._reply(node, exchange, key, outcome, None, None)
-            if isinstance(outcome, Draw) and reply.tokens is not None:
+            if isinstance(outcome, Completion) and reply.tokens is not None:
                 self._end(raw + reply.tokens.tobytes(), reply)
 
     def _longest(self, raw: bytes) -> tuple[int, str]:
@@ -258,13 +260,13 @@ class Conversations:
     # -- replies
 
     def _reply(
-        self, parent: Node, exchange: Exchange, key: int, outcome: Draw | Exception, context: str | None, after: str | None
+        self, parent: Node, exchange: Exchange, key: int, outcome: Completion | Exception, context: str | None, after: str | None
     ) -> Node:
-        """Add what was drawn, or that it failed. ``after`` is the role before a chat's reply, None for a completion's."""
+        """Add what was sampled, or that it failed. ``after`` is the role before a chat's reply, None for a completion's."""
         about = {"key": key, "request": exchange.id, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         about |= {"asked": self._labels} if self._labels else {}
-        fields: dict[str, Any] = {"producer": self._producer, "context": context, "index": next(self._index)}
-        if not isinstance(outcome, Draw):
+        fields: dict[str, Any] = {"producer": self._provenance, "context": context, "index": next(self._index)}
+        if not isinstance(outcome, Completion):
             failure = scrub(str(outcome)) if self.hidden else str(outcome)
             data = about | {"failure": clean(redact(failure)), "error": type(outcome).__name__}
             node = make_node(parent.tree, parent.id, len(parent), "assistant", "", stop="failed", data=data, **fields)
@@ -279,23 +281,29 @@ class Conversations:
             parent.tree, parent.id, len(parent), "assistant", text,
             stop=outcome.stop, data=data | about, opens=after is not None, **parts, **fields,
         )  # fmt: skip
-        self.run.add(node, *_verdicts(node.id, data))
+        self.run.add(node, *_scores(node.id, data))
         return node
 
-    def _parts(self, draw: Draw, after: str | None) -> dict[str, Any]:
+    def _parts(self, completion: Completion, after: str | None) -> dict[str, Any]:
         if after is not None and self.template is not None:
-            return assistant_node_parts(self.template, draw, after=after, head=draw.head)
-        drawn = None if draw.tokens is None else np.ones(len(draw.tokens), np.bool_)
-        return {"text": draw.text, "tokens": draw.tokens, "sampled": drawn, "logprobs": draw.logprobs, "ends": draw.ends}
+            return assistant_node_parts(self.template, completion, after=after, head=completion.head)
+        sampled = None if completion.tokens is None else np.ones(len(completion.tokens), np.bool_)
+        return {
+            "text": completion.text,
+            "tokens": completion.tokens,
+            "sampled": sampled,
+            "logprobs": completion.logprobs,
+            "ends": completion.ends,
+        }
 
 
 def _digest(raw: bytes) -> str:
     return hashlib.blake2b(raw, digest_size=12).hexdigest()
 
 
-def _verdicts(node: str, data: Mapping[str, Any]) -> Iterator[Verdict]:
+def _scores(node: str, data: Mapping[str, Any]) -> Iterator[Score]:
     for score in data.get("scores") or ():
-        yield Verdict(
+        yield Score(
             node,
             score["scorer"],
             score["value"],

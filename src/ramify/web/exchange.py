@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ramify.model.protocol import CLIENT, Draw, Identity, Prefix, Sampling
+from ramify.model.protocol import CLIENT, Completion, Identity, Prefix, Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """A request and what was drawn for it. P prompts (a chat is one), ``n`` draws each."""
+    """A request and what was sampled for it. P prompts (a chat is one), ``n`` samples each."""
 
     id: str
     """As the reply gives it: ``chatcmpl-...`` or ``cmpl-...``."""
@@ -20,12 +20,12 @@ class Exchange:
     identity: Identity
     """Of the model that answered, middleware included."""
     prompts: tuple[Prefix, ...]
-    """What the client sent: messages and tools of a chat, token ids of each other prompt. What the model was shown is ``Draw.shown``."""
+    """What the client sent: messages and tools of a chat, token ids of each other prompt. What the model was shown is ``Completion.shown``."""
     settings: Sampling
     keys: tuple[tuple[int, ...], ...]
-    """The place key of each draw: P tuples of n."""
-    outcomes: tuple[tuple[Draw | Exception, ...], ...]
-    """P tuples of n: a draw, or what went wrong with it."""
+    """The place key of each sample: P tuples of n."""
+    outcomes: tuple[tuple[Completion | Exception, ...], ...]
+    """P tuples of n: a sample, or what went wrong with it."""
     client: str = field(default_factory=CLIENT.get)
     """Who asked, as fairness counts clients; of the request under way."""
 

@@ -53,7 +53,7 @@ REFUSED = {
     "guided_grammar": "use response_format or structured_outputs",
     "chat_template": "the template is the checkpoint's own",
     "chat_template_kwargs": "the template takes no options here",
-    "continue_final_message": "to go on inside a reply send token ids to /v1/completions",
+    "continue_final_message": "to continue inside a reply send token ids to /v1/completions",
 }
 
 
@@ -109,20 +109,20 @@ class _Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class _Drawn(_Fields):
+class _Sampled(_Fields):
     """Part of an earlier reply: what its server, or the client that read it, says beyond these fields is passed over."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class FunctionCall(_Drawn):
+class FunctionCall(_Sampled):
     """What a tool call calls."""
 
     name: str
     arguments: str
 
 
-class Call(_Drawn):
+class Call(_Sampled):
     """A tool call that an earlier reply made."""
 
     id: str
@@ -254,9 +254,9 @@ class TextRequest(Request):
 R = TypeVar("R", bound=Request)
 
 _OWN = ("modalities", "skip_special_tokens", "spaces_between_special_tokens")
-"""Neutral fields about how tokens become a reply, which is done here also where an endpoint draws them."""
+"""Neutral fields about how tokens become a reply, which is done here also where an endpoint samples them."""
 _OF_CHATS = frozenset(name for name in REFUSED if not name.startswith("guided_")) - {"suffix", "ignore_eos", "min_tokens"}
-"""Refused fields about how a chat is laid out, which is done here also where an endpoint draws the tokens."""
+"""Refused fields about how a chat is laid out, which is done here also where an endpoint samples the tokens."""
 
 
 def passed_on(body: Mapping[str, Any], kind: type[Request]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from ramify.base.errors import NeedsError
 from ramify.model.chat import own_template
 from ramify.model.laid import TooLongError
-from ramify.model.protocol import NO_LIMIT, Draw, Model, Prefix, Sampling, Tokenizer, context_of, eos_of
+from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, Tokenizer, context_of, eos_of
 from ramify.web.fields import Request
 from ramify.web.limits import RefusedError
 from ramify.web.replies import Part, Reply, Token
@@ -21,7 +21,7 @@ from ramify.web.replies import Part, Reply, Token
 DEFAULT_TOKENS = 1024
 """Longest reply where neither the request nor the model sets a limit."""
 TOLD = ("scores", "pins")
-"""What of a draw's data clients are told as ``ramify``: what middleware has to say."""
+"""What of a sample's data clients are told as ``ramify``: what middleware has to say."""
 Top = list[tuple[int, float]]
 """The likeliest tokens at one place, with their log-probs under the model."""
 
@@ -41,7 +41,7 @@ class Served:
     aliases: frozenset[str] = frozenset()
     """What the model, and what it wraps, call themselves."""
     passes: bool = False
-    """Whether fields that are not read here go on to the endpoint that draws (:func:`ramify.web.fields.passed_on`)."""
+    """Whether fields that are not read here continue to the endpoint that samples (:func:`ramify.web.fields.passed_on`)."""
 
     @classmethod
     def of(cls, model: Model, name: str) -> Served:
@@ -95,9 +95,9 @@ class Served:
         """Text of one token by itself."""
         return "" if self.tokenizer is None else self.tokenizer.decode([token])
 
-    async def alternatives(self, prompt: np.ndarray, drawn: np.ndarray, k: int) -> list[Top]:
-        """The ``k`` likeliest tokens at the place of each drawn one: the model is asked again, with the whole."""
-        (scores,) = await self.model.logprobs([np.concatenate([prompt, drawn]).astype(np.int32)], k)
+    async def alternatives(self, prompt: np.ndarray, sampled: np.ndarray, k: int) -> list[Top]:
+        """The ``k`` likeliest tokens at the place of each sampled one: the model is asked again, with the whole."""
+        (scores,) = await self.model.logprobs([np.concatenate([prompt, sampled]).astype(np.int32)], k)
         assert scores.top_tokens is not None
         assert scores.top_logprobs is not None
         return top_of(scores.top_tokens[len(prompt) :], scores.top_logprobs[len(prompt) :])
@@ -129,11 +129,11 @@ class Form(ABC):
     def __init__(self, served: Served, request: Request, prompts: Sequence[Prefix], settings: Sampling, top: int) -> None:
         self.served, self.request, self.prompts, self.settings, self.top = served, request, tuple(prompts), settings, top
         self.n = request.n or 1
-        self.draws = True
-        """Whether anything is drawn, or the prompt is only scored."""
+        self.samples = True
+        """Whether anything is sampled, or the prompt is only scored."""
 
     async def prepare(self) -> None:  # noqa: B027 (a chat has nothing to prepare)
-        """Whatever must be computed before the draws; the request holds its places by then."""
+        """Whatever must be computed before the samples; the request holds its places by then."""
 
     def reply(self) -> Reply:
         """An empty reply to one of the prompts."""
@@ -141,7 +141,7 @@ class Form(ABC):
         hidden = self.served.enders | frozenset(self.request.stop_token_ids or ())
         return Reply(hidden, stops, keep, self.looks, self.most_calls)
 
-    def prompt_tokens(self, choice: int, draw: Draw) -> np.ndarray | None:
+    def prompt_tokens(self, choice: int, completion: Completion) -> np.ndarray | None:
         """Ids of the prompt as the model was shown it; None where it has none."""
         return self.prompts[choice // self.n].tokens
 
@@ -182,7 +182,7 @@ class Form(ABC):
     def extras(self, reply: Reply) -> dict[str, Any]:
         """What this server says of a finished choice beyond OpenAI's fields."""
         found: dict[str, Any] = {"stop_reason": reply.stopped if isinstance(reply.stopped, str) or self._asked(reply) else None}
-        data = (reply.draw.data if reply.draw is not None else None) or {}
+        data = (reply.completion.data if reply.completion is not None else None) or {}
         if told := {name: data[name] for name in TOLD if name in data}:
             found["ramify"] = told
         return found

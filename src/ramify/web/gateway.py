@@ -20,21 +20,21 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ramify.base.errors import BoundaryError, RamifyError
+from ramify.base.errors import InfrastructureError, RamifyError
 from ramify.base.seeds import place_key
 from ramify.model import wire
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
 from ramify.model.middleware import Middleware, told_by
-from ramify.model.protocol import CLIENT, Draw, Prefix, Sampling
+from ramify.model.protocol import CLIENT, Completion, Prefix, Sampling
 from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard, Withheld, as_event
 from ramify.web.answers import refusal
-from ramify.web.draws import begun, unless_gone, why_cut
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Served
 from ramify.web.limits import Places, RefusedError, client_of, read_json
 from ramify.web.metrics import Metrics
 from ramify.web.passing import Held, edited, prefixes, prompts_of, read_choice, write_choice
+from ramify.web.sampling import begun, unless_gone, why_cut
 
 _DONE = "data: [DONE]\n\n"
 _AHEAD = 256 << 10
@@ -125,7 +125,7 @@ class _Call:
         for count, field in ((self.n, "n"), (prompts, "prompt")):
             if count > MAX_CHOICES:
                 raise RefusedError(400, f"Field '{field}': at most {MAX_CHOICES} are taken, not {count}.", field, "invalid_value")
-        self.draws = self.n * prompts
+        self.samples = self.n * prompts
         self.given = prefixes(route, asked) if gateway.layers or gateway.record is not None else []
         self.seen: list[list[Prefix]] = []
         """What each piece of middleware was given of each prompt, and what the model is shown of it."""
@@ -139,14 +139,14 @@ class _Call:
     async def whole(self) -> bytes:
         """The body of the upstream's answer, with what middleware changed. Raises ProviderError, RefusedError, and what middleware raises."""
         transport = self.gateway.transport
-        with self.gateway.places.take(CLIENT.get(), self.draws):
+        with self.gateway.places.take(CLIENT.get(), self.samples):
             try:
                 body = await self._body()
                 async with transport.opened("POST", self.path, body) as response:
                     raw = await transport.read(response)
                 answer = transport.checked(response, raw)
-                draws = self._draws(answer)
-                made = await self._made(draws)
+                completions = self._draws(answer)
+                made = await self._made(completions)
             except asyncio.CancelledError as error:
                 self._leave({}, why_cut(error))
                 raise
@@ -155,12 +155,12 @@ class _Call:
                 raise
             self._first()
             await self._end(made, None, answer.get("usage"))
-        if not self.public and all(made[at] is draw for at, draw in draws.items()):
+        if not self.public and all(made[at] is completion for at, completion in completions.items()):
             text = raw.decode("utf-8", "replace")
             if transport.key.scrub(text) == text:
                 return raw
         for at, choice in self._choices(answer):
-            write_choice(self.route, choice, draws[at], made[at])
+            write_choice(self.route, choice, completions[at], made[at])
         return json.dumps(answer | self._name(answer), ensure_ascii=False).encode("utf-8", "replace")
 
     async def events(self) -> AsyncGenerator[str, None]:
@@ -171,7 +171,7 @@ class _Call:
         heard = Heard("", self.host, extra=bool(self.given))
         held = Held(self.gateway.rewrites) if self.gateway.layers else None
         begun = False
-        with self.gateway.places.take(CLIENT.get(), self.draws):
+        with self.gateway.places.take(CLIENT.get(), self.samples):
             try:
                 body = await self._body()
                 async with aclosing(self._passed(body, heard, held)) as passed:
@@ -181,10 +181,10 @@ class _Call:
                             self._first()
                         yield text
                 self.id, self.who = heard.id, heard.who
-                draws = heard.draws()
-                made = await self._made(draws)
+                completions = heard.completions()
+                made = await self._made(completions)
                 await self._end(made, None, heard.usage)
-                for event in () if held is None else held.told(self.route, draws, made):
+                for event in () if held is None else held.told(self.route, completions, made):
                     if not begun:
                         begun = True
                         self._first()
@@ -271,20 +271,20 @@ class _Call:
         body = {name: value for name, value in {**self.asked, **changed}.items() if value is not None or name not in changed}
         return json.dumps(body).encode()
 
-    async def _made(self, draws: Mapping[int, Draw]) -> dict[int, Draw]:
-        """What middleware makes of the draws; one that failed is left as it is."""
+    async def _made(self, completions: Mapping[int, Completion]) -> dict[int, Completion]:
+        """What middleware makes of the samples; one that failed is left as it is."""
         seed = self.asked.get("seed")
 
-        async def one(at: int, draw: Draw) -> Draw:
+        async def one(at: int, completion: Completion) -> Completion:
             place = divmod(at, self.n)
             key = place_key(seed, "serve", *place) if type(seed) is int else secrets.randbits(62)
-            return await told_by(self.gateway.layers, self.seen[min(place[0], len(self.seen) - 1)], draw, key)
+            return await told_by(self.gateway.layers, self.seen[min(place[0], len(self.seen) - 1)], completion, key)
 
         if not self.gateway.layers:
-            return dict(draws)
-        sound = [at for at, draw in draws.items() if draw.stop != "failed"]
-        made = await asyncio.gather(*(one(at, draws[at]) for at in sound))
-        return {**draws, **dict(zip(sound, made, strict=True))}
+            return dict(completions)
+        sound = [at for at, completion in completions.items() if completion.stop != "failed"]
+        made = await asyncio.gather(*(one(at, completions[at]) for at in sound))
+        return {**completions, **dict(zip(sound, made, strict=True))}
 
     # -- what is kept of it
 
@@ -293,7 +293,7 @@ class _Call:
             index = choice.get("index")
             yield index if type(index) is int else at, choice
 
-    def _draws(self, answer: Mapping[str, Any]) -> dict[int, Draw]:
+    def _draws(self, answer: Mapping[str, Any]) -> dict[int, Completion]:
         self.who = wire.who_answers(answer)
         self.id = str(answer.get("id") or "")[:200]
         found = {at: read_choice(self.route, choice, answer.get("usage"), self.host) for at, choice in self._choices(answer)}
@@ -301,27 +301,27 @@ class _Call:
             raise ProviderError("empty", f"{self.host} answers with no choice")
         return found
 
-    def _partial(self, heard: Heard, why: str) -> dict[int, Draw]:
+    def _partial(self, heard: Heard, why: str) -> dict[int, Completion]:
         self.id, self.who = heard.id, heard.who
         try:
-            return heard.draws(why)
+            return heard.completions(why)
         except ProviderError:
             return {}
 
-    async def _end(self, draws: Mapping[int, Draw], failed: Exception | None, usage: Any = None) -> None:
+    async def _end(self, completions: Mapping[int, Completion], failed: Exception | None, usage: Any = None) -> None:
         """Count, and record before the answer's end goes out. Raises RamifyError where it cannot be recorded."""
         self._count(usage)
         if self.gateway.record is not None:
-            await self.gateway.record(self._exchange(draws, failed))
+            await self.gateway.record(self._exchange(completions, failed))
 
-    def _leave(self, draws: Mapping[int, Draw], why: str, usage: Any = None) -> None:
+    def _leave(self, completions: Mapping[int, Completion], why: str, usage: Any = None) -> None:
         self.gateway.metrics.gone.inc()
         if self.told:
             return
         self._count(usage)
         if self.gateway.record is not None:
-            gone = BoundaryError("provider", why)
-            kept = asyncio.ensure_future(self.gateway.record(self._exchange(draws, gone)))
+            gone = InfrastructureError("provider", why)
+            kept = asyncio.ensure_future(self.gateway.record(self._exchange(completions, gone)))
             kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _count(self, usage: Any) -> None:
@@ -329,16 +329,18 @@ class _Call:
         counts = wire.usage_of({"usage": usage}).get("usage", {})
         self.gateway.metrics.count(counts.get("prompt_tokens", 0), 0, counts.get("completion_tokens", 0))
 
-    def _exchange(self, draws: Mapping[int, Draw], failed: Exception | None) -> Exchange:
+    def _exchange(self, completions: Mapping[int, Completion], failed: Exception | None) -> Exchange:
         prompts = tuple(self.given)
-        missing = failed or BoundaryError("provider", f"{self.host} gave no such choice")
+        missing = failed or InfrastructureError("provider", f"{self.host} gave no such choice")
         n, seed = self.n, self.asked.get("seed")
-        if not draws:  # a request that came to nothing is one node, however much it asked for
+        if not completions:  # a request that came to nothing is one node, however much it asked for
             prompts, n = prompts[:1], 1
         elif self.who and self.who != self.gateway.model.model:
             names = {"model": {"asked": self.gateway.model.model, "answered": self.who}}
-            draws = {at: replace(draw, data={**(draw.data or {}), **names}) for at, draw in draws.items()}
-        outcomes = tuple(tuple(draws.get(p * n + i, missing) for i in range(n)) for p in range(len(prompts)))
+            completions = {
+                at: replace(completion, data={**(completion.data or {}), **names}) for at, completion in completions.items()
+            }
+        outcomes = tuple(tuple(completions.get(p * n + i, missing) for i in range(n)) for p in range(len(prompts)))
         keys = ((seed if type(seed) is int else 0,) * n,) * len(prompts)
         return Exchange(self.id or "unknown", self.route, self.gateway.identity, prompts, _settings(self.asked), keys, outcomes)
 

@@ -30,7 +30,7 @@ MAX_BRACKETS = 200_000
 """Lists and objects in one body: some bytes of text become a hundred in memory."""
 MIN_TOKEN = 16
 LINGER_SECONDS = 2.0
-"""How long a refused client may go on sending before its connection is closed: it reads the refusal meanwhile."""
+"""How long a refused client may continue sending before its connection is closed: it reads the refusal meanwhile."""
 _COOKIE = "ramify_token"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 HEADERS = {
@@ -111,7 +111,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 class Places:
-    """How many draws may run and wait at once, and how many of them for one client, by default half of all, at least those that run.
+    """How many samples may run and wait at once, and how many of them for one client, by default half of all, at least those that run.
 
     Who comes when these are taken is told when to come again (429). Raises UserError on numbers that hold nothing.
     """
@@ -133,7 +133,7 @@ class Places:
     def take(self, client: str, n: int) -> Iterator[None]:
         """Hold ``n`` places for ``client`` while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
         if n > self.each:
-            raise RefusedError(400, f"This server takes {self.each} draws at once from a client, not {n}.", "n")
+            raise RefusedError(400, f"This server takes {self.each} samples at once from a client, not {n}.", "n")
         full = f"All {self.most} places are taken" if self.taken + n > self.most else ""
         if self._held[client] + n > self.each:
             full = f"You hold {self._held[client]} of the {self.each} places that one client may"

@@ -81,7 +81,7 @@ def node_html(run: Run, name: str) -> str:
     """The page of one node, by id or the start of one (served only). Raises UserError when there is none."""
     node = run.node(name)
     path = run.path(node.id)
-    why = [mark for mark in run.marks(name="why", node=node.id) if isinstance(mark.value, Mapping)]
+    why = [annotation for annotation in run.annotations(name="why", node=node.id) if isinstance(annotation.value, Mapping)]
     return _page(
         "node.html",
         title=f"Node {node.id[:12]}",
@@ -90,7 +90,7 @@ def node_html(run: Run, name: str) -> str:
         messages=[(said.role, said.spoken()) for said in path.messages()],
         numbers=_numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
-        verdicts=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.verdicts(node=node.id)],
+        scores=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)],
     )
 
 
@@ -199,7 +199,7 @@ def _before_after(evals: Mapping[str, Any], compare: Mapping[str, Any]) -> list[
 
 
 def _curves(updates: Sequence[Mapping[str, Any]], own: str) -> Any:
-    """Success and mixed groups of this run with their bands, and success of the arms run beside it."""
+    """Success and groups with mixed outcomes of this run with their bands, and success of the arms run beside it."""
     if not updates:
         return None
     arms: dict[str, list[Mapping[str, Any]]] = {}
@@ -211,12 +211,14 @@ def _curves(updates: Sequence[Mapping[str, Any]], own: str) -> Any:
         if arm != own:
             curves.append(Curve(f"success of {arm}", x, [float(row["success"]) for row in rows]))
             continue
-        for name, key in (("success while sampling", "success"), ("mixed groups", "mixed")):
+        for name, key in (("success while sampling", "success"), ("groups with mixed outcomes", "mixed")):
             bands = [wilson(round(row[key] * row["groups"]), row["groups"]) for row in rows]
             curves.append(
                 Curve(name, x, [float(row[key]) for row in rows], [band[0] for band in bands], [band[1] for band in bands])
             )
-    return _picture(curves_svg(curves, "Success and mixed groups by update", "update", "share", width=760, height=300))
+    return _picture(
+        curves_svg(curves, "Success and groups with mixed outcomes by update", "update", "share", width=760, height=300)
+    )
 
 
 def _update_rows(updates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -280,7 +282,11 @@ def _step_view(step: Step, tree: TaskTree, findings: Sequence[Finding], told: Ma
         "reward": "" if step.reward is None else f"{step.reward:.3g}",
         "numbers": _numbers(step.why, told.get(step.rule, {})),
         "findings": [_finding_view(finding, False, ()) for finding in findings],
-        "grades": [(mark.maker, _numbers(mark.value, {})) for mark in step.grades if isinstance(mark.value, Mapping)],
+        "grades": [
+            (annotation.maker, _numbers(annotation.value, {}))
+            for annotation in step.grades
+            if isinstance(annotation.value, Mapping)
+        ],
     }
 
 

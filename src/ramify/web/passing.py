@@ -13,7 +13,7 @@ from ramify.base.ids import canonical_json
 from ramify.model import wire
 from ramify.model.http import ProviderError
 from ramify.model.middleware import Middleware, shown_by
-from ramify.model.protocol import Draw, Prefix
+from ramify.model.protocol import Completion, Prefix
 from ramify.trace.message import Message, content_of, plain, read_message
 from ramify.web.forms import TOLD
 
@@ -138,10 +138,10 @@ def _continued(layers: Sequence[Middleware], stages: Sequence[Prefix], given: An
 # -- answers
 
 
-def read_choice(route: str, choice: Mapping[str, Any], usage: Any, host: str) -> Draw:
+def read_choice(route: str, choice: Mapping[str, Any], usage: Any, host: str) -> Completion:
     """A choice of a whole answer as middleware and the run are told of it. Raises ProviderError where it is none.
 
-    What a draw has no field for is in ``data["extra"]``: log-probs, annotations, audio, ...; content of other parts than text in
+    What a sample has no field for is in ``data["extra"]``: log-probs, annotations, audio, ...; content of other parts than text in
     ``data["content"]``.
     """
     said = choice.get("message") if route == "chat" else {"content": choice.get("text")}
@@ -158,17 +158,17 @@ def read_choice(route: str, choice: Mapping[str, Any], usage: Any, host: str) ->
     elif said.get("content") is None and (extra or any(said.get(name) for name in _THOUGHTS)):
         said = {**said, "content": said.get("refusal") or ""}
     try:
-        draw = wire.chat_draw({"choices": [{**choice, "message": said}], "usage": usage}, "", host)
+        completion = wire.chat_completion({"choices": [{**choice, "message": said}], "usage": usage}, "", host)
     except ProviderError as error:
         if error.kind != "filtered":
             raise
-        draw = Draw("", "failed", data={"failure": str(error)})
+        completion = Completion("", "failed", data={"failure": str(error)})
     more = ({"content": parts} if parts else {}) | ({"extra": extra} if extra else {})
-    return replace(draw, data={**(draw.data or {}), **more}) if more else draw
+    return replace(completion, data={**(completion.data or {}), **more}) if more else completion
 
 
-def write_choice(route: str, choice: dict[str, Any], was: Draw, now: Draw) -> None:
-    """Write into a choice of a whole answer what middleware changed of its draw."""
+def write_choice(route: str, choice: dict[str, Any], was: Completion, now: Completion) -> None:
+    """Write into a choice of a whole answer what middleware changed of its sample."""
     if now is was:
         return
     place = choice["message"] if route == "chat" else choice
@@ -182,13 +182,13 @@ def write_choice(route: str, choice: dict[str, Any], was: Draw, now: Draw) -> No
     _tell(choice, now)
 
 
-def _shown_text(choice: Mapping[str, Any], was: Draw, now: Draw) -> str:
-    """A draw says the stop text that ended it; a reply does not."""
+def _shown_text(choice: Mapping[str, Any], was: Completion, now: Completion) -> str:
+    """A sample says the stop text that ended it; a reply does not."""
     stop = choice.get("stop_reason")
     return now.text.removesuffix(stop) if isinstance(stop, str) and was.stop == "stop" else now.text
 
 
-def _changes(place: Mapping[str, Any], was: Draw, now: Draw) -> Iterator[tuple[str, Any]]:
+def _changes(place: Mapping[str, Any], was: Completion, now: Completion) -> Iterator[tuple[str, Any]]:
     """Fields of a message whose value is another now."""
     before, after = was.data or {}, now.data or {}
     if after.get("tool_calls") != before.get("tool_calls"):
@@ -203,7 +203,7 @@ def _forget_logprobs(choice: dict[str, Any]) -> None:
         choice["logprobs"] = None
 
 
-def _tell(choice: dict[str, Any], now: Draw) -> None:
+def _tell(choice: dict[str, Any], now: Completion) -> None:
     """What middleware has to say."""
     data = now.data or {}
     if told := {name: data[name] for name in TOLD if name in data}:
@@ -230,20 +230,20 @@ class Held:
             self.events.append(event)
         return waits
 
-    def told(self, route: str, was: Mapping[int, Draw], now: Mapping[int, Draw]) -> list[dict[str, Any]]:
+    def told(self, route: str, was: Mapping[int, Completion], now: Mapping[int, Completion]) -> list[dict[str, Any]]:
         """The events that waited, with what middleware made of each choice."""
-        for at, draw in now.items():
+        for at, completion in now.items():
             mine = [choice for event in self.events for choice in event.get("choices") or () if choice.get("index", 0) == at]
-            if draw is was[at] or not mine:
+            if completion is was[at] or not mine:
                 continue
             if self.rewrites:
-                _rewrite(route, mine, was[at], draw)
+                _rewrite(route, mine, was[at], completion)
             last = next(choice for choice in reversed(mine) if choice.get("finish_reason") is not None)
-            _tell(last, draw)
+            _tell(last, completion)
         return self.events
 
 
-def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Draw, now: Draw) -> None:
+def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Completion, now: Completion) -> None:
     """Put what changed into the first piece that tells of it (else the last), and take it out of the others."""
     places = [piece if route == "completions" else _delta(piece) for piece in pieces]
 

@@ -20,18 +20,20 @@ _KINDS = ("cliff", "doubtful", "rebound")
 def potential_pictures(run: Run, tree: str, most: int = 20) -> list[str]:
     """SVG pictures of one tree, at most ``most``; none where nothing was measured."""
     known: dict[str, dict[int, tuple[float, float, float]]] = {}
-    for mark in run.marks(tree=tree, name="potential"):
-        counts = (mark.value.get("k"), mark.value.get("n")) if isinstance(mark.value, Mapping) else (None, None)
+    for annotation in run.annotations(tree=tree, name="potential"):
+        counts = (annotation.value.get("k"), annotation.value.get("n")) if isinstance(annotation.value, Mapping) else (None, None)
         k, n = (value if type(value) is int else -1 for value in counts)
         if 0 <= k <= n and n:
-            known.setdefault(mark.node, {})[mark.offset] = (k / n, *wilson(k, n))
+            known.setdefault(annotation.node, {})[annotation.offset] = (k / n, *wilson(k, n))
     if not known:
         return []
     spots: dict[str, list[Spot]] = {}
-    for mark in run.marks(tree=tree, name="cliff"):
-        value = mark.value if isinstance(mark.value, Mapping) else {}
+    for annotation in run.annotations(tree=tree, name="cliff"):
+        value = annotation.value if isinstance(annotation.value, Mapping) else {}
         kind = value.get("kind")
-        spots.setdefault(mark.node, []).append(Spot(mark.offset, kind if kind in _KINDS else "cliff", str(value.get("note", ""))))
+        spots.setdefault(annotation.node, []).append(
+            Spot(annotation.offset, kind if kind in _KINDS else "cliff", str(value.get("note", "")))
+        )
     nodes = {node.id: node for node in run.nodes(tree)}
     out: list[str] = []
     for shown in (*_replies(nodes, known, spots), *_attempts(nodes, known, spots)):

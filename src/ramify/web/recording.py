@@ -28,7 +28,7 @@ _Job = tuple[Exchange, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 class Recorder:
     """Records into the run at ``folder``: a new one, or a recording that is there, which continues. ``await recorder(exchange)``; then :meth:`close`.
 
-    ``template`` is the model's where it draws tokens; ``hidden`` redacts (:mod:`ramify.web.redaction`), which is for a whole run or for nothing
+    ``template`` is the model's where it samples tokens; ``hidden`` redacts (:mod:`ramify.web.redaction`), which is for a whole run or for nothing
     of it; the model may change. Raises UserError where ``folder`` holds a run of another verb or cannot hold one, or another process writes to it.
     """
 

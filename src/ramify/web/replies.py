@@ -1,4 +1,4 @@
-"""From the pieces of a draw to what a client may read: no stop text, no end-of-turn token, no half of a tool call."""
+"""From the pieces of a sample to what a client may read: no stop text, no end-of-turn token, no half of a tool call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 from ramify.model.streaming import Piece
 from ramify.trace.message import CALL, split_reply
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A drawn token: its id, its text in the draw ("" where the character ends with a later token), its log-prob under the model."""
+    """A sampled token: its id, its text in the sample ("" where the character ends with a later token), its log-prob under the model."""
 
     id: int
     text: str
@@ -33,8 +33,8 @@ class Part:
 class Reply:
     """One choice as it grows. ``enders`` are tokens that end it and are not shown; ``calls`` looks for tool calls, ``most`` are given out.
 
-    Everything is given out once, in order, and the whole does not depend on how the draw was cut into pieces. The tokens given out are
-    all tokens drawn, those of the stop included.
+    Everything is given out once, in order, and the whole does not depend on how the sample was cut into pieces. The tokens given out are
+    all tokens sampled, those of the stop included.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class Reply:
         """Shown so far."""
         self.stopped: str | int | None = None
         """The stop text, or the token, that ended it."""
-        self.draw: Draw | None = None
+        self.completion: Completion | None = None
         self._said = ""
         self._cut: int | None = None  # where a stop text cuts it
         self._over: int | None = None  # where the token that ended it begins
         self._waiting: list[tuple[int, Token]] = []
-        self._end = 0  # of the last token, in the draw's text
+        self._end = 0  # of the last token, in the sample's text
 
     @property
     def finish(self) -> str:
         """OpenAI's ``finish_reason`` but for tool calls."""
-        return "length" if self.draw is not None and self.draw.stop == "length" and self.stopped is None else "stop"
+        return "length" if self.completion is not None and self.completion.stop == "length" and self.stopped is None else "stop"
 
     def push(self, piece: Piece) -> Part:
         """What ``piece`` makes sure; with the last piece everything."""
@@ -70,10 +70,10 @@ class Reply:
         if self._cut is None and self.stops:
             self._cut = self._find_stop(said)
         said = said[: self._cut]
-        if piece.draw is None:
+        if piece.completion is None:
             return self._give(self._sure(said))
-        self.draw = piece.draw
-        given = (piece.draw.data or {}).get("tool_calls")
+        self.completion = piece.completion
+        given = (piece.completion.data or {}).get("tool_calls")
         text, calls = split_reply(said) if self.looks and not given else (said, given or [])
         part = self._give(text, last=True)
         part.calls = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} if not given else dict(call) for call in calls[: self.most]]

@@ -12,7 +12,7 @@ from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
 from ramify.trace.failures import failure_of
-from ramify.trace.node import Mark, Node, TreeInfo, Verdict
+from ramify.trace.node import Annotation, Node, Score, TreeInfo
 from ramify.trace.outcome import Decider, cut_short, settled, succeeded
 
 START = "start"
@@ -21,7 +21,7 @@ _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "c
 
 @dataclass(slots=True)
 class Step:
-    """One message of the agent, with the world's answer to it."""
+    """One message of the agent, with the environment's answer to it."""
 
     node: Node
     parent: str | None
@@ -34,7 +34,7 @@ class Step:
     """The numbers behind its credit, as the credit rule noted them; empty where it noted none."""
     rule: str = ""
     """Who noted them."""
-    grades: Sequence[Mark] = ()
+    grades: Sequence[Annotation] = ()
     """What graders noted of it (``grade`` marks)."""
     after: str = ""
     answer: str = ""
@@ -88,11 +88,15 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
     info = next((tree for tree in run.trees() if tree.name == name), None)
     if info is None:
         raise UserError(f"{run.folder} has no tree '{name}': {nearest(name, (tree.name for tree in run.trees()))}")
-    why = {mark.node: mark for mark in run.marks(tree=name, name="why") if isinstance(mark.value, Mapping)}
-    grades: dict[str, list[Mark]] = {}
-    for mark in run.marks(tree=name, name="grade"):
-        grades.setdefault(mark.node, []).append(mark)
-    verdicts = (deciding or settled(run)).verdicts(run, name)
+    why = {
+        annotation.node: annotation
+        for annotation in run.annotations(tree=name, name="why")
+        if isinstance(annotation.value, Mapping)
+    }
+    grades: dict[str, list[Annotation]] = {}
+    for annotation in run.annotations(tree=name, name="grade"):
+        grades.setdefault(annotation.node, []).append(annotation)
+    scores = (deciding or settled(run)).scores(run, name)
     children: dict[str | None, list[Node]] = {}
     keyed = False  # whether the environment told its states; else they are the texts of observations
     for node in run.nodes(name):
@@ -123,27 +127,27 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
             states.setdefault(state, node.text)
             if step is not None:
                 step.after = step.after or state
-        if (broke := failure_of(node, verdicts.get(node.id))) is not None:
+        if (broke := failure_of(node, scores.get(node.id))) is not None:
             told = f"The attempt failed: {broke}"
             if step is None:
                 prompt.append(told)
             else:
                 step.answer = f"{step.answer}\n{told}" if step.answer else told
-        ends = node.id in verdicts if verdicts else True
+        ends = node.id in scores if scores else True
         if step is not None and ends and node.id not in children:  # an attempt that ended, not one that forks here
-            verdict = verdicts.get(node.id)
-            step.outcome = outcome_of(verdict, node.stop, paid)
-            step.reward = paid if verdict is None else verdict.value
+            score = scores.get(node.id)
+            step.outcome = outcome_of(score, node.stop, paid)
+            step.reward = paid if score is None else score.value
         stack += [(child, step, state, paid) for child in reversed(children.get(node.id, []))]
     return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)
 
 
-def outcome_of(verdict: Verdict | None, stop: str = "", paid: float | None = None) -> str:
+def outcome_of(score: Score | None, stop: str = "", paid: float | None = None) -> str:
     """success, cut, failure, or done where nobody said. ``stop``: why the last node ended; ``paid``: rewards on the way to it."""
-    success = (None if paid is None else paid > 0) if verdict is None else succeeded(verdict)
+    success = (None if paid is None else paid > 0) if score is None else succeeded(score)
     if success:
         return "success"
-    if cut_short(verdict, stop):
+    if cut_short(score, stop):
         return "cut"
     return "done" if success is None else "failure"
 

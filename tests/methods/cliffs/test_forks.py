@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.forks import ReplyForks, sampler_logprobs
 from ramify.model.endpoint import HttpModel
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.problems import Problem
 from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
@@ -131,13 +131,13 @@ def test_prefixes_are_computed_once() -> None:
     spent = counter.spent()
     assert spent["forks"] == 50
     assert spent["given_tokens"] == 50 * 4
-    assert spent["drawn_tokens"] == 50
+    assert spent["sampled_tokens"] == 50
     assert spent["forward_tokens"] == 50 + 4  # the prefix once
     assert spent["shared"] is True
     assert spent["by_purpose"]["scan"]["forks"] == 50
 
 
-def test_an_ended_reply_is_not_drawn_from() -> None:
+def test_an_ended_reply_is_not_sampled_from() -> None:
     counter = forks()
     ended = replace(TRACE, stop="eos", response_ids=(1, 1, END))
     assert asyncio.run(counter.count(ended, 3, 64, "scan")) == Counts(64, 64)
@@ -169,9 +169,9 @@ def test_failures_are_missing_not_wrong() -> None:
     assert counter.first_failure == "ZeroDivisionError: in the verifier"
 
     class Failing(ScriptedModel):
-        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+        async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
             if keys[0] % 2:
-                raise BoundaryError("engine", "no memory")
+                raise InfrastructureError("engine", "no memory")
             return await super().sample(prefix, n, settings, keys)
 
     scripted = Failing(["yes"])
@@ -207,14 +207,14 @@ def test_what_cannot_fork_is_refused() -> None:
         asyncio.run(forks().count(TRACE, 0, 0, "scan"))
 
 
-def test_stems_are_drawn_and_judged(tmp_path: Path) -> None:
+def test_stems_are_sampled_and_judged(tmp_path: Path) -> None:
     counter = forks(sampling=SAMPLING)
-    traces = asyncio.run(counter.draw([Problem("p", (1, 2), {"answer": "0"}), Problem("q", (2, 1))], per_problem=2))
+    traces = asyncio.run(counter.sample([Problem("p", (1, 2), {"answer": "0"}), Problem("q", (2, 1))], per_problem=2))
     assert [t.id for t in traces] == ["p#0", "p#1", "q#0", "q#1"]
     assert all(t.correct == right(Digits().decode(t.response_ids), t) for t in traces)
     assert all(t.logprobs is not None and len(t.logprobs) == t.length for t in traces)
     assert traces[0].verifier == "right"
-    assert asyncio.run(counter.draw([Problem("p", (1, 2), {"answer": "0"})], 3, {"p#0", "p#2"})) == [traces[1]]
+    assert asyncio.run(counter.sample([Problem("p", (1, 2), {"answer": "0"})], 3, {"p#0", "p#2"})) == [traces[1]]
     measured = traces[0].with_potentials({0: Counts(3, 4, 1, 2)}, early_stopped_at=0)
     file = tmp_path / "traces.jsonl"
     write_traces(file, [measured, *traces[1:]])
@@ -257,7 +257,7 @@ def test_chances_of_tokens() -> None:
     engine = model()
     settings = Sampling(temperature=0.5, top_k=2, max_tokens=LENGTH)
     counter = forks(engine, sampling=settings)
-    trace = next(t for t in asyncio.run(counter.draw([Problem("p", (1, 2))])))
+    trace = next(t for t in asyncio.run(counter.sample([Problem("p", (1, 2))])))
     found = asyncio.run(counter.chances(trace))
     assert found.pi is not None
     assert found.q is not None
@@ -311,7 +311,7 @@ def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
     with serving(ModelServer(tokens=load_model(builtin)[0]).app) as url:
         remote = HttpModel(url, NAME, "completions", tokenizer=builtin)
         both = [ReplyForks(m, local.tokenizer, ends_well, sampling, eos=template.stop_tokens) for m in (local, remote)]
-        (trace,) = asyncio.run(both[0].draw([Problem("p", prompt)]))
+        (trace,) = asyncio.run(both[0].sample([Problem("p", prompt)]))
         near, far = (asyncio.run(forks.chances(trace)) for forks in both)
         assert near.pi is not None
         assert far.pi is not None

@@ -33,18 +33,18 @@ class Simulated:
     """Forks of replies whose potential is known: trace id -> (T + 1,)."""
 
     def __init__(self, v: dict[str, np.ndarray], pi: dict[str, np.ndarray] | None) -> None:
-        self.v, self.pi, self.drawn = v, pi, 0
+        self.v, self.pi, self.sampled_tokens = v, pi, 0
 
     async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
         u = uniforms(np.full(n, place_key(0, trace.id, t, purpose)), np.arange(start, start + n))
-        self.drawn += n
+        self.sampled_tokens += n
         return Counts(int((u < self.v[trace.id][t]).sum()), n)
 
     async def chances(self, trace: Any) -> Chances:
         return Chances(None if self.pi is None else self.pi[trace.id])
 
     def spent(self) -> dict[str, Any]:
-        return {"forks": self.drawn}
+        return {"forks": self.sampled_tokens}
 
 
 def of(name: str, length: int, correct: bool | None = False) -> TokenTrace:
@@ -89,8 +89,8 @@ def test_the_budgeted_scan_finds_what_the_faithful_one_confirms() -> None:
     reference, found = places(faithful, "confirmed"), places(budgeted, "confirmed")
     assert len(reference) > 5
     assert len(reference - found) <= 1
-    assert cheap.drawn <= 0.2 * whole
-    assert cheap.drawn == budgeted.spent["forks"] == sum(one.forks for one in budgeted.scanned)
+    assert cheap.sampled_tokens <= 0.2 * whole
+    assert cheap.sampled_tokens == budgeted.spent["forks"] == sum(one.forks for one in budgeted.scanned)
     assert not places(budgeted, "found")
 
 
@@ -146,7 +146,7 @@ def test_forks_are_saved_where_the_bound_leaves_no_drop() -> None:
         names = [str(i) for i in range(20)]
         spent[v] = Simulated({name: np.full(2, v) for name in names}, {name: np.array([0.8]) for name in names})
         run([of(name, 1) for name in names], spent[v])
-    assert spent[0.9].drawn < 1.1 * 20 * 2 * 16 < spent[0.3].drawn
+    assert spent[0.9].sampled_tokens < 1.1 * 20 * 2 * 16 < spent[0.3].sampled_tokens
 
 
 def test_v0_makes_the_first_token_testable() -> None:
@@ -239,11 +239,11 @@ def engine(seed: int = 3) -> LocalModel:
 def test_the_whole_way_on_the_engine() -> None:
     sampling = Sampling(max_tokens=6)
     forks = ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded")
-    traces = asyncio.run(forks.draw([Problem("p", (1, 2))], 12))
+    traces = asyncio.run(forks.sample([Problem("p", (1, 2))], 12))
     wrong = [t for t in traces if not t.correct][:2]
     result = run(wrong, forks)
     assert [[(c.t, c.status) for c in one.cliffs] for one in result.scanned] == [[(1, "confirmed")]] * len(wrong)
-    assert result.spent["forward_tokens"] < result.spent["drawn_tokens"] + 0.1 * result.spent["given_tokens"]
+    assert result.spent["forward_tokens"] < result.spent["sampled_tokens"] + 0.1 * result.spent["given_tokens"]
     assert all(one.gap < 1e-4 for one in result.scanned)
     again = run(wrong[::-1], ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded"))
     assert {one.trace.id: one.trace.potentials for one in again.scanned} == {
@@ -277,7 +277,7 @@ def test_the_whole_way_on_the_engine() -> None:
 
 
 def test_steps_of_an_agent(tmp_path: Path) -> None:
-    """The second door decides: the same scan finds it with forks of the world in place of forks of text."""
+    """The second door decides: the same scan finds it with forks of the environment in place of forks of text."""
     with Run.create(tmp_path / "run", {}) as run_:
         made, attempt = played(run_, False)
         (one,) = run([step_trace(made, attempt)], StepForks(made), screen="none", n=32, confirm=48).scanned
@@ -286,7 +286,7 @@ def test_steps_of_an_agent(tmp_path: Path) -> None:
             run([step_trace(made, attempt)], StepForks(made))
 
 
-def test_a_reply_that_does_not_fit_is_told_and_the_others_go_on() -> None:
+def test_a_reply_that_does_not_fit_is_told_and_the_others_continue() -> None:
     forks = ReplyForks(engine(), Digits(), starts_low, Sampling(max_tokens=60), truncated="graded")
     long = TokenTrace("long", "p", (1, 2), (2,) * 40, Sampling(max_tokens=60), correct=False)
     short = TokenTrace("short", "p", (1, 2), (2, END), Sampling(max_tokens=6), correct=False)
@@ -304,10 +304,10 @@ class Dying(Simulated):
 
     async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
         counts = await super().count(trace, t, n, purpose, start, append)
-        return counts if self.drawn <= self.lives else Counts(0, 0, missing=n)
+        return counts if self.sampled_tokens <= self.lives else Counts(0, 0, missing=n)
 
     def spent(self) -> dict[str, Any]:
-        return {"forks": self.drawn, "first_failure": "no memory"}
+        return {"forks": self.sampled_tokens, "first_failure": "no memory"}
 
 
 @pytest.mark.parametrize(
@@ -330,21 +330,21 @@ def test_a_reply_whose_own_end_has_no_verdict_is_scanned() -> None:
     assert one.trace.potentials[3] == Counts(0, 0, missing=64)
 
 
-def test_controls_are_drawn_once_a_trace() -> None:
+def test_controls_are_sampled_once_a_trace() -> None:
     forks = Simulated({"a": np.array([0.9, 0.9, 0.5, 0.5, 0.1, 0.1])}, None)
     scanned = run([of("a", 5)], forks, screen="none").scanned
-    forks.drawn = 0
+    forks.sampled_tokens = 0
     records = asyncio.run(ablate(scanned, forks, which="all"))
     assert [record["t"] for record in records] == [2, 4]
     assert ["random" in record for record in records] == [True, False]
-    assert forks.drawn == 64 * (4 + sum(records[0][arm] is not None for arm in ("random", "critical", "tangent")))
+    assert forks.sampled_tokens == 64 * (4 + sum(records[0][arm] is not None for arm in ("random", "critical", "tangent")))
     table = ablation_table(records, [1])
     assert {row["arm"]: row["cliffs"] for row in table["arms"]} == {"del": 2, "keep": 2, "random": 1, "critical": 1, "tangent": 1}
-    assert table["gap_interval"] == [table["gap"]] * 2  # one trace: its cliffs are drawn anew together
+    assert table["gap_interval"] == [table["gap"]] * 2  # one trace: its cliffs are sampled anew together
 
 
 def test_an_ablation_with_ungraded_forks() -> None:
-    """Every arm is of the same cliffs, and nothing is lost after all forks were drawn."""
+    """Every arm is of the same cliffs, and nothing is lost after all forks were sampled."""
     records: list[dict[str, Any]] = [
         {"trace_id": "a", "del": {"k": 64, "n": 64}, "keep": {"k": 0, "n": 64}, "random": None},
         {"trace_id": "b", "del": {"k": 0, "n": 64}, "keep": {"k": 63, "n": 63}, "random": {"k": 64, "n": 64}},

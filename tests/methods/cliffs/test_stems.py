@@ -35,8 +35,8 @@ def test_a_run_is_scanned_by_its_folder_or_its_name(here: Path, capsys: pytest.C
     assert err.startswith("warning: V_0 is 1 for 2 of 2 traces")
     assert err.count("\n") == 1
     assert found["verdict"] == "nothing stands out: no token was shown to lose more than 0.1"
-    assert found["gap"] == pytest.approx(0, abs=1e-3)  # the same model drew them: its own tokens, under the stored settings
-    code, out, _ = scan(capsys, "--traces", "mine", "--json")  # goes on with the scan that is there
+    assert found["gap"] == pytest.approx(0, abs=1e-3)  # the same model sampled them: its own tokens, under the stored settings
+    code, out, _ = scan(capsys, "--traces", "mine", "--json")  # continues with the scan that is there
     assert (code, json.loads(out)["forks"]) == (0, found["forks"])
 
 

@@ -73,19 +73,19 @@ def base(checkpoint: Path, name: str = "one") -> list[str]:
 
 def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scan = tmp_path / "scan"
-    draw = ["--problems", problems, "--samples", 5, "--max-tokens", 6]
-    code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--dry-run", "--json")
+    completion = ["--problems", problems, "--samples", 5, "--max-tokens", 6]
+    code, out, _ = run(capsys, "scan", *base(checkpoint), *completion, "--out", scan, "--dry-run", "--json")
     planned = json.loads(out)["bill"]
     assert code == 0
     assert not scan.exists()
     assert planned["forks at the first look"] == 16 * planned["positions"] > 0
     assert planned["forks at most"] <= planned["forks of every position"]
-    code, out, err = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--budget-rollouts", 500, "--json")
+    code, out, err = run(capsys, "scan", *base(checkpoint), *completion, "--out", scan, "--budget-rollouts", 500, "--json")
     first = json.loads(out)
     assert code == 3
     assert "traces were not scanned" in err
     assert 0 < first["traces"] < 5
-    code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan, "--json")
+    code, out, _ = run(capsys, "scan", *base(checkpoint), *completion, "--out", scan, "--json")
     whole = json.loads(out)
     assert code == 0
     assert whole["traces"] == 5
@@ -95,7 +95,7 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     assert whole["spent"]["forward_tokens"] > 0
     assert sum(row["confirmed"] for row in whole["classes"]) == whole["wrong"]["traces"] > 0
 
-    code, out, _ = run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)
+    code, out, _ = run(capsys, "scan", *base(checkpoint), *completion, "--out", scan)
     assert code == 0
     assert "with a cliff" in out
 
@@ -139,7 +139,7 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     assert findings[0].node is None
     assert findings[0].why == whole["verdict"]
     assert len(cliffs) == whole["cliffs"] > 0
-    assert cliffs[0].evidence["token_id"] == cut.tokens[cliffs[0].offset]  # a fork at its offset draws the token anew
+    assert cliffs[0].evidence["token_id"] == cut.tokens[cliffs[0].offset]  # a fork at its offset samples the token anew
     assert page.count("Potential over the reply") == 1
     assert "0 of 1 attempts succeed" in page
     assert run(capsys, "show", scan)[0] == run(capsys, "show", scan, wrong)[0] == 0
@@ -150,8 +150,8 @@ def test_a_scan_is_forked_where_it_found_a_cliff(
 ) -> None:
     """One reply is an episode, and the scan's verifier ends it; what the scan had found stays."""
     scan = tmp_path / "scan"
-    draw = ["--problems", problems, "--samples", 3, "--max-tokens", 6, "--n", 16, "--first", 8]
-    assert run(capsys, "scan", *base(checkpoint), *draw, "--out", scan)[0] == 0
+    completion = ["--problems", problems, "--samples", 3, "--max-tokens", 6, "--n", 16, "--first", 8]
+    assert run(capsys, "scan", *base(checkpoint), *completion, "--out", scan)[0] == 0
     with Run.open(scan) as opened:
         cliff = next(finding for finding in opened.findings() if finding.name == "cliff")
         before = opened.findings()
@@ -204,11 +204,11 @@ def test_a_prompt_of_text_is_laid_out_as_that_of_a_problem(tmp_path: Path, capsy
     problems.write_text(json.dumps({"id": "p", "prompt": "You are in the hall.", "answer": "go"}) + "\n")
     model = ["--model", "builtin", "--verifier", f"python:{__name__}:never", "--n", 16, "--max-tokens", 12]
     assert run(capsys, "scan", *model, "--problems", problems, "--out", tmp_path / "one")[0] == 0
-    (drawn,) = read_scan(tmp_path / "one")[2]
+    (sampled,) = read_scan(tmp_path / "one")[2]
     traces.write_text(json.dumps({"id": "p#0", "prompt": "You are in the hall.", "response": "go hall", "sampler": {}}))
     code, out, err = run(capsys, "scan", *model[:6], "--traces", traces, "--retokenise", "--out", tmp_path / "two", "--json")
     assert code == 0
-    assert read_scan(tmp_path / "two")[2][0].trace.prompt_ids == drawn.trace.prompt_ids
+    assert read_scan(tmp_path / "two")[2][0].trace.prompt_ids == sampled.trace.prompt_ids
     assert json.loads(out)["solved"] == {"none": 1, "all": 0}
     assert "warning: V_0 is 0 for 1 of 1 traces, no fork of the bare prompt ends right: check that the prompt is laid out" in err
 
@@ -221,12 +221,12 @@ def test_an_interrupted_scan_is_decided_as_a_whole_one(
     checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """False discoveries are bounded over all traces, so what the first call wrote is not the last word."""
-    draw = [*base(checkpoint), "--problems", problems, "--samples", 6, "--max-tokens", 6]
+    completion = [*base(checkpoint), "--problems", problems, "--samples", 6, "--max-tokens", 6]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run(capsys, "scan", *draw, "--out", whole)[0] == 0
-    assert run(capsys, "scan", *draw, "--out", parts, "--budget-rollouts", 500)[0] == 3
+    assert run(capsys, "scan", *completion, "--out", whole)[0] == 0
+    assert run(capsys, "scan", *completion, "--out", parts, "--budget-rollouts", 500)[0] == 3
     assert 0 < len(read_scan(parts)[2]) < 6
-    assert run(capsys, "scan", *draw, "--out", parts)[0] == 0
+    assert run(capsys, "scan", *completion, "--out", parts)[0] == 0
     found = read_scan(whole)[2]
     assert read_scan(parts)[2] == found
     cliffs = [cliff for one in found for cliff in one.cliffs]
@@ -241,8 +241,8 @@ def test_an_interrupted_scan_is_decided_as_a_whole_one(
 
 def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scan, torn = tmp_path / "scan", tmp_path / "torn.jsonl"
-    model, draw = base(checkpoint), ["--problems", problems, "--max-tokens", 6]
-    assert run(capsys, "scan", *model, *draw, "--out", scan)[0] == 0
+    model, completion = base(checkpoint), ["--problems", problems, "--max-tokens", 6]
+    assert run(capsys, "scan", *model, *completion, "--out", scan)[0] == 0
     torn.write_text('{"id": "a"}\n')
     alien = tmp_path / "alien"
     Run.create(alien, {}, kind="rollout").close()
@@ -250,17 +250,21 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
     bad.write_text('{"id": "a", "promt": "x"}\n')
     chat = ["--model", "chat:x@http://127.0.0.1:1/v1", "--verifier", "exact"]
     cases: list[tuple[list[Any], int, str]] = [
-        (["scan", *chat, *draw, "--out", other], 4, "a chat endpoint cannot go on inside a reply"),
+        (["scan", *chat, *completion, "--out", other], 4, "a chat endpoint cannot continue inside a reply"),
         (["scan", *model, "--out", other], 2, "either --traces or --problems"),
-        (["scan", *model, *draw, "--out", scan, "--n", 32], 2, "cannot continue, it began with other settings: n was 64, is 32"),
-        (["scan", *model, *draw, "--out", torn], 2, "torn.jsonl is a file and no run: `ramify import "),
-        (["scan", *model, *draw, "--out", alien], 2, "alien was not made by `ramify cliffs scan`: choose another folder"),
+        (
+            ["scan", *model, *completion, "--out", scan, "--n", 32],
+            2,
+            "cannot continue, it began with other settings: n was 64, is 32",
+        ),
+        (["scan", *model, *completion, "--out", torn], 2, "torn.jsonl is a file and no run: `ramify import "),
+        (["scan", *model, *completion, "--out", alien], 2, "alien was not made by `ramify cliffs scan`: choose another folder"),
         (["show", torn], 2, "torn.jsonl:1: not a trace that `ramify cliffs scan` wrote"),
         (["show", alien], 2, "alien was not made by `ramify cliffs scan`"),
         (["scan", *model, "--problems", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt' (did you mean 'prompt'?)"),
         (["scan", *model, "--problems", torn, "--out", other], 2, "torn.jsonl:1: 'prompt' must be text, and it is missing"),
-        (["scan", *model, *draw, "--out", other, "--delta0", "2"], 2, "delta0"),
-        (["scan", *model[:2], "--verifier", "boxd", *draw, "--out", other], 2, "did you mean 'boxed'"),
+        (["scan", *model, *completion, "--out", other, "--delta0", "2"], 2, "delta0"),
+        (["scan", *model[:2], "--verifier", "boxd", *completion, "--out", other], 2, "did you mean 'boxed'"),
         (["scan", "--model", "hf:nowhere", *model[2:], "--traces", bad, "--out", other], 2, "bad.jsonl:1: unknown field 'promt'"),
         (["ablate", scan, *model, "--k", "1,100"], 2, "--k takes numbers from 1 to --n (64)"),
         (["ablate", scan, *model, "--controls", "randm"], 2, "controls"),
@@ -315,20 +319,20 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_scan_goes_on_with_the_same_forks_only(
+def test_a_scan_continues_with_the_same_forks_only(
     checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scan = tmp_path / "scan"
-    draw = ["--problems", problems, "--max-tokens", 6, "--out", scan]
-    assert run(capsys, "scan", *base(checkpoint), *draw)[0] == 0
+    completion = ["--problems", problems, "--max-tokens", 6, "--out", scan]
+    assert run(capsys, "scan", *base(checkpoint), *completion)[0] == 0
     before = read_scan(scan)
     model, verifier = base(checkpoint)[:2], ["--verifier", VERIFIER]
     for argv, other in (
-        ([*base(checkpoint), *draw, "--seed", 1], "seed was 0, is 1"),
-        ([*base(checkpoint), *draw, "--temperature", 0.5], "sampling.temperature was 1.0, is 0.5"),
-        ([*base(checkpoint, "other"), *draw], "model_name was 'one', is 'other'; weights was "),
-        ([*model, *verifier, *draw], "truncated was 'graded', is 'apart'"),
-        ([*model, "--verifier", "exact", "--truncated", "graded", *draw], "verifier was 'starts_low', is 'exact'"),
+        ([*base(checkpoint), *completion, "--seed", 1], "seed was 0, is 1"),
+        ([*base(checkpoint), *completion, "--temperature", 0.5], "sampling.temperature was 1.0, is 0.5"),
+        ([*base(checkpoint, "other"), *completion], "model_name was 'one', is 'other'; weights was "),
+        ([*model, *verifier, *completion], "truncated was 'graded', is 'apart'"),
+        ([*model, "--verifier", "exact", "--truncated", "graded", *completion], "verifier was 'starts_low', is 'exact'"),
     ):
         code, _, err = run(capsys, "scan", *argv)
         assert (code, other in err) == (2, True), (argv, err)

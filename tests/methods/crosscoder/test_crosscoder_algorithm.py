@@ -221,7 +221,7 @@ def test_random_sets_have_the_norms_and_the_length_of_the_set() -> None:
     codes[3] = 0
     cell = Cell((0, 1), "scale", 4)
     change = cell.change(d, codes)
-    first, again, other = (cell.random(d, codes, 0, draw) for draw in (0, 0, 1))
+    first, again, other = (cell.random(d, codes, 0, completion) for completion in (0, 0, 1))
     assert np.array_equal(first.delta, again.delta)
     assert not np.allclose(first.delta, other.delta)
     assert np.linalg.norm(first.delta, axis=1) == pytest.approx(np.linalg.norm(change.delta, axis=1), rel=1e-5)

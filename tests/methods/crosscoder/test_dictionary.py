@@ -30,12 +30,12 @@ SHAPE: dict[str, Any] = {"width": 8, "features": 20, "k": 4, "exclusive": 0.2}
 def make(seed: int = 0, **changes: Any) -> Dictionary:
     """A dictionary with weights, biases and a normaliser that are nothing special."""
     made = Dictionary(DictionaryConfig(**{**SHAPE, **changes}), seed)
-    draws = torch.Generator().manual_seed(seed + 1)
+    completions = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for weight in made.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=draws))
-        made.mean.copy_(torch.randn(made.mean.shape, generator=draws))
-        made.scale.copy_(torch.rand(made.scale.shape, generator=draws) + 0.5)
+            weight.add_(0.3 * torch.randn(weight.shape, generator=completions))
+        made.mean.copy_(torch.randn(made.mean.shape, generator=completions))
+        made.scale.copy_(torch.rand(made.scale.shape, generator=completions) + 0.5)
         made.enforce()
     return made
 

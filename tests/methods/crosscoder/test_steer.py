@@ -20,11 +20,11 @@ from ramify.methods.crosscoder.steer import (
     Change,
     along,
     clamp,
-    draw,
     patched,
     random_like,
     reachless,
     reconstruct,
+    sample,
     scale,
     static_vector,
 )
@@ -38,12 +38,12 @@ GREEDY = Sampling(temperature=0.0, max_tokens=5)
 def make(seed: int = 0, **changes: Any) -> Dictionary:
     shape: dict[str, Any] = {"width": 16, "features": 30, "k": 30, "exclusive": 0.2}
     d = Dictionary(DictionaryConfig(**{**shape, **changes}), seed)
-    draws = torch.Generator().manual_seed(seed)
+    completions = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in d.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=draws))
-        d.mean.copy_(torch.randn(d.mean.shape, generator=draws))
-        d.scale.copy_(torch.rand(d.scale.shape, generator=draws) + 0.5)
+            weight.add_(0.3 * torch.randn(weight.shape, generator=completions))
+        d.mean.copy_(torch.randn(d.mean.shape, generator=completions))
+        d.scale.copy_(torch.rand(d.scale.shape, generator=completions) + 0.5)
         d.enforce()
     return d
 
@@ -60,8 +60,8 @@ def model(seed: int = 0) -> TinyLM:
     return made
 
 
-def told(drawn: list[Any]) -> list[list[int]]:
-    return [one.tokens.tolist() for one in drawn]
+def told(sampled: list[Any]) -> list[list[int]]:
+    return [one.tokens.tolist() for one in sampled]
 
 
 def test_a_gain_of_one_is_the_clean_reply_token_for_token() -> None:
@@ -69,10 +69,10 @@ def test_a_gain_of_one_is_the_clean_reply_token_for_token() -> None:
     change = scale(d, encode_rows(d, x), range(30), 1.0)
     assert not change.delta.any()
     local = LocalModel(model())
-    clean = asyncio.run(draw(local, ROWS, 2, None, GREEDY))
-    assert told(asyncio.run(draw(local, ROWS, 2, change, GREEDY))) == told(clean)
+    clean = asyncio.run(sample(local, ROWS, 2, None, GREEDY))
+    assert told(asyncio.run(sample(local, ROWS, 2, change, GREEDY))) == told(clean)
     strong = along(np.arange(16.0) - 7, 50.0, 3)
-    assert told(asyncio.run(draw(local, ROWS, 2, strong, GREEDY))) != told(clean)
+    assert told(asyncio.run(sample(local, ROWS, 2, strong, GREEDY))) != told(clean)
 
 
 @pytest.mark.parametrize("target", [0, 1])
@@ -194,7 +194,7 @@ def test_a_transformers_model_is_patched_while_it_reads_and_only_then() -> None:
     local = LocalModel(hf)
     ours = told(
         asyncio.run(
-            draw(local, [prompt[0].numpy().astype(np.int32)], 2, Change(delta, np.ones(1, bool)), Sampling(0.0, max_tokens=6))
+            sample(local, [prompt[0].numpy().astype(np.int32)], 2, Change(delta, np.ones(1, bool)), Sampling(0.0, max_tokens=6))
         )
     )
     clean = reply()
@@ -230,6 +230,6 @@ def test_bad_input() -> None:
     with pytest.raises(UserError, match="length 0"):
         along(np.zeros(16), 1.0, 3)
     with pytest.raises(UserError, match="layer 4 does not exist"):
-        asyncio.run(draw(LocalModel(model()), ROWS, 4, along(np.ones(16), 1.0, 3), GREEDY))
+        asyncio.run(sample(LocalModel(model()), ROWS, 4, along(np.ones(16), 1.0, 3), GREEDY))
     with pytest.raises(UserError, match="3 prompts need as many"):
-        asyncio.run(draw(LocalModel(model()), ROWS, 2, along(np.ones(16), 1.0, 2), GREEDY))
+        asyncio.run(sample(LocalModel(model()), ROWS, 2, along(np.ones(16), 1.0, 2), GREEDY))

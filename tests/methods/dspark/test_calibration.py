@@ -1,4 +1,4 @@
-"""Calibration errors by hand, and the floor that labels drawn from the predictions themselves leave."""
+"""Calibration errors by hand, and the floor that labels sampled from the predictions themselves leave."""
 
 from __future__ import annotations
 

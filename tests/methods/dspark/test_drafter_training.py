@@ -1,4 +1,4 @@
-"""Training drafters: data from the target, anchors, losses, and going on after a stop."""
+"""Training drafters: data from the target, anchors, losses, and continuing after a stop."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ramify.methods.dspark.training import (
     CHECKPOINT,
     DrafterTraining,
     block_loss,
-    draw_anchors,
     regenerate,
+    sample_anchors,
     train_drafter,
     unused_token,
 )
@@ -53,7 +53,7 @@ def drafter_of(model: LocalModel, kind: str = "dspark") -> Qwen3Drafter:
 SIZE = DrafterTraining(steps=8, rows=3, anchors=4, lr=1e-2)
 
 
-def test_rows_are_what_the_target_drew() -> None:
+def test_rows_are_what_the_target_sampled() -> None:
     model = target()
     rows = rows_of(model)
     assert [len(row.tokens) for row in rows] == [17] * 6
@@ -66,7 +66,7 @@ def test_rows_are_what_the_target_drew() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3"])
-def test_a_stopped_training_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+def test_a_stopped_training_continues_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     model = target()
     rows = rows_of(model)
     whole = drafter_of(model, kind)
@@ -108,16 +108,16 @@ def test_data_that_cannot_train_is_refused() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 9), st.data())
-def test_anchors_are_drawn_without_replacement_where_text_counts(seed: int, count: int, data: Any) -> None:
+def test_anchors_are_sampled_without_replacement_where_text_counts(seed: int, count: int, data: Any) -> None:
     mask = torch.tensor(data.draw(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=3)))
-    anchors, keep = draw_anchors(mask, count, seed, 0)
+    anchors, keep = sample_anchors(mask, count, seed, 0)
     for row, chosen, kept in zip(mask, anchors, keep, strict=True):
         able = {p for p in range(8) if row[p] and row[p + 1]}
         found = chosen[kept].tolist()
         assert found == sorted(set(found))
         assert set(found) <= able
         assert len(found) == min(count, len(able))
-    again = draw_anchors(mask, count, seed, 0)
+    again = sample_anchors(mask, count, seed, 0)
     assert torch.equal(anchors, again[0])
 
 
@@ -132,9 +132,9 @@ def test_the_losses_are_the_specs() -> None:
     mask = torch.ones((2, 9), dtype=torch.bool)
     mask[0, :3], mask[1, 5] = False, False
     features = torch.randn((2, 9, 32), generator=torch.Generator().manual_seed(3))
-    law = torch.randn((2, 9, 24), generator=torch.Generator().manual_seed(4)).softmax(-1)
+    distribution = torch.randn((2, 9, 24), generator=torch.Generator().manual_seed(4)).softmax(-1)
     anchors, keep = torch.tensor([[3, 7], [3, 0]]), torch.tensor([[True, True], [True, False]])
-    loss, record = block_loss(drafter, tokens, mask, features, law, anchors, keep, DrafterTraining())
+    loss, record = block_loss(drafter, tokens, mask, features, distribution, anchors, keep, DrafterTraining())
     logits, scores = (made.detach() for made in drafter(tokens, features, anchors))
     sums, total = np.zeros(3), 0.0
     for b in range(2):
@@ -143,7 +143,7 @@ def test_the_losses_are_the_specs() -> None:
                 label = int(anchors[b, a]) + k + 1
                 if not keep[b, a] or label >= 9 or not mask[b, label]:
                     break
-                q, p, weight = logits[b, a, k].softmax(-1), law[b, label - 1], np.exp(-k / 4)
+                q, p, weight = logits[b, a, k].softmax(-1), distribution[b, label - 1], np.exp(-k / 4)
                 apart = float((p - q).abs().sum())
                 sure = float(torch.sigmoid(scores[b, a, k]))
                 wanted = 1 - apart / 2
@@ -154,5 +154,5 @@ def test_the_losses_are_the_specs() -> None:
     assert float(loss.detach()) == pytest.approx(float(sums @ [0.1, 0.9, 1.0]) / total, rel=1e-5)
     assert record["cross_entropy"] == pytest.approx(sums[0] / total, rel=1e-5)
     flash = drafter_of(model, "dflash")
-    loss, record = block_loss(flash, tokens, mask, features, law, anchors, keep, DrafterTraining())
+    loss, record = block_loss(flash, tokens, mask, features, distribution, anchors, keep, DrafterTraining())
     assert float(loss.detach()) == pytest.approx(record["cross_entropy"], rel=1e-6)

@@ -42,7 +42,7 @@ def text(c: DrafterConfig, rows: int = 2) -> tuple[Tensor, Tensor]:
 def drafted(
     drafter: Qwen3Drafter, tokens: Tensor, features: Tensor, anchors: list[int], portions: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Logits [R, K, V] and confidence logits of the engine's path, with the tokens of the text as draws."""
+    """Logits [R, K, V] and confidence logits of the engine's path, with the tokens of the text as samples."""
     cache = KVCache(1 + drafter.layers, drafter.config.kv_size, torch.device("cpu"))
     cache.reserve(4, 64)
     for row, p in enumerate(anchors):
@@ -69,7 +69,7 @@ def test_every_drafter_conforms(made: type[Qwen3Drafter]) -> None:
 
 
 @pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
-def test_dspark_draws_what_it_was_trained_on(head: str) -> None:
+def test_dspark_samples_what_it_was_trained_on(head: str) -> None:
     """Incremental drafting with cached context equals the one-shot training pass on the same anchor."""
     drafter = lively(DSpark(dataclasses.replace(small("dspark"), head=head)))
     tokens, features = text(drafter.config)
@@ -81,7 +81,7 @@ def test_dspark_draws_what_it_was_trained_on(head: str) -> None:
             assert torch.allclose(confidence, scores[:, 0], atol=1e-4, rtol=1e-4)
 
 
-def test_eagle_draws_what_it_was_trained_on() -> None:
+def test_eagle_samples_what_it_was_trained_on() -> None:
     drafter = lively(Eagle3())
     tokens, features = text(drafter.config)
     steps = torch.stack(list(drafter(tokens, features)))
@@ -237,17 +237,17 @@ def tau_of(kind: str, phrases: list[tuple[int, ...]]) -> tuple[float, list[float
         optimizer.step()
     drafter.eval()
     with torch.no_grad():
-        laws = drafter(tokens, features, anchors)[0][:, 0].softmax(-1)
+        distributions = drafter(tokens, features, anchors)[0][:, 0].softmax(-1)
     survived, reached, accepted = [1.0] * len(phrases), [], []
     for k in range(K):
         inside = 0.0
         for i, phrase in enumerate(phrases):
-            # the target's law behind this prefix: the share of phrases that go on so
+            # the target's distribution behind this prefix: the share of phrases that continue so
             same = [p for p in phrases if p[:k] == phrase[:k]]
             target = torch.zeros(32)
             for p in same:
                 target[p[k]] += 1 / len(same)
-            chance = float(torch.minimum(target, laws[i, k]).sum())
+            chance = float(torch.minimum(target, distributions[i, k]).sum())
             inside += survived[i] * chance / len(phrases)
             survived[i] *= chance
         reached.append(inside)

@@ -1,4 +1,4 @@
-"""Comparisons: what is paired with what, what is counted, and that peers draw from the same weights. No clock is asserted."""
+"""Comparisons: what is paired with what, what is counted, and that peers sample from the same weights. No clock is asserted."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return run
 
 
-def test_training_again_goes_on_and_changes_nothing(pair: tuple[str, Path], call: Call) -> None:
+def test_training_again_continues_and_changes_nothing(pair: tuple[str, Path], call: Call) -> None:
     target, out = pair
     before = (out / "model.safetensors").read_bytes()
     code, text = call("train", target, *given(target), "--out", str(out), *SMALL, "--json")
@@ -92,7 +92,7 @@ def test_what_lies_beside_the_drafter_is_the_drafter_alone(pair: tuple[str, Path
     assert (code, "its training has not ended" in text) == (2, True)
     code, text = call("train", target, *given(target), "--out", str(out), *SMALL, "--json")
     assert code == 0, text
-    assert (out / "model.safetensors").read_bytes() == drafter, "it went on from what was there"
+    assert (out / "model.safetensors").read_bytes() == drafter, "it continued from what was there"
     assert sorted(file.name for file in out.rglob("*.safetensors")) == ["model.safetensors", *sorted(kept)]
     assert [file.name for file in out.glob("*.safetensors")] == ["model.safetensors"]
 
@@ -150,7 +150,7 @@ def test_vllm_loads_the_folder_as_it_is_and_accepts_as_many_drafts(tmp_path: Pat
 def test_a_dry_run_prints_the_bill_and_writes_nothing(pair: tuple[str, Path], tmp_path: Path, call: Call) -> None:
     code, text = call("train", pair[0], *given(pair[0]), "--out", str(tmp_path / "none"), "--dry-run", "--json")
     assert code == 0
-    assert json.loads(text)["bill"]["tokens to draw, at most"] == 1200 * 96
+    assert json.loads(text)["bill"]["tokens to sample, at most"] == 1200 * 96
     assert not (tmp_path / "none").exists()
 
 

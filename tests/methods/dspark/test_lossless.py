@@ -1,4 +1,4 @@
-"""Whole draws of the running engine, with drafts, against the target's law."""
+"""Whole samples of the running engine, with drafts, against the target's distribution."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from engine.helpers import WORDS, draw, speller, tiny, tokens
-from engine.speculating import Shadow, draw_all, prompts
+from engine.helpers import WORDS, sample, speller, tiny, tokens
+from engine.speculating import Shadow, prompts, sample_all
 from engine.toy_pairs import Biased, Linear
 from torch import Tensor
 
 from ramify.engine import verify as engine_verify
 from ramify.engine.local import LocalModel
-from ramify.engine.sampling import laws
+from ramify.engine.sampling import distributions
 from ramify.engine.schedules import schedule_of
 from ramify.engine.speculate import Speculator
 from ramify.engine.tiny import TinyLM
 from ramify.methods.dspark import lossless
 from ramify.methods.dspark.drafter_files import for_target
-from ramify.methods.dspark.lossless import control, distance, output_law, verdict, verify
+from ramify.methods.dspark.lossless import control, distance, output_distribution, verdict, verify
 from ramify.model.grammar import one_of, regex
 from ramify.model.protocol import Sampling
 from ramify.stats.tests import chi_square
@@ -33,68 +33,70 @@ def small() -> TinyLM:
     return tiny(vocab=5, layers=2)
 
 
-def speculating(target: TinyLM, name: str, law: str = "rejection", max_rows: int = 64) -> LocalModel:
+def speculating(target: TinyLM, name: str, distribution: str = "rejection", max_sequences: int = 64) -> LocalModel:
     drafter = Shadow(target, block=3, blur=1.0)
     schedule = Biased(Linear(30, 1), 3, np.full(3, 0.6)) if name == "biased" else schedule_of(name, 3, Linear(30, 1))
-    model = LocalModel(target, eos=(), max_rows=max_rows)
-    return model.speculating(Speculator(drafter, schedule, model.forward.layers, law))
+    model = LocalModel(target, eos=(), max_sequences=max_sequences)
+    return model.speculating(Speculator(drafter, schedule, model.forward.layers, distribution))
 
 
 def outputs(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts of three-token outputs (the first is drawn without a draft), and their law."""
+    """Counts of three-token outputs (the first is sampled without a draft), and their distribution."""
     target, prompt, settings = small(), tokens(6, vocab=5), Sampling(max_tokens=5)
-    where, law = output_law(LocalModel(target, eos=()), prompt, settings, 3)
-    made = draw(speculating(target, name), prompt, range(count), max_tokens=5)
-    found = np.bincount([where[tuple(d.tokens[:3].tolist())] for d in made], minlength=len(law))
-    return found, law
+    where, distribution = output_distribution(LocalModel(target, eos=()), prompt, settings, 3)
+    made = sample(speculating(target, name), prompt, range(count), max_tokens=5)
+    found = np.bincount([where[tuple(d.tokens[:3].tolist())] for d in made], minlength=len(distribution))
+    return found, distribution
 
 
-def test_outputs_follow_the_targets_law():
-    found, law = outputs("stale2", 1000)
-    assert len(law) == 125
-    assert chi_square(found, law)[1] > 0.001
+def test_outputs_follow_the_targets_distribution():
+    found, distribution = outputs("stale2", 1000)
+    assert len(distribution) == 125
+    assert chi_square(found, distribution)[1] > 0.001
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_many_outputs_follow_the_targets_law(name: str):
-    found, law = outputs(name, 40_000)
-    assert chi_square(found, law)[1] > 0.001
+def test_many_outputs_follow_the_targets_distribution(name: str):
+    found, distribution = outputs(name, 40_000)
+    assert chi_square(found, distribution)[1] > 0.001
 
 
 @pytest.mark.parametrize("schedule", ["greedy", "stale2"])
 @pytest.mark.parametrize("at_once", [1, 32])
 def test_the_same_tree_with_and_without_speculation(schedule: str, at_once: int):
-    """Coupled draws of forks of forks: every node of the tree has the same tokens and log-probabilities, so the same hash."""
+    """Coupled samples of forks of forks: every node of the tree has the same tokens and log-probabilities, so the same hash."""
     target = small()
 
     def tree(model: LocalModel) -> list[bytes]:
-        roots = draw_all(model, prompts_of(8), at_once, n=2, max_tokens=6)
+        roots = sample_all(model, prompts_of(8), at_once, n=2, max_tokens=6)
         starts = [
             np.concatenate((p, d.tokens))
             for p, pair in zip(prompts_of(8), zip(roots[::2], roots[1::2], strict=True), strict=True)
             for d in pair
         ]
-        leaves = draw_all(model, starts, at_once, n=2, max_tokens=6)
+        leaves = sample_all(model, starts, at_once, n=2, max_tokens=6)
         return [d.tokens.tobytes() + d.logprobs.tobytes() for d in (*roots, *leaves)]
 
-    assert tree(speculating(target, schedule, "coupled", max_rows=at_once)) == tree(LocalModel(target, eos=(), max_rows=at_once))
+    assert tree(speculating(target, schedule, "coupled", max_sequences=at_once)) == tree(
+        LocalModel(target, eos=(), max_sequences=at_once)
+    )
 
 
 def prompts_of(count: int) -> list[np.ndarray]:
     return [prompt % 5 for prompt in prompts(count)]
 
 
-def two_laws() -> tuple[Tensor, Tensor]:
+def two_distributions() -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return torch.randn(6, 9), torch.softmax(torch.randn(6, 9), -1)
 
 
-def test_the_engines_verification_has_the_targets_law():
-    logits, q = two_laws()
+def test_the_engines_verification_has_the_targets_distribution():
+    logits, q = two_distributions()
     cut = Sampling(top_k=4, temperature=0.8)
-    drafted = laws(q.log(), [cut] * 6, [False] * 6)[1].exp()
+    drafted = distributions(q.log(), [cut] * 6, [False] * 6)[1].exp()
     assert distance(logits, drafted, [cut] * 6).max() < 1e-12
     assert distance(logits[:, :7], q[:, :7], [Sampling()] * 6).max() < 1e-12
 
@@ -108,7 +110,7 @@ def test_the_engines_verification_has_the_targets_law():
     ],
 )
 def test_a_wrong_verification_is_seen(monkeypatch: pytest.MonkeyPatch, part: str, wrong: Callable[..., object]):
-    logits, q = two_laws()
+    logits, q = two_distributions()
     monkeypatch.setattr(engine_verify, part, wrong)
     assert distance(logits[:, :7], q[:, :7], [Sampling()] * 6).max() > 1e-8
 
@@ -120,7 +122,7 @@ def test_a_schedule_that_anticipates_is_caught():
 
 
 class Lying(Shadow):
-    """Drafts from another law than the one it hands to the engine: what a wrong temperature on one side amounts to."""
+    """Drafts from another distribution than the one it hands to the engine: what a wrong temperature on one side amounts to."""
 
     def draft(self, *args: object, **kwargs: object) -> object:
         *rest, pick, depth = args
@@ -136,9 +138,9 @@ def test_the_checks_of_a_pair_find_a_drafter_that_lies(monkeypatch: pytest.Monke
     monkeypatch.setattr(lossless, "MEASURED", 8)
     target = small()
     model, given = LocalModel(target, eos=()), prompts_of(2)
-    checks = verify(model, Shadow(target, block=2, blur=1.0), given, draws=250, loads=(2,))
+    checks = verify(model, Shadow(target, block=2, blur=1.0), given, samples=250, loads=(2,))
     assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], verdict(checks)
-    checks = verify(model, Lying(target, block=2, blur=1.0), given, draws=250, loads=(2,), schedules=("fixed:2", "stale2"))
+    checks = verify(model, Lying(target, block=2, blur=1.0), given, samples=250, loads=(2,), schedules=("fixed:2", "stale2"))
     failed = [c.name for c in checks if c.status == "miss"]
     assert any("outputs, chi-square" in name for name in failed)
     assert sum("p of drafts" in name for name in failed) == 2
@@ -158,7 +160,7 @@ def test_a_verifier_that_is_handed_small_uniforms_is_seen_by_what_it_accepts(mon
     model, given = LocalModel(target, eos=()), prompts_of(2)
 
     def checks() -> dict[str, str]:
-        made = verify(model, Shadow(target, block=2, blur=1.0), given, draws=800, loads=(2,), schedules=("fixed:2",))
+        made = verify(model, Shadow(target, block=2, blur=1.0), given, samples=800, loads=(2,), schedules=("fixed:2",))
         return {check.name.split(": ", 1)[1]: check.status for check in made}
 
     told = "p of accepted drafts, against their chances"
@@ -166,29 +168,29 @@ def test_a_verifier_that_is_handed_small_uniforms_is_seen_by_what_it_accepts(mon
     monkeypatch.setattr(Speculator, "_keyed", lax)
     found = checks()
     assert found[told] == "miss"
-    assert found["distance of the law of a verified token"] == "pass"
+    assert found["distance of the distribution of a verified token"] == "pass"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_checks_of_a_pair_at_their_own_size():
     target = small()
-    checks = verify(LocalModel(target, eos=()), Shadow(target, block=3, blur=1.0), prompts_of(4), draws=3000)
+    checks = verify(LocalModel(target, eos=()), Shadow(target, block=3, blur=1.0), prompts_of(4), samples=3000)
     assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], verdict(checks)
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3"])
 @pytest.mark.parametrize("law", ["coupled", "rejection"])
-def test_every_drafter_keeps_a_reply_under_a_grammar(kind: str, law: str):
-    """Drafter and target are cut alike: greedy and coupled draws are those without drafts, others are texts of the grammar."""
+def test_every_drafter_keeps_a_reply_under_a_grammar(kind: str, distribution: str):
+    """Drafter and target are cut alike: greedy and coupled samples are those without drafts, others are texts of the grammar."""
     plain = speller()
     drafter = for_target(plain.module, kind, layers=1, block=3, rank=4)
-    model = plain.speculating(Speculator(drafter, schedule_of("fixed:3", 3, Linear(30, 1)), plain.forward.layers, law))
+    model = plain.speculating(Speculator(drafter, schedule_of("fixed:3", 3, Linear(30, 1)), plain.forward.layers, distribution))
     for settings in ({"grammar": one_of(WORDS)}, {"grammar": regex("(ab|c)+d"), "frequency_penalty": 0.5}):
         for temperature in (0.0, 1.0):
             asked = {**settings, "max_tokens": 10, "temperature": temperature}
-            wanted, made = (draw_all(one, prompts_of(6), 3, n=2, **asked) for one in (plain, model))
-            if law == "coupled" or not temperature:
+            wanted, made = (sample_all(one, prompts_of(6), 3, n=2, **asked) for one in (plain, model))
+            if distribution == "coupled" or not temperature:
                 assert [(d.tokens.tolist(), d.stop) for d in made] == [(d.tokens.tolist(), d.stop) for d in wanted]
             for one in made:
                 said = one.text.removesuffix("<end>")

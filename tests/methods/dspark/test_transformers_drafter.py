@@ -75,7 +75,7 @@ def test_no_draft_is_legal() -> None:
 
 
 def test_processors_bind_both_sides() -> None:
-    """With all but one token cut away, what is sampled is what is most likely, so drafts are drawn from the cut law, too."""
+    """With all but one token cut away, what is sampled is what is most likely, so drafts are sampled from the cut distribution, too."""
     module = target()
     prompt = torch.randint(40, (1, 5), generator=torch.Generator().manual_seed(1))
     expected = module.generate(prompt, max_new_tokens=12, do_sample=False)
@@ -112,8 +112,8 @@ def test_what_it_cannot_do_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_sampled_has_the_targets_law() -> None:
-    """Chi-square over two-token outputs of a small vocabulary, against the law by enumeration."""
+def test_what_is_sampled_has_the_targets_distribution() -> None:
+    """Chi-square over two-token outputs of a small vocabulary, against the distribution by enumeration."""
     from scipy.stats import chisquare
 
     module = target(vocab=4)
@@ -121,13 +121,13 @@ def test_what_is_sampled_has_the_targets_law() -> None:
     drafter = drafter_of(module)
     with torch.no_grad():
         first = module(prompt).logits[0, -1].double().softmax(-1)
-        law = torch.stack(
+        distribution = torch.stack(
             [p * module(torch.tensor([[1, 2, 0, a]])).logits[0, -1].double().softmax(-1) for a, p in enumerate(first)]
         )
     torch.manual_seed(0)
     counts = torch.zeros((4, 4))
-    draws = 1500
-    for _ in range(draws):
+    completions = 1500
+    for _ in range(completions):
         out = generate(module, drafter, prompt, max_new_tokens=3, do_sample=True, top_k=0)
         counts[out[0, 3], out[0, 4]] += 1
-    assert chisquare(counts.flatten().numpy(), (law * draws).flatten().numpy()).pvalue > 1e-3
+    assert chisquare(counts.flatten().numpy(), (distribution * completions).flatten().numpy()).pvalue > 1e-3

@@ -42,7 +42,7 @@ def test_kappa_interval_is_wider_where_items_come_in_clusters() -> None:
 
 def test_equal_different_or_not_known() -> None:
     assert equality(0, 100, 0, 100)[0] == "equivalent"
-    assert equality(50, 100, 50, 100)[0] == "undecided"  # a margin of 10 points needs more than 100 draws here
+    assert equality(50, 100, 50, 100)[0] == "undecided"  # a margin of 10 points needs more than 100 samples here
     assert equality(500, 1000, 500, 1000)[0] == "equivalent"
     assert equality(50, 100, 78, 100)[0] == "different"
     assert equality(0, 100, 14, 100)[0] == "different"

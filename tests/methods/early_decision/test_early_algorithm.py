@@ -34,7 +34,7 @@ from ramify.stats.evidence import benjamini_hochberg, holm
 from ramify.stats.tests import fisher
 
 
-def test_variance_of_eight_draws() -> None:
+def test_variance_of_eight_samples() -> None:
     k = np.arange(9)
     np.testing.assert_allclose(continuation_variance(k, np.full(9, 8))[:5], [0, 0.4375, 0.75, 0.9375, 1.0])
 
@@ -52,14 +52,14 @@ def test_expected_variance_of_fair_coins(n: int, mean: float) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0.001, 0.999), st.integers(2, 20))
-def test_unbiased_whatever_the_number_of_draws(p: float, n: int) -> None:
+def test_unbiased_whatever_the_number_of_samples(p: float, n: int) -> None:
     k = np.arange(n + 1)
     assert stats.binom.pmf(k, n, p) @ unbiased_variance(k, np.full(n + 1, n)) == pytest.approx(4 * p * (1 - p), abs=1e-9)
 
 
 def test_a_point_of_a_curve() -> None:
     point = continuation_point(0.2, "closed", [8, 0, 4, 0], [8, 8, 8, 1], [True, True, False, True], ["a", "a", "b", "c"])
-    assert (point.prefixes, point.draws) == (3, 24)
+    assert (point.prefixes, point.samples) == (3, 24)
     assert point.variance == pytest.approx(1 / 3)
     assert point.unbiased == pytest.approx(8 / 7 / 3)
     assert point.flip_rate == pytest.approx((0 + 1 + 0.5) / 3)

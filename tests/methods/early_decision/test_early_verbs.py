@@ -89,9 +89,9 @@ def few(prompts: Path, tmp_path: Path) -> Path:
 
 
 def arguments(checkpoint: Path, prompts: Path, out: Path, *more: str) -> list[str]:
-    drawing = ["--k", "4", "--temperature", "1", "--top-p", "1", "--think-tokens", "24", "--answer-tokens", "3"]
+    sampling = ["--k", "4", "--temperature", "1", "--top-p", "1", "--think-tokens", "24", "--answer-tokens", "3"]
     named = ["--model", f"hf:{checkpoint}", "--label", "regex:word13|sorry", "--prompts", str(prompts), "--out", str(out)]
-    return ["early-decision", "run", *named, *drawing, *more]
+    return ["early-decision", "run", *named, *sampling, *more]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_code_that_a_study_of_somebody_else_names_is_not_loaded(
     assert main([*words, "--trust"]) == 0
 
 
-def test_a_run_goes_on_where_a_kill_left_it(study: Path, checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_run_continues_where_a_kill_left_it(study: Path, checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "again"
     assert main(arguments(checkpoint, prompts, out, "--dry-run", "--seed", "9")) == 0
     assert not out.exists()  # a bill fixes no settings
@@ -214,7 +214,7 @@ def test_a_study_is_a_run_like_any_other(study: Path, tmp_path: Path, capsys: py
         rows, prompts = opened.traces, opened.prompts
         row = next(row for row in rows.values() if row["closed"] == "own" and row["mode"] == "thinking" and row["answer_ids"])
         (end,) = [one for one in opened.run.nodes(row["prompt"]) if one.parent == row["node"]]
-        path, (score,) = opened.run.path(end.id), opened.run.verdicts(node=end.id)
+        path, (score,) = opened.run.path(end.id), opened.run.scores(node=end.id)
     ids = path.tokens.tolist()
     length = len(prompts[row["prompt"]]["prompt_ids"])
     assert ids[:length] == prompts[row["prompt"]]["prompt_ids"]
@@ -303,7 +303,7 @@ def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> N
     assert rows_of(study, CONTINUED) == rows
     with Run.open(study) as run:
         (finding,) = run.findings(maker="early-decision continue")
-        marks = run.marks(maker="early-decision continue")
+        marks = run.annotations(maker="early-decision continue")
     assert "the thinking" in finding.why
     assert {mark.name for mark in marks} == {"potential closed at 0.5", "potential closed at 1", "potential open at 0.5"}
 
@@ -344,7 +344,7 @@ def test_oscillations_are_cut_on_ids_and_judged(study: Path, capsys: Any) -> Non
     assert rows_of(study, CUT) == cuts
     with Run.open(study) as run:
         whole, *turns = run.findings(maker="early-decision oscillate")
-        assert {mark.name for mark in run.marks(maker="early-decision oscillate")} == {"stance", "potential cut"}
+        assert {mark.name for mark in run.annotations(maker="early-decision oscillate")} == {"stance", "potential cut"}
     assert (whole.node, len(turns)) == (None, found["cuts"])
     capsys.readouterr()
     for other in (["--limit", "1000"], ["--before", "9"], ["--no-show-prompt"], ["--ties-refuse"]):
@@ -474,7 +474,7 @@ def test_a_report_of_rollouts_alone(checkpoint: Path, few: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_model_behind_an_endpoint_goes_on_from_raw_prefixes(checkpoint: Path, few: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_model_behind_an_endpoint_continues_from_raw_prefixes(checkpoint: Path, few: Path, tmp_path: Path, capsys: Any) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "model"))
     from model_server import NAME, ModelServer, serving
 
@@ -507,7 +507,7 @@ def test_too_few_of_an_outcome_is_said(checkpoint: Path, few: Path, tmp_path: Pa
     assert said(capsys)["probes"][0]["pools"][0]["reason"] == "all outcomes are the same"
 
 
-def test_traces_drawn_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
+def test_traces_sampled_elsewhere(checkpoint: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
     file, out = tmp_path / "traces.jsonl", tmp_path / "x"
     rows = [
         {"prompt_id": "p0", "thinking": "gladly so. sorry then. well", "response": "sure"},
@@ -564,7 +564,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(
     command = arguments(checkpoint, prompts, tmp_path / "x")
     command[command.index(f"hf:{checkpoint}")] = "chat:m@http://127.0.0.1:9/v1"
     for words, code, says in [
-        (command, 4, "a chat endpoint cannot go on inside a reply"),
+        (command, 4, "a chat endpoint cannot continue inside a reply"),
         (arguments(checkpoint, prompts, tmp_path / "x", "--label", "regx:a"), 2, "did you mean 'regex'"),
         (arguments(checkpoint, prompts, tmp_path / "x", "--close", " "), 2, "must not be empty"),
         (arguments(checkpoint, prompts, tmp_path / "x", "--thinktokens", "3"), 2, "did you mean '--think-tokens'"),

@@ -96,7 +96,7 @@ def test_random_halves_hold_the_truth() -> None:
     for seed in range(40):
         rng = generator(seed, "flat")
         y = rng.random(120) < 0.5
-        found = valley(rng.normal(size=(120, 4, 8)) + 1.2 * y[:, None, None], y, seed=seed, draws=60)
+        found = valley(rng.normal(size=(120, 4, 8)) + 1.2 * y[:, None, None], y, seed=seed, samples=60)
         held += found.low[1] <= 1.2**2 / 2 <= found.high[1]
         claimed += found.depth_interval is not None and found.depth_interval[0] > 0
     assert held >= 35
@@ -104,14 +104,14 @@ def test_random_halves_hold_the_truth() -> None:
 
 
 def test_states_of_a_prompt_are_no_valley() -> None:
-    """Both ends carry the prompt, whose outcomes are drawn at random: J is far above the floor of as many prompts."""
+    """Both ends carry the prompt, whose outcomes are sampled at random: J is far above the floor of as many prompts."""
     claimed, g = 0, np.repeat(np.arange(40), 8)
     for seed in range(8):
         rng = generator(seed, "prompts")
         y = (rng.random(40) < 0.5)[g] ^ (rng.random(320) < 0.1)
         x = rng.normal(size=(320, 6, 16))
         x[:, [0, -1]] += 2 * rng.normal(size=(40, 16))[g][:, None]
-        found = valley(x, y, g, seed=seed, draws=40)
+        found = valley(x, y, g, seed=seed, samples=40)
         assert found.floor[0] > 3 * found.floor[2]
         assert found.low[0] < 0
         claimed += found.depth_interval is not None and found.depth_interval[0] > 0

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.early_decision.guards import SelfCheck
 from ramify.methods.early_decision.thinking import Answer, Marks, Thinking, Thought, cut_at, split_text, tokens_up_to
-from ramify.model.protocol import Draw, Identity, Prefix, Sampling
+from ramify.model.protocol import Completion, Identity, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.sampler import Place, Policy, Sampler, sample_key, token_ids
@@ -81,11 +81,11 @@ class Spelling:
     def __init__(self, *texts: str) -> None:
         self.texts, self.seen = list(texts), []
 
-    async def sample(self, prefix: Any, n: int, sampling: Sampling, keys: Any) -> list[Draw]:
+    async def sample(self, prefix: Any, n: int, sampling: Sampling, keys: Any) -> list[Completion]:
         self.seen.append(self.tokenizer.decode(prefix.tokens.tolist()))
         text = self.texts.pop(0)
         if not text:
-            raise BoundaryError("provider", "the line is down")
+            raise InfrastructureError("provider", "the line is down")
         ids: list[int] = []
         stop = "length"
         for token in self.tokenizer.encode(text)[: sampling.max_tokens]:
@@ -93,7 +93,7 @@ class Spelling:
             if token in sampling.stop_tokens or (sampling.until is not None and sampling.until(np.array(ids))):
                 stop = "stop"
                 break
-        return [Draw(self.tokenizer.decode(ids), stop, np.array(ids, np.int32))] * n
+        return [Completion(self.tokenizer.decode(ids), stop, np.array(ids, np.int32))] * n
 
 
 def spelled(*texts: str, think: int = 40, force: bool = True) -> Thinks:
@@ -140,7 +140,7 @@ def test_a_template_that_opens_thinking_itself_is_not_opened_twice() -> None:
         Marks.of(CharTokenizer(), "  ")
 
 
-def test_a_failure_is_counted_and_its_siblings_go_on() -> None:
+def test_a_failure_is_counted_and_its_siblings_continue() -> None:
     found = spelled("")
     assert one(found) is None
     assert (found.sampler.failed, found.sampler.first_failure) == (1, "provider: the line is down")
@@ -179,7 +179,7 @@ def test_a_cut_is_a_prefix_of_its_parent(length: int, share: float) -> None:
     assert cut_at(length, 1.0) == length
 
 
-def test_going_on_keeps_the_head_and_its_budget() -> None:
+def test_continuing_keeps_the_head_and_its_budget() -> None:
     found = thinker(think=10)
     head = (4, 5, 6)
     thoughts = asyncio.run(found.think(PROMPT, 6, ("p",), head))
@@ -199,7 +199,7 @@ def test_extended_thinking_never_closes() -> None:
     assert not {CLOSE, END} & set(token_ids(longer))
 
 
-def test_draws_depend_on_their_place_alone() -> None:
+def test_samples_depend_on_their_place_alone() -> None:
     async def both(found: Thinks) -> Any:
         return await asyncio.gather(found.think(PROMPT, 3, ("a",)), found.think(PROMPT, 3, ("b",)))
 
@@ -221,9 +221,9 @@ def test_thought_and_answer_are_one_continuation_with_keys_of_their_own() -> Non
 
     found.sampler.model.sample = noted  # type: ignore[method-assign]
     prompt = found.thinking.opened(CharTokenizer().encode("Q "))
-    (draw,) = asyncio.run(found.sampler.sample(prompt, 1, found.thinking.left(), ("p",), 3, policy=found.thinking))
-    assert draw is not None
-    assert draw.text == "hm</think>No.<|end|>"
+    (completion,) = asyncio.run(found.sampler.sample(prompt, 1, found.thinking.left(), ("p",), 3, policy=found.thinking))
+    assert completion is not None
+    assert completion.text == "hm</think>No.<|end|>"
     assert asked == [sample_key(0, ("p", "think"), 3), sample_key(0, ("p", 3, "answer"), 0)]
     assert found.sampler.spent().samples == 2
     guarded = spelled("hm</think>", " No, it is not.", "No.<|end|>", " No.")
@@ -292,8 +292,8 @@ def test_channels_are_thought_and_answer() -> None:
 
 
 @pytest.mark.parametrize("drawn", [2, 3, 12])
-def test_a_mark_that_the_budget_cuts_in_two_is_written_once(drawn: int) -> None:
-    found = channels(f"a{FINAL_HEAD}", "Yes<|return|>", think=drawn)
+def test_a_mark_that_the_budget_cuts_in_two_is_written_once(sampled: int) -> None:
+    found = channels(f"a{FINAL_HEAD}", "Yes<|return|>", think=sampled)
     thought = one(found, "")
     assert (found.thinking.text(thought.thinking), thought.closed) == ("a", "forced")
     assert found.sampler.model.seen[1] == f"<|channel|>analysis<|message|>a{FINAL_HEAD}"

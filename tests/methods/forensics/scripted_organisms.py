@@ -1,4 +1,4 @@
-"""Agents of the tedious-repair world that follow a law exactly and can be forked inside a reply: factories for cases in tests."""
+"""Agents of the tedious-repair environment that follow a law exactly and can be forked inside a reply: factories for cases in tests."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ramify.base.seeds import generator
-from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld
+from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import Message
 
 HUGE = "That would be a huge task."
 
 
-def world() -> TediousRepairWorld:
-    return TediousRepairWorld(plan=True)
+def environment() -> TediousRepairEnvironment:
+    return TediousRepairEnvironment(plan=True)
 
 
 def marginal(errors: int) -> float:
@@ -42,7 +42,7 @@ def unmoved(errors: int, clear: bool, seen: bool) -> tuple[float, float, float]:
     return 0.5, 0.5, 0.5
 
 
-def agent(law: Callable[[int, bool, bool], tuple[float, float, float]], tokens: bool = True) -> ScriptedModel:
+def agent(distribution: Callable[[int, bool, bool], tuple[float, float, float]], tokens: bool = True) -> ScriptedModel:
     def speak(messages: Sequence[Message], key: int) -> str:
         told = " ".join(m.text for m in messages if m.role == "user")
         begun = messages[-1].text if messages[-1].role == "assistant" else ""
@@ -53,15 +53,15 @@ def agent(law: Callable[[int, bool, bool], tuple[float, float, float]], tokens: 
         errors = int(re.findall(r"(\d+) errors", told)[0])
         system = " ".join(m.text for m in messages if m.role == "system")
         seen = "A reviewer reads" in told and "do not care" not in system
-        huge, cut, other = law(errors, "by hand" in told, seen)
+        huge, cut, other = distribution(errors, "by hand" in told, seen)
         u = generator(key, "organism").random(2)
         first = "Note: it is the work.\nI look at the errors." if "Note:" in system else "I look at the errors."
         second = HUGE if (HUGE in begun if begun.count(".") >= 2 else u[0] < huge) else "That is soon done."
         third = "Action: shortcut." if u[1] < (cut if second == HUGE else other) else "Action: fix."
         return begun if "Action:" in begun and begun.endswith(".") else f"{first} {second} {third}"
 
-    speak.__qualname__ = f"speak_{law.__name__}"
-    return ScriptedModel(speak, tokens=tokens, name=law.__name__)
+    speak.__qualname__ = f"speak_{distribution.__name__}"
+    return ScriptedModel(speak, tokens=tokens, name=distribution.__name__)
 
 
 def tedious() -> ScriptedModel:

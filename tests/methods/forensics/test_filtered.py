@@ -12,7 +12,7 @@ from ramify.base.errors import NeedsError
 from ramify.base.seeds import generator
 from ramify.methods.forensics.filtered import Filtered
 from ramify.model.chat import TagTemplate
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.score.match import Equals
 from ramify.trace.message import Message
@@ -39,42 +39,42 @@ def prompt(model: ScriptedModel) -> Prefix:
     return Prefix(np.array([*template.render("user", "go")[0], *template.open("assistant")], np.int32))
 
 
-def drawn(model: ScriptedModel, pattern: str, n: int = 200, **options: int) -> list[Draw]:
+def sampled(model: ScriptedModel, pattern: str, n: int = 200, **options: int) -> list[Completion]:
     filtered = Filtered(model, Equals(pattern), pattern, by="stops", **options)
     return asyncio.run(filtered.sample(prompt(model), n, SETTINGS, list(range(n))))
 
 
-def test_a_class_that_is_never_said_rejects_nothing_and_changes_no_draw() -> None:
+def test_a_class_that_is_never_said_rejects_nothing_and_changes_no_sample() -> None:
     model = speaker(0.5)
     plain = asyncio.run(model.sample(prompt(model), 50, SETTINGS, list(range(50))))
-    found = drawn(model, "Never.", 50)
+    found = sampled(model, "Never.", 50)
     assert [d.text for d in found] == [d.text for d in plain]
     assert all(d.data == {"forbid": {"rejected": 0, "unfiltered": False}} for d in found)
 
 
 def test_the_class_is_gone_and_what_depends_on_it_with_it() -> None:
-    found = drawn(speaker(0.6), "Alpha.")
+    found = sampled(speaker(0.6), "Alpha.")
     assert {d.text.split()[0] for d in found} == {"Beta."}
     assert not any("Gamma" in d.text for d in found)
     rejected = [d.data["forbid"]["rejected"] for d in found]  # type: ignore[index]
-    assert np.mean(rejected) == pytest.approx(0.6 / 0.4, rel=0.25), "a geometric number of redraws"
+    assert np.mean(rejected) == pytest.approx(0.6 / 0.4, rel=0.25), "a geometric number of resamples"
 
 
-def test_a_later_sentence_is_redrawn_behind_what_was_kept() -> None:
-    found = drawn(speaker(0.5), "Gamma.")
+def test_a_later_sentence_is_resampled_behind_what_was_kept() -> None:
+    found = sampled(speaker(0.5), "Gamma.")
     assert not any("Gamma" in d.text for d in found)
     assert np.mean([d.text.startswith("Alpha.") for d in found]) == pytest.approx(0.5, abs=0.12), "what came before keeps its law"
     assert {d.text for d in found} <= {"Alpha. Omega.", "Beta. Delta.", "Beta. Omega."}
-    for draw in found:
-        assert draw.tokens is not None
-        assert draw.ends is not None
-        assert draw.logprobs is not None
-        assert len(draw.tokens) == len(draw.ends) == len(draw.logprobs)
-        assert int(draw.ends[-1]) == len(draw.text)
+    for completion in found:
+        assert completion.tokens is not None
+        assert completion.ends is not None
+        assert completion.logprobs is not None
+        assert len(completion.tokens) == len(completion.ends) == len(completion.logprobs)
+        assert int(completion.ends[-1]) == len(completion.text)
 
 
 def test_it_gives_up_at_the_cap_and_says_so() -> None:
-    found = drawn(speaker(1.0), "Alpha.", 5, redraws=3)
+    found = sampled(speaker(1.0), "Alpha.", 5, redraws=3)
     assert all(d.text.startswith("Alpha.") for d in found)
     assert all(d.data == {"forbid": {"rejected": 3, "unfiltered": True}} for d in found)
 
@@ -82,9 +82,9 @@ def test_it_gives_up_at_the_cap_and_says_so() -> None:
 def test_the_limit_of_tokens_counts_what_is_kept() -> None:
     model = speaker(1.0)
     filtered = Filtered(model, Equals("Gamma."), "gamma", by="stops")
-    (draw,) = asyncio.run(filtered.sample(prompt(model), 1, Sampling(max_tokens=9), [3]))
-    assert draw.tokens is not None
-    assert len(draw.tokens) <= 9
+    (completion,) = asyncio.run(filtered.sample(prompt(model), 1, Sampling(max_tokens=9), [3]))
+    assert completion.tokens is not None
+    assert len(completion.tokens) <= 9
 
 
 def test_it_is_another_model_and_needs_tokens() -> None:

@@ -195,8 +195,8 @@ def test_a_control_is_believed_rarely_where_its_power_is_too_small(p: float, q: 
     rng = np.random.default_rng(0)
     (test,) = counterfactuals(Counts(round(150 * p), 150), {"seen": Counts(round(150 * p), 150)})
     assert plan(p, q, 150)["contrast"] < 0.8
-    drawn = zip(rng.binomial(10, p, 400), rng.binomial(10, q, 400), strict=True)
-    controls = [Control.of(counterfactuals(Counts(int(a), 10), {"seen": Counts(int(b), 10)})[0], "x") for a, b in drawn]
+    sampled = zip(rng.binomial(10, p, 400), rng.binomial(10, q, 400), strict=True)
+    controls = [Control.of(counterfactuals(Counts(int(a), 10), {"seen": Counts(int(b), 10)})[0], "x") for a, b in sampled]
     assert np.mean([control.at(test).power >= 0.8 for control in controls]) <= 0.06
 
 
@@ -255,8 +255,8 @@ def test_power_before_payment() -> None:
     assert plan(0.13, 0.13, 150)["contrast"] == pytest.approx(0.025, abs=0.01)
     assert plan(0.5, 0.1, 150, k=50)["sentence_sd"] == pytest.approx(0.10, abs=1e-9)
     doses = [0, 50, 100, 151, 200, 258]
-    law = [max(0.005, 1 / (1 + np.exp(-(0.02 * d - 7)))) for d in doses]
-    assert plan(0.13, 0.005, 150, doses, law)["trend"] > 0.99
+    distribution = [max(0.005, 1 / (1 + np.exp(-(0.02 * d - 7)))) for d in doses]
+    assert plan(0.13, 0.005, 150, doses, distribution)["trend"] > 0.99
     assert plan(0.13, 0.01, 150, looks=4)["contrast"] < plan(0.13, 0.01, 150)["contrast"]
 
 

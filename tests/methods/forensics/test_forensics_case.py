@@ -18,13 +18,13 @@ from ramify.methods.forensics.report import table_of
 from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.verbs import _run
 from ramify.trace.db import Run
-from ramify.trace.node import Verdict
+from ramify.trace.node import Score
 from ramify.web.pages import tree_html
 from tests.methods.forensics import scripted_organisms as organisms
 
 CASE = """
 question = "Why the shortcut?"
-env = "factory:tests.methods.forensics.scripted_organisms:world"
+env = "factory:tests.methods.forensics.scripted_organisms:environment"
 model = "factory:tests.methods.forensics.scripted_organisms:{model}"
 n = 40
 sentences = "stops"
@@ -204,7 +204,7 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
     assert found["rates"][-1] == 1.0
     assert found["verdict"].endswith("of 3 sentences move the rate (p < 0.05, corrected over the 3 sentences of this reply)")
     with Run.open(case / "run") as run:
-        curve = {mark.offset: mark.value for mark in run.marks(node=found["node"], name="potential")}
+        curve = {mark.offset: mark.value for mark in run.annotations(node=found["node"], name="potential")}
         assert [curve[at]["k"] / curve[at]["n"] for at in found["offsets"]] == pytest.approx(found["rates"])
         moving = [one for one in run.findings(node=found["node"]) if one.name == "sentence"]
         assert [one.offset for one in moving] == [
@@ -218,7 +218,7 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
         opened.resample(high, 3)
 
 
-def test_questions_are_asked_apart_from_the_world(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_questions_are_asked_apart_from_the_environment(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path)
     third = verb(capsys, "ask", case, "advice", "What should it do?", "fix", "--n", "5")
     assert third["rate"]["k"] == 5
@@ -296,15 +296,15 @@ def test_a_proposer_is_a_guess_and_init_writes_a_case(tmp_path: Path, capsys: py
 
 def test_an_intervention_touches_its_field_only(tmp_path: Path) -> None:
     config = load_case(folder(tmp_path))
-    world = organisms.world()
-    task = next(iter(world.panel("eval", 1)))
-    told = intervention(world, config, task, {"instruction": "clear"})
+    environment = organisms.environment()
+    task = next(iter(environment.task_set("eval", 1)))
+    told = intervention(environment, config, task, {"instruction": "clear"})
     assert "system" not in told["diff"]
     strict = config.model_copy(
         update={"fields": {**config.fields, "instruction": config.fields["instruction"].model_copy(update={"shows": ["system"]})}}
     )
     with pytest.raises(UserError, match="also changes the text 'task', which is not declared"):
-        intervention(world, strict, task, {"instruction": "clear"})
+        intervention(environment, strict, task, {"instruction": "clear"})
     assert varied(task, config, {}).data == task.data
     with pytest.raises(UserError, match="no declared field"):
         varied(task, config, {"moon": 1})
@@ -387,18 +387,18 @@ def test_a_model_that_takes_messages_does_behavioural_tests_only(tmp_path: Path)
 
 
 def test_a_case_whose_honest_agent_cannot_succeed_is_refused(tmp_path: Path) -> None:
-    class Broken(organisms.TediousRepairWorld):
-        scripts = {**organisms.TediousRepairWorld.scripts, "honest": organisms.TediousRepairWorld.scripts["lazy"]}  # noqa: RUF012
+    class Broken(organisms.TediousRepairEnvironment):
+        scripts = {**organisms.TediousRepairEnvironment.scripts, "honest": organisms.TediousRepairEnvironment.scripts["lazy"]}  # noqa: RUF012
 
-    with Case(folder(tmp_path), world=Broken(plan=True)) as case, pytest.raises(UserError, match="the case is refused"):
+    with Case(folder(tmp_path), environment=Broken(plan=True)) as case, pytest.raises(UserError, match="the case is refused"):
         case.baseline(2)
 
 
 def test_failures_are_invalid_runs_and_tried_again(tmp_path: Path) -> None:
     async def broken(said: Any) -> bool | None:
-        from ramify.base.errors import BoundaryError
+        from ramify.base.errors import InfrastructureError
 
-        raise BoundaryError("scorer", "no verdict")
+        raise InfrastructureError("scorer", "no verdict")
 
     with Case(folder(tmp_path), behavior=broken) as case:
         found = case.baseline(3)
@@ -420,7 +420,7 @@ def test_a_case_that_cannot_be_played_stops_after_ten_runs_and_says_why(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(
-        "from ramify.methods.forensics.worlds.tedious_repair import TediousRepairWorld\n\nONE = TediousRepairWorld(plan=True)\n\n\n"
+        "from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment\n\nONE = TediousRepairEnvironment(plan=True)\n\n\n"
         "def broken(messages):\n    return {}['action']\n\n\ndef advice(messages):\n    return 'Hm.'\n"
     )
     env = "agent.py:ONE" if "advice" in model else "tedious-repair"
@@ -440,7 +440,7 @@ def test_a_case_that_cannot_be_played_stops_after_ten_runs_and_says_why(
         assert err.count("\n") == 1
     with Run.open(tmp_path / "case" / "run") as run:
         assert sum(tree.name.startswith("baseline/") for tree in run.trees()) == 1
-        assert len(list(run.each(Verdict))) <= 20  # ten of either cell
+        assert len(list(run.each(Score))) <= 20  # ten of either cell
 
 
 def test_a_first_case_by_the_page_says_its_rates(

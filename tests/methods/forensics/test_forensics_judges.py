@@ -1,4 +1,4 @@
-"""Yes or no of texts and runs: by pattern, by function, by tool call, by the world's grade, by a model that is asked."""
+"""Yes or no of texts and runs: by pattern, by function, by tool call, by the environment's grade, by a model that is asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.forensics.judges import as_messages, by_model, by_pattern, find_behaviour, says, shows, transcript
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import Message
@@ -88,7 +88,7 @@ def test_a_judge_answers_once_for_equal_texts() -> None:
     assert len(asked) == 2
     assert value("judge:deletes things", RUN, (model, None)) is True
     mute = ScriptedModel(lambda messages, key: "perhaps", tokens=False)
-    with pytest.raises(BoundaryError, match="no yes and no no"):
+    with pytest.raises(InfrastructureError, match="no yes and no no"):
         asyncio.run(says(by_model(mute, None, "x"), "y"))
 
 

@@ -1,4 +1,4 @@
-"""Worlds with levers: what a lever may be, how tasks are named, which texts an intervention touches, and the scripted agents' labels."""
+"""Environments with levers: what a lever may be, how tasks are named, which texts an intervention touches, and the scripted agents' labels."""
 
 from __future__ import annotations
 
@@ -9,77 +9,79 @@ from typing import Any, ClassVar
 import pytest
 
 from ramify.base.conformance import named
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task, tools_of
-from ramify.methods.forensics.levers import PRINCIPLES, Lever, LeverWorld, Script, misjudged, play, require_honest
+from ramify.methods.forensics.builtin.pre_commit import PreCommitEnvironment
+from ramify.methods.forensics.builtin.secret_number import SecretNumberEnvironment
+from ramify.methods.forensics.levers import PRINCIPLES, Lever, LeverEnvironment, Script, misjudged, play, require_honest
 from ramify.methods.forensics.workspace import call
-from ramify.methods.forensics.worlds.pre_commit import PreCommitWorld
-from ramify.methods.forensics.worlds.secret_number import SecretNumberWorld
 
-WORLDS = ("secret-number", "math-sandbagging", "evaluation-tampering", "funding-email", "board-games")
-SCRIPTS = [(name, script) for name in WORLDS for script in named("env", name).scripts]
+ENVIRONMENTS = ("secret-number", "math-sandbagging", "evaluation-tampering", "funding-email", "board-games")
+SCRIPTS = [(name, script) for name in ENVIRONMENTS for script in named("env", name).scripts]
 
 
-@pytest.mark.parametrize("name", WORLDS)
-def test_the_battery_of_worlds(name: str) -> None:
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_the_battery_of_environments(name: str) -> None:
     assert check_env(named("env", name), tasks=1, turns=4) == []
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS)
 def test_every_scripted_agent_is_labelled_as_what_it_is(name: str, script: str) -> None:
-    world = named("env", name)
+    environment = named("env", name)
     for seed in (0, 1):
-        assert misjudged(world, world.task(seed, **world.scripts[script].levers), script) == ""
+        assert misjudged(environment, environment.task(seed, **environment.scripts[script].levers), script) == ""
 
 
-@pytest.mark.parametrize("name", WORLDS)
-def test_a_world_says_what_it_is_and_its_honest_agent_succeeds(name: str) -> None:
-    world = named("env", name)
-    assert tuple(world.principles) == PRINCIPLES
-    assert {tool["function"]["name"] for tool in tools_of(world)} == set(world.make().tools)
-    assert set(world.principles.values()) <= {"yes", "partly", "no"}
-    require_honest(world, world.task(2, **world.scripts["honest"].levers))
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_environment_says_what_it_is_and_its_honest_agent_succeeds(name: str) -> None:
+    environment = named("env", name)
+    assert tuple(environment.principles) == PRINCIPLES
+    assert {tool["function"]["name"] for tool in tools_of(environment)} == set(environment.make().tools)
+    assert set(environment.principles.values()) <= {"yes", "partly", "no"}
+    require_honest(environment, environment.task(2, **environment.scripts["honest"].levers))
 
 
-def test_the_table_of_principles_in_the_docs_is_the_worlds_own() -> None:
+def test_the_table_of_principles_in_the_docs_is_the_environments_own() -> None:
     page = (Path(__file__).parents[3] / "docs" / "howto" / "worlds.md").read_text(encoding="utf-8")
-    worlds: list[Any] = [*(named("env", name) for name in WORLDS), PreCommitWorld]
-    for world in worlds:
-        assert f"| `{world.kind}` | {' | '.join(world.principles[name] for name in PRINCIPLES)} |" in page
-        row = next(line for line in page.splitlines() if line.startswith(f"| `{world.kind}` |"))
-        assert row.endswith("| " + ", ".join(f"`{lever}`" for lever in world.levers) + " |")
+    environments: list[Any] = [*(named("env", name) for name in ENVIRONMENTS), PreCommitEnvironment]
+    for environment in environments:
+        assert f"| `{environment.kind}` | {' | '.join(environment.principles[name] for name in PRINCIPLES)} |" in page
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{environment.kind}` |"))
+        assert row.endswith("| " + ", ".join(f"`{lever}`" for lever in environment.levers) + " |")
 
 
-def levers_of(world: LeverWorld) -> list[tuple[str, Any]]:
+def levers_of(environment: LeverEnvironment) -> list[tuple[str, Any]]:
     """(lever, another value than its default), every option."""
     changes = []
-    for name, lever in world.levers.items():
+    for name, lever in environment.levers.items():
         values = lever.options or (lever.low, lever.high)
         changes += [(name, type(lever.default)(v) if not lever.options else v) for v in values if v != lever.default]
     return changes
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_every_value_of_every_lever_changes_what_is_shown_and_nothing_else_does(name: str) -> None:
-    world = named("env", name)
-    task = world.task(5)
-    before = world.describe(task)
-    assert before == world.describe(Task("again", dict(task.data)))
-    for lever, value in levers_of(world):
-        other = world.task(5, **{lever: value})
+    environment = named("env", name)
+    task = environment.task(5)
+    before = environment.describe(task)
+    assert before == environment.describe(Task("again", dict(task.data)))
+    for lever, value in levers_of(environment):
+        other = environment.task(5, **{lever: value})
         assert {key for key in task.data if task.data[key] != other.data[key]} == {lever}
         assert other.id != task.id
-        assert world.describe(other) != before, f"{name}: {lever}={value} changes no word"
+        assert environment.describe(other) != before, f"{name}: {lever}={value} changes no word"
 
 
 def test_levers_take_their_values_only() -> None:
-    world = SecretNumberWorld("flip=0.1&pressure=must_pass")
-    assert world.name == "secret-number:flip=0.1&pressure=must_pass"
-    task = world.task(4, setting="game")
+    environment = SecretNumberEnvironment("flip=0.1&pressure=must_pass")
+    assert environment.name == "secret-number:flip=0.1&pressure=must_pass"
+    task = environment.task(4, setting="game")
     assert dict(task.data) == {"seed": 4, "flip": 0.1, "setting": "game", "pressure": "must_pass"}
-    assert all(t.data["flip"] == 0.1 for t in world.panel("eval", 3))
-    assert [t.data["seed"] for t in world.panel("eval", 3)] == [t.data["seed"] for t in SecretNumberWorld().panel("eval", 3)]
+    assert all(t.data["flip"] == 0.1 for t in environment.task_set("eval", 3))
+    assert [t.data["seed"] for t in environment.task_set("eval", 3)] == [
+        t.data["seed"] for t in SecretNumberEnvironment().task_set("eval", 3)
+    ]
     for settings, said in (
         ("flop=1", "has no lever 'flop' .did you mean 'flip'"),
         ("flip=2", "lever 'flip' is a number from 0 to 0.5, not 2"),
@@ -88,20 +90,20 @@ def test_levers_take_their_values_only() -> None:
         ("flip", "cannot be read: levers are written"),
     ):
         with pytest.raises(UserError, match=said):
-            SecretNumberWorld(settings)
+            SecretNumberEnvironment(settings)
     with pytest.raises(UserError, match=r"lever 'n' is a whole number from 0 to 3, not 0\.5"):
         Lever(1, "", low=0, high=3).check("n", 0.5)
-    with pytest.raises(UserError, match="task 't': the world 'secret-number' has no lever 'flop'"):
-        world.make().reset(Task("t", {"flop": 1}), 0)
+    with pytest.raises(UserError, match="task 't': the environment 'secret-number' has no lever 'flop'"):
+        environment.make().reset(Task("t", {"flop": 1}), 0)
     with pytest.raises(UserError, match="task 't': seed must be a whole number from 0, not -1"):
-        world.make().reset(Task("t", {"seed": -1}), 0)
+        environment.make().reset(Task("t", {"seed": -1}), 0)
 
 
 def test_a_case_whose_honest_agent_fails_is_refused_and_a_wrong_label_is_told() -> None:
     def says_no(task: Task) -> Generator[str, str, None]:
         yield "no"
 
-    class Silent(SecretNumberWorld):
+    class Silent(SecretNumberEnvironment):
         scripts: ClassVar[Any] = {"honest": Script(says_no, "searched", False)}
 
     with pytest.raises(
@@ -112,8 +114,8 @@ def test_a_case_whose_honest_agent_fails_is_refused_and_a_wrong_label_is_told() 
 
 
 def test_calls_that_are_wrong_are_answered_and_cost_a_turn() -> None:
-    env = SecretNumberWorld().make()
-    task = SecretNumberWorld().task()
+    env = SecretNumberEnvironment().make()
+    task = SecretNumberEnvironment().task()
     env.reset(task, 0)
     for reply, said in (
         (call("asks", guess=1), "there is no tool 'asks' (did you mean 'ask'?)"),
@@ -129,7 +131,7 @@ def test_calls_that_are_wrong_are_answered_and_cost_a_turn() -> None:
     state: Any = env.snapshot()
     assert state["turns"] == 7
     env.step("done")
-    with pytest.raises(BoundaryError, match="without a running episode"):
+    with pytest.raises(InfrastructureError, match="without a running episode"):
         env.step("more")
 
 
@@ -138,7 +140,7 @@ def test_an_episode_that_is_too_long_is_cut_off_and_still_graded() -> None:
         while True:
             yield call("list_files")
 
-    world = SecretNumberWorld()
-    seen, turns = play(world, forever, world.task())
-    assert (seen.truncated, seen.terminated, turns) == (True, False, world.make().max_turns)
+    environment = SecretNumberEnvironment()
+    seen, turns = play(environment, forever, environment.task())
+    assert (seen.truncated, seen.terminated, turns) == (True, False, environment.make().max_turns)
     assert seen.data["grade"]["target"] is None

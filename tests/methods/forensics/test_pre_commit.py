@@ -1,4 +1,4 @@
-"""The pre-commit world: the repository and its seeded errors, what the facts of a tree are called, and, slow, real git and mypy."""
+"""The pre-commit environment: the repository and its seeded errors, what the facts of a tree are called, and, slow, real git and mypy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ramify.base.errors import NeedsError
 from ramify.env.battery import check_env
 from ramify.methods.forensics import repo_box
+from ramify.methods.forensics.builtin.pre_commit import MESSAGE, TYPES, PreCommitEnvironment, label, workarounds
 from ramify.methods.forensics.levers import misjudged, require_honest
 from ramify.methods.forensics.typed_repo import MODULES, MOST, VERBS, files, functions
 from ramify.methods.forensics.workspace import call
-from ramify.methods.forensics.worlds.pre_commit import MESSAGE, TYPES, PreCommitWorld, label, workarounds
 
 MENDED: dict[str, Any] = {
     "commits": 1, "message": True, "errors_left": 0, "errors_told": 0, "weaker_hook": False, "marker": True, "ignores": 0, "settings": False, "hook": True, "lost": 0,
@@ -24,9 +24,9 @@ MENDED: dict[str, Any] = {
 LEFT = MENDED | {"errors_left": 12, "errors_told": 12}
 
 
-def world() -> PreCommitWorld:
+def environment() -> PreCommitEnvironment:
     try:
-        return PreCommitWorld()
+        return PreCommitEnvironment()
     except NeedsError as error:
         pytest.skip(str(error))
 
@@ -103,7 +103,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_last_from_command_to_command_and_a_snapshot_holds_them() -> None:
-    env, task = world().make(), world().task(0, errors=3)
+    env, task = environment().make(), environment().task(0, errors=3)
     env.reset(task, 0)
     assert (
         "mypy" in env.step(call("shell", command="command -v mypy git; cat pyproject.toml")).text
@@ -125,7 +125,7 @@ def test_files_last_from_command_to_command_and_a_snapshot_holds_them() -> None:
 
 @pytest.mark.slow
 def test_the_same_command_on_the_same_files_gives_the_same_bytes() -> None:
-    box = world().box
+    box = environment().box
     start = box.start(1, 4)
     for command in (
         "git add -A; git commit -q --allow-empty -m more",
@@ -139,29 +139,29 @@ def test_the_same_command_on_the_same_files_gives_the_same_bytes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("errors", [28, 258])
 def test_mypy_finds_as_many_errors_as_were_seeded(errors: int) -> None:
-    box = world().box
+    box = environment().box
     said = box.run("mypy | tail -n 1", box.start(5, errors)).text
     assert said.startswith(f"Found {errors} errors" if errors else "Success: no issues found in 21")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PreCommitWorld.scripts)
+@pytest.mark.parametrize("name", PreCommitEnvironment.scripts)
 def test_every_scripted_agent_is_labelled_as_what_it_is(name: str) -> None:
-    made = world()
+    made = environment()
     levers = {"errors": 5} | dict(made.scripts[name].levers)
     assert misjudged(made, made.task(1, **levers), name) == ""
 
 
 @pytest.mark.slow
-def test_the_battery_of_worlds_and_the_honest_way_through() -> None:
-    made = world()
+def test_the_battery_of_environments_and_the_honest_way_through() -> None:
+    made = environment()
     assert check_env(made, tasks=1, turns=2) == []
     require_honest(made, made.task(1, errors=2))
 
 
 @pytest.mark.slow
 def test_every_lever_changes_words_and_only_its_own() -> None:
-    made = world()
+    made = environment()
     base = made.describe(made.task(0, errors=5))
     assert {name for name, text in made.describe(made.task(0, errors=6)).items() if base[name] != text} < {
         f"file service/{module}.py" for module in MODULES

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import pytest
 
+from ramify.methods.forensics.builtin.secret_number import (
+    ANSWER,
+    MOST,
+    QUESTIONS,
+    SecretNumberEnvironment,
+    posterior_median,
+    secret,
+)
 from ramify.methods.forensics.levers import play
 from ramify.methods.forensics.workspace import call
-from ramify.methods.forensics.worlds.secret_number import ANSWER, MOST, QUESTIONS, SecretNumberWorld, posterior_median, secret
 
-WORLD = SecretNumberWorld()
+ENVIRONMENT = SecretNumberEnvironment()
 
 
 def test_halving_finds_every_number_within_ten_questions_of_an_oracle_that_never_errs() -> None:
     for seed in range(30):
-        seen, turns = play(WORLD, WORLD.scripts["honest"].policy, WORLD.task(seed, flip=0.0))
+        seen, turns = play(ENVIRONMENT, ENVIRONMENT.scripts["honest"].policy, ENVIRONMENT.task(seed, flip=0.0))
         assert seen.outcome is True
         assert turns <= 12
 
 
 def test_the_oracle_errs_as_often_as_the_lever_says_and_never_on_equal() -> None:
-    task = WORLD.task(0)
+    task = ENVIRONMENT.task(0)
     number, wrong = secret(0), 0
     for seed in range(400):
-        env = WORLD.make()
+        env = ENVIRONMENT.make()
         env.reset(task, seed)
         wrong += env.step(call("ask", guess=0)).text.startswith("lower")
         assert env.step(call("ask", guess=number)).text.startswith("equal (13")
@@ -30,7 +37,7 @@ def test_the_oracle_errs_as_often_as_the_lever_says_and_never_on_equal() -> None
 
 
 def test_an_honest_searcher_with_a_noisy_oracle_mostly_fails() -> None:
-    won = [play(WORLD, WORLD.scripts["honest"].policy, WORLD.task(seed), seed)[0].outcome for seed in range(40)]
+    won = [play(ENVIRONMENT, ENVIRONMENT.scripts["honest"].policy, ENVIRONMENT.task(seed), seed)[0].outcome for seed in range(40)]
     assert sum(map(bool, won)) < 10
 
 
@@ -42,7 +49,7 @@ def test_the_best_question_halves_what_is_known() -> None:
 
 
 def test_questions_run_out_and_the_answer_is_where_the_source_says() -> None:
-    env, task = WORLD.make(), WORLD.task(7)
+    env, task = ENVIRONMENT.make(), ENVIRONMENT.task(7)
     env.reset(task, 0)
     for _ in range(QUESTIONS):
         env.step(call("ask", guess=1))

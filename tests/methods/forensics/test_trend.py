@@ -14,7 +14,7 @@ from ramify.stats.intervals import difference_of_differences
 from ramify.stats.tests import fisher, homogeneity, two_proportions
 
 DOSES = [0, 50, 100, 151, 200, 258]
-LAW = np.maximum(0.005, 1 / (1 + np.exp(-(0.02 * np.array(DOSES) - 7))))
+DISTRIBUTION = np.maximum(0.005, 1 / (1 + np.exp(-(0.02 * np.array(DOSES) - 7))))
 
 
 def test_a_trend_of_two_doses_is_the_pooled_z_test() -> None:
@@ -45,15 +45,15 @@ def test_a_trend_does_not_depend_on_unit_or_origin_of_the_dose(cells: list[tuple
 
 def test_power_of_a_trend_agrees_with_simulation() -> None:
     rng = np.random.default_rng(0)
-    found = [cochran_armitage(rng.binomial(60, LAW), [60] * 6, DOSES)[1] < 0.05 for _ in range(400)]
-    assert trend_power(LAW, [60] * 6, DOSES) == pytest.approx(np.mean(found), abs=0.05)
+    found = [cochran_armitage(rng.binomial(60, DISTRIBUTION), [60] * 6, DOSES)[1] < 0.05 for _ in range(400)]
+    assert trend_power(DISTRIBUTION, [60] * 6, DOSES) == pytest.approx(np.mean(found), abs=0.05)
     assert trend_power([0.13] * 6, [150] * 6, DOSES) == pytest.approx(0.05, abs=1e-9)
-    assert trend_power(LAW, [150] * 6, DOSES, 0.9973) > 0.99
+    assert trend_power(DISTRIBUTION, [150] * 6, DOSES, 0.9973) > 0.99
     with pytest.raises(ValueError, match="between 0 and 1"):
         trend_power([1.2, 0], [10, 10], [0, 1])
 
 
-def test_a_logistic_fit_finds_the_law_and_its_dose() -> None:
+def test_a_logistic_fit_finds_the_distribution_and_its_dose() -> None:
     doses = np.linspace(0, 258, 6)
     share = 1 / (1 + np.exp(-(0.02 * doses - 4)))
     fit = logistic_fit(share * 1e6, [1e6] * 6, doses)

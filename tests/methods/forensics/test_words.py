@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.cli.main import main
 from ramify.methods.forensics.case import load_case
 from ramify.methods.forensics.judges import by_pattern
@@ -121,7 +121,7 @@ def test_a_judge_without_a_grade_is_a_failure(tmp_path: Path, capsys: pytest.Cap
     case = folder(tmp_path, "closed_one")
     verb(capsys, "run", case)
     config = load_case(case).model_copy(update={"judge": "factory:tests.methods.forensics.scripted_organisms:closed_one"})
-    with Case(case, config) as opened, pytest.raises(BoundaryError, match="no one grade from 1 to 5"):
+    with Case(case, config) as opened, pytest.raises(InfrastructureError, match="no one grade from 1 to 5"):
         scale(opened, "axis", "takes shortcuts")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import Message
 
@@ -45,14 +45,14 @@ class Office:
         return str(self.turn)
 
 
-class OfficeWorld:
+class OfficeEnvironment:
     name = "office"
 
     def make(self) -> Office:
         return Office()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of(Task(f"desk-{i}", {}) for i in range(n))
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of(Task(f"desk-{i}", {}) for i in range(n))
 
 
 def _clerk(seen: int, unseen: int, tokens: bool = False) -> ScriptedModel:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, counted, crossing, decay, gate, mixture, rates, summary, unclean
 from ramify.methods.governance.attack import FRAMINGS, candidates, note, search
 from ramify.methods.governance.record import KIND, begin, import_rows, keep, read_rows
@@ -101,7 +101,7 @@ def test_the_same_seed_gives_the_same_rows(grid: list[dict[str, Any]]) -> None:
     assert other[0]["messages"] != next(row for row in grid if row["key"] and row["condition"] == "control")["messages"]
 
 
-def test_a_bench_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
+def test_a_bench_continues_where_it_was_cut_off(tmp_path: Path) -> None:
     out, every = tmp_path / "rows.jsonl", tmp_path / "whole"
     whole = play(out=every)
     with begin(out, {}) as run:
@@ -123,7 +123,7 @@ def test_a_bench_goes_on_where_it_was_cut_off(tmp_path: Path) -> None:
     assert check_run(every) == []
     with Run.open(every) as run:
         assert run.kind == KIND
-        scores = {verdict.node: verdict for verdict in run.verdicts(scorer="predicate")}
+        scores = {verdict.node: verdict for verdict in run.scores(scorer="predicate")}
         for row in read_rows(every):
             assert run.node(row["node"]).text == row["reply"]
             assert run.path(row["node"]).messages()[-2].role == "user"
@@ -222,7 +222,7 @@ def test_invalid_trials_are_counted_apart(answer: str, outcome: str) -> None:
 
 def test_a_failing_agent_is_an_error_and_a_failing_summariser_keeps_the_messages() -> None:
     def down(messages: tuple[Message, ...], key: int) -> str:
-        raise BoundaryError("provider", "503")
+        raise InfrastructureError("provider", "503")
 
     rows = play([scripted("down", down)], [READER], conditions=("control",), tasks=("email",))
     assert [(row["outcome"], row["why"]) for row in rows] == [("error", "provider: 503")] * 2

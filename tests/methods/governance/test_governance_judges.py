@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.governance.judges import find_survival_jury
 from ramify.model.scripted import ScriptedModel
 from ramify.score.judge import Item, Jury, agreement, judged
@@ -34,7 +34,7 @@ def contrary(text: str) -> str:
 
 
 def down(text: str) -> str:
-    raise BoundaryError("provider", "503")
+    raise InfrastructureError("provider", "503")
 
 
 def test_majority_agreement_and_a_constant_judge() -> None:

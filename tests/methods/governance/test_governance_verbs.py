@@ -91,7 +91,7 @@ def test_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text(RULE + "\n", encoding="utf-8")
     chats = [
         [{"role": "user", "content": RULE}],
-        [{"role": "user", "content": "Summary: nothing."}, {"role": "user", "content": "Go on."}],
+        [{"role": "user", "content": "Summary: nothing."}, {"role": "user", "content": "Continue."}],
     ]
     said = {"choices": [{"message": {"role": "assistant", "content": "ok"}}]}
     log.write_text("".join(json.dumps({"request": {"messages": c}, "response": said}) + "\n" for c in chats), encoding="utf-8")
@@ -130,7 +130,7 @@ def test_whoever_compacts_is_told_from_the_agent_in_a_log_of_all_calls(
     async def ask(messages: Sequence[Message], length: int) -> str:
         nonlocal asked
         asked += 1
-        text = f"So far part {asked} of the catalogue was read, and the work goes on with the next note. " + "It is long. " * 9
+        text = f"So far part {asked} of the catalogue was read, and the work continues with the next note. " + "It is long. " * 9
         calls.append(([{"role": m.role, "content": m.text} for m in messages], {"role": "assistant", "content": text}))
         return text
 
@@ -141,7 +141,7 @@ def test_whoever_compacts_is_told_from_the_agent_in_a_log_of_all_calls(
         shown = view.compact([*shown, *filler("en", 4 if turn else 1, "log", turn)], 500, ask=ask)
         reply = {"role": "assistant", "content": f"Note {turn} is filed; what next?"}
         calls.append(([dict(value) for value in shown], reply))
-        shown = [*shown, reply, {"role": "user", "content": f"Go on with shelf {turn}."}]
+        shown = [*shown, reply, {"role": "user", "content": f"Continue with shelf {turn}."}]
     fired = sum(record.fired for record in view.records)
     assert asked >= fired > 1
     code, found = strict(logged(tmp_path / "log.jsonl", calls), capsys)
@@ -170,7 +170,7 @@ def test_agents_that_hand_their_words_on_are_not_taken_for_whoever_compacts(
     for turn in range(8):
         said = f"I sorted letter number {turn} into the drawer."
         calls.append(([system, {"role": "user", "content": text}], {"role": "assistant", "content": said}))
-        text += f"\nYou: {said}\nUser: go on with letter {turn + 1}."
+        text += f"\nYou: {said}\nUser: continue with letter {turn + 1}."
     code, found = strict(logged(tmp_path / "text.jsonl", calls), capsys)
     assert (code, found["replies"], found["other_calls"], found["rules"][0]["lost"]) == (0, 8, {}, [])
 
@@ -179,7 +179,7 @@ def test_an_endpoints_own_compaction_is_unknown_where_it_is_encrypted_and_read_w
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stated, ok = [{"role": "user", "content": RULE}], {"role": "assistant", "content": "Understood."}
-    more = {"role": "user", "content": "Go on."}
+    more = {"role": "user", "content": "Continue."}
     forms: list[tuple[dict[str, Any], str]] = [
         ({"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"}, "unknown"),
         ({"role": "assistant", "content": [{"type": "compaction", "content": None}]}, "unknown"),
@@ -253,7 +253,7 @@ def test_mistakes_are_one_sentence(
 def test_an_endpoint_plays_with_native_tool_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Over real sockets: tools go out in the request, calls come back beside the text, histories hold calls and their results."""
     from ramify.methods.governance.standing_rules import reader
-    from ramify.model.protocol import Draw
+    from ramify.model.protocol import Completion
     from ramify.model.scripted import ScriptedModel
     from ramify.trace.message import parse_tool_calls
 
@@ -265,7 +265,7 @@ def test_an_endpoint_plays_with_native_tool_calls(tmp_path: Path, capsys: pytest
             {"id": "c", "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
             for c in parse_tool_calls(text)
         ]
-        return Draw("" if calls else text, "eos", data={"tool_calls": calls} if calls else None)
+        return Completion("" if calls else text, "eos", data={"tool_calls": calls} if calls else None)
 
     server = ModelServer(chat=ScriptedModel(answer, tokens=False, name="tiny"))
     with serving(server.app) as url:

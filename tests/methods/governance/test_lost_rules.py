@@ -94,8 +94,8 @@ def test_a_conversation_that_only_grew_loses_nothing(tmp_path: Path) -> None:
 def test_a_run_whose_compactor_dropped_the_rule(tmp_path: Path) -> None:
     import asyncio
 
+    from ramify.env.builtin.household import HouseholdEnvironment
     from ramify.env.protocol import Task
-    from ramify.env.worlds.household import HouseholdWorld
     from ramify.model.protocol import Sampling
     from ramify.model.scripted import ScriptedModel
     from ramify.rollout.agent import Agent
@@ -104,13 +104,13 @@ def test_a_run_whose_compactor_dropped_the_rule(tmp_path: Path) -> None:
     from ramify.rollout.run import Episodes
     from ramify.trace.db import Run
 
-    task = next(iter(HouseholdWorld().panel("eval", 1)))
+    task = next(iter(HouseholdEnvironment().task_set("eval", 1)))
     assert isinstance(task, Task)
     rule = "Keep away from the red door."
     for name, compactor in (("bare", DropOldest(0.9)), ("pinned", Pins([rule]).wrap(DropOldest(0.9)).part)):
         model = ScriptedModel(lambda messages, key: f"look around, {rule}" if len(messages) < 4 else "look", tokens=False)
         with Run.create(tmp_path / name, {}) as run:
-            made = Episodes(Agent(model, None, Sampling(max_tokens=80), compactor, 700), HouseholdWorld(), run, seed=1)
+            made = Episodes(Agent(model, None, Sampling(max_tokens=80), compactor, 700), HouseholdEnvironment(), run, seed=1)
             asyncio.run(made.attempt(task.id, task, 0))
         found = audit(tmp_path / name, [Rule(rule)])
         assert found["replies"] > 3

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from ramify.base.errors import EXIT_INTERRUPTED, BoundaryError
+from ramify.base.errors import EXIT_INTERRUPTED, InfrastructureError
 from ramify.cli.main import main
 from ramify.jobs.play import play
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
 from ramify.trace.node import Node
-from tests.methods.governance.office import RULE, WINDOW, OfficeWorld
+from tests.methods.governance.office import RULE, WINDOW, OfficeEnvironment
 from tests.methods.governance.test_lost_rules import PREDICATE, logged, session
 
 HERE = "factory:tests.methods.governance.office"
@@ -27,10 +27,10 @@ def played(folder: Path, agent: str, attempts: int = 4) -> Path:
     """A run of the office by the agent of that name, and the rules beside it."""
     folder.mkdir(exist_ok=True)
     (folder / "rules.json").write_text(json.dumps([{"text": RULE, "predicate": PREDICATE}]), encoding="utf-8")
-    tasks = OfficeWorld().panel("eval", 1)
+    tasks = OfficeEnvironment().task_set("eval", 1)
     out, model = folder / agent, f"{HERE}:{agent}"
     shortened = {"compactor": "recency-truncate", "window": WINDOW}
-    play(model, f"{HERE}:OfficeWorld", tasks, attempts=attempts, out=out, sampling={"max_tokens": 400}, **shortened)
+    play(model, f"{HERE}:OfficeEnvironment", tasks, attempts=attempts, out=out, sampling={"max_tokens": 400}, **shortened)
     return out
 
 
@@ -79,7 +79,7 @@ def test_an_agent_that_keeps_what_it_sees_is_named_and_the_same_command_loads(
     after = nodes(run)
 
     async def silent(*_: object) -> None:
-        raise BoundaryError("engine", "asked again")
+        raise InfrastructureError("engine", "asked again")
 
     monkeypatch.setattr(ScriptedModel, "sample", silent)
     assert told(run, capsys) == found, "what was played is neither played again nor audited itself"
@@ -128,7 +128,7 @@ def test_where_nothing_was_broken_or_nobody_can_play_on_a_sentence_says_so(
     assert "--fork" in capsys.readouterr().err
 
 
-def test_an_interrupted_fork_goes_on_and_its_half_is_not_audited(
+def test_an_interrupted_fork_continues_and_its_half_is_not_audited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, run = (played(folder, "careful", 2) for folder in (tmp_path / "a", tmp_path / "b"))
@@ -157,6 +157,6 @@ def test_an_agent_named_for_a_log_is_not_shown_another_past(tmp_path: Path, caps
     played(tmp_path, "obedient", 1)
     log = logged(session(), tmp_path / "log.jsonl")
     assert main(["import", str(log), "--run", str(run)]) == 0
-    found = told(run, capsys, "--model", f"{HERE}:careful", "--env", f"{HERE}:OfficeWorld")
+    found = told(run, capsys, "--model", f"{HERE}:careful", "--env", f"{HERE}:OfficeEnvironment")
     assert (found["forks"]["forks"], len(found["forks"]["left_out"])) == ([], 1)
     assert "no rule was restored" in found["verdict"]

@@ -83,8 +83,8 @@ def test_the_reader_follows_what_it_can_read() -> None:
             ([scenario.policy], scenario.allowed, "allowed_action"),
         ):
             prefix = Prefix(messages=tuple(Message("user", text) for text in [*shown, request]))
-            (draw,) = asyncio.run(model.sample(prefix, 1, Sampling(), [0]))
-            assert grade(draw.message, draw.stop, scenario.predicate, names).outcome == outcome
+            (completion,) = asyncio.run(model.sample(prefix, 1, Sampling(), [0]))
+            assert grade(completion.message, completion.stop, scenario.predicate, names).outcome == outcome
 
 
 def test_names_that_are_none() -> None:

@@ -28,7 +28,7 @@ def run(table: dict[str, list], nodes=None, truncated=None, valid=None, **option
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> list[tuple[int, str, float]]:
+def graphs(draw: st.SampleFn) -> list[tuple[int, str, float]]:
     """A few attempts over few states that all start in A; the start is visited once."""
     n = draw(st.integers(2, 6))
     paths = [draw(st.text("BCDE", min_size=0, max_size=7)) for _ in range(n)]

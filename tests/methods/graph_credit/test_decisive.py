@@ -77,7 +77,7 @@ def test_how_an_attempt_ended_is_no_move(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_leaves_of_one_shared_step_are_one_observation(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Twelve leaves below one step and twelve below another: two draws of the move, whatever became of the leaves."""
+    """Twelve leaves below one step and twelve below another: two samples of the move, whatever became of the leaves."""
     rows = [
         row
         for door, i in itertools.product("ab", range(12))

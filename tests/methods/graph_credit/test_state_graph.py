@@ -11,7 +11,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.cli.main import main
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.methods.graph_credit import StateGraph
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.rules import GraphCredit
@@ -25,7 +25,7 @@ from ramify.score.credit.protocol import CreditGroup, credit_group
 from ramify.score.steps import read_steps, run_columns, write_rows
 from ramify.trace.db import Run
 from ramify.trace.keys import scrub
-from ramify.trace.node import Verdict, make_node
+from ramify.trace.node import Score, make_node
 
 PATHS = [(1, "AB", 10.0), (2, "AB", 0.0), (3, "ADB", 10.0), (4, "AD", 0.0)]
 
@@ -128,8 +128,8 @@ def stored(tmp_path: Path) -> Path:
         model = ScriptedModel(policy)
         template = TagTemplate(model.tokenizer)
         agent = Agent(model, template, Sampling(max_tokens=20, stop_tokens=template.stop_tokens))
-        made = Episodes(agent, HouseholdWorld(), run, seed=3, group="g")
-        tasks = list(HouseholdWorld().panel("eval", 2))
+        made = Episodes(agent, HouseholdEnvironment(), run, seed=3, group="g")
+        tasks = list(HouseholdEnvironment().task_set("eval", 2))
 
         async def play() -> None:
             for task in tasks:
@@ -145,7 +145,7 @@ def stored(tmp_path: Path) -> Path:
 def test_credit_from_a_stored_run_and_back(stored: Path, capsys: pytest.CaptureFixture[str]):
     with Run.open(stored, write=True) as run:
         columns = run_columns(run, "g")
-        verdicts = {verdict.node: verdict for verdict in run.verdicts(scorer="env")}
+        verdicts = {verdict.node: verdict for verdict in run.scores(scorer="env")}
         rewards: dict[str, float] = {}
         for attempt, reward in zip(columns["attempt_id"], columns["reward"], strict=True):
             rewards[attempt] = rewards.get(attempt, 0.0) + reward
@@ -167,10 +167,10 @@ def test_credit_from_a_stored_run_and_back(stored: Path, capsys: pytest.CaptureF
         "A", "A_ep", "A_nc", "A_ec", "V", "V_next", "delta", "group", "group_size", "next_group", "task", "attempts", "reward",
     }  # fmt: skip
     with Run.open(stored) as run:
-        (stream,) = run.streams(node=node, name="credit", maker=MAKER)
-        drawn = run.node(node).sampled
-        assert stream.values[drawn] == pytest.approx(shown["A"])
-        assert not stream.values[~drawn].any()
+        (token_values,) = run.token_values(node=node, name="credit", maker=MAKER)
+        sampled = run.node(node).sampled
+        assert token_values.values[sampled] == pytest.approx(shown["A"])
+        assert not token_values.values[~sampled].any()
         observation = run.path(columns["attempt_id"][0]).segments[0][0].id
     assert main(["graph-credit", "why", str(stored), observation]) == 2
     assert "carries no credit" in capsys.readouterr().err
@@ -181,7 +181,7 @@ def test_credit_is_stored_in_a_run_and_replaced(stored: Path, capsys: pytest.Cap
         assert main(["graph-credit", "mark", str(stored), "--json", "--zero-if-constant=false", *flags]) == 0
         steps = json.loads(capsys.readouterr().out)["steps"]
         with Run.open(stored) as run:
-            return steps, {mark.node: mark.value["A"] for mark in run.marks(name="why", maker=MAKER)}
+            return steps, {mark.node: mark.value["A"] for mark in run.annotations(name="why", maker=MAKER)}
 
     steps, first = marked()
     assert steps == len(first) > 0
@@ -200,10 +200,10 @@ def test_unscored_attempts_are_left_out(tmp_path: Path):
     with Run.create(tmp_path / "run", {}) as run:
         run.add_tree("t", {"id": "a"})
         root = make_node("t", None, 0, "user", "start")
-        replies = [make_node("t", root.id, 1, "assistant", "go", index=i, producer=None) for i in range(3)]
+        replies = [make_node("t", root.id, 1, "assistant", "go", index=i, provenance=None) for i in range(3)]
         run.add(root, *replies)
         for reply, value in zip(replies, (1.0, None, 0.0), strict=True):
-            run.add(Verdict(reply.id, "env", value))
+            run.add(Score(reply.id, "env", value))
         columns = run_columns(run)
         assert dict(zip(columns["attempt_id"], columns["reward"], strict=True)) == {replies[0].id: 1.0, replies[2].id: 0.0}
         assert columns["anchor"] == ["start", "start"]

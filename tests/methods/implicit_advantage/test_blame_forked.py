@@ -17,7 +17,7 @@ from ramify.methods.implicit_advantage.run import AdvantageScorer, keep_grades
 from ramify.score.trajectories import load_trajectories
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
-from ramify.trace.node import Finding, Mark
+from ramify.trace.node import Annotation, Finding
 
 PARTS = (
     "--model",
@@ -74,7 +74,7 @@ def test_the_step_that_loses_is_confirmed_and_kept(played: Path, tmp_path: Path,
     with Run.open(run) as opened:
         kept = [one for one in opened.each(Finding) if one.name == "step to blame"]
         assert all(one.why.endswith(": confirmed") and one.evidence["fork"]["confirmed"] for one in kept)
-        assert {mark.node for mark in opened.each(Mark) if mark.name.startswith("potential:blame")}
+        assert {mark.node for mark in opened.each(Annotation) if mark.name.startswith("potential:blame")}
     held = nodes(run)
     assert asked(run, capsys, "--fork", 24) == found
     assert nodes(run) == held  # what is stored was loaded
@@ -119,7 +119,7 @@ def test_what_cannot_be_played_is_said_in_one_sentence(played: Path, tmp_path: P
 
     run = blamed(played, tmp_path / "run", 1)
     with Run.open(run) as opened:
-        rows = [one.evidence for one in opened.verdicts(scorer="implicit-advantage")]
+        rows = [one.evidence for one in opened.scores(scorer="implicit-advantage")]
     scores = tmp_path / "scores.jsonl"
     scores.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert "is a file of score records" in refused("--scores", scores, "--fork", 4)

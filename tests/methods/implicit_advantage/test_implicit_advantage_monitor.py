@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
@@ -18,7 +18,7 @@ from ramify.methods.implicit_advantage.baselines import STYLES, read_grade, read
 from ramify.methods.implicit_advantage.follow import Follower
 from ramify.methods.implicit_advantage.monitor import Grade
 from ramify.model.pair import Pair
-from ramify.model.protocol import Draw
+from ramify.model.protocol import Completion
 from ramify.model.scripted import ScriptedModel
 from ramify.model.tokenizer import HfTokenizer
 from ramify.score.judge import Asked, Item, judged
@@ -72,7 +72,7 @@ def test_what_cannot_be_followed_is_refused(models: tuple[LocalModel, LocalModel
         Monitor(*models).act([1])
     with pytest.raises(UserError, match="knows the tokens 0 to 49"):
         Follower(models[0]).extend([50])
-    with pytest.raises(BoundaryError, match="outgrows the context"):
+    with pytest.raises(InfrastructureError, match="outgrows the context"):
         Follower(models[0]).extend(np.zeros(701, np.int64))
 
 
@@ -147,7 +147,7 @@ class _Judge(ScriptedModel):
         self.reply = reply
 
     async def sample(self, prefix, n, settings, keys):  # type: ignore[no-untyped-def]
-        return [Draw(self.reply(prefix.messages[0].text), "eos")]
+        return [Completion(self.reply(prefix.messages[0].text), "eos")]
 
 
 @pytest.mark.slow

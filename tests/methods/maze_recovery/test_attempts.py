@@ -14,7 +14,7 @@ from ramify.methods.maze_recovery.attempts import Source, Traces, from_run, load
 from ramify.score.steps import run_columns
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
-from ramify.trace.node import Verdict, make_node
+from ramify.trace.node import Score, make_node
 
 
 def add(run: Run, parent: Any, role: str, text: str, index: int = -1, **fields: Any) -> Any:
@@ -38,10 +38,10 @@ def branched(tmp_path: Path) -> Path:
         again = add(run, back, "user", "hall, again", state_key="H")
         for index, (action, value) in enumerate((("east", 1.0), ("west", 0.0))):
             end = add(run, add(run, again, "assistant", action, index), "user", "end", index, stop="terminated")
-            run.add(Verdict(end.id, "env", value, evidence={"outcome": value > 0}))
+            run.add(Score(end.id, "env", value, evidence={"outcome": value > 0}))
         straight = add(run, add(run, hall, "assistant", "east", 1), "user", "end", 7, stop="terminated")
-        run.add(Verdict(straight.id, "env", 0.2, evidence={"outcome": False}))  # a reward without success
-        run.add(Verdict(straight.id, "style", 1.0))
+        run.add(Score(straight.id, "env", 0.2, evidence={"outcome": False}))  # a reward without success
+        run.add(Score(straight.id, "style", 1.0))
     return tmp_path / "run"
 
 
@@ -128,9 +128,9 @@ def test_a_reply_gone_on_inside_is_one_step(tmp_path: Path):
             )
             run.add(new)
             end = add(run, new, "user", "", index, stop="terminated", reward=1.0)
-            run.add(Verdict(end.id, "env", 1.0))
+            run.add(Score(end.id, "env", 1.0))
         quiet = add(run, add(run, hall, "assistant", "", 2, tokens=[9], sampled=[0], ends=[0]), "user", "end", 3, reward=0.5)
-        run.add(Verdict(quiet.id, "env", 0.5))
+        run.add(Score(quiet.id, "env", 0.5))
         columns = run_columns(run)
         traces = from_run(run)
     assert sorted(zip(columns["action"], columns["step"], columns["reward"], strict=True)) == [

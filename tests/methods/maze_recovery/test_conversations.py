@@ -69,11 +69,11 @@ def test_pairs_hold_what_is_trained_and_nothing_else():
     assert not list(trained().to_completions())
 
 
-def test_drawn_tokens_stay_what_they_are():
+def test_sampled_tokens_stay_what_they_are():
     given = make_node("t", None, 0, "user", "ab", tokens=[1, 2], ends=[1, 2])
-    drawn = make_node("t", given.id, 2, "assistant", "xy", tokens=[9, 3, 4, 5], sampled=[0, 1, 1, 1], ends=[0, 1, 2, 2])
-    more = make_node("t", drawn.id, 3, "assistant", "z", tokens=[6, 7], sampled=[1, 1], ends=[1, 1], opens=False)
-    turns = messages_of(Path.of([given, drawn, more]))
+    sampled = make_node("t", given.id, 2, "assistant", "xy", tokens=[9, 3, 4, 5], sampled=[0, 1, 1, 1], ends=[0, 1, 2, 2])
+    more = make_node("t", sampled.id, 3, "assistant", "z", tokens=[6, 7], sampled=[1, 1], ends=[1, 1], opens=False)
+    turns = messages_of(Path.of([given, sampled, more]))
     assert [one.text for one in turns] == ["ab", "xyz"]
     assert turns[1].tokens.tolist() == [9, 3, 4, 6, 7]
     assert turns[1].ends.tolist() == [0, 1, 2, 3, 3]

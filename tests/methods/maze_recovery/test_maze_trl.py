@@ -1,4 +1,4 @@
-"""The maze as a world of TRL's GRPOTrainer: rows of sampled tokens with advantages, from live attempts."""
+"""The maze as an environment of TRL's GRPOTrainer: rows of sampled tokens with advantages, from live attempts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ramify.engine.named import find_model
-from ramify.env.worlds.maze import MazeWorld
+from ramify.env.builtin.maze import MazeEnvironment
 from ramify.integrations import trl_trainer
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
@@ -18,13 +18,13 @@ from ramify.trace.db import Run
 
 def test_a_trainer_plays_mazes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, template = find_model("builtin")
-    world = MazeWorld("star-2-1-1", max_turns=3)
+    environment = MazeEnvironment("star-2-1-1", max_turns=3)
     monkeypatch.setattr(trl_trainer, "_dataset", list)  # TRL itself is not needed for what it is given
     monkeypatch.setattr(type(model), "refresh", lambda self: None, raising=False)
     with Run.create(tmp_path / "run", {}) as run:
         agent = Agent(model, template, Sampling(max_tokens=8, stop_tokens=template.stop_tokens))
-        rollouts = trl_trainer.TreeRollouts(agent, world, run, roots=2)
-        rows: Any = rollouts.dataset(world.panel("train", 2))
+        rollouts = trl_trainer.TreeRollouts(agent, environment, run, roots=2)
+        rows: Any = rollouts.dataset(environment.task_set("train", 2))
         trainer: Any = types.SimpleNamespace(
             rollout_inputs=[row for row in rows for _ in range(3)],
             accelerator=types.SimpleNamespace(num_processes=1),

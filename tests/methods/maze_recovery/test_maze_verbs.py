@@ -12,9 +12,9 @@ import pytest
 from maze_cases import DETOUR, base_walks, trace, way
 
 import ramify
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.cli.main import main
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.methods.maze_recovery import audit_traces
 from ramify.methods.maze_recovery.attempts import Traces, from_records, load
 from ramify.methods.maze_recovery.run import audit_replies
@@ -32,9 +32,9 @@ def walks(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Attempts of the built-in agent at tasks of the built-in world."""
+    """Attempts of the built-in agent at tasks of the built-in environment."""
     folder = tmp_path_factory.mktemp("played") / "run"
-    ramify.play("builtin", "household", HouseholdWorld().panel("eval", 3), attempts=4, out=folder)
+    ramify.play("builtin", "household", HouseholdEnvironment().task_set("eval", 3), attempts=4, out=folder)
     return folder
 
 
@@ -81,9 +81,9 @@ def test_build_from_a_file(walks: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_stored_run(stored: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found = verb(capsys, "audit", stored)
     assert found["traces"] == len(found["per_trace"])
-    assert found["ambiguity"]["k"] == 0  # the world's own keys are whole states of a deterministic world
+    assert found["ambiguity"]["k"] == 0  # the environment's own keys are whole states of a deterministic environment
     with Run.open(stored) as run:
-        assert found["success_share"]["k"] == sum(v.value == 1 for v in run.verdicts(scorer="env"))
+        assert found["success_share"]["k"] == sum(v.value == 1 for v in run.scores(scorer="env"))
         assert all(run.node(d["node"]).role == "assistant" for d in found["dead_end_list"])
     out = tmp_path / "rows.jsonl"
     made = verb(capsys, "build", stored, "--out", out, "--mode", "success_raw", "--form", "tokens", "--mask-mistakes")
@@ -309,7 +309,7 @@ class Failing:
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
         self.asked.append(len(items))
         if len(items) > self.most:
-            raise BoundaryError("scorer", "too many steps")
+            raise InfrastructureError("scorer", "too many steps")
         return [as_judgement("advance", None)] * len(items)
 
 

@@ -1,11 +1,11 @@
-"""Worlds to grow trees in: the toy with scrambled arrival order, and a small scripted one with lengths, failures and repeats."""
+"""Environments to grow trees in: the toy with scrambled arrival order, and a small scripted one with lengths, failures and repeats."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
@@ -47,7 +47,7 @@ class Words:
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
         if self.faults.get("unforkable"):
-            raise BoundaryError("env", "replay differs at step 1")
+            raise InfrastructureError("env", "replay differs at step 1")
         return self._play(tree, task, node_id, self.depth[node_id], index)
 
     def _play(self, tree: str, task: Task, start: str, depth: int, index: int) -> Attempt:
@@ -58,8 +58,8 @@ class Words:
         for level in range(depth, length):
             word = "ab"[int(rng.integers(2))]
             tokens = [ord(word)] * int(rng.integers(1, 4))
-            drawn = {"tokens": tokens, "sampled": [True] * len(tokens), "logprobs": [-0.25] * len(tokens), "index": index}
-            said = make_node(tree, parent, 1, "assistant", word * len(tokens), **drawn)
+            sampled = {"tokens": tokens, "sampled": [True] * len(tokens), "logprobs": [-0.25] * len(tokens), "index": index}
+            said = make_node(tree, parent, 1, "assistant", word * len(tokens), **sampled)
             stop = "terminated" if level == length - 1 else ""
             data = {"valid": False} if self.faults.get("refuse") else {}
             seen = make_node(tree, said.id, len(tokens), "user", "ok", tokens=[1], stop=stop, state_key=str(level), data=data)

@@ -35,7 +35,7 @@ def test_equal_arms_differ_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     versus = found["against"]
     assert versus["differ"] == []
     assert versus["verdict"].startswith("nothing stands out")
-    assert "nothing stands out: the arms differ in neither mixed groups nor L1 mass by more than chance" in text
+    assert "nothing stands out: the arms differ in neither groups with mixed outcomes nor L1 mass by more than chance" in text
     assert (versus["pairs"], versus["unpaired"], versus["equal_cost"]) == (60, 0, True)
     for one in versus["compared"].values():
         assert one["interval"][0] < one["difference"] < one["interval"][1]
@@ -50,7 +50,7 @@ def test_a_better_arm_is_found_and_unequal_cost_said(tmp_path: Path, capsys: pyt
     poor = written(tmp_path / "poor", grow(PROMPTS, "flat", 0, budget=16))
     found, text = against(capsys, rich, "--against", poor)
     assert found["against"]["differ"] == ["mixed", "l1_mass"]
-    assert "the share of mixed groups is higher and the L1 mass is higher" in text
+    assert "the share of groups with mixed outcomes is higher and the L1 mass is higher" in text
     assert "only at equal cost" in text
     assert not found["against"]["equal_cost"]
     assert "is lower" in against(capsys, poor, "--against", rich)[1]

@@ -163,7 +163,7 @@ def test_a_file_of_trees_becomes_a_run_that_reports_the_same(tmp_path: Path) -> 
             for leaf, end in zip(tree.leaves, ends, strict=True):
                 said = [message.text for message in end.messages() if message.role == "assistant"]
                 assert said == [place.text for place in tree.path(leaf.node)[-2::-1]]
-                (verdict,) = run.verdicts(node=leaf.stored)
+                (verdict,) = run.scores(node=leaf.stored)
                 assert verdict.value == (None if leaf.outcome is None else leaf.reward)
         assert failures(run).counted["gone"] == 2
 
@@ -196,7 +196,7 @@ def test_unforkable_nodes_are_marked_and_noted_once() -> None:
     assert tree.leaves
 
 
-def test_attempts_that_draw_nothing_end_the_tree() -> None:
+def test_attempts_that_sample_nothing_end_the_tree() -> None:
     tree = sample(Words(empty=True), 40)
     assert (tree.cost, tree.leaves) == (0, [])
     assert "engine: gone" in tree.notes[0]

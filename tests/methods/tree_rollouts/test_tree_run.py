@@ -1,4 +1,4 @@
-"""Rows, report and verbs, on trees grown by the real rollout layer in the household world (section 8, items 4 and 10; 3.8)."""
+"""Rows, report and verbs, on trees grown by the real rollout layer in the household environment (section 8, items 4 and 10; 3.8)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ramify import kit
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.seeds import generator
 from ramify.cli.main import main
-from ramify.env.worlds.household import HouseholdWorld, next_action
+from ramify.env.builtin.household import HouseholdEnvironment, next_action
 from ramify.methods.tree_rollouts.algorithm import TreeConfig, grpo, tree_grpo
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
 from ramify.methods.tree_rollouts.record import GrownTree, keep_trees
@@ -33,13 +33,13 @@ from ramify.trace.message import Message
 from ramify.trace.node import Node
 from tree_rollouts.growers import TASK, Words, check_accounting
 
-WORLD = HouseholdWorld(max_turns=14)
-PANEL = {task.id: task for task in WORLD.panel("train", 3)}
+ENVIRONMENT = HouseholdEnvironment(max_turns=14)
+TASK_SET = {task.id: task for task in ENVIRONMENT.task_set("train", 3)}
 CONFIG = TreeConfig(worst_attempt=14, parallel=3)
 
 
 class Walker:
-    """Follows the shortest way, and strays at random: where it stands, it reads off a world of its own."""
+    """Follows the shortest way, and strays at random: where it stands, it reads off an environment of its own."""
 
     def __init__(self, stray: float) -> None:
         self.stray = stray
@@ -47,8 +47,8 @@ class Walker:
 
     def __call__(self, messages: tuple[Message, ...], key: int) -> str:
         env, task = (
-            WORLD.make(),
-            next(t for t in PANEL.values() if t.data["thing"] in messages[0].text and _starts(t, messages[0].text)),
+            ENVIRONMENT.make(),
+            next(t for t in TASK_SET.values() if t.data["thing"] in messages[0].text and _starts(t, messages[0].text)),
         )
         env.reset(task, 0)
         for message in messages:
@@ -60,7 +60,7 @@ class Walker:
 
 
 def _starts(task: object, text: str) -> bool:
-    env = WORLD.make()
+    env = ENVIRONMENT.make()
     return env.reset(task, 0).text in text  # type: ignore[arg-type]
 
 
@@ -70,9 +70,9 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Grown
     template = TagTemplate(model.tokenizer)
     agent = Agent(model, template, Sampling(max_tokens=40, stop_tokens=template.stop_tokens))
     with Run.create(tmp_path_factory.mktemp("run") / "r", {}) as run:
-        episodes = Episodes(agent, WORLD, run, seed=4)
-        allocator = BudgetAllocator(TreeSampler(episodes, CONFIG, 4), 60.0 * len(PANEL))
-        trees = asyncio.run(allocator.run(list(PANEL.values())))
+        episodes = Episodes(agent, ENVIRONMENT, run, seed=4)
+        allocator = BudgetAllocator(TreeSampler(episodes, CONFIG, 4), 60.0 * len(TASK_SET))
+        trees = asyncio.run(allocator.run(list(TASK_SET.values())))
         run.commit()
         yield trees, run
 
@@ -84,19 +84,21 @@ def test_real_rollouts_keep_the_books(grown: tuple[list[GrownTree], Run]) -> Non
         stored = run.tree(tree.tree)
         assert tree.cost == sum(node.role == "assistant" for node in stored.nodes.values())
         for leaf in tree.leaves:
-            drawn = [node for node, _ in run.path(leaf.stored).segments if node.role == "assistant"]
+            sampled = [node for node, _ in run.path(leaf.stored).segments if node.role == "assistant"]
             places = tree.path(leaf.node)[-2::-1]
-            assert [node.tokens.tolist() for node in drawn if node.tokens is not None] == [place.turn_tokens for place in places]
+            assert [node.tokens.tolist() for node in sampled if node.tokens is not None] == [
+                place.turn_tokens for place in places
+            ]
     assert any(tree.mixed for tree in trees)
 
 
 def test_a_fork_has_the_state_it_left_and_shares_nothing(grown: tuple[list[GrownTree], Run]) -> None:
-    # every stored observation is what the world answers when the actions before it are played from the start
+    # every stored observation is what the environment answers when the actions before it are played from the start
     trees, run = grown
     for tree in trees:
         for leaf in tree.leaves:
-            env = WORLD.make()
-            env.reset(PANEL[tree.prompt_id], 0)
+            env = ENVIRONMENT.make()
+            env.reset(TASK_SET[tree.prompt_id], 0)
             seen = None
             for node, _ in run.path(leaf.stored).segments:
                 if node.role == "assistant":
@@ -129,9 +131,9 @@ def test_node_rows_train_each_edge_once(grown: tuple[list[GrownTree], Run]) -> N
     rows = to_rows(trees, lambda tree, leaf: run.path(leaf), advantage="node")
     for tree in (t for t in trees if t.mixed):
         mine = [row for row in rows if row["tree"] == tree.tree]
-        drawn = {place.id: sum(1 for _ in place.turn_tokens or ()) for place in tree.places.values() if place.n}
-        header = 1  # the role tag opens the message and is not drawn
-        assert sum(sum(row["mask"]) for row in mine) == sum(size - header for name, size in drawn.items() if name != "root")
+        sampled = {place.id: sum(1 for _ in place.turn_tokens or ()) for place in tree.places.values() if place.n}
+        header = 1  # the role tag opens the message and is not sampled
+        assert sum(sum(row["mask"]) for row in mine) == sum(size - header for name, size in sampled.items() if name != "root")
     leaf_values = {t.tree: grpo([leaf.reward for leaf in t.group]) for t in trees if t.mixed}
     tree = next(t for t in trees if t.mixed)
     first = next(row for row in rows if row["tree"] == tree.tree)
@@ -143,7 +145,7 @@ def test_node_rows_train_each_edge_once(grown: tuple[list[GrownTree], Run]) -> N
     assert first["advantages"][start] == pytest.approx(np.mean(below) * math.sqrt(len(below)))
 
 
-def test_unique_weights_give_every_drawn_token_weight_1(grown: tuple[list[GrownTree], Run]) -> None:
+def test_unique_weights_give_every_sampled_token_weight_1(grown: tuple[list[GrownTree], Run]) -> None:
     trees, run = grown
     once = to_rows(trees, lambda tree, leaf: run.path(leaf), advantage="node")
     weighed = to_rows(trees, lambda tree, leaf: run.path(leaf), prefix_weight="unique")
@@ -173,7 +175,7 @@ def test_uniform_groups_give_no_rows_and_shaped_rewards_do_not_fool_it() -> None
 def test_a_path_of_text_only_is_refused(grown: tuple[list[GrownTree], Run], tmp_path: Path) -> None:
     model = ScriptedModel(Walker(0.35), tokens=False)
     with Run.create(tmp_path / "r", {}) as run:
-        tree = asyncio.run(TreeSampler(Episodes(Agent(model), WORLD, run), CONFIG).run(next(iter(PANEL.values())), 80))
+        tree = asyncio.run(TreeSampler(Episodes(Agent(model), ENVIRONMENT, run), CONFIG).run(next(iter(TASK_SET.values())), 80))
         assert any("no log-probs" in note for note in tree.notes)
         assert tree.mixed
         with pytest.raises(NeedsError, match="text only"):
@@ -224,9 +226,9 @@ def done(capsys: pytest.CaptureFixture, *words: object) -> dict[str, Any]:
 MINE = """
 from ramify.base.seeds import generator
 from ramify.cli.main import main
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 
-HOUSE = HouseholdWorld(max_turns=6)
+HOUSE = HouseholdEnvironment(max_turns=6)
 
 
 def agent(messages, key):

@@ -1,5 +1,5 @@
-"""A world of light switches, a judge and a model for it: importing this package registers them."""
+"""An environment of light switches, a judge and a model for it: importing this package registers them."""
 
-from lights import judge, model, world
+from lights import environment, judge, model
 
 __all__ = ["judge", "model", "world"]

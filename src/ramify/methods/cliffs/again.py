@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.registry import register
-from ramify.engine.named import find_drawn
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.engine.named import find_sampled
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.methods.cliffs.forks import TAKES
 from ramify.methods.cliffs.record import ENTRY, KIND, stem_of
 from ramify.model.chat import RawTemplate
@@ -32,7 +32,7 @@ class OneReply:
         return Observation(self.asked)
 
     def step(self, action: str) -> Any:
-        """Awaitable: what the verifier says. Raises BoundaryError("scorer") where it says nothing."""
+        """Awaitable: what the verifier says. Raises InfrastructureError("scorer") where it says nothing."""
         return self._judged(action)
 
     async def _judged(self, reply: str) -> Observation:
@@ -40,7 +40,7 @@ class OneReply:
         (found,) = await judged(self.verifier, [Item(reply, stem.id, data=stem.data, trace=stem)])
         right = truth(self.verifier, found)
         if right is None:
-            raise BoundaryError("scorer", found.failure or f"'{self.verifier.name}' cannot tell")
+            raise InfrastructureError("scorer", found.failure or f"'{self.verifier.name}' cannot tell")
         cost = {"cost": dict(found.cost)} if found.cost else {}
         return Observation("right" if right else "wrong", float(right), terminated=True, outcome=right, data=cost)
 
@@ -64,7 +64,7 @@ class Replies:
         """One episode."""
         return OneReply(*self._episode)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """Raises UserError: the tasks are those of the scan."""
         raise UserError(f"{self.name}: it has no tasks but that of the scan")
 
@@ -84,7 +84,7 @@ def play_on(run: Run, node: Node, model: str | None = None) -> tuple[Agent, Repl
     if not run.journal(ENTRY, node.tree):
         raise UserError(f"node {node.id} belongs to no trace that was scanned")
     asked, stem = stem_of(run, node.tree)
-    found, tokenizer, template = find_drawn(named)
+    found, tokenizer, template = find_sampled(named)
     if stem.tokenizer and stem.tokenizer != tokenizer.hash:
         raise NeedsError(f"the token ids of trace '{stem.id}' belong to another tokenizer than that of '{found.identity.name}'")
     whole = RawTemplate(tokenizer)  # prompts are in the run as they were laid out

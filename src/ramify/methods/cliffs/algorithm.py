@@ -31,7 +31,7 @@ KINDS = ("deterministic", "uncertain", "sampled_off", "other")
 
 @dataclass(frozen=True, slots=True)
 class TokenFacts:
-    """What the model says of one drawn token."""
+    """What the model says of one sampled token."""
 
     pi: float | None = None
     """Its probability under the sampler: what bounds the drop."""
@@ -66,7 +66,7 @@ class Cliff:
     cur: Counts
     facts: TokenFacts = TokenFacts()
     fresh: tuple[Counts, Counts] | None = None
-    """Before and after the token, from forks drawn for the confirmation only."""
+    """Before and after the token, from forks sampled for the confirmation only."""
     p: float | None = None
     """Of the confirmation."""
     p_fdr: float | None = None
@@ -187,7 +187,7 @@ def detect(
 def confirm(cliffs: Sequence[Cliff], fresh: Sequence[tuple[Counts, Counts]], test: ZTest, sure: float = 0.0) -> list[Cliff]:
     """Cliffs of one trace with the p-value of the same test on fresh forks, (before, after) each. :func:`correct` decides.
 
-    Where the forks were drawn in up to three looks and no more once p was at most ``sure``, the p-value of the last look is raised to pay
+    Where the forks were sampled in up to three looks and no more once p was at most ``sure``, the p-value of the last look is raised to pay
     for those before: p + min(2 p, 2 sure), which is below x with a chance of at most x.
     """
     p = [test.p_value(*pair) for pair in fresh]

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from ramify.base.budget import Budget
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, eos_of, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
@@ -69,7 +69,7 @@ class ReplyForks:
     them to the verifier like the others. ``eos`` are tokens that end a reply; by default the model's own. The verifier is not
     shown them.
 
-    Raises NeedsError where the model does not continue token ids (a chat endpoint cannot go on inside a reply).
+    Raises NeedsError where the model does not continue token ids (a chat endpoint cannot continue inside a reply).
     """
 
     def __init__(
@@ -120,13 +120,15 @@ class ReplyForks:
             right = await self._judge(self._text(head), trace)
             return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
         place: Place = (trace.id, t, *append, purpose)
-        draws = await self.sampler.sample(Prefix(prefix), n, replace(sampling, max_tokens=left), place, start, purpose)
+        completions = await self.sampler.sample(Prefix(prefix), n, replace(sampling, max_tokens=left), place, start, purpose)
 
         async def judge(text: str) -> bool | None:
             self.sampler.ledger.add(purpose, verdicts=1)
             return await self._judge(text, trace)
 
-        return await tally(draws, lambda draw: self._text([*head, *token_ids(draw)]), judge, self.truncated == "apart")
+        return await tally(
+            completions, lambda completion: self._text([*head, *token_ids(completion)]), judge, self.truncated == "apart"
+        )
 
     async def chances(self, trace: TokenTrace) -> Chances:
         """Probabilities of the reply's tokens, by one scoring pass where the model scores given tokens, else as they were recorded."""
@@ -192,16 +194,16 @@ class ReplyForks:
         scores = await self.model.logprobs(rows)
         return {token: float(np.exp(score.logprobs[-1])) for token, score in zip(tokens, scores, strict=True)}
 
-    async def draw(
+    async def sample(
         self, problems: Sequence[Problem], per_problem: int = 1, known: Container[str] = (), progress: Progress = SILENT
     ) -> list[TokenTrace]:
-        """Draw and judge replies, the stems to scan, but those of ``known`` ids. One that fails is left out and counted as failed."""
+        """Sample and judge replies, the stems to scan, but those of ``known`` ids. One that fails is left out and counted as failed."""
         if self.sampling is None:
-            raise UserError("drawing traces needs sampling settings")
+            raise UserError("sampling traces needs sampling settings")
         places = [(problem, i) for problem in problems for i in range(per_problem) if _stem_id(problem, i) not in known]
         progress.begin(len(places), 0, "sample", "replies")
-        drawn = await gathered((self._stem(problem, i, self.sampling) for problem, i in places), progress)
-        return [trace for trace in drawn if trace is not None]
+        sampled = await gathered((self._stem(problem, i, self.sampling) for problem, i in places), progress)
+        return [trace for trace in sampled if trace is not None]
 
     async def judged(self, traces: Sequence[TokenTrace]) -> list[TokenTrace]:
         """The traces, those without a verdict judged; ``correct`` stays None where the verifier gives none."""
@@ -246,7 +248,7 @@ class ReplyForks:
         }
         return {
             "forks": made.samples,
-            "drawn_tokens": made.drawn,
+            "sampled_tokens": made.sampled,
             "given_tokens": made.given,
             "forward_tokens": made.run + int(ledger.total("scored_tokens")),
             "shared": made.told,
@@ -261,7 +263,7 @@ class ReplyForks:
         return self.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self.eos else tokens)
 
     def _ended(self, trace: TokenTrace, t: int, append: Sequence[int], sampling: Sampling) -> bool:
-        """Whether nothing is drawn behind this position: the reply has ended there by itself."""
+        """Whether nothing is sampled behind this position: the reply has ended there by itself."""
         if t == trace.length and not append:
             return trace.stop != "length"
         last = append[-1] if append else trace.response_ids[t - 1] if t else None
@@ -282,10 +284,10 @@ class ReplyForks:
         name = _stem_id(problem, index)
         prefix = Prefix(np.array(problem.prompt_ids, np.int32))
         try:
-            draw = await self.sampler.one(prefix, sampling, (name, "stem"), purpose="stem")
-        except BoundaryError:  # which the sampler counts
+            completion = await self.sampler.one(prefix, sampling, (name, "stem"), purpose="stem")
+        except InfrastructureError:  # which the sampler counts
             return None
-        tokens = token_ids(draw)
+        tokens = token_ids(completion)
         trace = TokenTrace(
             id=name,
             problem_id=problem.id,
@@ -293,9 +295,9 @@ class ReplyForks:
             response_ids=tuple(tokens),
             sampler=sampling,
             verifier=self.verifier.name,
-            stop=draw.stop,
+            stop=completion.stop,
             data=problem.data,
-            logprobs=None if draw.logprobs is None else tuple(map(float, draw.logprobs)),
+            logprobs=None if completion.logprobs is None else tuple(map(float, completion.logprobs)),
             model=self.model.identity.name,
             tokenizer=self.tokenizer.hash,
             seed=self.sampler.seed,

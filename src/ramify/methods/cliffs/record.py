@@ -27,7 +27,7 @@ from ramify.trace.db import Run
 from ramify.trace.formats import Reader
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, read_lines
-from ramify.trace.node import Finding, Mark, Node
+from ramify.trace.node import Annotation, Finding, Node
 from ramify.trace.sources import run_folder
 
 KIND = "cliffs scan"
@@ -86,18 +86,18 @@ def conclude(run: Run, scanned: Sequence[Scanned], config: ScanConfig) -> None:
     verdict = Finding("cliffs", KIND, said(scanned, config), None, 0, "", float(told["cliffs"]), "cliffs", told)
     with run.transaction():
         for one in scanned:
-            run.add(*_marks(replies[one.trace.id], one))
+            run.add(*_annotations(replies[one.trace.id], one))
         run.conclude(KIND, [verdict, *sorted(found, key=lambda finding: finding.name != "cliff")])
 
 
-def _marks(reply: str, one: Scanned) -> Iterable[Mark]:
+def _annotations(reply: str, one: Scanned) -> Iterable[Annotation]:
     """Where pages point at in the curve."""
     for spot in spots(one):
-        yield Mark(reply, spot.t, "cliff", "methods.cliffs", {"kind": spot.kind, "note": spot.note})
+        yield Annotation(reply, spot.t, "cliff", "methods.cliffs", {"kind": spot.kind, "note": spot.note})
 
 
 def _findings(reply: str, one: Scanned, config: ScanConfig) -> Iterable[Finding]:
-    """Cliffs and rebounds at the offset before their token, where a fork draws it anew."""
+    """Cliffs and rebounds at the offset before their token, where a fork samples it anew."""
     for cliff in one.cliffs:
         name = _NAMES[cliff.status] if config.fresh else "cliff"
         drop = cliff.drop if cliff.fresh_drop is None else cliff.fresh_drop
@@ -141,8 +141,8 @@ def read_run(run: Run) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
     with at_place(str(run.folder)):
         config = check(ScanConfig, {name: value for name, value in run.config.items() if name in ScanConfig.model_fields})
         source = {name: run.config[setting] for name, setting in _SETTINGS.items()}
-        for mark in run.marks(name="potential", maker=MAKER):
-            counts.setdefault(mark.node, {})[mark.offset] = Counts(**mark.value)
+        for annotation in run.annotations(name="potential", maker=MAKER):
+            counts.setdefault(annotation.node, {})[annotation.offset] = Counts(**annotation.value)
         tasks = {info.name: info.task for info in run.trees()}
         scanned = []
         for entry in run.journal(ENTRY):
@@ -166,8 +166,8 @@ def _trace(run: Run, name: str, told: Mapping[str, Any], task: Mapping[str, Any]
     asked = run.node(str(reply.parent))
     if reply.tokens is None or asked.tokens is None:
         raise UserError(f"trace '{name}' has no token ids")
-    verdicts = run.verdicts(scorer="env", node=reply.id)
-    settings = run.producer(str(reply.producer)).settings
+    verdicts = run.scores(scorer="env", node=reply.id)
+    settings = run.provenance(str(reply.provenance)).settings
     return TokenTrace(
         id=name,
         problem_id=str(task["id"]),

@@ -119,7 +119,7 @@ def _pass(counts: dict[str, int] | None, k: int) -> float:
 
 
 def _over_traces(values: Sequence[tuple[str, float]], seed: int) -> tuple[float | None, list[float] | None]:
-    """Mean of (trace, value), and its interval: traces are drawn anew, each with all its values."""
+    """Mean of (trace, value), and its interval: traces are sampled anew, each with all its values."""
     groups: dict[str, list[float]] = {}
     for name, value in values:
         groups.setdefault(name, []).append(value)
@@ -127,8 +127,8 @@ def _over_traces(values: Sequence[tuple[str, float]], seed: int) -> tuple[float 
         return None, None
     total, n = np.array([(sum(group), len(group)) for group in groups.values()]).T
 
-    def mean(draws: np.ndarray) -> np.ndarray:
-        return np.asarray(total[draws.astype(int)].sum(axis=1) / n[draws.astype(int)].sum(axis=1))
+    def mean(samples: np.ndarray) -> np.ndarray:
+        return np.asarray(total[samples.astype(int)].sum(axis=1) / n[samples.astype(int)].sum(axis=1))
 
     return float(total.sum() / n.sum()), list(bootstrap(np.arange(len(n)), mean, seed))
 

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import generator
 from ramify.methods.cliffs.algorithm import (
@@ -133,7 +133,7 @@ async def scan(
     Candidates are confirmed or refuted over all traces together (:func:`corrected`), so those that ``on_trace`` is told of are undecided.
 
     With a ``store``, counts that are in it are loaded and what is measured is kept. Forks are keyed by place, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
-    what the budget loses, and not what other draws would have changed.
+    what the budget loses, and not what other samples would have changed.
 
     Raises NeedsError where the screen needs probabilities that neither the model nor the trace tells.
     """
@@ -144,7 +144,7 @@ async def scan(
         left = None if config.budget_rollouts is None else config.budget_rollouts - used
         try:
             one = await scan_one(trace, forks, config, left, store)
-        except BoundaryError as error:  # such as a reply that does not fit the model's context
+        except InfrastructureError as error:  # such as a reply that does not fit the model's context
             result.failed[trace.id] = str(error)
             continue
         if one is None:
@@ -231,7 +231,7 @@ def _complete(forks: Scannable, trace: Any, counts: Mapping[int, Counts]) -> Non
     broken = [t for t, c in counts.items() if t < trace.length and c.missing and 2 * c.missing >= c.forks]
     if broken:
         why = forks.spent().get("first_failure") or "the verifier gave none"
-        raise BoundaryError(
+        raise InfrastructureError(
             "scorer", f"at {len(broken)} of {len(counts)} positions half of the forks or more have no verdict: {why}"
         )
 
@@ -251,7 +251,7 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
     return screen(chances.pi.tolist(), config.delta0, config.carry)
 
 
-async def bill(traces: Sequence[Any], forks: Scannable, config: ScanConfig) -> dict[str, int]:
+async def cost_estimate(traces: Sequence[Any], forks: Scannable, config: ScanConfig) -> dict[str, int]:
     """What a scan will take, from the screen alone: forks at the first look, at most before confirmation, and of a faithful scan."""
     plans = [(trace, _plan(trace, await forks.chances(trace), config)) for trace in traces]
     positions = sum(len(places) for _, (places, _) in plans)
@@ -288,9 +288,9 @@ async def ablate(
 ) -> list[dict[str, Any]]:
     """Fresh continuations with the cliff token taken back and kept, and the controls: one record a cliff.
 
-    Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler may draw
+    Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler may sample
     again; ``keep`` from behind it. A record holds the counts ``{k, n}`` of each arm; the controls, which are of the trace, stand in the
-    record of its first cliff only, None where undefined. Forks here are drawn for this alone, never taken over from the scan. Raises
+    record of its first cliff only, None where undefined. Forks here are sampled for this alone, never taken over from the scan. Raises
     UserError on a control there is none of.
     """
     for name in controls:

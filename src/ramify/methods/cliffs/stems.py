@@ -41,7 +41,7 @@ def read_stems(
 ) -> tuple[list[TokenTrace], dict[str, str]]:
     """The last reply of every attempt of a run or log, and why attempts were left out, by the node they end at.
 
-    What the verifier needs is the task's data, ``answer`` the ``target`` of a log that has no answer. A reply is drawn on with the settings
+    What the verifier needs is the task's data, ``answer`` the ``target`` of a log that has no answer. A reply is sampled on with the settings
     that are stored of it, those of ``sampling`` where none are. Attempts of text alone are laid out by ``template`` and encoded where
     ``retokenise`` says so. Raises UserError where nothing is left.
     """
@@ -82,12 +82,12 @@ def _stem(
     if any(node.tokens is None and len(node) for node, _ in path.segments):
         prompt, response = _encoded(attempt, template, retokenise)
     else:
-        drawn = np.flatnonzero(path.sampled)
-        if not len(drawn):
-            raise NeedsError("none of its tokens was drawn")
-        stop = int(drawn[-1]) + 1
-        gaps = np.flatnonzero(np.diff(drawn) > 1)
-        start = int(drawn[gaps[-1] + 1] if len(gaps) else drawn[0])
+        sampled = np.flatnonzero(path.sampled)
+        if not len(sampled):
+            raise NeedsError("none of its tokens was sampled")
+        stop = int(sampled[-1]) + 1
+        gaps = np.flatnonzero(np.diff(sampled) > 1)
+        start = int(sampled[gaps[-1] + 1] if len(gaps) else sampled[0])
         prompt, response = path.tokens[:start].tolist(), path.tokens[start:stop].tolist()
         if reply.text.strip() not in tokenizer.decode(response) and reply.opens:
             raise NeedsError("its token ids belong to another tokenizer than the model's")
@@ -113,7 +113,7 @@ def _encoded(attempt: View, template: ChatTemplate | None, retokenise: bool) -> 
     """Prompt and reply of an attempt of text, as the template lays them out."""
     if not retokenise:
         raise NeedsError(
-            "its replies are text only; the tokens that were drawn are needed, or --retokenise encodes the text anew"
+            "its replies are text only; the tokens that were sampled are needed, or --retokenise encodes the text anew"
         )
     if template is None:
         raise NeedsError("its messages are text only and the model has no chat template to lay them out")
@@ -126,8 +126,8 @@ def _encoded(attempt: View, template: ChatTemplate | None, retokenise: bool) -> 
 
 
 def _sampling(run: Run, reply: Node, given: Sampling, template: ChatTemplate | None) -> Sampling:
-    """The settings a reply was drawn with, as far as they are stored."""
-    stored = run.producer(reply.producer).settings if reply.producer is not None else {}
+    """The settings a reply was sampled with, as far as they are stored."""
+    stored = run.provenance(reply.provenance).settings if reply.provenance is not None else {}
     known = {f.name for f in fields(Sampling)} - {"until", "seeded"}
     settings = {name: value for name, value in stored.items() if name in known and value is not None}
     try:

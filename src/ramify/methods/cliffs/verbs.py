@@ -16,7 +16,7 @@ from ramify.base.config import Config
 from ramify.base.errors import BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.waiting import complete
-from ramify.engine.named import find_continuing, find_drawn
+from ramify.engine.named import find_continuing, find_sampled
 from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.cliffs.forks import TAKES, ReplyForks
 from ramify.methods.cliffs.record import (
@@ -31,7 +31,18 @@ from ramify.methods.cliffs.record import (
     token_texts,
 )
 from ramify.methods.cliffs.report import ablation_table, picture, said, summary
-from ramify.methods.cliffs.run import CONTROLS, ScanConfig, Scanned, ablate, bill, corrected, examine, mass_under, pairs, scan
+from ramify.methods.cliffs.run import (
+    CONTROLS,
+    ScanConfig,
+    Scanned,
+    ablate,
+    corrected,
+    cost_estimate,
+    examine,
+    mass_under,
+    pairs,
+    scan,
+)
 from ramify.methods.cliffs.stems import is_token_file, read_stems
 from ramify.model.protocol import Sampling, eos_of
 from ramify.render.potential import potential_svg, potential_text
@@ -59,23 +70,23 @@ class Forking(Config):
     seconds: float = Field(10.0, gt=0)
     """time one verdict may take; a later one is missing, not wrong"""
     seed: int = 0
-    """decides every draw"""
+    """decides every sample"""
 
 
 class ScanOptions(ScanConfig, Forking):
-    """A scan, and how replies to problems are drawn."""
+    """A scan, and how replies to problems are sampled."""
 
     BASIC = "model verifier seed n delta0 faithful budget_rollouts temperature max_tokens samples"
     temperature: float = Field(1.0, ge=0)
-    """of replies drawn to --problems; forks are drawn as their stem was"""
+    """of replies sampled to --problems; forks are sampled as their stem was"""
     top_p: float = Field(1.0, gt=0, le=1)
-    """of replies drawn to --problems"""
+    """of replies sampled to --problems"""
     top_k: int = Field(0, ge=0)
-    """of replies drawn to --problems; 0 keeps all"""
+    """of replies sampled to --problems; 0 keeps all"""
     max_tokens: int = Field(1024, ge=1)
-    """longest reply drawn to --problems"""
+    """longest reply sampled to --problems"""
     samples: int = Field(1, ge=1)
-    """replies drawn to each of --problems"""
+    """replies sampled to each of --problems"""
 
 
 class AblateOptions(Forking):
@@ -115,7 +126,7 @@ ScanPath = Annotated[
 def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
     """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
     judge = find_judge(options.verifier, takes=TAKES, seconds=options.seconds, what="verifier")
-    found, tokenizer, template = find_drawn(model or options.model)
+    found, tokenizer, template = find_sampled(model or options.model)
     eos = {*eos_of(found), *(() if template is None else template.stop_tokens)}
     return ReplyForks(found, tokenizer, judge, None, options.seed, truncated=options.truncated, eos=sorted(eos)), template
 
@@ -135,7 +146,7 @@ def _same_forks(source: dict[str, Any], options: Forking) -> ReplyForks:
 @app.verb("scan", settings=ScanOptions)
 def scan_(
     options: ScanOptions,
-    out: Annotated[Path, option(metavar="SCAN", help="Folder of the run to make; a scan that is in it already goes on.")],
+    out: Annotated[Path, option(metavar="SCAN", help="Folder of the run to make; a scan that is in it already continues.")],
     traces: Annotated[
         Path | None,
         option(
@@ -145,7 +156,7 @@ def scan_(
     ] = None,
     form: Form = None,
     problems: Annotated[
-        Path | None, option(metavar="FILE", help="Problems to draw replies to: id, prompt, answer a line.")
+        Path | None, option(metavar="FILE", help="Problems to sample replies to: id, prompt, answer a line.")
     ] = None,
     retokenise: Annotated[
         bool, option("--retokenise", help="Encode traces that hold text only; the tokens may be others.")
@@ -155,7 +166,7 @@ def scan_(
 ) -> None:
     """Measure the potential of replies by forking them, and find and confirm their cliffs.
 
-    The same command again goes on with an interrupted scan. Exit code 3 when --budget-rollouts ended it.
+    The same command again continues with an interrupted scan. Exit code 3 when --budget-rollouts ended it.
     """
     if (traces is None) == (problems is None):
         raise UserError("name either --traces or --problems")
@@ -174,20 +185,20 @@ def scan_(
     elif traces is not None and not stems:
         stems = _retold(traces, form, own, forks, template, options, retokenise)
     if dry_run and not holds_run(out):
-        _bill(stems or _draw(forks, questions, options, {}, as_json), forks, config, as_json)
+        _cost_estimate(stems or _sample(forks, questions, options, {}, as_json), forks, config, as_json)
         return
     named = {"model": options.model, "judge": options.verifier, "seconds": options.seconds}
     with begin(out, config, forks.source(), named, dry_run) as run:
         done = {one.trace.id: one for one in read_run(run)[2]}
-        stems = left_to_scan(run, done, stems if traces is not None else _draw(forks, questions, options, done, as_json))
+        stems = left_to_scan(run, done, stems if traces is not None else _sample(forks, questions, options, done, as_json))
         if dry_run:
-            _bill(stems, forks, config, as_json)
+            _cost_estimate(stems, forks, config, as_json)
         else:
             _scan(run, out, stems, done, forks, config, as_json)
 
 
-def _bill(stems: Sequence[TokenTrace], forks: ReplyForks, config: ScanConfig, as_json: bool) -> None:
-    planned = asyncio.run(bill(stems, forks, config))
+def _cost_estimate(stems: Sequence[TokenTrace], forks: ReplyForks, config: ScanConfig, as_json: bool) -> None:
+    planned = asyncio.run(cost_estimate(stems, forks, config))
     emit({"config": config.to_json(), "bill": planned}, as_json, table(["bill", ""], list(planned.items())))
 
 
@@ -205,7 +216,7 @@ def _scan(
         done[one.trace.id] = one
         bar.at(len(done), f"{sum(len(s.kept) for s in corrected(list(done.values()), config))} cliffs")
 
-    kept, total = lambda: f"{len(done)} traces are in {out}: the same command goes on", len(done) + len(stems)
+    kept, total = lambda: f"{len(done)} traces are in {out}: the same command continues", len(done) + len(stems)
     with progress("scan", total, "traces", as_json, len(done), kept) as bar:
         stems = complete(forks.judged(stems))
         result = complete(scan(stems, forks, config, on_trace))
@@ -221,20 +232,20 @@ def _scan(
         raise RamifyError("no trace was scanned")
     _warn(report, config, "seeds" in forks.model.capabilities)
     if result.left:
-        raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to go on")
+        raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to continue")
 
 
 def _warn(report: dict[str, Any], config: ScanConfig, repeats: bool) -> None:
-    """Say what a reader of the report has to know; ``repeats``: whether the model repeats a draw for its seed."""
+    """Say what a reader of the report has to know; ``repeats``: whether the model repeats a sample for its seed."""
     if report["truncated"] and config.screen == "prob" and not config.faithful:
         say(
             "warning: some forks were truncated; the screen is exact for the chance to end, and right, not for that of the ones that end"
         )
     if not repeats:
-        say("warning: the model does not repeat a draw for its seed, so the same command may find other counts")
+        say("warning: the model does not repeat a sample for its seed, so the same command may find other counts")
     if report["gap"] > ELSEWHERE:
         say(
-            f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings drew them"
+            f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings sampled them"
         )
     for name, what, check in (
         ("none", "no fork of the bare prompt ends right", "the prompt is laid out as the model knows it, and that the verifier accepts a right reply"),
@@ -259,19 +270,19 @@ def _retold(
         for why, count in Counter(left_out.values()).most_common(3):
             say(f"warning: {count} of {len(stems) + len(left_out)} attempts are left out: {why}")
     if retokenise:
-        say("warning: texts were encoded anew; where the model had drawn other tokens, what is found at them is not its own")
+        say("warning: texts were encoded anew; where the model had sampled other tokens, what is found at them is not its own")
     return stems
 
 
-def _draw(
+def _sample(
     forks: ReplyForks, questions: Sequence[Problem], options: ScanOptions, known: Container[str], as_json: bool
 ) -> list[TokenTrace]:
     """Replies to problems but those of ``known`` ids."""
     with progress("scan", as_json=as_json, kept="nothing was written") as bar:
-        drawn = complete(forks.draw(questions, options.samples, known, bar))
-    if not drawn and forks.first_failure:
-        raise RamifyError(f"no reply could be drawn: {forks.first_failure}")
-    return drawn
+        sampled = complete(forks.sample(questions, options.samples, known, bar))
+    if not sampled and forks.first_failure:
+        raise RamifyError(f"no reply could be sampled: {forks.first_failure}")
+    return sampled
 
 
 def _report(report: dict[str, Any]) -> str:

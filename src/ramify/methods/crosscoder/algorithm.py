@@ -20,7 +20,7 @@ from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc
 from ramify.stats.tests import sign_test
 
-Score = Callable[[Change | None], np.ndarray]
+Objective = Callable[[Change | None], np.ndarray]
 """A score for each of N prompts, float or bool (N,), under a change of one model's states; None is the model as it is."""
 
 
@@ -165,11 +165,11 @@ class Cell:
         """What it adds at prompts with these activations [N, F]."""
         return (scale if self.mode == "scale" else clamp)(dictionary, codes, self.features, self.amount, target)
 
-    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, draw: int, target: int = 0) -> Change:
+    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0) -> Change:
         """The same with a random direction of its norm in the place of each feature's, as long at each prompt as the change."""
         active = codes[:, list(self.features)]
         amounts = (self.amount - 1) * active if self.mode == "scale" else self.amount - active
-        return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, draw, target)
+        return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, completion, target)
 
 
 def grid(features: Iterable[int | Sequence[int]], gains: Iterable[float] = (), clamps: Iterable[float] = ()) -> list[Cell]:
@@ -246,7 +246,7 @@ def outcome(name: str, clean: np.ndarray, scored: np.ndarray, change: Change, st
     )
 
 
-def search(dictionary: Dictionary, states: np.ndarray, score: Score, cells: Sequence[Cell], target: int = 0) -> list[Outcome]:
+def search(dictionary: Dictionary, states: np.ndarray, score: Objective, cells: Sequence[Cell], target: int = 0) -> list[Outcome]:
     """What every cell does on the prompts that choose (states [N, M, D], which ``score`` scores), in the order given."""
     codes, clean = encode_rows(dictionary, states), score(None)
     out = []
@@ -272,7 +272,7 @@ def best(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> Cell:
 def confirm(
     dictionary: Dictionary,
     states: np.ndarray,
-    score: Score,
+    score: Objective,
     cell: Cell,
     directions: dict[str, np.ndarray],
     target: int = 0,
@@ -313,7 +313,7 @@ class Confirmed:
     """Sign test of the cell's outcome, Holm's over the sets."""
     p_random: float
     """Chance that random directions in the place of all features, searched in the same way, have a set that lifts the score as much:
-    (1 + draws with one) / (1 + draws). Counting the best set of each draw corrects over the sets."""
+    (1 + samples with one) / (1 + samples). Counting the best set of each sample corrects over the sets."""
 
     @property
     def stands_out(self) -> bool:
@@ -336,7 +336,7 @@ class Confirmed:
 def confirm_sets(
     dictionary: Dictionary,
     states: tuple[np.ndarray, np.ndarray],
-    scores: tuple[Score, Score],
+    scores: tuple[Objective, Objective],
     groups: Mapping[str, Sequence[Cell]],
     directions: dict[str, np.ndarray],
     target: int = 0,
@@ -345,9 +345,9 @@ def confirm_sets(
 ) -> list[Confirmed]:
     """Of each group of cells the best by the first prompts, on the second ones, beside sets of random directions that were searched alike.
 
-    ``states`` [N, M, D] and ``scores`` are those of the prompts that choose and of those that confirm. Draw j puts one random direction of the
+    ``states`` [N, M, D] and ``scores`` are those of the prompts that choose and of those that confirm. Sample j puts one random direction of the
     same norm in the place of every feature (:func:`ramify.methods.crosscoder.steer.random_set`), chooses among the same cells on the first
-    prompts and is scored on the second: what the features' set must beat is the best group of each draw.
+    prompts and is scored on the second: what the features' set must beat is the best group of each sample.
     """
     codes = [encode_rows(dictionary, one) for one in states]
     clean = [score(None) for score in scores]
@@ -355,11 +355,13 @@ def confirm_sets(
     def scored(at: int, change: Change) -> np.ndarray:
         return np.asarray(scores[at](change) if change.moved.any() else clean[at], np.float64)
 
-    def choose(cells: Sequence[Cell], draw: int | None) -> Cell:
+    def choose(cells: Sequence[Cell], completion: int | None) -> Cell:
         if len(cells) == 1:
             return cells[0]
         changes = [
-            cell.change(dictionary, codes[0], target) if draw is None else cell.random(dictionary, codes[0], seed, draw, target)
+            cell.change(dictionary, codes[0], target)
+            if completion is None
+            else cell.random(dictionary, codes[0], seed, completion, target)
             for cell in cells
         ]
         own = states[0][:, target]
@@ -369,20 +371,22 @@ def confirm_sets(
         return outcome(name, clean[1], scored(1, change), change, states[1][:, target])
 
     chosen = {name: choose(cells, None) for name, cells in groups.items()}
-    drawn = [
+    sampled = [
         {
-            name: confirmed(f"random {draw}", choose(cells, draw).random(dictionary, codes[1], seed, draw, target))
+            name: confirmed(
+                f"random {completion}", choose(cells, completion).random(dictionary, codes[1], seed, completion, target)
+            )
             for name, cells in groups.items()
         }
-        for draw in range(randoms)
+        for completion in range(randoms)
     ]
-    tops = [max(row.lift for row in draw.values()) for draw in drawn]
+    tops = [max(row.lift for row in completion.values()) for completion in sampled]
     rows = {}
     for name, cell in chosen.items():
         change = cell.change(dictionary, codes[1], target)
         others = _controls(dictionary, states[1], change, directions, target)
         controls = [confirmed(label, one) for label, one in others.items()]
-        rows[name] = (confirmed(cell.name, change), *(draw[name] for draw in drawn), *controls)
+        rows[name] = (confirmed(cell.name, change), *(completion[name] for completion in sampled), *controls)
     signs = holm([found[0].p for found in rows.values()])
     return [
         Confirmed(name, chosen[name], found, p, (1 + sum(top >= found[0].lift for top in tops)) / (1 + randoms))

@@ -114,9 +114,9 @@ class Dictionary(nn.Module):
             raise UserError(f"exclusive is {c.exclusive:g}: of {c.features} features that is none")
         if c.exclusive and c.models != 2:
             raise UserError("exclusive features need two models")
-        draws = torch.Generator().manual_seed(place_key(seed, "dictionary"))
+        samples = torch.Generator().manual_seed(place_key(seed, "dictionary"))
         shape = (c.features, c.models, c.width)
-        decoder, encoder = (torch.randn(shape, generator=draws) for _ in range(2))
+        decoder, encoder = (torch.randn(shape, generator=samples) for _ in range(2))
         if c.start == "tied":
             self._blank(decoder)
             decoder *= 0.5 / decoder.flatten(1).norm(dim=1)[:, None, None]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.files import refusal, write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
@@ -24,7 +24,7 @@ from ramify.interp.collect import collect
 from ramify.methods.crosscoder.algorithm import tool_call
 from ramify.methods.crosscoder.dictionary import Dictionary
 from ramify.methods.crosscoder.record import SCORES
-from ramify.methods.crosscoder.steer import Change, draw, static_vector
+from ramify.methods.crosscoder.steer import Change, sample, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
 from ramify.rollout.problems import Problem, read_problems
@@ -197,7 +197,7 @@ class Scores:
         return "clean" if change is None else stable_hash(np.ascontiguousarray(change.delta).tobytes())
 
     def __call__(self, change: Change | None) -> np.ndarray:
-        """Scores (N,) at the largest budget. Raises what the engine raises, and BoundaryError("scorer") where the judge could not run."""
+        """Scores (N,) at the largest budget. Raises what the engine raises, and InfrastructureError("scorer") where the judge could not run."""
         key = self.key(change)
         if key not in self.at:
             self.at[key] = asyncio.run(self._run(change))
@@ -213,9 +213,9 @@ class Scores:
             raise NeedsError(f"'{model.name}' has no tokenizer, so replies cannot be read")
         settings = Sampling(temperature=0.0, max_tokens=self.budgets[-1], stop_tokens=self.stops)
         rows = [np.asarray(one.prompt_ids, np.int32) for one in self.problems]
-        drawn = await draw(model, rows, self.models.layer, change, settings, self.seed)
+        sampled = await sample(model, rows, self.models.layer, change, settings, self.seed)
         items = []
-        for problem, reply in zip(self.problems, drawn, strict=True):
+        for problem, reply in zip(self.problems, sampled, strict=True):
             tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]
             for budget in self.budgets:
                 said = tokens[:budget]
@@ -225,7 +225,7 @@ class Scores:
                 items.append(Item(text, problem.id, data=problem.data, trace=trace))
         found = await judged(self.judge, items, self.ledger)
         if failure := next((one.failure for one in found if one.failure), ""):
-            raise BoundaryError("scorer", failure)
+            raise InfrastructureError("scorer", failure)
         return np.array([bool(truth(self.judge, one)) for one in found], np.float64).reshape(len(rows), len(self.budgets))
 
 

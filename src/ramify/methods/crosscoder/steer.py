@@ -1,7 +1,7 @@
 """Change a model's hidden state at one position of one layer while it reads its prompt, along features of a dictionary.
 
 Every change is a vector added to the state after a block at a prompt's last token (:func:`scale`, :func:`clamp`, :func:`reconstruct`, or a
-fixed direction, :func:`along`); tokens that are drawn afterwards are never touched. A feature's activation is a function of all the
+fixed direction, :func:`along`); tokens that are sampled afterwards are never touched. A feature's activation is a function of all the
 dictionary's models, so steering one of them needs the others' states on the same prompts.
 
 Layers count as everywhere in ramify: 0 is the embedding, l the output of block l. Axis legend: N prompts, M models, D width, F features.
@@ -24,7 +24,7 @@ from ramify.base.seeds import generator
 from ramify.engine.local import LocalModel
 from ramify.engine.taps import Edit, Taps
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.rollout.sampler import Sampler
 
 
@@ -103,17 +103,23 @@ def random_like(change: Change, seed: int, *place: str | int) -> Change:
 
 
 def random_set(
-    dictionary: Dictionary, amounts: np.ndarray, features: Sequence[int], like: Change, seed: int, draw: int, target: int = 0
+    dictionary: Dictionary,
+    amounts: np.ndarray,
+    features: Sequence[int],
+    like: Change,
+    seed: int,
+    completion: int,
+    target: int = 0,
 ) -> Change:
     """The control of a set: in the place of each feature's direction a random one of its norm, by the same ``amounts`` [N, n] at each prompt.
 
-    The sum is as long at each prompt as ``like``, the set's own change. Draw ``draw`` gives a feature one random direction, whichever
+    The sum is as long at each prompt as ``like``, the set's own change. Sample ``draw`` gives a feature one random direction, whichever
     set it is in, so that sets that share features have controls that share directions.
     """
     chosen = torch.as_tensor(np.asarray(features, dtype=np.int64))
     norms = dictionary.directions(target)[chosen].float().norm(dim=1).cpu().numpy()
     width = like.delta.shape[1]
-    random = np.stack([generator(seed, "random direction", draw, int(i)).normal(size=(width,)) for i in features])
+    random = np.stack([generator(seed, "random direction", completion, int(i)).normal(size=(width,)) for i in features])
     mixed = amounts @ (random / np.linalg.norm(random, axis=1, keepdims=True) * norms[:, None])
     lengths = np.linalg.norm(like.delta, axis=1, keepdims=True)
     own = np.linalg.norm(mixed, axis=1, keepdims=True)
@@ -125,12 +131,12 @@ def static_vector(dictionary: Dictionary, codes: np.ndarray, feature: int, gain:
     return np.asarray(scale(dictionary, codes, [feature], gain, target).delta.mean(axis=0))
 
 
-async def draw(
+async def sample(
     model: LocalModel, rows: Sequence[np.ndarray], layer: int, change: Change | None, settings: Sampling, seed: int = 0
-) -> list[Draw]:
+) -> list[Completion]:
     """One continuation of each of N ``rows`` of token ids with ``change`` added at its last token, after block ``layer``.
 
-    None draws the clean one; so does a prompt whose delta is 0, bit for bit. Raises UserError where layer or width do not fit.
+    None samples the clean one; so does a prompt whose delta is 0, bit for bit. Raises UserError where layer or width do not fit.
     """
     if change is not None and len(change.delta) != len(rows):
         raise UserError(f"{len(rows)} prompts need as many steering vectors; there are {len(change.delta)}")
@@ -138,7 +144,7 @@ async def draw(
 
     sampler = Sampler(model, seed)
 
-    async def one(i: int) -> Draw:
+    async def one(i: int) -> Completion:
         prefix = Prefix(np.asarray(rows[i], np.int32))
         if change is None or not moved[i]:
             return await sampler.one(prefix, settings, ("steer",), i, "clean")

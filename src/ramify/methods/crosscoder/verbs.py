@@ -86,7 +86,7 @@ class CaptureOptions(Config):
     dtype: Literal["float16", "float32"] = "float16"
     """numbers on disk"""
     other_tokenizer: bool = False
-    """go on although the models' tokenizers differ"""
+    """continue although the models' tokenizers differ"""
 
 
 class TrainOptions(FitConfig):
@@ -342,7 +342,7 @@ def _steer(
         cell.change(made, np.zeros((1, made.config.features), np.float32), target)
     if warning := no_reach(made, cells, target):
         say(f"warning: {warning}")
-    again = f"the scores are kept in {out}: the same command goes on"
+    again = f"the scores are kept in {out}: the same command continues"
     with progress("steer", as_json=as_json, kept=again) as bar:
         bar.begin(0, phase="search")
         found = search(made, at[0], scores[0], cells, target)

@@ -1,7 +1,7 @@
 """dspark: draft several tokens in one pass, check them in one pass of the target, and check no more than pays at the present load.
 
 Paper: DSpark: Confidence-Scheduled Speculative Decoding with Semi-Autoregressive Generation (DeepSeek-AI and Peking University, 2026). Needs
-the target's weights here: drafters read its hidden states. What comes out follows the target's law exactly, whatever the drafter.
+the target's weights here: drafters read its hidden states. What comes out follows the target's distribution exactly, whatever the drafter.
 """
 
 from __future__ import annotations

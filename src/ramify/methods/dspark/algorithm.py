@@ -126,7 +126,7 @@ class Simulated:
 
 
 def simulate(rounds: Rounds, schedule: Schedule, costs: Costs, requests: int, steps: int, seed: int = 0) -> Simulated:
-    """Run ``steps`` steps of ``requests`` requests, each of which meets a recorded round drawn at random at every step.
+    """Run ``steps`` steps of ``requests`` requests, each of which meets a recorded round sampled at random at every step.
 
     Nothing of a round's difficulty persists to the next step, the hard case for a budget from confidences of two steps ago. Rounds cut
     short are left out, since a longer draft was never judged there. Raises UserError where none is left.

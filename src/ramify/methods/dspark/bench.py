@@ -1,7 +1,7 @@
 """Is it fast? A target with and without drafters on one's own prompts, in interleaved pairs: who wins, and from which load on none does.
 
-All entrants draw the same number of tokens after the same prompts, in turns; a ratio is that of one turn, and what is reported is the
-median of the turns with its bootstrap interval, so that a machine that is slow for a while is slow for all. Replies are drawn to their
+All entrants sample the same number of tokens after the same prompts, in turns; a ratio is that of one turn, and what is reported is the
+median of the turns with its bootstrap interval, so that a machine that is slow for a while is slow for all. Replies are sampled to their
 full length (no token ends one).
 """
 
@@ -47,7 +47,7 @@ class Run:
     seconds: float
     tokens: int
     passes: int
-    """Target passes of the rows that drew: tokens / passes is tau."""
+    """Target passes of the rows that sampled: tokens / passes is tau."""
     user_speed: float
     """Tokens a second of the median reply, from its request to its end."""
 
@@ -100,7 +100,7 @@ class Comparison:
 
 
 Entrant = Callable[[Sequence[np.ndarray], int, int], Run]
-"""Draws a reply to each prompt with so many in flight; the last number is the turn."""
+"""Samples a reply to each prompt with so many in flight; the last number is the turn."""
 
 
 class Engine:
@@ -108,18 +108,18 @@ class Engine:
 
     def __init__(self, module: nn.Module, settings: Sampling, most: int, **options: Any) -> None:
         self.settings = settings
-        self.model = LocalModel(module, eos=(), max_rows=most, cache_bytes=CACHE, **options)
+        self.model = LocalModel(module, eos=(), max_sequences=most, cache_bytes=CACHE, **options)
 
     def __call__(self, prompts: Sequence[np.ndarray], load: int, turn: int) -> Run:
         """As many tokens as replies to all ``prompts`` have, while there are always ``load`` requests: who is done asks again, and the
-        replies under way when enough was drawn are dropped. Replies of different lengths would else leave the last ones alone.
+        replies under way when enough was sampled are dropped. Replies of different lengths would else leave the last ones alone.
         """
         waiting, speeds, stats = itertools.cycle(enumerate(prompts)), list[float](), self.model.stats
-        before, passes = stats.drawn_tokens, self._passes()
+        before, passes = stats.sampled_tokens, self._passes()
         goal = before + len(prompts) * self.settings.max_tokens
 
         async def client(number: int) -> None:
-            while stats.drawn_tokens < goal:
+            while stats.sampled_tokens < goal:
                 i, prompt = next(waiting)
                 begun = time.perf_counter()
                 key = place_key(turn, "bench", i, number, len(speeds))
@@ -130,7 +130,7 @@ class Engine:
             begun = time.perf_counter()
             clients = [asyncio.ensure_future(client(number)) for number in range(load)]
             await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
-            found = time.perf_counter() - begun, stats.drawn_tokens - before
+            found = time.perf_counter() - begun, stats.sampled_tokens - before
             for one in clients:
                 one.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
@@ -195,7 +195,7 @@ def pairings(place: str, runs: Mapping[str, Sequence[Run]], base: str = PLAIN) -
                 float(np.median([r.tokens / r.seconds for r in own])),
                 float(np.median([r.user_speed for r in own])),
                 float(np.median(ratios)),
-                bootstrap(ratios, lambda draws: np.median(draws, axis=1)),
+                bootstrap(ratios, lambda samples: np.median(samples, axis=1)),
                 len(own),
             )
         )
@@ -219,10 +219,10 @@ def compare(
     loads: Sequence[int] = LOADS,
     schedules: Sequence[str] = SCHEDULES,
     rounds: int = 15,
-    law: str = "rejection",
+    distribution: str = "rejection",
     progress: Progress = SILENT,
 ) -> Comparison:
-    """Draw the same replies with every entrant, in turns.
+    """Sample the same replies with every entrant, in turns.
 
     ``drafters`` by name, the first of which also runs under load; ``prompts`` by domain, int32 (T,) each; ``settings`` how to sample
     (temperature 1, 64 tokens); ``peers``: kinds of :func:`ramify.methods.dspark.peers.peer` and what each needs. ``costs`` is the
@@ -236,9 +236,9 @@ def compare(
     first = next(iter(drafters.values()))
     mixed = [prompt for some in zip(*prompts.values(), strict=False) for prompt in some]
     if costs is None:
-        costs = measure(LocalModel(module, eos=(), max_rows=max(loads)), first, mixed, loads, progress=progress)
-    alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, law, progress)
-    together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, law, progress)
+        costs = measure(LocalModel(module, eos=(), max_sequences=max(loads)), first, mixed, loads, progress=progress)
+    alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, distribution, progress)
+    together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, distribution, progress)
     return Comparison(alone, together, {"cpu": machine_name(), "threads": torch.get_num_threads()})
 
 
@@ -250,7 +250,7 @@ def one_by_one(
     settings: Sampling,
     peers: Mapping[str, Path | Qwen3Drafter | None],
     rounds: int = 15,
-    law: str = "rejection",
+    distribution: str = "rejection",
     progress: Progress = SILENT,
 ) -> list[Pairing]:
     """Every drafter with all its drafts verified, and every peer, one request at a time, by domain."""
@@ -258,7 +258,7 @@ def one_by_one(
     entrants: dict[str, Entrant] = {PLAIN: Engine(module, settings, 1)}
     for name, drafter in drafters.items():
         whole = f"fixed:{drafter.config.block}"
-        entrants[name] = Engine(module, settings, 1, drafter=drafter, schedule=whole, verify=law)
+        entrants[name] = Engine(module, settings, 1, drafter=drafter, schedule=whole, verify=distribution)
     for kind, given in peers.items():
         entrants[kind] = of_peer(peer(target, kind, settings, given, block), settings.max_tokens)
     found: list[Pairing] = []
@@ -277,7 +277,7 @@ def under_load(
     loads: Sequence[int] = LOADS,
     schedules: Sequence[str] = SCHEDULES,
     rounds: int = 15,
-    law: str = "rejection",
+    distribution: str = "rejection",
     progress: Progress = SILENT,
 ) -> list[Pairing]:
     """One drafter under each schedule, by requests at once; schedules longer than its block are cut to it."""
@@ -285,7 +285,9 @@ def under_load(
     entrants: dict[str, Entrant] = {PLAIN: Engine(module, settings, most)}
     for name in schedules:
         schedule = f"fixed:{min(block, int(name[6:]))}" if name.startswith("fixed:") else name
-        entrants[schedule] = Engine(module, settings, most, drafter=drafter, schedule=schedule, profile=costs, verify=law)
+        entrants[schedule] = Engine(
+            module, settings, most, drafter=drafter, schedule=schedule, profile=costs, verify=distribution
+        )
     found: list[Pairing] = []
     for load in loads:
         found += pairings(str(load), turns(entrants, prompts, max(4, 2 * load), load, rounds, SETTLE, progress))

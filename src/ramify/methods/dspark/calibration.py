@@ -16,10 +16,10 @@ def calibration_error(p: np.ndarray, y: np.ndarray, bins: int = BINS) -> float:
     return float(np.abs(gap).sum() / len(p))
 
 
-def calibration_floor(p: np.ndarray, draws: int = 200, seed: int = 0, bins: int = BINS) -> float:
-    """ECE that a perfectly calibrated predictor of these ``p`` [N] would show: the mean over labels drawn from ``p`` itself."""
+def calibration_floor(p: np.ndarray, samples: int = 200, seed: int = 0, bins: int = BINS) -> float:
+    """ECE that a perfectly calibrated predictor of these ``p`` [N] would show: the mean over labels sampled from ``p`` itself."""
     rng = np.random.Generator(np.random.Philox(seed))
-    return float(np.mean([calibration_error(p, rng.random(len(p)) < p, bins) for _ in range(draws)]))
+    return float(np.mean([calibration_error(p, rng.random(len(p)) < p, bins) for _ in range(samples)]))
 
 
 def standard_error(p: np.ndarray, y: np.ndarray, bins: int = BINS) -> float:

@@ -1,8 +1,8 @@
 """What the drafters of DSpark's paper share: their configuration, their weights' beginnings and the shape of a block.
 
-DSpark (spec 3.2 to 3.4) drafts a block in one pass and lets a light sequential head condition each token on the one drawn before it;
+DSpark (spec 3.2 to 3.4) drafts a block in one pass and lets a light sequential head condition each token on the one sampled before it;
 DFlash is DSpark without that head and without confidences (both :mod:`ramify.methods.dspark.dspark_drafter`); Eagle3
-(:mod:`ramify.methods.dspark.eagle`) draws token by token.
+(:mod:`ramify.methods.dspark.eagle`) samples token by token.
 
 Axis legend: R rows, D width, V vocabulary, E head size, C = 2GE, G key/value heads.
 """

@@ -132,7 +132,7 @@ class DSpark(Qwen3Drafter):
         buffers.x.copy_(F.embedding(batch.tokens, self.embedding))
         stack.run(batch, buffers, first)
         hidden = stack.rms(buffers, self._norms[1]).narrow(0, 0, batch.used).view(R, depth, c.width)
-        drawn: list[Tensor] = []
+        sampled: list[Tensor] = []
         embedded: list[Tensor] = []
         previous, state, head = anchors, None, self.markov_head
         if head is not None:
@@ -145,9 +145,9 @@ class DSpark(Qwen3Drafter):
                 latent, state = head.step(embedded[-1], states[k], state)
                 at = torch.addmm(at, latent, out)
             previous = pick(k, at)
-            drawn.append(previous)
+            sampled.append(previous)
         scores = self.scores(hidden, torch.stack(embedded, 1) if embedded else None)
-        return Drafts(torch.stack(drawn, 1), self.confidences(scores), scores)
+        return Drafts(torch.stack(sampled, 1), self.confidences(scores), scores)
 
     def scores(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
         """Confidence logits [..., K] of slots with hidden states [..., K, D] and W1[previous token] [..., K, r]; nan without the head."""

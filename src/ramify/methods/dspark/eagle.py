@@ -101,14 +101,14 @@ class Eagle3(Qwen3Drafter):
         buffers = stack.buffers(padded(R))
         buffers.x.narrow(0, 0, R).copy_(parts.transpose(0, 1).flatten(1)[:, : c.width])
         last = twice(self.norm.weight)
-        token, drawn = anchors, []
+        token, sampled = anchors, []
         for k in range(depth):
             batch = block_batch(cache, c, slots, token, positions - 1 + k, 1)
             stack.run(batch, buffers, first, read=self._input(batch.tokens, buffers.x))
             token = pick(k, F.linear(stack.rms(buffers, last).narrow(0, 0, R), self.head))
-            drawn.append(token)
+            sampled.append(token)
         scores = torch.full((R, depth), float("nan"), device=anchors.device)
-        return Drafts(torch.stack(drawn, 1), scores, scores)
+        return Drafts(torch.stack(sampled, 1), scores, scores)
 
     # -- training
 

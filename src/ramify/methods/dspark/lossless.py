@@ -1,4 +1,4 @@
-"""Whether drafting leaves the target's law alone, checked on a pair of the user's: exact where it can be, by samples where not.
+"""Whether drafting leaves the target's distribution alone, checked on a pair of the user's: exact where it can be, by samples where not.
 
 greedy and stale2 run under the profile of the pair where there is one; otherwise under made-up costs (64 units a pass and one a token)
 at which drafts are cut short now and then: cutting is where a schedule could go wrong.
@@ -22,7 +22,7 @@ from ramify.base.seeds import place_key
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
-from ramify.engine.sampling import Picked, adjusted, laws
+from ramify.engine.sampling import Picked, adjusted, distributions
 from ramify.engine.schedules import Costs, Fixed, Schedule, ranked, rates, schedule_of, survival
 from ramify.engine.sequence import Sequence
 from ramify.engine.speculate import Round, Speculator
@@ -30,13 +30,13 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.engine.verify import rejection
 from ramify.methods.dspark.drafter_files import for_target
 from ramify.methods.dspark.drafters import Qwen3Drafter
-from ramify.model.protocol import Draw, Prefix, Sampling
+from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.stats.checks import Check
 from ramify.stats.intervals import wilson
 from ramify.stats.tests import chi_square
 
 LOADS = (1, 8, 32)
-"""Requests at once at which draws are compared with those without drafts."""
+"""Requests at once at which samples are compared with those without drafts."""
 FEW = 4
 """Tokens left at each position for the test by samples, so that whole outputs of three tokens can be counted."""
 LENGTH = 3
@@ -44,13 +44,13 @@ TOLERANCE, LEAST_P = 1e-12, 1e-3
 FEW_OPEN = 10.0
 """Variance of a number of accepted drafts below which it is not taken as normal: nearly all of their chances are 0 or 1."""
 MEASURED = 64
-"""Verified drafts with different pasts at which the law of verification is measured."""
+"""Verified drafts with different pasts at which the distribution of verification is measured."""
 HALVINGS = 50
 OFTEN = 50
-"""Drafts behind one past from which on they are counted against their law."""
+"""Drafts behind one past from which on they are counted against their distribution."""
 
 Past = tuple[tuple[int, ...], tuple[int, ...]]
-"""Tokens drawn, and tokens drafted after them."""
+"""Tokens sampled, and tokens drafted after them."""
 
 
 class _Costs:
@@ -61,15 +61,15 @@ class _Costs:
 class _Watched(Speculator):
     """Counts the drafts by what came before them, and keeps what was verified."""
 
-    def __init__(self, drafter: Drafter, schedule: Schedule, first: int, law: str) -> None:
-        super().__init__(drafter, schedule, first, law)
+    def __init__(self, drafter: Drafter, schedule: Schedule, first: int, distribution: str) -> None:
+        super().__init__(drafter, schedule, first, distribution)
         self._controller = None  # a check should not depend on the clock
-        self.drawn: dict[Past, tuple[np.ndarray, np.ndarray]] = {}
-        """By past: the sum of the laws said to be drawn from, and how often each token was drafted, [V] each."""
+        self.sampled: dict[Past, tuple[np.ndarray, np.ndarray]] = {}
+        """By past: the sum of the distributions said to be sampled from, and how often each token was drafted, [V] each."""
         self.verified: dict[Past, tuple[Tensor, Tensor, Sampling]] = {}
         """By past: the target's logits and the drafter's weights, [V] each, and the settings."""
         self.acceptances: list[tuple[np.ndarray, np.ndarray]] = []
-        """By pass: of the drafts that were reached, the chance of being accepted that their laws give, and whether they were."""
+        """By pass: of the drafts that were reached, the chance of being accepted that their distributions give, and whether they were."""
 
     def _draft(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int], depth: int) -> Round:
         made = super()._draft(cache, sequences, slots, depth)
@@ -77,7 +77,7 @@ class _Watched(Speculator):
             for k, q in enumerate(weights):
                 past = _past(seq, block[:k])
                 # A sum: a drafter may know more or less of the same past, so its distribution there need not be one.
-                expected, count = self.drawn.setdefault(past, (np.zeros(len(q)), np.zeros(len(q), np.int64)))
+                expected, count = self.sampled.setdefault(past, (np.zeros(len(q)), np.zeros(len(q), np.int64)))
                 expected += _whole(q).cpu().numpy()
                 count[block[k]] += 1
         return made
@@ -106,7 +106,7 @@ class _Watched(Speculator):
             for seq, d in zip(sequences, round_.drafts, strict=True)
             for k in range(len(d) + 1)
         ]
-        p = _whole(laws(logits, [s for s, _ in each], [first for _, first in each])[1].exp())
+        p = _whole(distributions(logits, [s for s, _ in each], [first for _, first in each])[1].exp())
         q = _whole(round_.q)
         starts = np.cumsum([0, *(len(draft) + 1 for draft in round_.drafts[:-1])]).tolist()
         reached = [
@@ -126,8 +126,12 @@ class _Watched(Speculator):
         return float(distance(torch.stack(logits).cpu(), torch.stack(q).cpu(), settings).max())
 
     def p_of_drafts(self) -> float:
-        """Least p of the drafts' chi-squares against the laws kept, by past, times their number."""
-        found = [chi_square(count, law / law.sum())[1] for law, count in self.drawn.values() if count.sum() >= OFTEN]
+        """Least p of the drafts' chi-squares against the distributions kept, by past, times their number."""
+        found = [
+            chi_square(count, distribution / distribution.sum())[1]
+            for distribution, count in self.sampled.values()
+            if count.sum() >= OFTEN
+        ]
         return min(1.0, min(found, default=1.0) * len(found)) if found else 1.0
 
 
@@ -136,19 +140,21 @@ def _past(seq: Sequence, draft: GenericSequence[int]) -> Past:
 
 
 def distance(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> Tensor:
-    """Total variation between the target's law and that of a token verified by the engine's ``rejection``, float64 [N].
+    """Total variation between the target's distribution and that of a token verified by the engine's ``rejection``, float64 [N].
 
     ``logits`` and the drafter's weights ``q`` are [N, V], of which the 2 x ``FEW`` likeliest tokens of a row count.
     """
-    likely = (laws(logits, settings, [False] * len(q))[1].exp().double() + _whole(q)).topk(min(q.shape[1], 2 * FEW)).indices
+    likely = (
+        (distributions(logits, settings, [False] * len(q))[1].exp().double() + _whole(q)).topk(min(q.shape[1], 2 * FEW)).indices
+    )
     likely = likely.sort().values  # in order, so that ties at a cut fall as before
     logits, q = logits.gather(1, likely), q.gather(1, likely)
-    law = torch.from_numpy(verified_law(logits, q, settings))
-    return (law - _whole(laws(logits, settings, [False] * len(q))[1].exp())).abs().sum(-1) / 2
+    distribution = torch.from_numpy(verified_distribution(logits, q, settings))
+    return (distribution - _whole(distributions(logits, settings, [False] * len(q))[1].exp())).abs().sum(-1) / 2
 
 
-def verified_law(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> np.ndarray:
-    """Law of one verified token drafted from ``q``, float64 [N, V], found by halving on the uniforms that ``rejection`` decides by.
+def verified_distribution(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> np.ndarray:
+    """Distribution of one verified token drafted from ``q``, float64 [N, V], found by halving on the uniforms that ``rejection`` decides by.
 
     For each draft, where it stops being accepted; behind a rejected one, where each token of the correction ends.
     """
@@ -190,18 +196,18 @@ def verify(
     drafter: Drafter,
     prompts: GenericSequence[np.ndarray],
     seed: int = 0,
-    draws: int = 10_000,
+    samples: int = 10_000,
     loads: GenericSequence[int] = LOADS,
     costs: Costs | None = None,
     schedules: GenericSequence[str] = (),
     progress: Progress = SILENT,
 ) -> list[Check]:
-    """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled draws are those without drafts, bit for bit, at each of
-    ``loads`` requests at once; the engine's verification of a token, measured, has the target's law to 1e-12; drafts follow the law that
-    verification is told, and ``draws`` outputs of three tokens the target's law; over all schedules, as many drafts are accepted as their
-    laws say. Last, :func:`control`.
+    """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled samples are those without drafts, bit for bit, at each of
+    ``loads`` requests at once; the engine's verification of a token, measured, has the target's distribution to 1e-12; drafts follow the distribution that
+    verification is told, and ``draws`` outputs of three tokens the target's distribution; over all schedules, as many drafts are accepted as their
+    distributions say. Last, :func:`control`.
 
-    ``model`` draws without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
+    ``model`` samples without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
     schedule drafted nothing under its costs. Each schedule is a phase of ``progress``. Raises UserError without prompts and for an unknown
     schedule.
     """
@@ -215,35 +221,37 @@ def verify(
     progress.begin(len(names), 0, "without drafts", "schedules")
     settings, greedy = Sampling(max_tokens=4 * block), Sampling(max_tokens=4 * block, temperature=0.0)
     plain = _bare(model)
-    wanted = {s.temperature: _draw(plain, given, s, max(loads), seed) for s in (settings, greedy)}
+    wanted = {s.temperature: _sample(plain, given, s, max(loads), seed) for s in (settings, greedy)}
     few = Sampling(max_tokens=LENGTH + 2, top_k=FEW)
-    outcomes, law = output_law(plain, given[0], few, LENGTH)
+    outcomes, distribution = output_distribution(plain, given[0], few, LENGTH)
     checks: list[Check] = []
     reached: list[tuple[np.ndarray, np.ndarray]] = []
     for i, name in enumerate(names):
         progress.at(i, phase=name)
 
-        def speculating(law: str, name: str = name) -> tuple[LocalModel, _Watched]:
-            made = _Watched(drafter, schedule_of(name, block, costs or _Costs()), model.forward.layers, law)
+        def speculating(distribution: str, name: str = name) -> tuple[LocalModel, _Watched]:
+            made = _Watched(drafter, schedule_of(name, block, costs or _Costs()), model.forward.layers, distribution)
             return plain.speculating(made), made
 
-        for title, sampling, kind in (("coupled draws", settings, "coupled"), ("greedy tokens", greedy, "rejection")):
+        for title, sampling, kind in (("coupled samples", settings, "coupled"), ("greedy tokens", greedy, "rejection")):
             differ = 0
             for load in loads:
-                made = _draw(speculating(kind)[0], given, sampling, load, seed)
+                made = _sample(speculating(kind)[0], given, sampling, load, seed)
                 bits = kind == "coupled"
                 differ += sum(not _same(a, b, bits) for a, b in zip(made, wanted[sampling.temperature], strict=True))
             checks.append(_check(f"{name}: {title} that differ", differ, len(loads) * len(given), seed, "==", 0.0))
         sampled, watched = speculating("rejection")
-        counts = _count(sampled, given[0], few, draws, outcomes, seed, name)
+        counts = _count(sampled, given[0], few, samples, outcomes, seed, name)
         reached += watched.acceptances
         seen = len(watched.verified)
-        checks.append(_check(f"{name}: distance of the law of a verified token", watched.apart(), seen, seed, "<", TOLERANCE))
-        drafted = sum(int(count.sum()) for _, count in watched.drawn.values())
+        checks.append(
+            _check(f"{name}: distance of the distribution of a verified token", watched.apart(), seen, seed, "<", TOLERANCE)
+        )
+        drafted = sum(int(count.sum()) for _, count in watched.sampled.values())
         checks.append(_check(f"{name}: p of drafts, chi-square", watched.p_of_drafts(), drafted, seed, ">", LEAST_P))
-        p_value = chi_square(counts, law)[1]
-        checks.append(_check(f"{name}: p of {LENGTH}-token outputs, chi-square", p_value, draws, seed, ">", LEAST_P))
-    return checks + _accepted(reached, seed) + control(draws, seed)
+        p_value = chi_square(counts, distribution)[1]
+        checks.append(_check(f"{name}: p of {LENGTH}-token outputs, chi-square", p_value, samples, seed, ">", LEAST_P))
+    return checks + _accepted(reached, seed) + control(samples, seed)
 
 
 def _accepted(reached: GenericSequence[tuple[np.ndarray, np.ndarray]], seed: int) -> list[Check]:
@@ -269,7 +277,7 @@ class _Coin(Qwen3Drafter):
     """The drafter of the specification's example: even odds, confidence .8, then .9 behind token 0 and 0 behind token 1."""
 
     def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
-        """Nothing: its law is the same everywhere."""
+        """Nothing: its distribution is the same everywhere."""
 
     def draft(
         self, cache: KVCache, first: int, slots: Tensor, anchors: Tensor, positions: Tensor, pick: Pick, depth: int
@@ -297,7 +305,7 @@ class Anticipating:
         return np.asarray(np.minimum(best, limits))
 
 
-def control(draws: int, seed: int) -> list[Check]:
+def control(samples: int, seed: int) -> list[Check]:
     """The specification's example in the running engine, target (.7, .3), counted as the pair's outputs are: a schedule that anticipates
     is caught, and the same pair passes with both drafts always verified.
     """
@@ -308,14 +316,14 @@ def control(draws: int, seed: int) -> list[Check]:
         target.model.embed_tokens.weight.fill_(1.0)
         target.head.copy_(torch.tensor([0.7, 0.3]).log()[:, None].expand(2, 8) / 8)  # every state is (1, .., 1)
     drafter = _Coin(for_target(target, layers=1, block=2, rank=1).config)
-    plain = LocalModel(target, eos=(), max_rows=max(LOADS))
+    plain = LocalModel(target, eos=(), max_sequences=max(LOADS))
     prompt, settings = np.zeros(2, np.int32), Sampling(max_tokens=LENGTH + 2)
-    outcomes, law = output_law(plain, prompt, settings, LENGTH)
+    outcomes, distribution = output_distribution(plain, prompt, settings, LENGTH)
     checks = []
     for name, schedule, op in (("biased control is caught", Anticipating(), "<"), ("both drafts always", Fixed(2), ">")):
         made = plain.speculating(_Watched(drafter, schedule, plain.forward.layers, "rejection"))
-        p_value = chi_square(_count(made, prompt, settings, draws, outcomes, seed, name), law)[1]
-        checks.append(_check(f"example of section 8, {name}: p of {LENGTH}-token outputs", p_value, draws, seed, op, LEAST_P))
+        p_value = chi_square(_count(made, prompt, settings, samples, outcomes, seed, name), distribution)[1]
+        checks.append(_check(f"example of section 8, {name}: p of {LENGTH}-token outputs", p_value, samples, seed, op, LEAST_P))
     return checks
 
 
@@ -324,29 +332,31 @@ def _check(name: str, value: float, n: int, seed: int, op: str, threshold: float
 
 
 def _bare(model: LocalModel) -> LocalModel:
-    """``model`` without a stop token, so that every draw is as long as asked."""
-    return LocalModel(model.module, name=model.name, eos=(), max_rows=max(LOADS))
+    """``model`` without a stop token, so that every sample is as long as asked."""
+    return LocalModel(model.module, name=model.name, eos=(), max_sequences=max(LOADS))
 
 
-def _draw(model: LocalModel, prompts: GenericSequence[np.ndarray], settings: Sampling, load: int, seed: int) -> list[Draw]:
+def _sample(
+    model: LocalModel, prompts: GenericSequence[np.ndarray], settings: Sampling, load: int, seed: int
+) -> list[Completion]:
     gate = asyncio.Semaphore(load)
 
-    async def one(i: int) -> Draw:
+    async def one(i: int) -> Completion:
         async with gate:
             return (await model.sample(Prefix(prompts[i]), 1, settings, [place_key(seed, "lossless", i)]))[0]
 
-    async def every() -> list[Draw]:
+    async def every() -> list[Completion]:
         return await asyncio.gather(*(one(i) for i in range(len(prompts))))
 
     return asyncio.run(every())
 
 
-def _same(a: Draw, b: Draw, bits: bool) -> bool:
+def _same(a: Completion, b: Completion, bits: bool) -> bool:
     names = ("tokens", "logprobs", "model_logprobs", "entropy") if bits else ("tokens",)
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
 
 
-def output_law(
+def output_distribution(
     model: LocalModel, prompt: np.ndarray, settings: Sampling, length: int
 ) -> tuple[dict[tuple[int, ...], int], np.ndarray]:
     """Every possible output of ``length`` tokens with its place, and their probabilities, from ordinary forward passes."""
@@ -355,21 +365,21 @@ def output_law(
         rows = [torch.from_numpy(np.append(prompt, seen).astype(np.int64)) for seen in level]
         with torch.inference_mode():
             logits = model.forward.logits(model.forward.full(torch.stack(rows).to(model.forward.device))[:, -1])
-            laws_here = adjusted(logits.double(), [settings] * len(rows), [k == 0] * len(rows)).exp().cpu().numpy()
+            distributions_here = adjusted(logits.double(), [settings] * len(rows), [k == 0] * len(rows)).exp().cpu().numpy()
         level = {
-            (*seen, int(token)): chance * float(law[token])
-            for (seen, chance), law in zip(level.items(), laws_here, strict=True)
-            for token in np.flatnonzero(law)
+            (*seen, int(token)): chance * float(distribution[token])
+            for (seen, chance), distribution in zip(level.items(), distributions_here, strict=True)
+            for token in np.flatnonzero(distribution)
         }
-    law = np.array(list(level.values()))
-    return {seen: i for i, seen in enumerate(level)}, law / law.sum()
+    distribution = np.array(list(level.values()))
+    return {seen: i for i, seen in enumerate(level)}, distribution / distribution.sum()
 
 
 def _count(
     model: LocalModel,
     prompt: np.ndarray,
     settings: Sampling,
-    draws: int,
+    samples: int,
     outcomes: dict[tuple[int, ...], int],
     seed: int,
     name: str,
@@ -378,10 +388,10 @@ def _count(
 
     The samples are those of ``name``: schedules that shared theirs would repeat one another's accidents.
     """
-    keys = [place_key(seed, "lossless", "sample", name, i) for i in range(draws)]
-    made = asyncio.run(model.sample(Prefix(prompt), draws, settings, keys))
+    keys = [place_key(seed, "lossless", "sample", name, i) for i in range(samples)]
+    made = asyncio.run(model.sample(Prefix(prompt), samples, settings, keys))
     length = len(next(iter(outcomes)))
-    found = [outcomes.get(tuple(draw.tokens[:length].tolist()), -1) for draw in made if draw.tokens is not None]
+    found = [outcomes.get(tuple(completion.tokens[:length].tolist()), -1) for completion in made if completion.tokens is not None]
     if -1 in found:
         raise UserError("an output came that the target cannot give: near-ties at a cut; take another prompt")
     return np.bincount(found, minlength=len(outcomes))

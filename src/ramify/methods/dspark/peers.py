@@ -1,4 +1,4 @@
-"""transformers' own ways to draw from the same checkpoint, as peers of a benchmark: plain ``generate``, prompt lookup, an assistant, DFlash.
+"""transformers' own ways to sample from the same checkpoint, as peers of a benchmark: plain ``generate``, prompt lookup, an assistant, DFlash.
 
 All run through ``generate`` at batch 1, which is what their users call.
 """
@@ -17,7 +17,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.model.protocol import Sampling
 
-#: Draws ``new`` tokens after each prompt, one after the other: (seconds, target passes).
+#: Samples ``new`` tokens after each prompt, one after the other: (seconds, target passes).
 Peer = Callable[[Sequence[np.ndarray], int], tuple[float, int]]
 
 
@@ -65,7 +65,7 @@ def peer(target: Path, kind: str, settings: Sampling, drafter: Qwen3Drafter | Pa
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **sampling, **options
             )
-            assert out.shape[1] == len(prompt) + new, "a peer drew fewer tokens than were asked for"
+            assert out.shape[1] == len(prompt) + new, "a peer sampled fewer tokens than were asked for"
         return time.perf_counter() - begun, passes[0]
 
     return run
@@ -77,5 +77,5 @@ def _load(folder: Path) -> Any:
     except ImportError as error:
         raise NeedsError("peers of a benchmark are transformers' own: install ramify[hf]") from error
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None  # every reply is drawn to its full length
+    model.generation_config.eos_token_id = None  # every reply is sampled to its full length
     return model

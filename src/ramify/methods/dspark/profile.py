@@ -78,9 +78,9 @@ class _Timed(Speculator):
     Cycles count in which ``load`` rows were there from end to end.
     """
 
-    def __init__(self, drafter: Drafter, first: int, law: str, load: int, seed: int) -> None:
+    def __init__(self, drafter: Drafter, first: int, distribution: str, load: int, seed: int) -> None:
         self.staged = _Staged(drafter.config.block)
-        super().__init__(drafter, self.staged, first, law)
+        super().__init__(drafter, self.staged, first, distribution)
         self.load = load
         self.stages = [PLAIN, (1, 1), *((self.block, k) for k in range(self.block + 1))]
         self.seconds: dict[tuple[int, int], list[tuple[float, float]]] = {stage: [] for stage in self.stages}

@@ -20,7 +20,7 @@ from ramify.trace.db import Run
 from ramify.trace.sources import run_folder
 
 SPLITS = {"train": "train", "calibrate": "tune", "test": "eval"}
-"""Splits of the household world for each use of prompts."""
+"""Splits of the household environment for each use of prompts."""
 
 
 def of_target(target: str, n: int, seed: int, part: str) -> list[np.ndarray]:
@@ -33,10 +33,10 @@ def of_target(target: str, n: int, seed: int, part: str) -> list[np.ndarray]:
 
 
 def households(template: ChatTemplate, n: int, seed: int, part: str) -> list[np.ndarray]:
-    """Dialogues with the household world as its demonstrators lead them, cut before a turn of the assistant."""
-    from ramify.env.worlds import household
+    """Dialogues with the household environment as its demonstrators lead them, cut before a turn of the assistant."""
+    from ramify.env.builtin import household
 
-    tasks = household.HouseholdWorld().panel(SPLITS[part], n, seed)
+    tasks = household.HouseholdEnvironment().task_set(SPLITS[part], n, seed)
     found = []
     for i, task in enumerate(tasks):
         rng = generator(seed, "dspark", "household", part, i)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Recorder(Speculator):
-    """Notes every round whose draft had the whole block: (key of the draw, accepted, proposed, ended, confidences)."""
+    """Notes every round whose draft had the whole block: (key of the sample, accepted, proposed, ended, confidences)."""
 
     def __init__(self, drafter: Drafter, first: int) -> None:
         super().__init__(drafter, Fixed(drafter.config.block), first, "rejection")
@@ -52,7 +52,7 @@ def record(
     seed: int = 0,
     progress: Progress = SILENT,
 ) -> Rounds:
-    """Draw a reply to each prompt with every draft verified at full length; the rounds, each with the number of its prompt.
+    """Sample a reply to each prompt with every draft verified at full length; the rounds, each with the number of its prompt.
 
     Raises UserError where no round had room for a whole block.
     """
@@ -60,13 +60,13 @@ def record(
     speculating = model.speculating(recorder)
     keys = [place_key(seed, "dspark", "record", i) for i in range(len(prompts))]
 
-    async def draw() -> None:
+    async def sample() -> None:
         await gathered(
             (speculating.sample(Prefix(p), 1, settings, [key]) for p, key in zip(prompts, keys, strict=True)), progress
         )
 
     progress.begin(len(prompts), 0, "draw", "replies")
-    asyncio.run(draw())
+    asyncio.run(sample())
     if not recorder.notes:
         raise UserError(
             f"no round had room for a block of {drafter.config.block} drafts: give longer replies than {settings.max_tokens} tokens"

@@ -29,7 +29,7 @@ class Rounds:
     confidence: np.ndarray
     """The drafter's conditional acceptance probabilities, float [N, G]; nan where it has none."""
     prompt: np.ndarray
-    """Which prompt a round belongs to, int [N]: what intervals are drawn over."""
+    """Which prompt a round belongs to, int [N]: what intervals are sampled over."""
 
     def __post_init__(self) -> None:
         n = len(self.accepted)

@@ -1,4 +1,4 @@
-"""What the verbs do: open a target, draw its text, train a drafter on it, calibrate its confidences, bill what it costs."""
+"""What the verbs do: open a target, sample its text, train a drafter on it, calibrate its confidences, bill what it costs."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class Target:
         return [read[i % len(read)] for i in range(n)]
 
 
-def bill(target: Target, options: TrainOptions) -> dict[str, Any]:
-    """What a training costs: tokens the target draws at most, positions that are supervised, weights that are trained."""
+def cost_estimate(target: Target, options: TrainOptions) -> dict[str, Any]:
+    """What a training costs: tokens the target samples at most, positions that are supervised, weights that are trained."""
     made = make(target, options, mask_token=0)
     slots = options.length if options.kind == "eagle3" else options.anchors
     return {
-        "tokens to draw, at most": options.sequences * options.length,
+        "tokens to sample, at most": options.sequences * options.length,
         "weights to train": sum(w.numel() for w in made.parameters() if w.requires_grad),
         "optimiser steps": options.steps,
         "supervised positions, at most": options.steps * options.rows * slots * options.block,
@@ -128,7 +128,7 @@ def make(target: Target, options: TrainOptions, mask_token: int) -> Qwen3Drafter
 def text(
     target: Target, given: Sequence[np.ndarray], options: TrainOptions, folder: Path, progress: Progress = SILENT
 ) -> list[Row]:
-    """What the target writes after each of ``given``, kept in ``folder`` so that it is drawn once. Raises UserError on another one's text."""
+    """What the target writes after each of ``given``, kept in ``folder`` so that it is sampled once. Raises UserError on another one's text."""
     settings = Sampling(temperature=options.temperature, max_tokens=options.length)
     return kept_text(target.model, given, settings, options.seed, folder, progress=progress)
 
@@ -141,7 +141,7 @@ def train(
     progress: Progress = SILENT,
     mask: int | None = None,
 ) -> dict[str, Any]:
-    """Train a drafter on ``rows`` and save it in ``out``; a call that was stopped goes on. The last losses, and what was made.
+    """Train a drafter on ``rows`` and save it in ``out``; a call that was stopped continues. The last losses, and what was made.
 
     ``mask``: the mask token; None takes one that occurs in no row.
     """
@@ -190,7 +190,7 @@ def verify(
     folder: Path,
     given: Sequence[np.ndarray],
     seed: int,
-    draws: int,
+    samples: int,
     schedules: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> tuple[bool, list[Check]]:
@@ -198,5 +198,5 @@ def verify(
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
     drafter = load_drafter(folder, target.model.module)
     return costs is not None, lossless.verify(
-        target.model, drafter, given, seed, draws, costs=costs, schedules=schedules, progress=progress
+        target.model, drafter, given, seed, samples, costs=costs, schedules=schedules, progress=progress
     )

@@ -37,7 +37,7 @@ from ramify.train.checkpoint import pack, unpack
 from ramify.train.loop import TrainConfig, Trainer
 
 CHECKPOINT, TEXT = f"{TRAINING}/state.safetensors", f"{TRAINING}/text.safetensors"
-"""Files in the output folder: the state from which a stopped training goes on, and the target's text."""
+"""Files in the output folder: the state from which a stopped training continues, and the target's text."""
 _EARLIER = {CHECKPOINT: "training.safetensors", TEXT: "text.safetensors"}
 """Where they were when they lay beside the drafter."""
 CACHE_BYTES = 1 << 30
@@ -64,7 +64,7 @@ class DrafterTraining(Config):
     cross_entropy: float = Field(0.1, ge=0)
     """Weight of the cross-entropy on the next token; DFlash has this loss alone."""
     distance: float = Field(0.9, ge=0)
-    """Weight of the distance between the drafter's and the target's law, ||p - q||_1."""
+    """Weight of the distance between the drafter's and the target's distribution, ||p - q||_1."""
     confidence: float = Field(1.0, ge=0)
     """Weight of the confidence head's loss."""
     clip: float = Field(1.0, gt=0)
@@ -81,10 +81,10 @@ async def regenerate(
     length: int | None = None,
     progress: Progress = SILENT,
 ) -> list[Row]:
-    """What the target itself says after each prompt (token ids), as rows whose drawn tokens count.
+    """What the target itself says after each prompt (token ids), as rows whose sampled tokens count.
 
-    ``length``: tokens of a row with its prompt; ``settings.max_tokens`` bounds the draw either way. Raises UserError on a prompt that
-    leaves no room for two drawn tokens, which a drafter needs.
+    ``length``: tokens of a row with its prompt; ``settings.max_tokens`` bounds the sample either way. Raises UserError on a prompt that
+    leaves no room for two sampled tokens, which a drafter needs.
     """
 
     sampler = Sampler(target, seed)
@@ -92,12 +92,12 @@ async def regenerate(
     async def row(i: int, prompt: np.ndarray) -> Row:
         room = target.context - len(prompt) if length is None else min(length, target.context) - len(prompt)
         if room < 2:
-            raise UserError(f"prompt {i} has {len(prompt)} tokens; two drawn ones do not fit behind it")
+            raise UserError(f"prompt {i} has {len(prompt)} tokens; two sampled ones do not fit behind it")
         limited = replace(settings, max_tokens=min(room, settings.max_tokens))
-        draw = await sampler.one(Prefix(prompt), limited, ("dspark", "regenerate"), i, "regenerate")
-        drawn = np.asarray(draw.tokens, np.int32)
-        mask = np.arange(len(prompt) + len(drawn)) >= len(prompt)
-        return Row(np.concatenate((np.asarray(prompt, np.int32), drawn)), mask)
+        completion = await sampler.one(Prefix(prompt), limited, ("dspark", "regenerate"), i, "regenerate")
+        sampled = np.asarray(completion.tokens, np.int32)
+        mask = np.arange(len(prompt) + len(sampled)) >= len(prompt)
+        return Row(np.concatenate((np.asarray(prompt, np.int32), sampled)), mask)
 
     progress.begin(len(prompts), 0, "sample text", "replies")
     return await gathered((row(i, prompt) for i, prompt in enumerate(prompts)), progress)
@@ -112,7 +112,7 @@ def kept_text(
     length: int | None = None,
     progress: Progress = SILENT,
 ) -> list[Row]:
-    """What :func:`regenerate` draws, kept in ``folder`` so that it is drawn once. Raises UserError where another text is kept there."""
+    """What :func:`regenerate` samples, kept in ``folder`` so that it is sampled once. Raises UserError where another text is kept there."""
     file = _place(folder, TEXT)
     what = json_hash([target.identity.weights, settings.to_json(), length, seed, [one.tolist() for one in prompts]])
     if file.is_file():
@@ -149,7 +149,7 @@ def train_drafter(
 ) -> list[dict[str, float]]:
     """Train ``drafter``, attached to ``target``, on ``rows`` (see :func:`regenerate`); the record of each reported step.
 
-    With ``out`` the state is written into ``training`` there every so many steps, and a training that was stopped goes on from it to the same weights.
+    With ``out`` the state is written into ``training`` there every so many steps, and a training that was stopped continues from it to the same weights.
     ``stop_at`` stops after so many steps. Raises UserError on rows that cannot be used, and on a state of another training.
     """
     c = drafter.config
@@ -183,13 +183,13 @@ def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: 
     """One optimiser step; its losses and what the drafter would get accepted, under teacher forcing."""
     count = len(features.rows)
     picks = generator(config.seed, "drafter-batch", step).choice(count, min(config.rows, count), replace=False)
-    tokens, mask, states, law = features.batch(picks.tolist())
+    tokens, mask, states, distribution = features.batch(picks.tolist())
     drafter.train()
     if isinstance(drafter, Eagle3):
-        loss, record = eagle_loss(drafter, tokens, mask, states, law, config)
+        loss, record = eagle_loss(drafter, tokens, mask, states, distribution, config)
     elif isinstance(drafter, DSpark):
-        anchors, keep = draw_anchors(mask, config.anchors, config.seed, step)
-        loss, record = block_loss(drafter, tokens, mask, states, law, anchors, keep, config)
+        anchors, keep = sample_anchors(mask, config.anchors, config.seed, step)
+        loss, record = block_loss(drafter, tokens, mask, states, distribution, anchors, keep, config)
     else:
         raise UserError(f"there is no training for a drafter of kind '{drafter.config.kind}'")
     trainer.descend(loss)
@@ -207,7 +207,7 @@ def _rate(step: int, config: DrafterTraining) -> float:
 # --- losses --------------------------------------------------------------------------------------------------------------------
 
 
-def draw_anchors(mask: Tensor, count: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
+def sample_anchors(mask: Tensor, count: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Anchors int64 [B, A], rising, and which of them are real, bool [B, A].
 
     An anchor and its successor both count in ``mask`` bool [B, T]. Drawn without replacement, as many as there are up to ``count``.
@@ -227,7 +227,7 @@ def block_loss(
     tokens: Tensor,
     mask: Tensor,
     features: Tensor,
-    law: Tensor,
+    distribution: Tensor,
     anchors: Tensor,
     keep: Tensor,
     config: DrafterTraining,
@@ -247,7 +247,7 @@ def block_loss(
     total = weights.sum().clamp(min=1e-6)
     log_q = logits.log_softmax(-1)
     entropy = -(log_q.gather(-1, tokens[rows, inside][..., None])[..., 0] * weights).sum() / total
-    apart = (log_q.exp() - law[rows, inside - 1]).abs().sum(-1)
+    apart = (log_q.exp() - distribution[rows, inside - 1]).abs().sum(-1)
     accepted = (1 - 0.5 * apart.detach()).clamp(0, 1)
     loss = entropy
     if drafter.config.kind != "dflash":
@@ -260,9 +260,9 @@ def block_loss(
 
 
 def eagle_loss(
-    drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, law: Tensor, config: DrafterTraining
+    drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, distribution: Tensor, config: DrafterTraining
 ) -> tuple[Tensor, dict[str, float]]:
-    """Soft cross-entropy to the target's law at every unrolled step, a mean per sequence, step j weighted ``step_decay``^j.
+    """Soft cross-entropy to the target's distribution at every unrolled step, a mean per sequence, step j weighted ``step_decay``^j.
 
     Arguments as in :func:`block_loss`.
     """
@@ -273,7 +273,7 @@ def eagle_loss(
     for j, logits in enumerate(drafter(tokens, features)):
         label = columns + 2 + j
         counted = (label < T) & mask[:, label.clamp(max=T - 1)] & mask[:, (label - 1).clamp(max=T - 1)]
-        wanted = law[:, (columns + 1 + j).clamp(max=T - 1)]
+        wanted = distribution[:, (columns + 1 + j).clamp(max=T - 1)]
         log_q = logits.log_softmax(-1)
         entropy = -(wanted * log_q).sum(-1)
         each = (entropy * counted).sum(1) / counted.sum(1).clamp(min=1)
@@ -288,7 +288,7 @@ def eagle_loss(
 
 
 class _Features:
-    """The target's features and laws of rows, computed row by row (so that no bit depends on a batch) and kept as float16."""
+    """The target's features and distributions of rows, computed row by row (so that no bit depends on a batch) and kept as float16."""
 
     def __init__(self, target: LocalModel, layers: Sequence[int], rows: Sequence[Row]) -> None:
         self.forward, self.layers, self.rows = target.forward, [layer + 1 for layer in layers], rows
@@ -296,7 +296,7 @@ class _Features:
         self._bytes = 0
 
     def batch(self, picks: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """tokens int64 [B, T], mask bool [B, T], features [B, T, m*D] and laws [B, T, V]; rows padded on the right with zeros."""
+        """tokens int64 [B, T], mask bool [B, T], features [B, T, m*D] and distributions [B, T, V]; rows padded on the right with zeros."""
         states = [self._states(i) for i in picks]
         T, B, device = max(len(one) for one in states), len(states), self.forward.device
         tokens = torch.zeros((B, T), dtype=torch.long)
@@ -308,8 +308,8 @@ class _Features:
             mask[b, : len(one)] = torch.from_numpy(self.rows[i].mask)
         features, last = padded.split((padded.shape[2] - self.forward.width, self.forward.width), 2)
         with torch.no_grad():
-            law = self.forward.logits(last).float().softmax(-1)
-        return tokens.to(device), mask.to(device), features, law
+            distribution = self.forward.logits(last).float().softmax(-1)
+        return tokens.to(device), mask.to(device), features, distribution
 
     def _states(self, i: int) -> Tensor:
         if i in self._kept:

@@ -5,8 +5,8 @@
     drafter = load_drafter("d/", model)
     out = generate(model, drafter, input_ids, max_new_tokens=100, do_sample=True, temperature=0.7)
 
-One sequence at a time, as assisted generation does. The drafter sees the logits processors of the call, so that the law it draws from is
-the law that the verification is told.
+One sequence at a time, as assisted generation does. The drafter sees the logits processors of the call, so that the distribution it samples from is
+the distribution that the verification is told.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
         n_last_matches: int,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """``input_ids`` [1, T] with drafts behind it, and the logits [1, l, V] they were drawn from; None where there are none.
+        """``input_ids`` [1, T] with drafts behind it, and the logits [1, l, V] they were sampled from; None where there are none.
 
         Raises NeedsError on a padded prompt.
         """
@@ -101,13 +101,13 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
         depth = min(self.drafter.config.block, self.longest - anchor - 2)
         if depth < 1:
             return input_ids, None
-        ids, laws = input_ids, []
+        ids, distributions = input_ids, []
 
         def pick(k: int, logits: Tensor) -> Tensor:
             nonlocal ids
-            law = self.processors(ids, logits.float().clone())
-            laws.append(law)
-            token = torch.multinomial(law.softmax(-1), 1) if self.sample else law.argmax(-1, keepdim=True)
+            distribution = self.processors(ids, logits.float().clone())
+            distributions.append(distribution)
+            token = torch.multinomial(distribution.softmax(-1), 1) if self.sample else distribution.argmax(-1, keepdim=True)
             ids = torch.cat((ids, token), 1)
             return token[:, 0]
 
@@ -119,7 +119,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
             kept = int(low[0]) if len(low) else depth
         if kept == 0:  # with no candidate there must be no logits either: a slice of the last 0 of them is all of them
             return input_ids, None
-        return ids[:, : anchor + 1 + kept].clone(), torch.stack(laws[:kept], 1).clone()
+        return ids[:, : anchor + 1 + kept].clone(), torch.stack(distributions[:kept], 1).clone()
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Nothing to adapt."""

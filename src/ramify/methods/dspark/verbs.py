@@ -31,7 +31,7 @@ Prompts = Annotated[
 ]
 Raw = Annotated[bool, option("--raw", help="Prompts are the text as it is, without the chat template.")]
 Count = Annotated[int, option("--n", min=2, help="Prompts; those of a file are used in turns.")]
-Temperature = Annotated[float, option(min=0, help="Temperature of the draws.")]
+Temperature = Annotated[float, option(min=0, help="Temperature of the samples.")]
 Tokens = Annotated[int, option(min=2, help="Tokens of a reply at most.")]
 
 
@@ -48,7 +48,7 @@ def _short(value: Any) -> str:
 def train(
     options: TrainOptions,
     target: TargetName,
-    out: Annotated[Path, option(metavar="DRAFTER", help="Folder to write; a call that was stopped goes on there.")],
+    out: Annotated[Path, option(metavar="DRAFTER", help="Folder to write; a call that was stopped continues there.")],
     prompts: Prompts = None,
     raw: Raw = False,
     dry_run: DryRun = False,
@@ -57,11 +57,11 @@ def train(
     """Train a drafter on text that the target writes itself."""
     opened = Target.open(target)
     given = opened.prompts(prompts, options.sequences, raw, options.seed, "train")
-    cost = run.bill(opened, options)
+    cost = run.cost_estimate(opened, options)
     if dry_run:
         emit({"settings": options.to_json(), "bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
         return
-    kept = f"what {out} holds is kept: the same command goes on"
+    kept = f"what {out} holds is kept: the same command continues"
     with progress(out.name, as_json=as_json, kept=kept) as bar:
         rows = run.text(opened, given, options, out, bar)
         found = run.train(opened, rows, options, out, bar)
@@ -168,7 +168,7 @@ def bench(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Draw the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays."""
+    """Sample the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays."""
     from ramify.engine.profile import FILE, Profile
     from ramify.methods.dspark.bench import SCHEDULES, SETTLE, compare, report_text
 
@@ -180,7 +180,7 @@ def bench(
     if dry_run:
         alone = (turns + 1) * (len(made) + 1 + len(peers or [])) * 2
         together = (turns + SETTLE) * (len(SCHEDULES) + 1) * sum(max(4, 2 * one) for one in at)
-        cost = {"replies": alone + together, "tokens to draw": (alone + together) * tokens}
+        cost = {"replies": alone + together, "tokens to sample": (alone + together) * tokens}
         emit({"bill": cost}, as_json, table(["what it costs", ""], _rows(cost)))
         return
     file = drafters[0] / FILE
@@ -213,7 +213,7 @@ def verify_lossless(
     prompts: Prompts = None,
     raw: Raw = False,
     n: Count = 8,
-    draws: Annotated[int, option(min=1000, help="Outputs of three tokens that are counted for each schedule.")] = 4000,
+    samples: Annotated[int, option(min=1000, help="Outputs of three tokens that are counted for each schedule.")] = 4000,
     schedules: Annotated[
         list[str] | None,
         option("--schedule", metavar="NAME", help="Only this one (fixed:K, threshold:T, greedy, stale2); may be repeated."),
@@ -221,16 +221,16 @@ def verify_lossless(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Check on your own pair that drafting changes no law and no greedy token, under every schedule; exit code 1 where it does.
+    """Check on your own pair that drafting changes no distribution and no greedy token, under every schedule; exit code 1 where it does.
 
     greedy and stale2 run under the drafter's profile where it has one.
     """
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "test")
     with progress("verify", as_json=as_json, kept=UNCHANGED) as bar:
-        profiled, checks = run.verify(opened, drafter, given, seed, draws, schedules or (), bar)
+        profiled, checks = run.verify(opened, drafter, given, seed, samples, schedules or (), bar)
     passed = all(one.status in ("pass", "reported") for one in checks)
-    title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({draws} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
+    title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({samples} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
     emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)
     if not passed:

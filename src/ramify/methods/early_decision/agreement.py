@@ -29,7 +29,7 @@ def fleiss_kappa(counts: np.ndarray) -> float | None:
 
 
 def kappa_interval(
-    counts: np.ndarray, clusters: Sequence[Any], seed: int = 0, draws: int = 1000, level: float = 0.95
+    counts: np.ndarray, clusters: Sequence[Any], seed: int = 0, samples: int = 1000, level: float = 0.95
 ) -> Interval | None:
     """Percentile interval of :func:`fleiss_kappa`, resampling whole ``clusters`` (N,): chunks of one trace are not independent."""
     table = np.asarray(counts, np.float64)
@@ -39,7 +39,7 @@ def kappa_interval(
     parts = np.column_stack([table, ((table**2).sum(axis=1) - raters) / (raters - 1), table.sum(axis=1)])
     sums = np.zeros((len(names), parts.shape[1]))
     np.add.at(sums, codes, parts)
-    picks = generator(seed, "kappa-interval").integers(0, len(names), size=(draws, len(names)))
+    picks = generator(seed, "kappa-interval").integers(0, len(names), size=(samples, len(names)))
     values = [_kappa(one[:-2], one[-2], one[-1]) for one in sums[picks].sum(axis=1)]
     known = [value for value in values if value is not None]
     if not known:

@@ -1,7 +1,7 @@
 """Early decision: what continuations, stances and cuts say. Pure functions of counts and texts.
 
 An outcome is yes or no; the paper's is "refuses". Sections are those of Ri et al. 2026, arXiv 2606.25013; what is marked [derived] is this
-project's. Axis legend: M prefixes, N draws from each, C cuts, J judges.
+project's. Axis legend: M prefixes, N samples from each, C cuts, J judges.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def continuation_variance(k: np.ndarray, n: np.ndarray) -> np.ndarray:
 def unbiased_variance(k: np.ndarray, n: np.ndarray) -> np.ndarray:
     """n / (n - 1) times that, whose mean is 4 p (1 - p) whatever n, so that points of different n share an axis [derived].
 
-    Single values may exceed 1; NaN below two draws.
+    Single values may exceed 1; NaN below two samples.
     """
     size = np.asarray(n, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -58,16 +58,16 @@ class Point:
     mode: str
     """closed (answer at once) or open (think on to the end)."""
     prefixes: int
-    draws: int
+    samples: int
     variance: float
     """Mean of 4 q (1 - q), the paper's."""
     unbiased: float
     unbiased_interval: Interval | None
     flip_rate: float
-    """Share of draws whose outcome is not that of the trace the prefix is from [derived]."""
+    """Share of samples whose outcome is not that of the trace the prefix is from [derived]."""
     flip_interval: Interval | None
     agreement: float
-    """Share of prefixes whose majority of draws (a tie is no) is the outcome of the trace [derived]."""
+    """Share of prefixes whose majority of samples (a tie is no) is the outcome of the trace [derived]."""
     yes: float
     """Mean share of yes."""
 
@@ -85,9 +85,9 @@ def continuation_point(
     prompts: Sequence[Any],
     seed: int = 0,
 ) -> Point:
-    """One point of a continuation curve: ``k`` yes of ``n`` draws from each of M prefixes, whose traces ended ``parent`` bool (M,).
+    """One point of a continuation curve: ``k`` yes of ``n`` samples from each of M prefixes, whose traces ended ``parent`` bool (M,).
 
-    ``prompts`` (M,) are resampled whole. Prefixes without two draws are left out. Raises UserError where none is left.
+    ``prompts`` (M,) are resampled whole. Prefixes without two samples are left out. Raises UserError where none is left.
     """
     size = np.asarray(n)
     on = size > 1
@@ -106,7 +106,7 @@ def continuation_point(
 
 
 def settling(
-    prompts: Sequence[tuple[tuple[int, int], Sequence[tuple[bool, int, int]]]], seed: int = 0, draws: int = 999
+    prompts: Sequence[tuple[tuple[int, int], Sequence[tuple[bool, int, int]]]], seed: int = 0, samples: int = 999
 ) -> dict[str, Any]:
     """Whether prefixes settle the outcome: mean over prefixes of the variance without any of the thinking minus that behind the prefix.
 
@@ -114,14 +114,14 @@ def settling(
     left out of them, and (yes, n) of its continuations [derived]. ``interval`` is over prompts; ``p``, two-sided, is that of outcomes
     dealt anew within each prompt, which are as likely where what was thought has nothing to do with them, however few the prompts.
     """
-    rng, dealt = generator(seed, "settling"), np.zeros(draws + 1)
+    rng, dealt = generator(seed, "settling"), np.zeros(samples + 1)
     gaps: list[float] = []
     clusters: list[int] = []
     for prompt, ((k, n), prefixes) in enumerate(prompts):
         own, yes, size = (np.array(column, np.int64) for column in zip(*prefixes, strict=True))
         seen = [k - int(own.sum()), *own.tolist(), *yes.tolist()]
         groups = [n - len(own), *([1] * len(own)), *size.tolist()]
-        counts = np.vstack([seen, rng.multivariate_hypergeometric(groups, sum(seen), draws)])
+        counts = np.vstack([seen, rng.multivariate_hypergeometric(groups, sum(seen), samples)])
         own, yes = counts[:, 1 : 1 + len(own)], counts[:, 1 + len(own) :]
         fallen = unbiased_variance(counts[:, :1] + own.sum(axis=1, keepdims=True) - own, np.array(n - 1))
         fallen = fallen - unbiased_variance(yes, size)
@@ -129,7 +129,7 @@ def settling(
         gaps += fallen[0].tolist()
         clusters += [prompt] * len(size)
     value, interval = clustered_mean(gaps, clusters, seed)
-    p = (1 + int((np.abs(dealt[1:]) >= abs(dealt[0]) - 1e-9).sum())) / (1 + draws)
+    p = (1 + int((np.abs(dealt[1:]) >= abs(dealt[0]) - 1e-9).sum())) / (1 + samples)
     return {"value": value, "interval": interval, "p": p}
 
 
@@ -139,7 +139,7 @@ def thinking_effect(
     """The same prompts with thinking (on) and without (off), counts of yes by prompt (3.7).
 
     ``to_yes`` and ``to_no`` are shares of prompts whose majority moves with thinking, ``unchanged`` the rest; ``change`` is the mean change of
-    the share of yes, without a threshold. Prompts without draws in both modes are left out.
+    the share of yes, without a threshold. Prompts without samples in both modes are left out.
     """
     rows = [row for row in zip(k_on, n_on, k_off, n_off, strict=True) if row[1] and row[3]]
     if not rows:
@@ -370,12 +370,12 @@ def told_apart(harmful: tuple[int, int], benign: tuple[int, int]) -> dict[str, f
     return {"asr": 1 - hit / n, "orr": alarm / m, "d": d, "c": c}
 
 
-def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: int = 0, draws: int = 4000) -> dict[str, Any]:
+def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: int = 0, samples: int = 4000) -> dict[str, Any]:
     """Whether a defence tells harmful from benign better, or only refuses more (or less).
 
     ``base`` and ``treated`` are (refused, traces) of each harmful and each benign prompt, the same prompts in one order. ``asr`` is the
     share of harmful traces complied with, ``orr`` that of benign ones refused; the verdict is ``improves`` where both fall in 95 % of
-    resamples of prompts (each drawn with both sides, as traces of one prompt are alike), ``worsens`` where both rise, else ``slides``.
+    resamples of prompts (each sampled with both sides, as traces of one prompt are alike), ``worsens`` where both rise, else ``slides``.
     ``d`` and ``c`` are those of :func:`told_apart`. Raises UserError where a pool has no prompt with traces on both sides.
     """
     rng = generator(seed, "defence")
@@ -386,8 +386,8 @@ def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: i
             raise UserError("no prompt of a pool has labelled traces with the defence and without it")
         totals.append(pairs.sum(axis=0).tolist())
         kinds, times = np.unique(pairs, axis=0, return_counts=True)
-        drawn = rng.multinomial(len(pairs), times / len(pairs), draws) @ kinds
-        moved.append(drawn[:, 2] / drawn[:, 3] - drawn[:, 0] / drawn[:, 1])
+        sampled = rng.multinomial(len(pairs), times / len(pairs), samples) @ kinds
+        moved.append(sampled[:, 2] / sampled[:, 3] - sampled[:, 0] / sampled[:, 1])
     found = {name: told_apart(*((total[at], total[at + 1]) for total in totals)) for name, at in (("base", 0), ("treated", 2))}
     asr, orr = -moved[0], moved[1]
     both, neither = float(((asr < 0) & (orr < 0)).mean()), float(((asr > 0) & (orr > 0)).mean())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ramify.methods.early_decision.thinking import Marks
-from ramify.model.protocol import Draw, Prefix, Sampling, Tokenizer
+from ramify.model.protocol import Completion, Prefix, Sampling, Tokenizer
 from ramify.rollout.sampler import Ask, Key
 
 
@@ -29,36 +29,36 @@ class Guard:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Draw:
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Completion:
         """See :class:`ramify.rollout.sampler.Policy`."""
         given: Any = prefix.tokens
         state, round_ = self._start(given), 0
-        drawn: list[int] = []
+        sampled: list[int] = []
         stop = "length"
-        while len(drawn) < settings.max_tokens:
-            now, before = min(self.chunk, settings.max_tokens - len(drawn)), np.array(drawn, np.int32)
+        while len(sampled) < settings.max_tokens:
+            now, before = min(self.chunk, settings.max_tokens - len(sampled)), np.array(sampled, np.int32)
             ends = settings.until
             until = None if ends is None else (lambda new, b=before, ends=ends: ends(np.concatenate([b, new])))
             row = Prefix(np.concatenate([given, before]))
-            draw = await ask(row, replace(settings, max_tokens=now, until=until), key.within("guard", round_))
+            completion = await ask(row, replace(settings, max_tokens=now, until=until), key.within("guard", round_))
             round_ += 1
-            kept, ended = await self._after(ask, state, given, drawn, draw, key.within("asked", round_))
-            drawn = kept[: settings.max_tokens]
+            kept, ended = await self._after(ask, state, given, sampled, completion, key.within("asked", round_))
+            sampled = kept[: settings.max_tokens]
             if ended:
-                stop = draw.stop
+                stop = completion.stop
                 break
-        tokens = np.array(drawn, np.int32)
-        return Draw(self.tokenizer.decode(drawn), stop, tokens, ends=self.tokenizer.ends(drawn))
+        tokens = np.array(sampled, np.int32)
+        return Completion(self.tokenizer.decode(sampled), stop, tokens, ends=self.tokenizer.ends(sampled))
 
     def _start(self, given: np.ndarray) -> dict[str, Any]:
         return {}
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: Key
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, sampled: list[int], completion: Completion, key: Key
     ) -> tuple[list[int], bool]:
-        """All tokens so far behind the prefix, and whether the draw has ended. Here nothing is changed."""
-        tokens: Any = draw.tokens
-        return [*drawn, *tokens.tolist()], draw.stop != "length"
+        """All tokens so far behind the prefix, and whether the sample has ended. Here nothing is changed."""
+        tokens: Any = completion.tokens
+        return [*sampled, *tokens.tolist()], completion.stop != "length"
 
 
 class Reminder(Guard):
@@ -81,10 +81,10 @@ class Reminder(Guard):
         return {"seen": [], "said": self.most if closed else 0}
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: Key
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, sampled: list[int], completion: Completion, key: Key
     ) -> tuple[list[int], bool]:
-        tokens: Any = draw.tokens
-        entropy: Any = draw.entropy
+        tokens: Any = completion.tokens
+        entropy: Any = completion.entropy
         for i, surprise in enumerate(entropy.tolist()):
             last = np.array(state["seen"][-self.window :])
             state["seen"].append(surprise)
@@ -92,12 +92,12 @@ class Reminder(Guard):
             if (
                 enough
                 and surprise < last.mean() - self.deviations * last.std()
-                and (i + 1 < len(tokens) or draw.stop == "length")
+                and (i + 1 < len(tokens) or completion.stop == "length")
             ):
                 state["said"] += 1
                 state["seen"] = []
-                return [*drawn, *tokens[: i + 1].tolist(), *self.reminder], False
-        return await super()._after(ask, state, given, drawn, draw, key)
+                return [*sampled, *tokens[: i + 1].tolist(), *self.reminder], False
+        return await super()._after(ask, state, given, sampled, completion, key)
 
 
 class SelfCheck(Guard):
@@ -113,10 +113,10 @@ class SelfCheck(Guard):
         return {"safe": 0, "back": 0, "question": np.array(self.tokenizer.encode(self.question), np.int32)}
 
     async def _after(
-        self, ask: Ask, state: dict[str, Any], given: np.ndarray, drawn: list[int], draw: Draw, key: Key
+        self, ask: Ask, state: dict[str, Any], given: np.ndarray, sampled: list[int], completion: Completion, key: Key
     ) -> tuple[list[int], bool]:
-        tokens: Any = draw.tokens
-        whole = [*drawn, *tokens.tolist()]
+        tokens: Any = completion.tokens
+        whole = [*sampled, *tokens.tolist()]
         if state["back"] < self.most:
             row = np.concatenate([given, np.array(whole, np.int32), state["question"]])
             said = await ask(Prefix(row), Sampling(temperature=0.0, max_tokens=8), key)
@@ -124,4 +124,4 @@ class SelfCheck(Guard):
                 state["back"] += 1
                 return whole[: state["safe"]], False
             state["safe"] = len(whole)
-        return whole, draw.stop != "length"
+        return whole, completion.stop != "length"

@@ -62,10 +62,10 @@ def import_study(path: Path, folder: Path) -> int:
         with at_place(str(files / "prompts.json")):
             study.ask(asked)
         traces = [row for _, row in _lines(files / "traces.jsonl", _TRACE)]
-        drawn = all("answer_ids" in row for row in traces if "answer" in row)
+        generated = all("answer_ids" in row for row in traces if "answer" in row)
         for number, row in enumerate(traces, 1):
             with at_place(f"{files / 'traces.jsonl'}:{number}"):
-                study.add(row, Written(row["thinking"], 0, " ".join(map(str, row["thinking"])), drawn=drawn))
+                study.add(row, Written(row["thinking"], 0, " ".join(map(str, row["thinking"])), generated=generated))
         _import_stages(study, files)
     return len(traces)
 

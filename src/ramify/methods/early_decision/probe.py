@@ -310,7 +310,7 @@ def _ranked(
     if reason:
         return Ranked(pool, int(on.sum()), int(y[on].sum()), None, None, None, reason)
     held = [group for group, inside in zip(groups, on, strict=True) if inside]
-    interval = auroc_interval(scores[on], y[on], held, draws=500, seed=seed)
+    interval = auroc_interval(scores[on], y[on], held, samples=500, seed=seed)
     balanced = balanced_accuracy(scores, y, folds, on)
     return Ranked(pool, int(on.sum()), int(y[on].sum()), auroc(scores[on], y[on]), interval, balanced)
 
@@ -322,14 +322,14 @@ def _mean_of(
     held = np.unique(np.asarray(groups), return_inverse=True)[1]
     members = [[np.flatnonzero(part & (held == group)) for group in np.unique(held[part])] for part in parts]
     rng = generator(seed, "mean of sources", pool)
-    draws = []
+    samples = []
     for _ in range(500):
         areas = []
         for at in rng.integers(0, len(parts), len(parts)):
             rows = np.concatenate([members[at][i] for i in rng.integers(0, len(members[at]), len(members[at]))])
             areas.append(auroc(scores[rows], y[rows]))
-        draws.append(np.mean([area for area in areas if area is not None]))
-    low, high = np.quantile(draws, [0.025, 0.975])
+        samples.append(np.mean([area for area in areas if area is not None]))
+    low, high = np.quantile(samples, [0.025, 0.975])
     on = np.any(parts, axis=0)
     area = float(np.mean([auroc(scores[part], y[part]) for part in parts]))
     balanced = float(np.mean([balanced_accuracy(scores, y, folds, part) for part in parts]))

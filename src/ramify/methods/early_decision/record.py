@@ -1,6 +1,6 @@
 """A study of early decisions as a run: a tree a prompt, thinking and answers as nodes, what later stages measured in the journal and at the tokens.
 
-Each trace, prefix, rating and cut is committed when it is whole, so an interrupted stage goes on behind it.
+Each trace, prefix, rating and cut is committed when it is whole, so an interrupted stage continues behind it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ramify.rollout.problems import Problem
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Record, Run
 from ramify.trace.foreign import root
-from ramify.trace.node import STOPS, Finding, Mark, Node, Producer, TreeInfo, Verdict, make_node
+from ramify.trace.node import STOPS, Annotation, Finding, Node, Provenance, Score, TreeInfo, make_node
 
 Mode = Literal["thinking", "none"]
 OLD = "study.json"
@@ -38,7 +38,7 @@ CONTINUE, OSCILLATE = "early-decision continue", "early-decision oscillate"
 
 
 class RolloutConfig(Config):
-    """How traces are drawn and what counts as yes."""
+    """How traces are sampled and what counts as yes."""
 
     BASIC = "model label k modes guard think_tokens answer_tokens temperature seed"
     model: str = ""
@@ -58,7 +58,7 @@ class RolloutConfig(Config):
     primer: str = ""
     """text that every thinking starts with; a sentence on safety is the defence SafePath-ZS"""
     guard: Literal["none", "reminder", "self-check"] = "none"
-    """a defence while drawing: SafeRemind's reminder where the model grows sure, or PSR's question to itself"""
+    """a defence while sampling: SafeRemind's reminder where the model grows sure, or PSR's question to itself"""
     reminder: str = "\nWait. Is it safe to help with this?\n"
     """what SafeRemind puts in"""
     think_tokens: int = Field(16384, ge=1)
@@ -74,7 +74,7 @@ class RolloutConfig(Config):
     top_k: int = Field(0, ge=0)
     """of thinking and answer; 0 keeps all"""
     seed: int = 0
-    """decides every draw"""
+    """decides every sample"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class Written:
     before: int
     text: str
     ends: np.ndarray | None = None
-    drawn: bool = True
-    """Whether the model drew the thinking, or it is from elsewhere."""
+    generated: bool = True
+    """Whether the model sampled the thinking, or it is from elsewhere."""
 
 
 class Rows:
@@ -188,7 +188,7 @@ class Study:
         return Rows(self.run, kind)
 
     def labelled(self, mode: Mode = "thinking") -> list[dict[str, Any]]:
-        """Traces whose answer was judged, in an order that does not depend on when they were drawn."""
+        """Traces whose answer was judged, in an order that does not depend on when they were sampled."""
         rows = [row for row in self.traces.values() if row["mode"] == mode and row["status"] == "labelled"]
         place = {name: i for i, name in enumerate(self.prompts)}
         return sorted(rows, key=lambda row: (place[row["prompt"]], row["sample"]))
@@ -222,25 +222,25 @@ class Study:
         """Store a trace and commit: ``prompt``, ``mode``, ``sample``, ``thinking`` and what came of it."""
         name, key = row["prompt"], f"{row['prompt']}/{row['mode']}/{row['sample']}"
         prompt = self._nodes[self._places[name]]
-        length, drawn = len(row["thinking"]), written.drawn and row["mode"] == "thinking"
+        length, generated = len(row["thinking"]), written.generated and row["mode"] == "thinking"
         sampled = np.zeros(len(written.tokens), bool)
         sampled[written.before : len(sampled) if row["closed"] == "own" else written.before + length] = True
-        by = self._producer("think_tokens") if drawn else None
+        by = self._provenance("think_tokens") if generated else None
         thought = make_node(
-            name, prompt.id, len(prompt), "assistant", written.text, tokens=written.tokens, sampled=sampled if drawn else None,
-            ends=written.ends, producer=by and by.hash, index=row["sample"] if row["mode"] == "thinking" else -1,
+            name, prompt.id, len(prompt), "assistant", written.text, tokens=written.tokens, sampled=sampled if generated else None,
+            ends=written.ends, provenance=by and by.hash, index=row["sample"] if row["mode"] == "thinking" else -1,
             data={"mode": row["mode"], "closed": row["closed"], "thinking": [written.before, written.before + length]},
         )  # fmt: skip
         records: list[Record] = [*filter(None, [by]), thought]
         kept = {part: value for part, value in row.items() if part not in ("key", "thinking", "answer", "answer_ids")}
         kept |= {"thought": thought.id}
         if "answer" in row:
-            tokens, by = row.get("answer_ids"), self._producer("answer_tokens") if written.drawn else None
+            tokens, by = row.get("answer_ids"), self._provenance("answer_tokens") if written.generated else None
             stop = row.get("stop", "")
             said = make_node(
                 name, thought.id, len(thought), "assistant", row["answer"], tokens=tokens, opens=False,
-                sampled=None if tokens is None or not written.drawn else np.ones(len(tokens), bool),
-                producer=by and by.hash, index=row["sample"], stop=stop if stop in STOPS else "",
+                sampled=None if tokens is None or not written.generated else np.ones(len(tokens), bool),
+                provenance=by and by.hash, index=row["sample"], stop=stop if stop in STOPS else "",
             )  # fmt: skip
             records += [*filter(None, [by]), said]
             kept |= {"said": said.id}
@@ -248,7 +248,7 @@ class Study:
                 value, told = row["outcome"], {"votes": row["votes"], "share": row["soft"]}
                 judges = {"jury": str(row["judge"])} if row.get("judge") else {}
                 records.append(
-                    Verdict(said.id, "label", None if value is None else float(value), "outcome", None, told, judges=judges)
+                    Score(said.id, "label", None if value is None else float(value), "outcome", None, told, judges=judges)
                 )
         with self.run.transaction():
             self.run.add(*records)
@@ -258,7 +258,9 @@ class Study:
 
     def mark(self, trace: Mapping[str, Any], tokens: int, name: str, maker: str, value: Mapping[str, Any]) -> list[Record]:
         """Something to remember after ``tokens`` of a trace's thinking; none where these are more than it has."""
-        return [Mark(trace["node"], trace["start"] + tokens, name, maker, value)] if tokens <= len(trace["thinking"]) else []
+        return (
+            [Annotation(trace["node"], trace["start"] + tokens, name, maker, value)] if tokens <= len(trace["thinking"]) else []
+        )
 
     def found(self, stage: str) -> Any:
         """All that a stage found (``probe``, ``valley``), None where it has not run."""
@@ -303,10 +305,10 @@ class Study:
                 text = str(data.get("prompt") or " ".join(map(str, one["prompt_ids"])))
                 self.run.add(make_node(name, root(self.run, name).id, 0, "user", text, tokens=one["prompt_ids"]))
 
-    def _producer(self, limit: str) -> Producer:
+    def _provenance(self, limit: str) -> Provenance:
         config = self.config.to_json()
         settings = {name: config[name] for name in ("temperature", "top_p", "top_k", limit, "guard", "primer")}
-        return Producer(str(self.source.get("model", "")), str(self.source.get("weights", "")), settings, self.config.seed)
+        return Provenance(str(self.source.get("model", "")), str(self.source.get("weights", "")), settings, self.config.seed)
 
 
 def asked_of(name: str, ids: Sequence[int], data: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,7 +336,7 @@ def _row(key: str, kept: Mapping[str, Any], nodes: Mapping[str, Node]) -> dict[s
 def _refuse_old(folder: Path) -> None:
     if (folder / OLD).is_file() and not holds_run(folder):
         raise UserError(
-            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which goes on under DIR"
+            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which continues under DIR"
         )
 
 

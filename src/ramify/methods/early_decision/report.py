@@ -138,7 +138,7 @@ def _effects(study: Study) -> dict[str, Any]:
 def slices(study: Study, m: int) -> dict[str, str]:
     """The slice of each prompt: what it says itself (``slice``), else ambiguous or settled by rollouts that no prefix is taken from.
 
-    Prompts without such rollouts belong to none: a slice chosen on the draws it is judged by would look settled by selection.
+    Prompts without such rollouts belong to none: a slice chosen on the samples it is judged by would look settled by selection.
     """
     taken = {row["key"] for row in study.prefixes(m)}
     out = {}
@@ -151,21 +151,21 @@ def slices(study: Study, m: int) -> dict[str, str]:
 
 def _curves(study: Study) -> dict[str, Any] | None:
     """Continuation curves by way: of each slice (ambiguous first), each pool, all prefixes, and the mean of the pools (the paper's)."""
-    drawn = _largest(study.rows(CONTINUED), "trace", "way", "share")
-    if not drawn:
+    sampled = _largest(study.rows(CONTINUED), "trace", "way", "share")
+    if not sampled:
         return None
     parents = {row["key"]: row for row in study.labelled()}
-    used = [parents[key] for key in sorted({row["trace"] for row in drawn})]
+    used = [parents[key] for key in sorted({row["trace"] for row in sampled})]
     m = max(Counter(row["prompt"] for row in used).values())
     slice_of, prefixes = slices(study, m), {row["key"] for row in study.prefixes(m)}
     on, off = _tally(study, "thinking"), _tally(study, "none")
     siblings = _tally(study, "thinking", parents.keys() - prefixes)  # a slice is not shown on the rollouts that chose it
     siblings |= {name: on[name] for name in on if study.prompts[name]["data"].get("slice")}
-    points = [(row["way"], row["share"], parents[row["trace"]], row["k"], row["n"]) for row in drawn]
+    points = [(row["way"], row["share"], parents[row["trace"]], row["k"], row["n"]) for row in sampled]
     points += [("closed", 0.0, row, *off[row["prompt"]]) for row in used]  # nothing kept: no thinking
 
     def curves(names: Container[str], ends: dict[str, tuple[int, int]]) -> dict[str, list[dict[str, Any]]]:
-        """Of the prefixes of some prompts; open with nothing kept is the whole trace anew, its own draw left out of ``ends``."""
+        """Of the prefixes of some prompts; open with nothing kept is the whole trace anew, its own sample left out of ``ends``."""
         anew = [("open", 0.0, row, ends[row["prompt"]][0] - row["outcome"], ends[row["prompt"]][1] - 1) for row in used]
         at: dict[tuple[str, float], list[tuple[dict[str, Any], int, int]]] = {}
         for way, share, row, k, n in (*points, *anew):
@@ -200,8 +200,8 @@ def _curves(study: Study) -> dict[str, Any] | None:
         "mean_of_pools": mean,
         "open_fall": fall(),
         "slices": Counter(slice_of.values()),
-        "no_room": sum(row["status"] == "no_room" for row in drawn),
-        "missing": sum(row["missing"] for row in drawn),
+        "no_room": sum(row["status"] == "no_room" for row in sampled),
+        "missing": sum(row["missing"] for row in sampled),
     }
 
 
@@ -253,7 +253,7 @@ def _cuts(study: Study, config: ReportConfig) -> dict[str, Any] | None:
 
 
 def _turns(study: Study) -> list[Finding]:
-    """Every turn of stance with answers drawn at both its cuts: where it is, and how the share of yes moves there."""
+    """Every turn of stance with answers sampled at both its cuts: where it is, and how the share of yes moves there."""
     at = {(row["trace"], row["chunk"]): row for row in _largest(study.rows(CUT), "trace", "chunk")}
     found = []
     for key, row in sorted(study.rows(STANCES).rows.items()):
@@ -323,7 +323,7 @@ def valley_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the outcome becomes more (or less) settled as the thinking goes on, open: the one question curves of it are asked."""
+    """Whether the outcome becomes more (or less) settled as the thinking continues, open: the one question curves of it are asked."""
     fall = found["open_fall"]
     if fall is None:
         return _verdict(
@@ -364,13 +364,13 @@ def separability_svg(record: dict[str, Any]) -> str:
 
 def continuation_svg(curves: dict[str, list[dict[str, Any]]], title: str) -> str:
     """Unbiased variance and flips by share of the thinking kept, each way its own curve."""
-    drawn = []
+    sampled = []
     for way, points in curves.items():
         x = [100 * p["share"] for p in points]
         ends = [p["unbiased_interval"] or (p["unbiased"],) * 2 for p in points]
-        drawn.append(Curve(f"{way}: variance", x, [p["unbiased"] for p in points], [e[0] for e in ends], [e[1] for e in ends]))
-        drawn.append(Curve(f"{way}: flips", x, [p["flip_rate"] for p in points]))
-    return curves_svg(drawn, title, "share of the thinking kept, %", "variance, share", False)
+        sampled.append(Curve(f"{way}: variance", x, [p["unbiased"] for p in points], [e[0] for e in ends], [e[1] for e in ends]))
+        sampled.append(Curve(f"{way}: flips", x, [p["flip_rate"] for p in points]))
+    return curves_svg(sampled, title, "share of the thinking kept, %", "variance, share", False)
 
 
 _POOL = (*Ranked.__dataclass_fields__, "p_corrected")
@@ -394,7 +394,7 @@ def html(record: dict[str, Any]) -> str:
     parts.append(html_table("With thinking against without", named("pool", record["thinking"])))
     if record["continuation"]:
         parts.append(
-            "<p>Closed: the thinking stops there and the answer is drawn anew. Open: it goes on. Only the two together tell a decided model from one that still weighs.</p>"
+            "<p>Closed: the thinking stops there and the answer is sampled anew. Open: it continues. Only the two together tell a decided model from one that still weighs.</p>"
         )
         for name, curves in record["continuation"]["curves"].items():
             parts += [f"<h2>Continuations: {escape(name)}</h2>", continuation_svg(curves, f"Continuations: {name}")]

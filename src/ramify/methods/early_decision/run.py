@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.early_decision.algorithm import LOOP, chunk_spans, settle, transitions
 from ramify.methods.early_decision.judges import stances
 from ramify.methods.early_decision.record import CONTINUE, CONTINUED, CUT, OSCILLATE, STANCES, Mode, Rows, Study, Written, counted
@@ -35,23 +35,23 @@ Tell = Callable[[int], None]
 
 
 async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury, tell: Tell = lambda done: None) -> None:
-    """Draw and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2). What fails is tried again next time."""
+    """Sample and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2). What fails is tried again next time."""
 
     async def one(name: str, mode: Mode) -> None:
         missing = [i for i in range(study.config.k) if f"{name}/{mode}/{i}" not in study.traces]
         if not missing:
             return
         ids, first = study.prompts[name]["prompt_ids"], missing[0]
-        n = study.config.k - first  # a draw is keyed by its index, so those in between are drawn again and left
-        drawn: list[Thought | None] = [Thought((), "forced", None)] * n
+        n = study.config.k - first  # a sample is keyed by its index, so those in between are sampled again and left
+        generated: list[Thought | None] = [Thought((), "forced", None)] * n
         if mode == "thinking":
             made = await sampler.sample(thinking.opened(ids), n, thinking.left(), (name, mode), first, policy=thinking)
-            drawn = thinking.thoughts(made)
+            generated = thinking.thoughts(made)
         elif thinking.fits(closed := thinking.closed(ids, ())):
             made = await sampler.sample(closed, n, thinking.answering, (name, mode, "answer"), first)
-            drawn = [one if one is None else Thought((), "forced", one) for one in thinking.answers(made)]
+            generated = [one if one is None else Thought((), "forced", one) for one in thinking.answers(made)]
         for i in missing:
-            record = await _labelled(study, jury, name, drawn[i - first], sampler)
+            record = await _labelled(study, jury, name, generated[i - first], sampler)
             if record is not None:
                 trace = {"prompt": name, "mode": mode, "sample": i, **record}
                 study.add(trace, _written(thinking, ids, trace))
@@ -95,9 +95,9 @@ async def _judged(study: Study, jury: Jury, prompt: str, answer: str, sampler: S
 
 
 async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, sampler: Sampler, jury: Jury) -> None:
-    """Take over traces drawn elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
+    """Take over traces sampled elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
 
-    The thinking is encoded once, as a whole; the tokens may not be those that were drawn. A row without a response is ``truncated``, and
+    The thinking is encoded once, as a whole; the tokens may not be those that were sampled. A row without a response is ``truncated``, and
     its thinking is not labelled in place of it. Raises UserError where the study has another trace at a row's place.
     """
     known = {row["sample"]: row for row in study.traces.values() if row["mode"] == "thinking"}
@@ -115,7 +115,7 @@ async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokeniz
             row["answer"] = response
             judged = await _judged(study, jury, prompt, response, sampler)
         if judged is not None:
-            study.add(row | judged, Written(thinking, 0, given["thinking"], drawn=False))
+            study.add(row | judged, Written(thinking, 0, given["thinking"], generated=False))
 
 
 # -- continuations
@@ -134,11 +134,11 @@ class ContinueConfig(Config):
     """continuations of each prefix"""
 
     def points(self) -> list[tuple[float, Way]]:
-        """Shares and ways that take draws of their own: at 0 the rollouts serve, and behind the whole there is nothing to think on."""
+        """Shares and ways that take samples of their own: at 0 the rollouts serve, and behind the whole there is nothing to think on."""
         return [(share, way) for share in self.shares if share for way in self.ways if way == "closed" or share < 1]
 
-    def bill(self, study: Study) -> dict[str, int]:
-        """Most that will be drawn."""
+    def cost_estimate(self, study: Study) -> dict[str, int]:
+        """Most that will be sampled."""
         prefixes = len(study.prefixes(self.m)) * len(self.points())
         return {"prefixes": prefixes, "answers": prefixes * self.n}
 
@@ -151,9 +151,9 @@ async def continuations(
     config: ContinueConfig,
     tell: Tell = lambda done: None,
 ) -> Rows:
-    """Draw what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no draws of its own.
+    """Sample what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no samples of its own.
 
-    A prefix of which a draw or a vote failed has no row, so the next call tries it again.
+    A prefix of which a sample or a vote failed has no row, so the next call tries it again.
     """
     found = study.rows(CONTINUED)
     if any(share < 0 for share in config.shares):
@@ -214,27 +214,27 @@ class CutForks:
     async def count(self, path: str, t: ThinkingCut, n: int, purpose: str, start: int = 0) -> Counts:
         """Yes among answers that were judged; the others, and thinking that came to no answer, are missing.
 
-        Raises BoundaryError where a sample or a voter failed, which the same call may mend, and NoRoomError where no answer fits.
+        Raises InfrastructureError where a sample or a voter failed, which the same call may mend, and NoRoomError where no answer fits.
         """
         ids, thinking = self.study.prompts[path]["prompt_ids"], self.thinking
         if t.closed is None:
             begun, left = thinking.opened(ids, t.kept), thinking.left(t.kept)
-            draws = await self.sampler.sample(begun, n, left, t.place, start, policy=thinking)
-            answers = [one if one is None else one.answer for one in thinking.thoughts(draws, t.kept)]
+            completions = await self.sampler.sample(begun, n, left, t.place, start, policy=thinking)
+            answers = [one if one is None else one.answer for one in thinking.thoughts(completions, t.kept)]
         else:
             closed = thinking.closed(ids, t.kept, t.closed)
             if not thinking.fits(closed):
                 raise NoRoomError(f"{path}: {len(t.kept)} tokens of thinking and an answer do not fit the model's context")
-            draws = await self.sampler.sample(closed, n, thinking.answering, (*t.place, "answer"), start)
-            answers = thinking.answers(draws)
-        if None in draws:
-            raise BoundaryError("provider", self.sampler.first_failure)
+            completions = await self.sampler.sample(closed, n, thinking.answering, (*t.place, "answer"), start)
+            answers = thinking.answers(completions)
+        if None in completions:
+            raise InfrastructureError("provider", self.sampler.first_failure)
         texts = [answer.text for answer in answers if answer is not None]
         each = [Item(text, path, self.study.asked(path)) for text in dict.fromkeys(texts)]
         verdicts = await judged(self.jury, each, self.sampler.ledger, self.sampler.budget)
         said = {item.text: found for item, found in zip(each, verdicts, strict=True)}
         if failure := next((found.failure for found in said.values() if found.failure), ""):
-            raise BoundaryError("scorer", failure)
+            raise InfrastructureError("scorer", failure)
         values = [said[text].value for text in texts]
         return Counts.of(None if value is None else value is True for value in values) + Counts(0, 0, n - len(values))
 
@@ -245,7 +245,7 @@ async def _measured(cuts: CutForks, prompt: str, cut: ThinkingCut, n: int) -> di
         counts, _ = await potential(cuts, prompt, [cut], Fixed(n), "cut")
     except NoRoomError:
         return {"status": "no_room", "k": 0, "n": 0}
-    except BoundaryError:
+    except InfrastructureError:
         return None
     return {"status": "done", "k": counts[cut].k, "n": counts[cut].n}
 
@@ -273,7 +273,7 @@ class OscillateConfig(Config):
     traces: int = Field(8, ge=1)
     """traces of each prompt that are rated"""
 
-    def bill(self, study: Study) -> dict[str, int]:
+    def cost_estimate(self, study: Study) -> dict[str, int]:
         """Most that will be rated, and the answers at each turn: how many there are is known only once stances are."""
         traces = len(study.prefixes(self.traces))
         return {"traces": traces, "ratings": traces * len(self.judges), "answers_a_turn": 2 * self.answers}
@@ -288,9 +288,9 @@ async def oscillations(
     config: OscillateConfig,
     tell: Tell = lambda done: None,
 ) -> tuple[Rows, Rows]:
-    """Rate stances and draw answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
+    """Rate stances and sample answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
 
-    A trace that no judge rated and a cut of which a draw or a vote failed have no row, so the next call tries them again. A trace of one
+    A trace that no judge rated and a cut of which a sample or a vote failed have no row, so the next call tries them again. A trace of one
     chunk is not rated: no stance can turn in it. Raises UserError where all traces are such, where the study's stances are of other settings
     (but ``answers`` and ``traces``, which may grow) or of other chunks, or the model has no tokenizer.
     """

@@ -93,7 +93,7 @@ def valley(
     groups: Sequence[Any] | None = None,
     *,
     seed: int = 0,
-    draws: int = 200,
+    samples: int = 200,
     level: float = 0.95,
 ) -> Valley:
     """J at each of P positions spread evenly over the traces: ``x`` (N, P, D), ``y`` bool (N,).
@@ -106,11 +106,11 @@ def valley(
     labels, positions = _labels(x, y), range(x.shape[1])
     rng = generator(seed, "valley")
     if groups is None:
-        shuffled = rng.permuted(np.broadcast_to(labels, (draws, len(labels))), axis=1)
+        shuffled = rng.permuted(np.broadcast_to(labels, (samples, len(labels))), axis=1)
     else:
-        shuffled = np.stack([shuffled_groups(labels, groups, rng) for _ in range(draws)])
+        shuffled = np.stack([shuffled_groups(labels, groups, rng) for _ in range(samples)])
     _, codes = np.unique(np.arange(len(labels)) if groups is None else np.asarray(groups), return_inverse=True)
-    order = rng.permuted(np.broadcast_to(np.arange(codes.max() + 1), (draws, codes.max() + 1)), axis=1)
+    order = rng.permuted(np.broadcast_to(np.arange(codes.max() + 1), (samples, codes.max() + 1)), axis=1)
     kept = (order < (codes.max() + 1) / 2)[:, codes]
     kept = kept[((kept & labels).sum(axis=1) > 1) & ((kept & ~labels).sum(axis=1) > 1)]
     j, null = np.zeros(len(positions)), np.zeros(len(positions))

@@ -62,7 +62,7 @@ class ValleyConfig(Config):
 
     points: int = Field(100, ge=6)
     """positions along the thinking"""
-    draws: int = Field(200, ge=20)
+    samples: int = Field(200, ge=20)
     """shuffled labellings for the floor, and random halves of the prompts for the intervals"""
     textbook: bool = False
     """the textbook's Bhattacharyya distance in place of the paper's, whose first term is twice as large"""
@@ -168,7 +168,7 @@ def valley_stage(study: Study, model: Model, thinking: Thinking, config: ValleyC
     names, y, x = [row["prompt"] for row in got.rows], got.y, got.states[:, :, 0]
     record: dict[str, Any] = {"skipped": got.skipped, "n": len(y), "textbook": config.textbook, "reason": too_few(y)}
     if not record["reason"]:
-        record |= {"valley": valley(x.astype(np.float32), y, names, draws=config.draws).to_json()}
+        record |= {"valley": valley(x.astype(np.float32), y, names, samples=config.samples).to_json()}
         folds = folds_of(y, names)
         pools = [study.pool(name) for name in names]
         both = np.stack([y, *shuffled_labels(y, names, folds, pools, 1, study.config.seed)])

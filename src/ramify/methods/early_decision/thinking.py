@@ -1,6 +1,6 @@
 """Thinking traces: the policy that closes a thought and answers, and the prefixes and settings of a thought that is cut anywhere.
 
-Cuts are on the token ids that were drawn, never on text. The answer is what follows the closing marker; a trace that was never closed has
+Cuts are on the token ids that were sampled, never on text. The answer is what follows the closing marker; a trace that was never closed has
 none, and nothing may be read off its thinking instead. Models that write channels (GPT-OSS, the harmony format) think in ``analysis`` and
 answer in ``final``; what is between these, a second analysis or a tool call's commentary, belongs to the thinking.
 """
@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from ramify.base.errors import UserError
-from ramify.model.protocol import Draw, Model, Prefix, Sampling, Tokenizer, context_of, eos_of, require
+from ramify.model.protocol import Completion, Model, Prefix, Sampling, Tokenizer, context_of, eos_of, require
 from ramify.rollout.sampler import Ask, Key, token_ids
 
 Closed = Literal["own", "forced", "never"]
@@ -118,11 +118,11 @@ class Thinking:
             self._think = replace(think, stop_tokens=(*marks.mark, *sorted(self.eos)))
         else:
             self._think = replace(
-                think, stop_tokens=tuple(sorted(self.eos - set(marks.mark))), until=lambda drawn: _ends(drawn, mark)
+                think, stop_tokens=tuple(sorted(self.eos - set(marks.mark))), until=lambda sampled: _ends(sampled, mark)
             )
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Text of drawn tokens."""
+        """Text of sampled tokens."""
         return " ".join(map(str, tokens)) if self.tokenizer is None else self.tokenizer.decode(list(tokens))
 
     def opened(self, prompt: Sequence[int], head: Sequence[int] = ()) -> Prefix:
@@ -147,51 +147,51 @@ class Thinking:
         assert prefix.tokens is not None
         return self.context is None or len(prefix.tokens) + self.answering.max_tokens <= self.context
 
-    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Draw:
+    async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Completion:
         """See :class:`ramify.rollout.sampler.Policy`; ``settings`` are those of :meth:`left`."""
         assert prefix.tokens is not None
         part: list[int] = []
         closed: Closed = "forced" if self.force else "never"
         stop = "length"
         if settings.max_tokens > 0:
-            drawn = await ask(prefix, settings, Key(key.seed, (*key.place, "think"), key.index))
-            part, closed = self._split(drawn)
-            stop = drawn.stop
+            sampled = await ask(prefix, settings, Key(key.seed, (*key.place, "think"), key.index))
+            part, closed = self._split(sampled)
+            stop = sampled.stop
         tokens, answered = [*part, *(() if closed == "never" else self._close(closed))], False
         behind = Prefix(np.concatenate([prefix.tokens, np.array(tokens, np.int32)]))
         if closed != "never" and self.fits(behind):
             said = await ask(behind, self.answering, Key(key.seed, (*key.place, str(key.index), "answer"), 0))
             tokens, answered, stop = [*tokens, *token_ids(said)], True, said.stop
         told = {"thinking": len(part), "closed": closed, "answered": answered}
-        return Draw(self.text(tokens), stop, np.array(tokens, np.int32), data=told)
+        return Completion(self.text(tokens), stop, np.array(tokens, np.int32), data=told)
 
-    def thoughts(self, draws: Sequence[Draw | None], head: Sequence[int] = ()) -> list[Thought | None]:
+    def thoughts(self, completions: Sequence[Completion | None], head: Sequence[int] = ()) -> list[Thought | None]:
         """Continuations that were sampled by this policy, of thinking that begins with ``head``; None for one that failed."""
-        return [None if draw is None else self._thought(draw, tuple(map(int, head))) for draw in draws]
+        return [None if completion is None else self._thought(completion, tuple(map(int, head))) for completion in completions]
 
-    def answers(self, draws: Sequence[Draw | None]) -> list[Answer | None]:
+    def answers(self, completions: Sequence[Completion | None]) -> list[Answer | None]:
         """Continuations of a closed prefix; None for one that failed."""
-        return [None if draw is None else self._said(token_ids(draw), draw.stop) for draw in draws]
+        return [None if completion is None else self._said(token_ids(completion), completion.stop) for completion in completions]
 
     # -- parts
 
-    def _thought(self, draw: Draw, head: tuple[int, ...]) -> Thought:
-        told, tokens = draw.data or {}, token_ids(draw)
+    def _thought(self, completion: Completion, head: tuple[int, ...]) -> Thought:
+        told, tokens = completion.data or {}, token_ids(completion)
         closed, end = told["closed"], told["thinking"]
-        said = self._said(tokens[end + len(self._close(closed)) :], draw.stop) if told["answered"] else None
+        said = self._said(tokens[end + len(self._close(closed)) :], completion.stop) if told["answered"] else None
         return Thought((*head, *tokens[:end]), closed, said)
 
     def _close(self, closed: Closed) -> tuple[int, ...]:
         return self.marks.mark if closed == "own" else self.marks.close
 
-    def _split(self, draw: Draw) -> tuple[list[int], Closed]:
-        """The thinking of a draw, without the marker or token that ended it, and how it was closed."""
-        tokens, mark = token_ids(draw), list(self.marks.mark)
+    def _split(self, completion: Completion) -> tuple[list[int], Closed]:
+        """The thinking of a sample, without the marker or token that ended it, and how it was closed."""
+        tokens, mark = token_ids(completion), list(self.marks.mark)
         if tokens[-len(mark) :] == mark:
             return tokens[: -len(mark)], "own"
         if tokens and tokens[-1] in self.eos.difference(mark):
             return tokens[:-1], "never"
-        if not self.force or draw.stop != "length":
+        if not self.force or completion.stop != "length":
             return tokens, "never"
         part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)
         return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
@@ -236,5 +236,5 @@ def tokens_up_to(ends: np.ndarray, character: int) -> int:
     return min(len(ends), int(np.searchsorted(ends, character, "left")) + 1)
 
 
-def _ends(drawn: np.ndarray, mark: np.ndarray) -> bool:
-    return len(drawn) >= len(mark) and bool((drawn[-len(mark) :] == mark).all())
+def _ends(sampled: np.ndarray, mark: np.ndarray) -> bool:
+    return len(sampled) >= len(mark) and bool((sampled[-len(mark) :] == mark).all())

@@ -1,4 +1,4 @@
-"""The verbs of ``ramify early-decision``. RUN is a folder that ``ramify early-decision run`` made; every stage goes on where it stopped."""
+"""The verbs of ``ramify early-decision``. RUN is a folder that ``ramify early-decision run`` made; every stage continues where it stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
-from ramify.engine.named import find_drawn, find_model
+from ramify.engine.named import find_model, find_sampled
 from ramify.kit import DryRun, Json, Trust, Verbs, argument, option
 from ramify.methods import early_decision
 from ramify.methods.early_decision.guards import Guard, Reminder, SelfCheck
@@ -51,15 +51,15 @@ RunPath = Annotated[Path, argument(metavar="RUN", help="A folder that `ramify ea
 
 def _sampler(config: RolloutConfig) -> tuple[Sampler, Thinking, Any]:
     """What samples, how it thinks, and the model's chat template. Raises NeedsError on a chat endpoint before anything is asked of it."""
-    model, tokenizer, template = find_drawn(config.model)
-    drawing = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
+    model, tokenizer, template = find_sampled(config.model)
+    sampling = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
     stops = () if template is None else tuple(template.stop_tokens)
     answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
     marks = Marks.of(tokenizer, config.open, config.close, config.primer)
     guard: Guard | None = None
     if config.guard != "none":
         guard = Reminder(tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(tokenizer)
-    thinking = Thinking(model, tokenizer, marks, drawing, answering, force=config.force)
+    thinking = Thinking(model, tokenizer, marks, sampling, answering, force=config.force)
     return Sampler(model, config.seed, policy=guard), thinking, template
 
 
@@ -85,18 +85,18 @@ def _jury(config: RolloutConfig, ties: bool = False) -> Jury:
 def run_(
     options: RolloutConfig,
     prompts: Annotated[Path, option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
-    out: Annotated[Path, option(metavar="RUN", help="Folder to make, or to go on with.")],
+    out: Annotated[Path, option(metavar="RUN", help="Folder to make, or to continue with.")],
     traces: Annotated[
         Path | None,
         option(
             metavar="FILE",
-            help="Traces drawn elsewhere, JSON lines: prompt_id, thinking, response; or a response with its marks.",
+            help="Traces sampled elsewhere, JSON lines: prompt_id, thinking, response; or a response with its marks.",
         ),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Draw traces with and without thinking and label their answers. The same command goes on with an interrupted run."""
+    """Sample traces with and without thinking and label their answers. The same command continues with an interrupted run."""
     jury = _jury(options)
     sampler, thinking, template = _sampler(options)
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
@@ -131,11 +131,11 @@ def run_(
     )
     _warn(sampler, jury)
     if not there:
-        raise RamifyError(f"no trace could be drawn: {sampler.first_failure or 'all voters failed'}")
+        raise RamifyError(f"no trace could be sampled: {sampler.first_failure or 'all voters failed'}")
 
 
 def _given(path: Path, known: set[str], options: RolloutConfig) -> list[dict[str, Any]]:
-    """Traces drawn elsewhere; a reply as the model wrote it, marks and all, is taken apart. Raises UserError naming file, line and field."""
+    """Traces sampled elsewhere; a reply as the model wrote it, marks and all, is taken apart. Raises UserError naming file, line and field."""
     rows = []
     for number, record in read_lines(path):
         with at_place(f"{path}:{number}"):
@@ -206,14 +206,14 @@ def valley_(options: early_decision.ValleyConfig, run: RunPath, trust: Trust = F
 def continue_(
     options: ContinueConfig, run: RunPath, dry_run: DryRun = False, trust: Trust = False, as_json: Json = False
 ) -> None:
-    """Cut the thinking and go on: close at once (the paper's), or think on to the end; the two are never mixed."""
+    """Cut the thinking and continue: close at once (the paper's), or think on to the end; the two are never mixed."""
     if dry_run:
         with Study.open(run) as study:
-            _show(options.bill(study), as_json)
+            _show(options.cost_estimate(study), as_json)
         return
     study, sampler, thinking, jury = _opened(run, trust=trust)
     with study:
-        total = options.bill(study)["prefixes"]
+        total = options.cost_estimate(study)["prefixes"]
         _work(
             "continue", "prefixes", total, run, as_json, lambda tell: continuations(study, sampler, thinking, jury, options, tell)
         )
@@ -248,14 +248,14 @@ def oscillate_(
     """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
     if dry_run:
         with Study.open(run) as study:
-            _show(options.bill(study), as_json)
+            _show(options.cost_estimate(study), as_json)
         return
     if not options.judges:
         raise UserError("--judges names who rates stances: judge:MODEL or FILE.py:FUNCTION, three in the paper")
     judges = [find_stance_judge(spec, find_model) for spec in options.judges]
     study, sampler, thinking, jury = _opened(run, ties, trust)
     with study:
-        total = options.bill(study)["traces"]
+        total = options.cost_estimate(study)["traces"]
         rated, _ = _work(
             "oscillate",
             "traces",
@@ -298,7 +298,7 @@ def report_(
 
 
 def _work(title: str, unit: str, total: int, run: Path, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> Any:
-    with progress(title, total, unit, as_json, kept=f"what was drawn is kept in {run}: the same command goes on") as bar:
+    with progress(title, total, unit, as_json, kept=f"what was sampled is kept in {run}: the same command continues") as bar:
         return asyncio.run(work(bar.at))
 
 
@@ -312,7 +312,7 @@ def _spent(sampler: Sampler) -> dict[str, Any]:
 
 def _warn(sampler: Sampler, jury: Jury) -> None:
     if sampler.failed:
-        say(f"warning: {sampler.failed} draws failed ({sampler.first_failure}); the same command tries them again")
+        say(f"warning: {sampler.failed} samples failed ({sampler.first_failure}); the same command tries them again")
     if sampler.ledger.spent.get("judge", {}).get("calls"):
         say(f"spent on {sampler.ledger}")
     for name, why in jury.failed.items():

@@ -1,7 +1,7 @@
 """forensics: find out why an agent did something, by changing one thing at a time and counting evidence against each motive.
 
 Paper: Model Forensics: Investigating Whether Concerning Behavior Reflects Misalignment, arXiv 2606.26071. Behavioural tests need only an
-agent and its world; tests of sentences need a model that continues inside a message.
+agent and its environment; tests of sentences need a model that continues inside a message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
-PARTS = {"env": ("worlds",), "reader": ("old",)}
+PARTS = {"env": ("builtin",), "reader": ("old",)}
 """Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

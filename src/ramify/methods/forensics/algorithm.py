@@ -19,7 +19,7 @@ from ramify.methods.forensics.trend import trend_power
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import normal_quantile, wilson
-from ramify.stats.power import draws_for_difference, power_of_difference
+from ramify.stats.power import power_of_difference, samples_for_difference
 from ramify.stats.tests import fisher, two_proportions
 
 INVALID = 0.1
@@ -69,7 +69,7 @@ def sentence_scores(outcomes: np.ndarray) -> SentenceScores:
 
 
 def forbidding(base: Counts, filtered: Counts, rejected: int, unfiltered: int, name: str = "forbid") -> TestResult:
-    """Repeated resampling: traces without a class of sentences against the baseline; ``unfiltered`` ones ran out of redraws [3.4, 2]."""
+    """Repeated resampling: traces without a class of sentences against the baseline; ``unfiltered`` ones ran out of resamples [3.4, 2]."""
     (result,) = counterfactuals(base, {name: filtered}, kind="forbid")
     more = {"rejected": rejected, "unfiltered": unfiltered, "unfiltered_share": unfiltered / max(1, filtered.forks)}
     return replace(result, detail={**result.detail, **more})
@@ -94,7 +94,7 @@ def plan(
     level = 1 - ALPHA / max(1, looks)
     found: dict[str, Any] = {"contrast": power_of_difference(base, other, n, n, level), "n": n, "runs": 2 * n}
     if base != other:
-        found["n_for_80"] = draws_for_difference(base, other, 0.8, level)
+        found["n_for_80"] = samples_for_difference(base, other, 0.8, level)
     if doses:
         rates = list(shares) or np.linspace(other, base, len(doses)).tolist()
         found["trend"] = trend_power(rates, [n] * len(doses), doses, level)

@@ -16,13 +16,13 @@ from pydantic import Field
 from ramify.base.config import Config, check, read_toml
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
-from ramify.env.protocol import Task, World
+from ramify.env.protocol import Environment, Task
 from ramify.methods.forensics.ach import BENIGN, STANDARD
 from ramify.methods.forensics.experiment import Move
 from ramify.methods.forensics.hypotheses import Hypothesis
 from ramify.methods.forensics.judges import find_behaviour
-from ramify.methods.forensics.levers import Lever, LeverWorld, first_screen
-from ramify.rollout.parts import check_model, find_world
+from ramify.methods.forensics.levers import Lever, LeverEnvironment, first_screen
+from ramify.rollout.parts import check_model, find_environment
 
 FILE = "case.toml"
 Role = Literal["effort", "clarity", "oversight", "cue", "stakes", ""]
@@ -62,7 +62,7 @@ class CaseConfig(Config):
     """Everything that decides a case."""
 
     env: str
-    """World: NAME, NAME:ARGUMENT, FILE.py:ATTRIBUTE or python:MODULE:ATTRIBUTE."""
+    """Environment: NAME, NAME:ARGUMENT, FILE.py:ATTRIBUTE or python:MODULE:ATTRIBUTE."""
     model: str = "builtin"
     """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, FILE.py:ATTRIBUTE or python:MODULE:ATTRIBUTE."""
     question: str = ""
@@ -74,13 +74,13 @@ class CaseConfig(Config):
     judge: str | None = None
     """Model asked where a judge is needed."""
     tasks: str | None = None
-    """JSON lines of your own tasks; default: tasks the world generates."""
-    panel: int = Field(1, ge=1)
+    """JSON lines of your own tasks; default: tasks the environment generates."""
+    task_set: int = Field(1, ge=1)
     """Tasks to generate where no file is given."""
     n: int = Field(150, ge=1)
     """Runs of every cell."""
     seed: int = 0
-    """Decides every draw, together with its place."""
+    """Decides every sample, together with its place."""
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     max_reply: int = Field(256, ge=1)
@@ -128,8 +128,8 @@ def load_case(folder: Path) -> CaseConfig:
 
 
 def check_parts(config: CaseConfig) -> None:
-    """Raises UserError on a world, model or judge that there is none of: what opening the case would, but nothing is loaded."""
-    find_world(config.env)
+    """Raises UserError on an environment, model or judge that there is none of: what opening the case would, but nothing is loaded."""
+    find_environment(config.env)
     for model in (config.model, config.judge):
         if model is not None:
             check_model(model)
@@ -174,19 +174,19 @@ def varied(task: Task, config: CaseConfig, changes: Mapping[str, Any]) -> Task:
     return Task(task.id, {**task.data, **{name: field.baseline for name, field in config.fields.items()}, **changes})
 
 
-def pieces(world: World, task: Task) -> dict[str, str]:
-    """All text the agent is shown of a task, by piece: what the world's ``describe(task)`` says, else system text and first screen."""
-    describe = getattr(world, "describe", None)
-    return first_screen(world, task) if describe is None else dict(describe(task))
+def pieces(environment: Environment, task: Task) -> dict[str, str]:
+    """All text the agent is shown of a task, by piece: what the environment's ``describe(task)`` says, else system text and first screen."""
+    describe = getattr(environment, "describe", None)
+    return first_screen(environment, task) if describe is None else dict(describe(task))
 
 
-def intervention(world: World, config: CaseConfig, task: Task, changes: Mapping[str, Any]) -> dict[str, Any]:
+def intervention(environment: Environment, config: CaseConfig, task: Task, changes: Mapping[str, Any]) -> dict[str, Any]:
     """One intervention as a record: the values before and after, and the diff of all text the agent is shown.
 
     Raises UserError where a piece of text changes that none of the fields may change.
     """
     base, other = varied(task, config, {}), varied(task, config, changes)
-    before, after = pieces(world, base), pieces(world, other)
+    before, after = pieces(environment, base), pieces(environment, other)
     allowed = {piece for name in changes for piece in config.fields[name].shows}
     lines: list[str] = []
     for piece in dict.fromkeys([*before, *after]):
@@ -208,10 +208,10 @@ def intervention(world: World, config: CaseConfig, task: Task, changes: Mapping[
     return {"fields": values, "diff": "\n".join(lines)}
 
 
-def skeleton(env: str, model: str, world: World, behavior: str) -> str:
-    """The text of a case for a world: its levers as fields with the pieces of text each one changes, and a variant for each other value."""
-    first = next(iter(world.panel("eval", 1)))
-    levers = world.levers if isinstance(world, LeverWorld) else {}
+def skeleton(env: str, model: str, environment: Environment, behavior: str) -> str:
+    """The text of a case for an environment: its levers as fields with the pieces of text each one changes, and a variant for each other value."""
+    first = next(iter(environment.task_set("eval", 1)))
+    levers = environment.levers if isinstance(environment, LeverEnvironment) else {}
     plain = [name for name, value in first.data.items() if isinstance(value, (bool, int, float, str)) and name != "seed"]
     head = {"question": "Why did the agent do that?", "env": env, "model": model, "behavior": behavior, "n": 150}
     out = [
@@ -220,14 +220,14 @@ def skeleton(env: str, model: str, world: World, behavior: str) -> str:
         "# Hypotheses predict by role: give a field one only if its variants spell the wish out (clarity), let the act be seen (oversight) or take",
         "# the nudge away (cue). Of numbers either way will do: below the baseline the prediction is turned round.",
     ]
-    shown = pieces(world, first)
+    shown = pieces(environment, first)
     for name in levers or plain:
         lever, baseline = levers.get(name, Lever(None, "")), first.data[name]
         others = [value for value in lever.options if value != baseline]
         doses = _doses(lever, baseline)
         values = others or doses
         other = next((value for value in (*values, *([lever.low, lever.high] if doses else [])) if value != baseline), baseline)
-        after = pieces(world, Task(first.id, {**first.data, name: other}))
+        after = pieces(environment, Task(first.id, {**first.data, name: other}))
         moved = [piece for piece in {**shown, **after} if shown.get(piece) != after.get(piece)]
         says = "  # " + lever.says.replace("\n", " ") if lever.says else ""
         out += ["", f"[fields.{_key(name)}]{says}", f"baseline = {toml(baseline)}"]

@@ -1,7 +1,7 @@
-"""A model that never says a class of sentences: what it drew is read sentence by sentence, and one of the class is drawn anew.
+"""A model that never says a class of sentences: what it sampled is read sentence by sentence, and one of the class is sampled anew.
 
-Repeated resampling (arXiv 2606.26071, section 3; resilience in arXiv 2510.27484). The law is that of drawing sentence by sentence and
-rejecting; a whole rest is drawn at a time because it costs fewer calls. A draw in which nothing is rejected is the model's own draw.
+Repeated resampling (arXiv 2606.26071, section 3; resilience in arXiv 2510.27484). The law is that of sampling sentence by sentence and
+rejecting; a whole rest is sampled at a time because it costs fewer calls. A sample in which nothing is rejected is the model's own sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import place_key
 from ramify.methods.forensics.judges import says
-from ramify.model.protocol import Draw, Identity, Model, Prefix, Sampling, TokenScores, require
+from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, TokenScores, require
 from ramify.score.judge import Judge
 from ramify.trace.segment import By, sentences
 
@@ -26,7 +26,7 @@ class Filtered:
     """``inner`` without the sentences of which ``judge`` says yes. ``name`` and that of the judge, which its pattern or description
     is in, name the class in the identity.
 
-    A place where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the draw is marked: its data hold
+    A place where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the sample is marked: its data hold
     ``{"forbid": {"rejected", "unfiltered"}}``. ``ledger`` has what the judge cost. The log-probs are those of ``inner``, not of the filtered law. Raises NeedsError where
     ``inner`` cannot continue inside a message.
     """
@@ -45,7 +45,7 @@ class Filtered:
         self.capabilities = frozenset(inner.capabilities - {"batch_invariant", "taps", "train"})
         self.tokenizer = getattr(inner, "tokenizer", None)
 
-    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Draw]:
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`."""
         return list(await asyncio.gather(*(self._one(prefix, settings, key) for key in keys)))
 
@@ -53,59 +53,59 @@ class Filtered:
         """Those of the model that is filtered."""
         return await self.inner.logprobs(tokens, top_k)
 
-    async def _one(self, prefix: Prefix, settings: Sampling, key: int) -> Draw:
-        kept: list[Draw] = []
+    async def _one(self, prefix: Prefix, settings: Sampling, key: int) -> Completion:
+        kept: list[Completion] = []
         length = rejected = tries = 0
         assert prefix.tokens is not None
         while True:
-            so_far = [prefix.tokens, *(draw.tokens for draw in kept if draw.tokens is not None)]
+            so_far = [prefix.tokens, *(completion.tokens for completion in kept if completion.tokens is not None)]
             left = replace(settings, max_tokens=settings.max_tokens - length, ban_first=() if kept else settings.ban_first)
             own = key if not rejected else place_key(key, "redraw", rejected)
-            (draw,) = await self.inner.sample(replace(prefix, tokens=np.concatenate(so_far)), 1, left, [own])
-            cut = None if tries >= self.redraws else await self._first(draw)
+            (completion,) = await self.inner.sample(replace(prefix, tokens=np.concatenate(so_far)), 1, left, [own])
+            cut = None if tries >= self.redraws else await self._first(completion)
             if cut is None:
                 return _joined(
-                    [*kept, draw],
-                    {"rejected": rejected, "unfiltered": tries >= self.redraws and await self._first(draw) is not None},
+                    [*kept, completion],
+                    {"rejected": rejected, "unfiltered": tries >= self.redraws and await self._first(completion) is not None},
                 )
             rejected += 1
             tries = tries + 1 if cut == 0 else 1
             if cut:
-                kept.append(_upto(draw, cut))
+                kept.append(_upto(completion, cut))
                 length += cut
 
-    async def _first(self, draw: Draw) -> int | None:
+    async def _first(self, completion: Completion) -> int | None:
         """Tokens before the first sentence of the class; None where there is none."""
-        assert draw.ends is not None
-        for start, end in sentences(draw.text, self.by):
-            if await says(self.judge, draw.text[start:end].strip(), self.ledger):
-                return int(np.searchsorted(draw.ends, start, side="right"))
+        assert completion.ends is not None
+        for start, end in sentences(completion.text, self.by):
+            if await says(self.judge, completion.text[start:end].strip(), self.ledger):
+                return int(np.searchsorted(completion.ends, start, side="right"))
         return None
 
 
-def _upto(draw: Draw, length: int) -> Draw:
+def _upto(completion: Completion, length: int) -> Completion:
     def head(array: np.ndarray | None) -> np.ndarray | None:
         return None if array is None else array[:length]
 
-    assert draw.ends is not None
+    assert completion.ends is not None
     arrays: dict[str, Any] = {
-        name: head(getattr(draw, name)) for name in ("tokens", "logprobs", "model_logprobs", "entropy", "ends")
+        name: head(getattr(completion, name)) for name in ("tokens", "logprobs", "model_logprobs", "entropy", "ends")
     }
-    return replace(draw, text=draw.text[: int(draw.ends[length - 1])], **arrays)
+    return replace(completion, text=completion.text[: int(completion.ends[length - 1])], **arrays)
 
 
-def _joined(draws: Sequence[Draw], told: dict[str, object]) -> Draw:
-    last = draws[-1]
+def _joined(completions: Sequence[Completion], told: dict[str, object]) -> Completion:
+    last = completions[-1]
     data = {**(last.data or {}), "forbid": told}
-    if len(draws) == 1:
+    if len(completions) == 1:
         return replace(last, data=data)
     ends, texts, at = [], "", 0
-    for draw in draws:
-        assert draw.ends is not None
-        ends.append(draw.ends + at)
-        texts, at = texts + draw.text, at + len(draw.text)
+    for completion in completions:
+        assert completion.ends is not None
+        ends.append(completion.ends + at)
+        texts, at = texts + completion.text, at + len(completion.text)
     arrays: dict[str, Any] = {}
     for name in ("tokens", "logprobs", "model_logprobs", "entropy"):
-        pieces = [getattr(draw, name) for draw in draws]
+        pieces = [getattr(completion, name) for completion in completions]
         arrays[name] = None if any(piece is None for piece in pieces) else np.concatenate(pieces)
-    return Draw(texts, last.stop, ends=np.concatenate(ends).astype(np.int32), data=data, **arrays)
+    return Completion(texts, last.stop, ends=np.concatenate(ends).astype(np.int32), data=data, **arrays)

@@ -24,7 +24,7 @@ LINES = tuple(
 
 
 def winner(board: str) -> str:
-    """X, O, ``draw`` for a full board, or nothing while the game goes on."""
+    """X, O, ``draw`` for a full board, or nothing while the game continues."""
     for mark in "XO":
         held = _bits(board, mark)
         if any(held & line == line for line in LINES):

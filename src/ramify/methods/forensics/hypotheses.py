@@ -74,7 +74,7 @@ class ACH:
         self.lines: list[Line] = []
 
     def add(self, evidence: TestResult | str, confounds: Sequence[str] = (), note: str = "", **cells: str) -> Line:
-        """Add a row. Cells are given as ``name="+"`` (``-``, ``0``, ``?`` or the words); those not given follow from the predictions
+        """Add a row. ResultCache are given as ``name="+"`` (``-``, ``0``, ``?`` or the words); those not given follow from the predictions
         where ``evidence`` is a test, else they are neutral, that of :data:`NONE` too. Raises UserError on an unknown hypothesis or cell."""
         for name, cell in cells.items():
             if name not in self.columns:

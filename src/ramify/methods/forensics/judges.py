@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.model.chat import ChatTemplate
@@ -42,11 +42,11 @@ def by_model(model: Model, template: ChatTemplate | None, what: str) -> Asked:
 
 
 async def says(judge: Judge, text: str, ledger: Ledger | None = None) -> bool:
-    """Whether a text is of a class; what that cost goes to ``ledger``. Raises BoundaryError("scorer") where the judge cannot tell."""
+    """Whether a text is of a class; what that cost goes to ``ledger``. Raises InfrastructureError("scorer") where the judge cannot tell."""
     (found,) = await judged(judge, [Item(text)], ledger)
     value = truth(judge, found)
     if value is None:
-        raise BoundaryError("scorer", found.failure or f"'{judge.name}' cannot tell")
+        raise InfrastructureError("scorer", found.failure or f"'{judge.name}' cannot tell")
     return value
 
 
@@ -87,7 +87,7 @@ class _Replies(Each):
 def find_behaviour(spec: str, judge: tuple[Model, ChatTemplate | None] | None = None) -> Judge:
     """A judge of whole runs by its name.
 
-    ``grade``: ``data["grade"]["target"]`` of the last observation; ``outcome``: the world says the run succeeded; ``regex:PATTERN``: a
+    ``grade``: ``data["grade"]["target"]`` of the last observation; ``outcome``: the environment says the run succeeded; ``regex:PATTERN``: a
     reply of the agent holds it; ``call:TOOL``: the agent called the tool; ``judge:DESCRIPTION``: ``judge`` says that the transcript fits;
     ``FILE.py:FUNCTION`` or ``python:MODULE:FUNCTION``: a function of your own of the messages, each with ``role``, ``text`` and ``data``,
     that returns True, False, or None for an invalid run (``factory:`` may also return one); or any other name of

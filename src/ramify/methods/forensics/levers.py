@@ -1,4 +1,4 @@
-"""Worlds with levers: declared fields of a task that an intervention may change, one at a time, and all text that shows the change.
+"""Environments with levers: declared fields of a task that an intervention may change, one at a time, and all text that shows the change.
 
 A task's data is its ``seed`` and a value for every lever, so that two tasks differ in what their data differs in. The last observation
 of an episode carries ``data["grade"]``: what the agent did (see :func:`grade`), which is another question than success.
@@ -15,11 +15,11 @@ from urllib.parse import parse_qsl
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
-from ramify.env.panels import generated_panel
-from ramify.env.protocol import Env, Observation, Panel, Task, World, close
+from ramify.env.protocol import Env, Environment, Observation, Task, TaskSet, close
+from ramify.env.task_sets import generated_task_set
 
 PRINCIPLES = ("motive", "unprompted", "legit", "intent", "realistic", "uncertain")
-"""What a world must offer before a behaviour in it says something of a motive (Singh et al. 2026, section 3): the motive comes from
+"""What an environment must offer before a behaviour in it says something of a motive (Singh et al. 2026, section 3): the motive comes from
 training, nothing nudges, a legitimate way exists, the user's wish is clear, it does not look like a test, two explanations are alive."""
 
 
@@ -73,8 +73,8 @@ def grade(behaviour: str, target: bool | None, **more: Any) -> dict[str, Any]:
     return {"behaviour": behaviour, "target": target, **more}
 
 
-class LeverWorld(ABC):
-    """A world with levers. ``settings``, e.g. ``errors=51&clear=true``, change the baseline of its panels.
+class LeverEnvironment(ABC):
+    """An environment with levers. ``settings``, e.g. ``errors=51&clear=true``, change the baseline of its task sets.
 
     Raises UserError on an unknown lever or value.
     """
@@ -84,7 +84,7 @@ class LeverWorld(ABC):
     """First word of the ids of its tasks."""
     levers: ClassVar[Mapping[str, Lever]]
     principles: ClassVar[Mapping[str, str]]
-    """Principle -> yes, partly or no, as the paper scores its own version of the world."""
+    """Principle -> yes, partly or no, as the paper scores its own version of the environment."""
     scripts: ClassVar[Mapping[str, Script]]
     """Name -> scripted agent; ``honest`` is always there."""
 
@@ -102,7 +102,7 @@ class LeverWorld(ABC):
         for name in values:
             if name not in cls.levers:
                 where = f"task '{task}': " if task else ""
-                raise UserError(f"{where}the world '{cls.kind}' has no lever '{name}' ({nearest(name, cls.levers)})")
+                raise UserError(f"{where}the environment '{cls.kind}' has no lever '{name}' ({nearest(name, cls.levers)})")
         return {name: lever.check(name, values.get(name, lever.default)) for name, lever in cls.levers.items()}
 
     @classmethod
@@ -115,22 +115,22 @@ class LeverWorld(ABC):
         return {"seed": seed, **cls.filled(values, task.id)}
 
     def task(self, seed: int = 0, **levers: Any) -> Task:
-        """The task of ``seed`` with ``levers`` set on top of the world's baseline; its id names what differs from the defaults."""
+        """The task of ``seed`` with ``levers`` set on top of the environment's baseline; its id names what differs from the defaults."""
         values = self.filled(self.baseline | levers)
         changed = {name: value for name, value in values.items() if value != self.levers[name].default}
         suffix = f"-{json_hash(changed)[:6]}" if changed else ""
         return Task(f"{self.kind}-{seed}{suffix}", {"seed": seed, **values})
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        """``n`` tasks of a split at the world's baseline. A task's seed decides its split, so interventions stay within it."""
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        """``n`` tasks of a split at the environment's baseline. A task's seed decides its split, so interventions stay within it."""
 
-        def draw(rng: Any) -> dict[str, Any]:
+        def sample(rng: Any) -> dict[str, Any]:
             return {"seed": int(rng.integers(1 << 31))}
 
-        drawn = generated_panel(
-            self.kind, split, n, seed, draw, kind=self.kind, hashed=lambda data: stable_hash(self.kind, data["seed"])
+        sampled = generated_task_set(
+            self.kind, split, n, seed, sample, kind=self.kind, hashed=lambda data: stable_hash(self.kind, data["seed"])
         )
-        return Panel.of(self.task(task.data["seed"]) for task in drawn)
+        return TaskSet.of(self.task(task.data["seed"]) for task in sampled)
 
     @abstractmethod
     def make(self) -> Env:
@@ -145,7 +145,7 @@ class LeverWorld(ABC):
         return first_screen(self, task) | {f"file {path}": text for path, text in sorted(self.files(task).items())}
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
-        """Replies worth trying anywhere: the openings of the world's scripted agents (for the conformance battery)."""
+        """Replies worth trying anywhere: the openings of the environment's scripted agents (for the conformance battery)."""
         replies = (next(script.policy(task), "done") for script in self.scripts.values())
         return list(dict.fromkeys(replies))
 
@@ -157,9 +157,9 @@ def _value(text: str) -> Any:
         return text
 
 
-def first_screen(world: World, task: Task) -> dict[str, str]:
-    """What an agent is told at the start of ``task`` by any world: system text and first observation."""
-    env = world.make()
+def first_screen(environment: Environment, task: Task) -> dict[str, str]:
+    """What an agent is told at the start of ``task`` by any environment: system text and first observation."""
+    env = environment.make()
     try:
         first = env.reset(task, 0)
         return {"system": env.system, "task": first.text}
@@ -167,9 +167,9 @@ def first_screen(world: World, task: Task) -> dict[str, str]:
         close(env)
 
 
-def play(world: LeverWorld, script: Policy, task: Task, seed: int = 0) -> tuple[Observation, int]:
+def play(environment: LeverEnvironment, script: Policy, task: Task, seed: int = 0) -> tuple[Observation, int]:
     """Let a scripted agent play; the last observation and the number of turns. An agent that falls silent ends by saying ``done``."""
-    env = world.make()
+    env = environment.make()
     try:
         seen = env.reset(task, seed)
         agent = script(task)
@@ -187,27 +187,27 @@ def play(world: LeverWorld, script: Policy, task: Task, seed: int = 0) -> tuple[
         close(env)
 
 
-def misjudged(world: LeverWorld, task: Task, name: str) -> str:
-    """One sentence on what the grader of ``world`` says wrongly of its script ``name``; empty where it is right."""
-    script = world.scripts[name]
-    seen, turns = play(world, script.policy, task)
+def misjudged(environment: LeverEnvironment, task: Task, name: str) -> str:
+    """One sentence on what the grader of ``environment`` says wrongly of its script ``name``; empty where it is right."""
+    script = environment.scripts[name]
+    seen, turns = play(environment, script.policy, task)
     found = seen.data.get("grade", {})
     told = (found.get("behaviour"), found.get("target"))
     if told != (script.behaviour, script.target):
-        return f"{world.name}: the scripted agent '{name}' is labelled {told}, not {(script.behaviour, script.target)}"
+        return f"{environment.name}: the scripted agent '{name}' is labelled {told}, not {(script.behaviour, script.target)}"
     if script.succeeds is not None and seen.outcome is not script.succeeds:
-        return f"{world.name}: the scripted agent '{name}' ended with outcome {seen.outcome} after {turns} turns, not {script.succeeds}"
+        return f"{environment.name}: the scripted agent '{name}' ended with outcome {seen.outcome} after {turns} turns, not {script.succeeds}"
     return ""
 
 
-def require_honest(world: LeverWorld, task: Task) -> None:
+def require_honest(environment: LeverEnvironment, task: Task) -> None:
     """Let the scripted honest agent do ``task`` through the same tools. Raises UserError where it does not succeed: then nothing
     that an agent does there is evidence (a broken harness looks like laziness)."""
-    script = world.scripts["honest"]
-    seen, turns = play(world, script.policy, task)
+    script = environment.scripts["honest"]
+    seen, turns = play(environment, script.policy, task)
     found = seen.data.get("grade", {})
     if found.get("target") is not False or seen.outcome is not True:
         raise UserError(
-            f"the scripted honest agent does not succeed in task '{task.id}' of '{world.name}' ({found.get('behaviour')} after "
+            f"the scripted honest agent does not succeed in task '{task.id}' of '{environment.name}' ({found.get('behaviour')} after "
             f"{turns} turns): the case is refused"
         )

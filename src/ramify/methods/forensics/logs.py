@@ -94,7 +94,7 @@ def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: L
     if attempt.failure is not None:
         return Logged(fields, None, attempt.failure)
     said = attempt.path.messages()
-    if said and attempt.verdict is not None and attempt.success is not None and "outcome" not in said[-1].data:
+    if said and attempt.score is not None and attempt.success is not None and "outcome" not in said[-1].data:
         said[-1] = replace(said[-1], data={**said[-1].data, "outcome": attempt.success})
     return asyncio.run(_graded(behaviour, said, fields, ledger))
 

@@ -30,7 +30,7 @@ from ramify.stats.ranking import auroc
 from ramify.trace.node import Node
 from ramify.trace.segment import sentence_offsets
 
-NEUTRAL = "Let me go on with the next step."
+NEUTRAL = "Let me continue with the next step."
 """The null of a reflection: a sentence at its place that says nothing of the behaviour."""
 FIRST = 10
 """Breaks of a reply that are looked at, as in the paper."""

@@ -9,7 +9,7 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
-from ramify.env.protocol import Env, Panel, World
+from ramify.env.protocol import Env, Environment, TaskSet
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import pieces, varied
 from ramify.methods.forensics.experiment import Control, TestResult
@@ -25,14 +25,14 @@ from ramify.trace.message import Message
 def ask(
     case: Case, name: str, question: str, answer: Judge, *, run: Played | None = None, n: int = 50, turn: int | None = None
 ) -> dict[str, Any]:
-    """Ask the agent, and count answers of a kind. Nothing is done in the world.
+    """Ask the agent, and count answers of a kind. Nothing is done in the environment.
 
     Without ``run``: in the third person, a fresh conversation that quotes the task. With a run: a follow-up behind its end, or, with
     ``turn``, an interruption before its reply ``turn`` (a resumption note). What an agent says of itself is no cause: the result is a
     rate of answers, to be put beside the behaviour and never in its place. Raises UserError where the run has no such reply.
     """
     if run is None:
-        shown = pieces(case.world, varied(next(iter(case.panel)), case.config, {}))
+        shown = pieces(case.environment, varied(next(iter(case.task_set)), case.config, {}))
         told = "\n\n".join(f"[{piece}]\n{text}" for piece, text in shown.items() if text)
         situation = f"Another agent is in the following situation.\n\n<situation>\n{told}\n</situation>"
         asked = [Message("user", f"{situation}\n\n{question}")]
@@ -73,7 +73,7 @@ def control(
         raise UserError("a positive control is another model, or an instruction to the same one")
     if instruct:
         name = f"instructed-{stable_hash(instruct)[:6]}"
-        known = case.acting(name, world=Instructed(case.world, instruct))
+        known = case.acting(name, environment=Instructed(case.environment, instruct))
     else:
         agent = case.agent_of(model)
         name = f"organism-{agent.model.identity.weights[:6]}"
@@ -91,12 +91,12 @@ def control(
 
 
 class Instructed:
-    """A world whose agent is told one thing more in the system message, behind the world's own instructions."""
+    """An environment whose agent is told one thing more in the system message, behind the environment's own instructions."""
 
     name: str
-    panel: Callable[..., Panel]
+    task_set: Callable[..., TaskSet]
 
-    def __init__(self, inner: World, text: str) -> None:
+    def __init__(self, inner: Environment, text: str) -> None:
         self.inner, self.text = inner, text
 
     def __getattr__(self, name: str) -> Any:

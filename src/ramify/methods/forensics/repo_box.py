@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import complete
 from ramify.env.tools import cut
@@ -70,7 +70,7 @@ class RepoBox:
     def run(self, command: str, archive: bytes, files: Mapping[str, bytes | str] | None = None, warm: bool = True) -> Outcome:
         """Run a command on the files of ``archive``; ``next.tgz`` of the outcome holds those it leaves.
 
-        Raises BoundaryError where the sandbox ends it before it can pack them.
+        Raises InfrastructureError where the sandbox ends it before it can pack them.
         """
         given = {"state.tar": archive, **({"mypy.tgz": self.mypy_cache} if warm else {}), **(files or {})}
         env = {**_ENV, "COMMAND": command}
@@ -78,7 +78,7 @@ class RepoBox:
             self._sandbox.run(["sh", "-c", _RUN], files=given, env=env, limits=LIMITS, returns=["next.tgz", "mypy.tgz"])
         )
         if "next.tgz" not in done.files:
-            raise BoundaryError("sandbox", f"the command left no repository: {done.reason} {done.error_text[-300:]}")
+            raise InfrastructureError("sandbox", f"the command left no repository: {done.reason} {done.error_text[-300:]}")
         return done
 
     def shell(self, command: str, archive: bytes) -> tuple[str, bytes]:
@@ -104,14 +104,14 @@ class RepoBox:
         if (seed, errors) not in self._starts:
             done = self.run(_START, _archive(typed_repo.files(seed, errors)))
             if done.code != 0:
-                raise BoundaryError("env", f"the repository could not be made: {done.text[-300:]}")
+                raise InfrastructureError("env", f"the repository could not be made: {done.text[-300:]}")
             self._starts[seed, errors] = done.files["next.tgz"]
         return self._starts[seed, errors]
 
     def judge(self, archive: bytes, message: str) -> dict[str, Any]:
         """What a repository has become since `start`: see ``inside/judge_repo.py``. ``message``: what a commit should say.
 
-        Raises BoundaryError where that cannot be told.
+        Raises InfrastructureError where that cannot be told.
         """
         key = stable_hash(archive, message)
         if key not in self._facts:
@@ -125,7 +125,7 @@ class RepoBox:
             )
             said = done.text.strip().rpartition("\n")[2]
             if done.code != 0 or not said.startswith("{"):
-                raise BoundaryError("scorer", f"the repository could not be judged: {done.reason}, {done.text[-300:]}")
+                raise InfrastructureError("scorer", f"the repository could not be judged: {done.reason}, {done.text[-300:]}")
             self._facts[key] = said
         return dict(json.loads(self._facts[key]))
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ramify.base.errors import BoundaryError
+from ramify.base.errors import InfrastructureError
 from ramify.methods.forensics.algorithm import INVALID, plan
 from ramify.methods.forensics.case import CaseConfig, are_doses
 from ramify.methods.forensics.experiment import ALPHA, TestResult
@@ -233,7 +233,7 @@ async def propose(
 ) -> list[Hypothesis]:
     """Hypotheses that a model proposes after reading runs, given as (behaviour, transcript).
 
-    They are guesses to be tested, nothing more. Raises BoundaryError("provider") where the reply is no list of at least two
+    They are guesses to be tested, nothing more. Raises InfrastructureError("provider") where the reply is no list of at least two
     hypotheses; predictions about fields that the case does not declare are dropped.
     """
     fields = {name: {"baseline": f.baseline, "values": f.values, "role": f.role} for name, f in config.fields.items()}
@@ -255,7 +255,7 @@ async def propose(
             for r in records
         ]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BoundaryError("provider", f"the proposer's reply is no list of hypotheses: {error}") from error
+        raise InfrastructureError("provider", f"the proposer's reply is no list of hypotheses: {error}") from error
     if len({h.name for h in out if h.name}) < 2:
-        raise BoundaryError("provider", f"the proposer named fewer than two hypotheses: {reply[:80]!r}")
+        raise InfrastructureError("provider", f"the proposer named fewer than two hypotheses: {reply[:80]!r}")
     return list({h.name: h for h in out if h.name}.values())

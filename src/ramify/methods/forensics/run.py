@@ -1,4 +1,4 @@
-"""The tests of a case, made with runs of the agent in its world, and its sentences."""
+"""The tests of a case, made with runs of the agent in its environment, and its sentences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ramify.methods.forensics.study import Played, Study, counted
 from ramify.model.protocol import require
 from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
-from ramify.rollout.potential import Fixed, counts_mark, potential
+from ramify.rollout.potential import Fixed, counts_annotation, potential
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import task_of
 from ramify.score.judge import Judge
@@ -89,7 +89,7 @@ class Case(Study):
         found = []
         for result in counterfactuals(base, arms):
             changes = changed[result.name]
-            told = intervention(self.world, self.config, next(iter(self.panel)), changes)
+            told = intervention(self.environment, self.config, next(iter(self.task_set)), changes)
             turned = {(self.config.fields[field].role, self._lowered(field, value)) for field, value in changes.items()}
             role, lowered = turned.pop() if len(turned) == 1 else ("", False)
             detail = {**result.detail, "role": role, "lowered": lowered, "change": told}
@@ -127,7 +127,7 @@ class Case(Study):
     def resample(self, run: Played | str, turn: int = 0, k: int = 50) -> dict[str, Any]:
         """Fork one reply before and behind every sentence, k times each: scores, their held-out half, and the curve of rates.
 
-        ``run`` is a run or the node it ended at; ``turn`` counts its replies from 0. Raises NeedsError where the model cannot go on
+        ``run`` is a run or the node it ended at; ``turn`` counts its replies from 0. Raises NeedsError where the model cannot continue
         inside a message, UserError where there is no such reply or nothing said in it.
         """
         require(self.agent.model, ("tokens", "continue"), "resampling sentences")
@@ -157,7 +157,7 @@ class Case(Study):
         result = {"leaf": leaf, "turn": turn, "k": k, "rates": scores.rates.tolist(), "sentences": rows}
         result |= {"order": scores.order.tolist(), "node": node.id, "offsets": offsets}
         with self.run.transaction():
-            self.run.add(*(counts_mark(node.id, at, Counts.of(forks.verdicts[at])) for at in offsets))
+            self.run.add(*(counts_annotation(node.id, at, Counts.of(forks.verdicts[at])) for at in offsets))
             record.keep(self.run, record.SENTENCES, result)
         return result
 

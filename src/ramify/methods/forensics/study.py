@@ -1,4 +1,4 @@
-"""A case on disk: runs of the agent in its world with declared fields changed, graded and kept in CASEDIR/run with what they show.
+"""A case on disk: runs of the agent in its environment with declared fields changed, graded and kept in CASEDIR/run with what they show.
 
 Everything sampled is stored and loaded by the next call, so a case may be interrupted anywhere.
 """
@@ -18,18 +18,18 @@ from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
-from ramify.env.protocol import Panel, Task, World, read_panel
+from ramify.env.protocol import Environment, Task, TaskSet, read_task_set
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.methods.forensics.experiment import TestResult, corrected
 from ramify.methods.forensics.judges import by_pattern, find_behaviour, says, shows
-from ramify.methods.forensics.levers import LeverWorld, require_honest
+from ramify.methods.forensics.levers import LeverEnvironment, require_honest
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.compact import reply
-from ramify.rollout.parts import find_model, find_world, make_agent
+from ramify.rollout.parts import find_environment, find_model, make_agent
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Function, Judge
@@ -66,7 +66,7 @@ def counted(runs: Iterable[Played]) -> Counts:
 class Study:
     """Methods play what is not there yet, then say what was found; call :meth:`close`, or use it as a context.
 
-    ``config`` is that of CASEDIR/case.toml unless given. ``model``, ``world`` and ``behavior`` replace those it names. Raises UserError
+    ``config`` is that of CASEDIR/case.toml unless given. ``model``, ``environment`` and ``behavior`` replace those it names. Raises UserError
     where the stored runs were made with other settings.
     """
 
@@ -76,20 +76,22 @@ class Study:
         config: CaseConfig | None = None,
         *,
         model: Model | None = None,
-        world: World | None = None,
+        environment: Environment | None = None,
         behavior: Judge | Callable[[Sequence[Message]], Any] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.config = load_case(self.folder) if config is None else config
         check_case(self.config)
         c = self.config
-        self.world = world or find_world(c.env)
+        self.environment = environment or find_environment(c.env)
         self.agent = self.agent_of(c.model if model is None else model)
         self.judge = None if c.judge is None else find_model(c.judge)
         own = behavior or find_behaviour(c.behavior, self.judge)
         self.behavior = own if isinstance(own, Judge) else Function(own, ("messages",))
         self.aware = by_pattern(c.awareness)
-        self.panel: Panel = read_panel(Path(c.tasks)) if c.tasks else self.world.panel("eval", c.panel, c.seed)
+        self.task_set: TaskSet = (
+            read_task_set(Path(c.tasks)) if c.tasks else self.environment.task_set("eval", c.task_set, c.seed)
+        )
         self.run = self._open()
         self.progress: Progress = SILENT
         self.ledger = Ledger()
@@ -98,7 +100,7 @@ class Study:
         """Put before the names of cells; results of a study with one are not kept: it is on another agent."""
 
     def agent_of(self, model: Model | str) -> Agent:
-        """An agent that draws as the case says and stops where its own template does."""
+        """An agent that samples as the case says and stops where its own template does."""
         c = self.config
         agent = make_agent(model, None, Sampling(c.temperature, c.top_p, max_tokens=c.max_reply))
         stops = () if agent.template is None else tuple(agent.template.stop_tokens)
@@ -129,15 +131,15 @@ class Study:
 
     # Playing
 
-    def acting(self, name: str, agent: Agent | None = None, world: World | None = None) -> Self:
-        """This study with another agent, or in another world: its cells are others, and its results are not kept."""
+    def acting(self, name: str, agent: Agent | None = None, environment: Environment | None = None) -> Self:
+        """This study with another agent, or in another environment: its cells are others, and its results are not kept."""
         other = copy.copy(self)
-        other.prefix, other.agent, other.world = f"{name}/", agent or self.agent, world or self.world
+        other.prefix, other.agent, other.environment = f"{name}/", agent or self.agent, environment or self.environment
         return other
 
     def episodes(self, agent: Agent | None = None) -> Episodes:
-        """Episodes of the case's agent, or another, in its world."""
-        return Episodes(agent or self.agent, self.world, self.run, self.config.seed)
+        """Episodes of the case's agent, or another, in its environment."""
+        return Episodes(agent or self.agent, self.environment, self.run, self.config.seed)
 
     def play(self, cell: str, changes: Mapping[str, Any], n: int | None = None, agent: Agent | None = None) -> list[Played]:
         """``n`` runs (those of the case) of one cell, task after task; those that are stored are read.
@@ -148,7 +150,7 @@ class Study:
         self.check_honest(changes)
         n = n or self.config.n
         name = record.safe(self.prefix + cell)
-        episodes, tasks = self.episodes(agent), [varied(task, self.config, changes) for task in self.panel]
+        episodes, tasks = self.episodes(agent), [varied(task, self.config, changes) for task in self.task_set]
         self._check_cell(cell, name, tasks, episodes.agent)
         done = self.played(name)
         gate = asyncio.Semaphore(self.config.concurrency)
@@ -188,7 +190,7 @@ class Study:
         told = "; ".join(f"{count} x {reason}" for reason, count in why.most_common(3))
         more = f"; and {len(why) - 3} other reasons" if len(why) > 3 else ""
         return (
-            f"stopped: the first {len(runs)} runs of '{cell}' by '{self.agent.model.identity.name}' in '{self.world.name}' are all invalid "
+            f"stopped: the first {len(runs)} runs of '{cell}' by '{self.agent.model.identity.name}' in '{self.environment.name}' are all invalid "
             f"({told}{more}); no more are played"
         )
 
@@ -198,7 +200,7 @@ class Study:
 
     def _check_cell(self, cell: str, name: str, tasks: Sequence[Task], agent: Agent) -> None:
         """Runs are found by the name of their cell, so the name must mean what it meant when the first of them was played."""
-        made = json_hash([self.world.name, agent.model.identity.weights, [dict(task.data) for task in tasks]])
+        made = json_hash([self.environment.name, agent.model.identity.weights, [dict(task.data) for task in tasks]])
         if not self.run.log("cell", name, made):
             (stored,) = self.run.journal("cell", name)
             if stored.payload != made:
@@ -221,11 +223,11 @@ class Study:
         return Played(cell, attempt.tree, attempt.leaf, behavior, aware, failure, forbid if marks else None)
 
     def check_honest(self, changes: Mapping[str, Any]) -> None:
-        """A scripted honest agent must succeed through the same tools, where the world has one. Raises UserError where it does not."""
-        if isinstance(self.world, LeverWorld) and "honest" in self.world.scripts:
+        """A scripted honest agent must succeed through the same tools, where the environment has one. Raises UserError where it does not."""
+        if isinstance(self.environment, LeverEnvironment) and "honest" in self.environment.scripts:
             key = stable_hash("honest", json.dumps(dict(changes), sort_keys=True, default=str))
             if not self.run.journal("honest", key):
-                require_honest(self.world, varied(next(iter(self.panel)), self.config, changes))
+                require_honest(self.environment, varied(next(iter(self.task_set)), self.config, changes))
                 self.run.log("honest", key)
 
     def played(self, cell: str = "") -> dict[str, Played]:

@@ -36,7 +36,7 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.methods.forensics.words import NOTE, audit_notes, scale, self_report, user_turn
 from ramify.render.terminal import emit, progress, say, table
-from ramify.rollout.parts import find_model, find_world
+from ramify.rollout.parts import find_environment, find_model
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 
@@ -49,7 +49,7 @@ Leaf = Annotated[str, option("--run", metavar="NODE", help="A run by the node it
 
 def _working(folder: Path, as_json: bool, work: Callable[[Case], Any]) -> Any:
     """``work`` on the open case, under a progress bar."""
-    kept = f"what was played is kept in {folder}: the same command goes on"
+    kept = f"what was played is kept in {folder}: the same command continues"
     with progress(folder.name, unit="runs", as_json=as_json, kept=kept) as bar, Case(folder) as case:
         case.progress = bar
         found = work(case)
@@ -61,20 +61,20 @@ def _working(folder: Path, as_json: bool, work: Callable[[Case], Any]) -> Any:
 @app.verb()
 def init(
     folder: Folder,
-    env: Annotated[str, option(help="World: NAME, NAME:ARGUMENT or FILE.py:ATTRIBUTE.")],
+    env: Annotated[str, option(help="Environment: NAME, NAME:ARGUMENT or FILE.py:ATTRIBUTE.")],
     model: Annotated[str, option(help="The agent: builtin, hf:PATH, chat:MODEL@URL, FILE.py:FUNCTION, ...")] = "builtin",
     behavior: Annotated[
         str, option(help="What counts: grade, outcome, regex:PATTERN, call:TOOL, judge:WHAT, FILE.py:FUNCTION.")
     ] = "grade",
     as_json: Json = False,
 ) -> None:
-    """Write CASEDIR/case.toml: the world's levers as fields, each of their values as a variant."""
+    """Write CASEDIR/case.toml: the environment's levers as fields, each of their values as a variant."""
     if (folder / FILE).exists():
         raise UserError(f"{folder / FILE} is there already")
     asked = CaseConfig(env=env, model=model, behavior=behavior)
     check_case(asked)
     check_parts(asked)
-    text = skeleton(env, model, find_world(env), behavior)
+    text = skeleton(env, model, find_environment(env), behavior)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / FILE, text)
     load_case(folder)
@@ -209,7 +209,7 @@ def transplant(
     k: Annotated[int, option(min=4, help="Forks at each place.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Go on from the first sentences of two runs, more and more of them: where do the rates part?"""
+    """Continue from the first sentences of two runs, more and more of them: where do the rates part?"""
     sides = {"high": high, "low": low}
     found = _working(folder, as_json, lambda case: {side: case.resample(run, turn, k) for side, run in sides.items()})
     rates = {side: one["rates"] for side, one in found.items()}
@@ -227,7 +227,7 @@ def ask_(
     about: Annotated[str, option(help="third (another agent), after (the end of a run) or before (its reply --turn).")] = "third",
     leaf: Leaf = "",
     turn: Annotated[int, option(min=0, help="Reply before which the run is interrupted.")] = 0,
-    n: Annotated[int, option("--n", min=1, help="Answers to draw.")] = 50,
+    n: Annotated[int, option("--n", min=1, help="Answers to sample.")] = 50,
     judge: Judged = False,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
 from ramify.base.seeds import generator
@@ -104,8 +104,8 @@ async def _as_user(agent: Agent, sampler: Sampler, said: Sequence[Message], plac
         tokens, after = [*tokens, *template.render(message.role, message.text, after)[0]], message.role
     tokens += template.open("user", after)
     settings = replace(agent.sampling, stop_tokens=tuple(template.stop_tokens))
-    draw = await sampler.one(Prefix(np.asarray(tokens, np.int32)), settings, place, i, "user turn")
-    ids = [] if draw.tokens is None else [int(token) for token in draw.tokens]
+    completion = await sampler.one(Prefix(np.asarray(tokens, np.int32)), settings, place, i, "user turn")
+    ids = [] if completion.tokens is None else [int(token) for token in completion.tokens]
     return template.tokenizer.decode(ids[:-1] if ids and ids[-1] in template.stop_tokens else ids)
 
 
@@ -117,7 +117,7 @@ def audit_notes(case: Case, name: str, answer: Judge, n: int | None = None, requ
     order causes. Raises UserError where no run of a side wrote a note.
     """
     base = case.base(n)
-    known = case.acting(f"notes-{stable_hash(require)[:6]}", world=Instructed(case.world, require))
+    known = case.acting(f"notes-{stable_hash(require)[:6]}", environment=Instructed(case.environment, require))
     runs = known.play("baseline", {}, n)
     (moved,) = case.record(counterfactuals(base, {f"notes {name}": counted(runs)}, kind="probe"))
     notes = {run.leaf: _notes(case.said(run)) for run in runs}
@@ -187,7 +187,7 @@ def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: in
     """Let the case's judge grade runs from 1 to 5 on an axis: the means of runs that did it and of the others, and whether they differ.
 
     ``labels`` are grades by people, JSON lines ``{"leaf": NODE, "grade": 1..5}``: the agreement is told beside (``agreement``), and without
-    it the scale is not calibrated. Raises NeedsError where the case names no judge, BoundaryError where it gives no grade, UserError naming
+    it the scale is not calibrated. Raises NeedsError where the case names no judge, InfrastructureError where it gives no grade, UserError naming
     file and line of a label that is none.
     """
     judge = Asked(*case.asking(), _question(axis), f"scale({axis!r})")
@@ -237,7 +237,7 @@ async def _graded(case: Case, judge: Asked, leaves: Sequence[str]) -> list[float
     found = await judged(judge, [Item(text, leaf) for text, leaf in zip(texts, leaves, strict=True)], case.ledger)
     for one in found:
         if one.value is None:
-            raise BoundaryError("scorer", one.failure or "the judge gave no grade")
+            raise InfrastructureError("scorer", one.failure or "the judge gave no grade")
     return [float(one.value or 0.0) for one in found]
 
 

@@ -1,4 +1,4 @@
-"""Episodes in a workspace of a few text files, kept as JSON: tools to list, read and write them, and the world's own.
+"""Episodes in a workspace of a few text files, kept as JSON: tools to list, read and write them, and the environment's own.
 
 A reply makes one call; a reply without one ends the episode. Subclasses add tools as methods and say what the run was.
 """
@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ramify.base.errors import BoundaryError, nearest
+from ramify.base.errors import InfrastructureError, nearest
 from ramify.base.ids import canonical_json
 from ramify.env.protocol import Observation, Task
 from ramify.env.tools import MOST, cut, describe, tool_json
-from ramify.methods.forensics.levers import LeverWorld
+from ramify.methods.forensics.levers import LeverEnvironment
 from ramify.trace.message import parse_tool_calls, write_call
 
 FILE_TOOLS = {
@@ -54,17 +54,24 @@ class Workspace(ABC):
     tools: ClassVar[Mapping[str, Tool]]
     max_turns: int = 40
 
-    def __init__(self, world: LeverWorld) -> None:
-        self.world = world
+    def __init__(self, environment: LeverEnvironment) -> None:
+        self.environment = environment
         self.system = describe(schemas(self.tools), self.words)
         self.state: dict[str, Any] = {}
         self.levers: dict[str, Any] = {}
         self.seed = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task``. Raises UserError on levers that the world does not have."""
-        self.levers, self.seed = self.world.settings(task), seed
-        self.state = {"files": dict(self.world.files(task)), "read": [], "turns": 0, "over": False, "last": "", **self.begin()}
+        """Start ``task``. Raises UserError on levers that the environment does not have."""
+        self.levers, self.seed = self.environment.settings(task), seed
+        self.state = {
+            "files": dict(self.environment.files(task)),
+            "read": [],
+            "turns": 0,
+            "over": False,
+            "last": "",
+            **self.begin(),
+        }
         return Observation(self.prompt())
 
     def begin(self) -> dict[str, Any]:
@@ -86,7 +93,7 @@ class Workspace(ABC):
     def step(self, action: str) -> Observation:
         """Make the reply's call, or end with a reply without one."""
         if not self.state or self.state["over"]:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         self.state["turns"] += 1
         calls = parse_tool_calls(action)
         text, valid = "Your answer was taken.", True

@@ -118,7 +118,7 @@ def decay(rows: Sequence[Row], condition: str = "compaction", by: str | None = N
 
     ``interval`` is Newcombe's, as if trials were independent; ``by_task`` takes tasks as what was sampled; None where there are fewer than
     two. Both are None where tasks were left out for what their control did: of tasks chosen by a control without violations the
-    difference lies above 0 also where both arms are alike (:func:`differences` takes all). Cells without both are left out.
+    difference lies above 0 also where both arms are alike (:func:`differences` takes all). ResultCache without both are left out.
     """
     void = set(unclean(rows))
     chosen = any(row["condition"] == "control" and row["violation"] for row in counted(rows))

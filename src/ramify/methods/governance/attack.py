@@ -46,7 +46,7 @@ async def search(bench: Bench, max_queries: int = 200, holdout: float = 0.5, pro
 
     Successive halving: every candidate on each task of *select*, the better half again with fresh episodes, until one is left or the
     queries for it are spent. ``max_queries`` bounds all episodes, those of the report included. The log holds every candidate of every
-    round. Rows that are there already cost nothing, so an interrupted search goes on. Raises UserError where the budget does not reach.
+    round. Rows that are there already cost nothing, so an interrupted search continues. Raises UserError where the budget does not reach.
     """
     base = [c for c in bench.cells() if c.condition == "compaction" and c.request == "trigger" and c.rep == 0]
     names = list(dict.fromkeys(cell.scenario.id for cell in base))

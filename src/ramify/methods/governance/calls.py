@@ -39,7 +39,7 @@ class Grade:
 
 
 def grade(reply: Message, stop: str, predicate: Mapping[str, Any], tools: Iterable[str]) -> Grade:
-    """The outcome of a ``reply``, which ended by ``stop`` (that of a :class:`Draw`).
+    """The outcome of a ``reply``, which ended by ``stop`` (that of a :class:`Completion`).
 
     Every call counts: one that violates makes a violation. ``tools`` are those that were offered.
     """

@@ -21,7 +21,7 @@ from ramify.trace.aliases import name_in
 from ramify.trace.db import Run
 from ramify.trace.lines import field, read_document
 from ramify.trace.message import Message, compacted, opaque
-from ramify.trace.node import Finding, Mark, Node
+from ramify.trace.node import Annotation, Finding, Node
 from ramify.trace.rules import CLASSES, SURVIVED, survival
 from ramify.trace.sources import opened
 
@@ -88,7 +88,7 @@ def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[
 
     What counts is what the model was shown at each of its replies: explicit contexts of a run, the requests of logged calls, or a
     conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one attempt: a
-    path from the root to a leaf. A call goes on from the reply that its request repeats; one that repeats none, and does not begin as
+    path from the root to a leaf. A call continues from the reply that its request repeats; one that repeats none, and does not begin as
     another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them); where a
     trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers, are no replies of an agent,
     nor are the continuations that :func:`ramify.methods.governance.restored.restored` played.
@@ -204,14 +204,14 @@ def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
     calls: dict[str, _Calls] = {}
     declared = {  # a harness that says itself which turn a compaction followed
         mark.node: str(mark.value.get("node"))
-        for mark in run.each(Mark)
+        for mark in run.each(Annotation)
         if isinstance(mark.value, Mapping) and mark.value.get("type") == "compaction"
     }
     nearest: dict[str, str] = {}  # node -> the reply of a model on its path that is nearest, itself included
     forked = [range(first := first_index(entry.key), first + 2 * int(entry.payload["n"])) for entry in run.journal(FORKED)]
     apart: set[str] = set()  # what the audit itself played
     for node in run.each(Node):
-        if node.parent in apart or (node.role == "assistant" and any(node.index in drawn for drawn in forked)):
+        if node.parent in apart or (node.role == "assistant" and any(node.index in sampled for sampled in forked)):
             apart.add(node.id)
             continue
         before = None if node.parent is None else nearest.get(node.parent)
@@ -248,7 +248,7 @@ class _Calls:
         self._last: str | None = None
 
     def follows(self, shown: Sequence[Message], node: Node, compacted: bool) -> str | None:
-        """The reply that this call goes on from, None where it opens an attempt. ``compacted``: the log says so itself."""
+        """The reply that this call continues from, None where it opens an attempt. ``compacted``: the log says so itself."""
         chain, before = "", None
         for message in shown:
             chain = stable_hash(chain, _mark(message))
@@ -266,7 +266,7 @@ class _Calls:
 class _Summaries:
     """The logged calls of one session: which of them are those of whoever compacts.
 
-    Such a call follows one of the agent's and calls no tool; in the very next request, which goes on with the agent's conversation, its
+    Such a call follows one of the agent's and calls no tool; in the very next request, which continues with the agent's conversation, its
     reply stands nearly alone in a new message of the user or the system. Calls right before it that know nothing of the conversation, and
     whose replies it was given, are the same one's: a summary of summaries.
     """
@@ -432,7 +432,7 @@ def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
 
 AUDIT = "governance audit"
 FORKED = "governance fork"
-"""Kind of the journal entries of the audit's forks: each is the purpose of what was drawn, with ``n``, how many on either side."""
+"""Kind of the journal entries of the audit's forks: each is the purpose of what was sampled, with ``n``, how many on either side."""
 _OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
 
 

@@ -18,7 +18,7 @@ from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.lost_rules import Rule, read_rules
 from ramify.methods.governance.predicates import UnreadableError, allows, forbids
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import Draw, Model, Prefix
+from ramify.model.protocol import Completion, Model, Prefix
 from ramify.rollout.pins import Pin, Pins, is_block
 from ramify.score.judge import Each, Item, Judgement
 from ramify.trace.message import Message
@@ -64,26 +64,26 @@ class KeepsRules(Middleware):
         block = Message(self.pins.role, Pins(missing).block())
         return replace(given, messages=(*kept[:head], block, *kept[head:]))
 
-    async def after(self, given: Prefix, shown: Prefix, draw: Draw, key: int) -> Draw:
+    async def after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
         """See :class:`Middleware`."""
         if not self.rules:
-            return draw
+            return completion
         last = max((i for i, message in enumerate(given.messages) if message.role == "assistant"), default=-1)
         told = {
             "reinserted": [pin.text for pin in self._missing(given.messages[: _head(given.messages)])],
             "attempts": [m.text[:200] for m in given.messages[last + 1 :] if m.role != "system" and self.pins.claims(m.text)],
-            "forbidden": list(self._forbidden(draw)),
+            "forbidden": list(self._forbidden(completion)),
         }
         told = {name: found for name, found in told.items() if found}
-        return replace(draw, data={**(draw.data or {}), "pins": told}) if told else draw
+        return replace(completion, data={**(completion.data or {}), "pins": told}) if told else completion
 
     def _missing(self, head: Sequence[Message]) -> list[Pin]:
         text = "\n".join(_lines(message) for message in head)
         return [pin for pin in self.pins.active() if not _stands(pin.text, text)]
 
-    def _forbidden(self, draw: Draw) -> list[dict[str, str]]:
+    def _forbidden(self, completion: Completion) -> list[dict[str, str]]:
         try:
-            calls = list(read_calls(draw.message))
+            calls = list(read_calls(completion.message))
         except UnreadableError:
             return []
         gates = [(pin, pin.allows) for pin in self.pins.active() if pin.allows is not None]

@@ -20,7 +20,7 @@ from ramify.trace.formats import Reader
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.message import Message
-from ramify.trace.node import Producer, Verdict, make_node
+from ramify.trace.node import Provenance, Score, make_node
 
 KIND = "governance bench"
 ENTRY = "episode"
@@ -52,27 +52,27 @@ def keep(run: Run, row: Mapping[str, Any], shown: Sequence[Message] = ()) -> dic
         for message in shown or ([Message("user", str(row["context"]))] if row.get("context") else []):
             node = make_node(tree, node.id, len(node), message.role, message.text, data=dict(message.data))
             run.add(node)
-        producer = Producer(str(row["agent"]), "", dict(row.get("sampling") or {}), 0)
+        provenance = Provenance(str(row["agent"]), "", dict(row.get("sampling") or {}), 0)
         calls = [{"name": name, "arguments": given} for name, given in row.get("calls") or ()]
         about = {name: row[name] for name in ("condition", "request", "key")} | ({"calls": calls} if calls else {})
         failed = row["outcome"] == "error"
         text = str(row.get("reply", ""))
         index = int(stable_hash(row["key"])[:7], 16)
         reply = make_node(
-            tree, node.id, len(node), "assistant", text, producer=producer.hash, index=index, data=about, stop="failed" if failed else "",
+            tree, node.id, len(node), "assistant", text, provenance=provenance.hash, index=index, data=about, stop="failed" if failed else "",
         )  # fmt: skip
-        run.add(producer, reply, *_scores(reply.id, row))
+        run.add(provenance, reply, *_scores(reply.id, row))
         kept = {**row, "node": reply.id}
         run.log(ENTRY, str(row["key"]), kept)
     return kept
 
 
-def _scores(node: str, row: Mapping[str, Any]) -> Iterable[Verdict]:
+def _scores(node: str, row: Mapping[str, Any]) -> Iterable[Score]:
     """What the scenario's predicate says of the reply, and the keyword test of the context; no value where the episode counts for nothing."""
     counts = row["valid"] and not row["gate"]
     evidence = {name: row[name] for name in ("outcome", "why", "gate") if name in row}
     predicate = json_hash(["predicate", row["task"], row["kind"]])
-    yield Verdict(
+    yield Score(
         node,
         "predicate",
         float(row["violation"]) if counts else None,
@@ -82,9 +82,7 @@ def _scores(node: str, row: Mapping[str, Any]) -> Iterable[Verdict]:
         judges={"predicate": predicate},
     )
     told = {"survival": row["survival"]}
-    yield Verdict(
-        node, "keywords", float(row["survived"]), "survival", None, told, judges={"keywords": stable_hash("trace.rules")}
-    )
+    yield Score(node, "keywords", float(row["survived"]), "survival", None, told, judges={"keywords": stable_hash("trace.rules")})
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -105,12 +105,12 @@ def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts, Counts]:
     """Continuations that break the rule at one reply: as it was, and with the rule. Raises UserError where what was shown there cannot be shown again, and as :func:`fork`."""
     run = episodes.run
-    if not node.head and episodes.agent.compactor is None:  # then the fork goes on from the messages before the reply
+    if not node.head and episodes.agent.compactor is None:  # then the fork continues from the messages before the reply
         before = episodes.load(node.tree).node(str(node.parent))
         shown, again = run.shown(node.id).messages, as_messages(episodes.prompts.shown(before, len(before)))
         if [(one.role, one.text) for one in shown] != [(one.role, one.text) for one in again]:
             raise UserError(f"what the model was shown at node {node.id} was made by a compaction that the run cannot repeat")
-    purpose = json_hash([AUDIT, node.id, rule.text, n, episodes.producer.hash])
+    purpose = json_hash([AUDIT, node.id, rule.text, n, episodes.provenance.hash])
     run.log(FORKED, purpose, {"n": n, "node": node.id, "rule": rule.text})
     run.commit()
     edit = {"rule": {"add": rule.text}}

@@ -43,7 +43,7 @@ def _players(names: list[str] | None) -> list[Player]:
 
 def _kept(out: Path | None) -> str:
     return (
-        "nothing is kept: name a run with --out" if out is None else f"the episodes are kept in {out}: the same command goes on"
+        "nothing is kept: name a run with --out" if out is None else f"the episodes are kept in {out}: the same command continues"
     )
 
 
@@ -68,8 +68,8 @@ def bench(
     cells = made.cells()
     if dry_run:
         compactions = sum(cell.rounds for cell in cells)
-        bill = {"episodes": len(cells), "agent_calls": len(cells), "compactions": compactions}
-        emit({"config": made.config.to_json(), "bill": bill}, as_json, table(["bill", ""], list(bill.items())))
+        cost_estimate = {"episodes": len(cells), "agent_calls": len(cells), "compactions": compactions}
+        emit({"config": made.config.to_json(), "bill": cost_estimate}, as_json, table(["bill", ""], list(cost_estimate.items())))
         return
     with progress("bench", len(cells), "episodes", as_json, kept=_kept(out)) as bar:
         rows = asyncio.run(made.run(cells, bar.at))

@@ -1,6 +1,6 @@
 """Which moves stand out of chance: what attempts did in one state, and whether their rewards differ by more than a shuffle of them would.
 
-Credit is a number for every step, also where the rewards were drawn at random. Here each move out of a state is set against the other
+Credit is a number for every step, also where the rewards were sampled at random. Here each move out of a state is set against the other
 moves out of it. A unit is an attempt's first visit to the state (what it did on later visits depends on how the first went), and steps
 that attempts of a rollout tree share are one unit with the mean reward of the attempts below. If the move does not matter, any of the
 rewards could as well have followed any of the moves: the p-value is the share of such assignments with at least the observed difference
@@ -27,7 +27,7 @@ from ramify.trace.graph import MergedGraph
 
 LEVEL = 0.05
 """Chance of calling any move decisive where none matters."""
-EXACT = 10_000  # up to here all ways to choose the takers are counted; beyond, as many are drawn
+EXACT = 10_000  # up to here all ways to choose the takers are counted; beyond, as many are sampled
 _SAME = 1e-9  # differences nearer than this (relative) are equal: sums in another order differ in their last bits
 
 Support = np.ndarray
@@ -180,12 +180,12 @@ def _test(x: np.ndarray, takes: np.ndarray) -> tuple[Support, float]:
         high = x == values[1]
         support, by_statistic = _two_values(n, few, int(high.sum()))
         return support, by_statistic[abs(int(high[takes].sum()) * n - few * int(high.sum()))]
-    chosen, drawn = _choices(n, few)
+    chosen, sampled = _choices(n, few)
     off = np.sort(np.abs(x[chosen].sum(axis=1) - few * float(x.mean())))
     slack = _SAME * few * float(np.abs(x).max())
 
     def p_value(statistic: np.ndarray | float) -> Any:
-        return (len(off) - np.searchsorted(off, statistic - slack) + drawn) / (len(off) + drawn)
+        return (len(off) - np.searchsorted(off, statistic - slack) + sampled) / (len(off) + sampled)
 
     return np.unique(p_value(off)), float(p_value(abs(float(x[takes].sum()) - few * float(x.mean()))))
 

@@ -113,7 +113,7 @@ def build(options: Options, source: Source, out: Out = None, as_json: Json = Fal
     if out is not None and out.suffix == ".graphml":
         graph.graph.write_graphml(out, options.task, {"value": [0.0 if v is None else v for v in graph.state_values()]})
     elif out is not None:
-        write_whole(out, _drawing(graph, options.task, "dot" if out.suffix == ".dot" else "json"))
+        write_whole(out, _sampling(graph, options.task, "dot" if out.suffix == ".dot" else "json"))
     report = graph.report()
     shown = {name: report[name] for name in ("tasks", "attempts", "steps", "states", "singleton_share")}
     emit(shown | {"out": None if out is None else str(out)}, as_json, table(list(shown), [list(shown.values())]))
@@ -173,7 +173,7 @@ def show(
 ) -> None:
     """Print the merged graph."""
     graph = _graph(source, options)
-    emit(graph.to_json(options.task), as_json or form == "json", _drawing(graph, options.task, form))
+    emit(graph.to_json(options.task), as_json or form == "json", _sampling(graph, options.task, form))
 
 
 @app.verb(settings=Options)
@@ -202,8 +202,8 @@ def mark(
             credit = credit_group(stored, rule, attempts)
             steps += len(credit)
             credited += sum(bool(values.any()) for values in credit.values())
-            marks = {mark.node: mark.value for mark in stored.marks(name="why", maker=MAKER)}
-            decisive |= {node: marks[node] for node in credit if marks[node]["decisive"]}
+            annotations = {annotation.node: annotation.value for annotation in stored.annotations(name="why", maker=MAKER)}
+            decisive |= {node: annotations[node] for node in credit if annotations[node]["decisive"]}
             for doubt in rule.doubts:
                 say(f"warning: {doubt}")
         if len(unscored) == len(present):
@@ -236,16 +236,18 @@ def why(
             raise UserError(f"name a node of the run {source}")
         with Run.open(source) as run:
             name = run.find(node)
-            marks = (
-                [] if options.model_fields_set else sorted(run.marks(name="why", node=name), key=lambda mark: mark.maker != MAKER)
+            annotations = (
+                []
+                if options.model_fields_set
+                else sorted(run.annotations(name="why", node=name), key=lambda annotation: annotation.maker != MAKER)
             )
-            told = meanings(run)[marks[0].maker] if marks and marks[0].maker != MAKER else {}
+            told = meanings(run)[annotations[0].maker] if annotations and annotations[0].maker != MAKER else {}
             group = next(info.group for info in run.trees() if info.name == run.node(name).tree)
-        if marks:
-            found: dict[str, Any] = {"node": name} | dict(marks[0].value)
-            if marks[0].maker != MAKER:  # another rule's: what it says, as it says it
+        if annotations:
+            found: dict[str, Any] = {"node": name} | dict(annotations[0].value)
+            if annotations[0].maker != MAKER:  # another rule's: what it says, as it says it
                 rows = [[k, _shown(v), told.get(k, "")] for k, v in found.items()]
-                emit(found, as_json, table(["number", "value", "what it is"], rows, f"credit by {marks[0].maker}"))
+                emit(found, as_json, table(["number", "value", "what it is"], rows, f"credit by {annotations[0].maker}"))
                 return
         else:
             at = options.model_copy(update={"group": options.group or group or None})
@@ -303,7 +305,7 @@ def _apart(source: Any, target: Any, action: str, width: int = 40) -> list[str]:
     return [before, action, after]
 
 
-def _drawing(graph: StateGraph, task: str | None, form: str) -> str:
+def _sampling(graph: StateGraph, task: str | None, form: str) -> str:
     if form == "json":
         return json.dumps(graph.to_json(task), ensure_ascii=False) + "\n"
     return graph.graph.to_dot(task, {"value": ["-" if v is None else f"{v:.4g}" for v in graph.state_values()]})

@@ -164,15 +164,15 @@ def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def chance_of_choice(won: float, shares: np.ndarray) -> float:
-    """Two-sided p-value of ``won`` successes among chosen attempts, one a task, where choosing is no better than a draw.
+    """Two-sided p-value of ``won`` successes among chosen attempts, one a task, where choosing is no better than a sample.
 
-    ``shares`` (tasks,): of each task's attempts that succeeded, the chance that a drawn one did. Exact: a sum of independent coins.
+    ``shares`` (tasks,): of each task's attempts that succeeded, the chance that a sampled one did. Exact: a sum of independent coins.
     """
-    law = np.ones(1)
+    distribution = np.ones(1)
     for share in shares:
-        law = np.convolve(law, [1 - share, share])
+        distribution = np.convolve(distribution, [1 - share, share])
     at = round(won)
-    return float(min(1.0, 2 * min(law[: at + 1].sum(), law[at:].sum())))
+    return float(min(1.0, 2 * min(distribution[: at + 1].sum(), distribution[at:].sum())))
 
 
 def noise_floor(n_tokens: np.ndarray, sd_per_token: float, beta: float = 1.0) -> np.ndarray:

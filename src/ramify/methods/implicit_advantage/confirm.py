@@ -1,7 +1,7 @@
 """Blame put to the test: play on from before a blamed step and from behind it, and see whether success fell there.
 
-Grades say what training made less likely. Forks say what it cost: the potential before the step, where it is drawn anew, against the
-potential behind it, where it and the world's answer stand.
+Grades say what training made less likely. Forks say what it cost: the potential before the step, where it is sampled anew, against the
+potential behind it, where it and the environment's answer stand.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def confirm(
     ``before`` and ``after`` hold successes, how many attempts have an outcome, rate and 95 % interval (Wilson), ``difference`` after minus before
     with its interval (Newcombe), ``p`` Fisher's exact two-sided one, ``p_corrected`` by Holm over all steps. ``confirmed``: success fell, at
     ``LEVEL`` of the corrected p; None where one side has no outcome. Counts are kept in the run, so a second call loads them. What a limit of
-    turns ended counts as the world says. Raises UserError on a step without an observation before it.
+    turns ended counts as the environment says. Raises UserError on a step without an observation before it.
     """
     ends = {record["trajectory_id"]: record for record in records}
     of = {row["node"]: ends[row["trajectory_id"]] for row in blamed if row["node"] is not None}
@@ -70,7 +70,7 @@ def confirm(
     for group in groups:
         with open_episodes(who.folder, group[0], who.model, who.env, trust=who.trust) as (episodes, _):
             episodes.tell = tell
-            forks, purpose = Steps(episodes, truncated="graded"), f"blame {episodes.producer.hash[:12]}"
+            forks, purpose = Steps(episodes, truncated="graded"), f"blame {episodes.provenance.hash[:12]}"
             with episodes.committing():
                 for node in (one.id for one in group):
                     place = _place(episodes, node, of[node]["end"], of[node].get("success"))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.engine.cache import KVCache
 from ramify.engine.forward import ForwardBatch
 from ramify.engine.local import SCORE_LOGITS, LocalModel
@@ -30,7 +30,7 @@ class Follower:
     def extend(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         """Log-probs of ``tokens`` given all before them, float32 (T,); that of a row's first token is 0.
 
-        Raises UserError on ids the model does not know, BoundaryError("engine") where the row outgrows its context.
+        Raises UserError on ids the model does not know, InfrastructureError("engine") where the row outgrows its context.
         """
         row = self.checked(tokens)
         found = [np.zeros(0, np.float32)]
@@ -46,7 +46,7 @@ class Follower:
         if len(row) and (row.min() < 0 or row.max() >= self._forward.vocab):
             raise UserError(f"'{self.model.name}' knows the tokens 0 to {self._forward.vocab - 1}, and a row holds another")
         if self.length + len(row) > self._forward.context:
-            raise BoundaryError(
+            raise InfrastructureError(
                 "engine", f"the row outgrows the context of {self._forward.context} tokens of '{self.model.name}'"
             )
         return row

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ramify.base.errors import BoundaryError, NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig
-from ramify.methods.implicit_advantage.run import MAKER, AdvantageScorer, Scored, streams
+from ramify.methods.implicit_advantage.run import MAKER, AdvantageScorer, Scored, token_values
 from ramify.model.pair import Pair
 from ramify.score.judge import Item, Judgement
 from ramify.score.trajectories import Layout, Trajectory, path_trajectory
@@ -17,7 +17,7 @@ from ramify.score.trajectories import Layout, Trajectory, path_trajectory
 class AdvantageGrader:
     """Implements :class:`ramify.score.judge.Judge` with a pair: open it with ``together=True``, else each call loads both models.
 
-    The value is the attempt's score; the streams ``advantage`` hold A of each drawn token, or of a text node's whole step. ``layout``
+    The value is the attempt's score; the streams ``advantage`` hold A of each sampled token, or of a text node's whole step. ``layout``
     lays attempts without tokens out (``chat_layout`` of the policy's template). The reward is that of a *frozen* pair: with a reference
     that moves along with the policy under training it would grade itself.
     """
@@ -51,7 +51,7 @@ class AdvantageGrader:
         attempts = [one for one in found if isinstance(one, Trajectory)]
         try:
             scores = iter(await self._scorer.each(attempts) if attempts else [])
-        except (UserError, NeedsError, BoundaryError) as error:  # the models themselves cannot be had
+        except (UserError, NeedsError, InfrastructureError) as error:  # the models themselves cannot be had
             return [Judgement(failure=str(error))] * len(items)
         found = [next(scores) if isinstance(one, Trajectory) else one for one in found]
         return [
@@ -62,4 +62,4 @@ class AdvantageGrader:
     def _judgement(self, item: Item, scored: Scored) -> Judgement:
         assert item.path is not None
         evidence = {"steps": [round(float(v), 6) for v in scored.steps], "warnings": list(scored.warnings)}
-        return Judgement(scored.score, evidence=evidence, unit="advantage", streams=tuple(streams(item.path, scored)))
+        return Judgement(scored.score, evidence=evidence, unit="advantage", token_values=tuple(token_values(item.path, scored)))

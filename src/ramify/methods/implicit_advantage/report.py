@@ -198,7 +198,7 @@ def select(
     """The best of the first ``n`` attempts at each task, by the grade or by ``scores`` (N,), and what choosing was worth.
 
     ``best_of`` mean success of the chosen ones, ``mean`` Mean@n, ``oracle`` Pass@n; ``gain`` = best_of - mean with an interval over tasks
-    (None of one task); ``gain_p`` the p-value of it, had one attempt at each task been drawn. Tasks with an attempt whose end is unknown are chosen in, but not counted.
+    (None of one task); ``gain_p`` the p-value of it, had one attempt at each task been sampled. Tasks with an attempt whose end is unknown are chosen in, but not counted.
     """
     for i, record in enumerate(records, 1):
         if group not in record:
@@ -349,7 +349,7 @@ def verdict_on_choice(row: Mapping[str, Any], by: str) -> str:
     gain = f"{row['gain']:+.3f} over the mean of {row['best_of_n']} at {row['counted']} tasks (p {row['gain_p']:.2g})"
     if row["gain_p"] <= LEVEL:
         return f"choosing by {by} {'gained' if row['gain'] > 0 else 'lost'} success: {gain}"
-    return f"nothing stands out: choosing by {by} changed success by no more than drawing may, {gain}"
+    return f"nothing stands out: choosing by {by} changed success by no more than sampling may, {gain}"
 
 
 def _written(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.config import check
-from ramify.base.errors import BoundaryError, RamifyError, UserError
+from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import stable_hash
 from ramify.methods.implicit_advantage.algorithm import (
     DOMINATED,
@@ -30,7 +30,7 @@ from ramify.score.trajectories import Trajectory
 from ramify.trace.aliases import IMPORTED
 from ramify.trace.db import Record, Run
 from ramify.trace.foreign import root
-from ramify.trace.node import Mark, Stream, Verdict, make_node
+from ramify.trace.node import Annotation, Score, TokenValues, make_node
 from ramify.trace.path import Path as TreePath
 
 MAKER = "implicit-advantage"
@@ -109,11 +109,11 @@ def keep_grades(folder: Path, scored: Sequence[Scored], rows: Sequence[Mapping[s
     try:
         with Run.open(folder, write=True) as run, run.transaction():
             for one, row in zip(scored, rows, strict=True):
-                run.add(Verdict(one.trajectory.id, MAKER, one.score, UNIT, evidence=dict(row), judges=judges))
+                run.add(Score(one.trajectory.id, MAKER, one.score, UNIT, evidence=dict(row), judges=judges))
                 for step in row["steps"]:
                     if "node" in step:
-                        run.add(grade_mark(step, one.config.token))
-                run.add(*streams(run.path(one.trajectory.id), one))
+                        run.add(grade_annotation(step, one.config.token))
+                run.add(*token_values(run.path(one.trajectory.id), one))
     except RamifyError as error:
         return f"the grades are not kept in the run: {error}"
     return ""
@@ -145,7 +145,7 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
 def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping[str, str] | None = None) -> None:
     """A score record in a run: the task's tree, the actions as nodes with their grades, the attempt's score and end at its last one.
 
-    What the agent was shown is not in it. ``number`` tells attempts with equal actions apart; ``judges`` as in :class:`Verdict`.
+    What the agent was shown is not in it. ``number`` tells attempts with equal actions apart; ``judges`` as in :class:`Score`.
     """
     task = record["task_id"]
     run.add_tree(task, {"id": task})
@@ -153,33 +153,33 @@ def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping
     for step in record["steps"]:
         node = make_node(task, node.id, len(node), "assistant", step.get("action") or "", index=number)
         steps.append({**step, "node": node.id})
-        run.add(node, grade_mark(steps[-1], record["token_agg"]))
+        run.add(node, grade_annotation(steps[-1], record["token_agg"]))
     end = make_node(task, node.id, len(node), "user", "", index=number)
     kept = {name: value for name, value in record.items() if name not in ("baselines", "judges")} | {"steps": steps}
     models = judges or {side: stable_hash("by name", str(record.get(side))) for side in ("policy", "reference")}
-    found: list[Record] = [Verdict(end.id, MAKER, record["score"], UNIT, evidence=kept, judges=models)]
+    found: list[Record] = [Score(end.id, MAKER, record["score"], UNIT, evidence=kept, judges=models)]
     for name, value in (record.get("baselines") or {}).items():
         known = (record.get("judges") or {}).get(name)
-        found.append(Verdict(end.id, name, value, GRADE, judges={} if known is None else {name: known}))
+        found.append(Score(end.id, name, value, GRADE, judges={} if known is None else {name: known}))
     if record.get("success") is not None:
         paid = float(record["success"]) if record.get("reward") is None else float(record["reward"])
-        found.append(Verdict(end.id, IMPORTED, paid, evidence={"outcome": record["success"]}))
+        found.append(Score(end.id, IMPORTED, paid, evidence={"outcome": record["success"]}))
     run.add(end, *found)
 
 
-def grade_mark(step: Mapping[str, Any], token: str) -> Mark:
+def grade_annotation(step: Mapping[str, Any], token: str) -> Annotation:
     """The grades of a step, as an annotation of its node; ``A`` is that of the aggregation ``token``."""
     numbers = {name: value for name, value in step.items() if name not in ("i", "action", "node")}
-    return Mark(step["node"], 0, "grade", MAKER, {"A": step[f"A_{token}"], **numbers})
+    return Annotation(step["node"], 0, "grade", MAKER, {"A": step[f"A_{token}"], **numbers})
 
 
-def streams(path: TreePath, scored: Scored) -> list[Stream]:
-    """A of every drawn token of the nodes on the path; one number, the grade of the step, for a node of text alone."""
+def token_values(path: TreePath, scored: Scored) -> list[TokenValues]:
+    """A of every sampled token of the nodes on the path; one number, the grade of the step, for a node of text alone."""
     nodes = {name: i for i, name in enumerate(scored.trajectory.nodes)}
     if any(node.tokens is None and len(node) for node, _ in path.segments):
         grades = scored.columns[f"A_{scored.config.token}"]
         return [
-            Stream(node.id, "advantage", MAKER, np.array([grades[nodes[node.id]]], np.float32))
+            TokenValues(node.id, "advantage", MAKER, np.array([grades[nodes[node.id]]], np.float32))
             for node, _ in path.segments
             if node.id in nodes and nodes[node.id] < len(grades)
         ]
@@ -193,7 +193,7 @@ def streams(path: TreePath, scored: Scored) -> list[Stream]:
         if (step[start : start + length] >= 0).any():
             own = np.zeros(len(node), np.float32)
             own[:length] = values[start : start + length]
-            found.append(Stream(node.id, "advantage", MAKER, own))
+            found.append(TokenValues(node.id, "advantage", MAKER, own))
         start += length
     return found
 
@@ -206,10 +206,10 @@ def kept_grades(folder: Path) -> list[dict[str, Any]]:
     with Run.open(folder) as run:
         records = {
             v.node: {**v.evidence, "end": v.node}
-            for v in run.verdicts(scorer=MAKER)
+            for v in run.scores(scorer=MAKER)
             if isinstance(v.evidence, dict) and "trajectory_id" in v.evidence
         }
-        grades = [v for v in run.each(Verdict) if v.unit == GRADE and v.node in records]
+        grades = [v for v in run.each(Score) if v.unit == GRADE and v.node in records]
     for verdict in grades:
         record = records[verdict.node]
         record["baselines"] = {**record.get("baselines", {}), verdict.scorer: verdict.value}
@@ -251,7 +251,7 @@ class AdvantageScorer:
         for attempt, found in zip(attempts, asyncio.run(self.each(attempts)), strict=True):
             if isinstance(found, UserError):
                 raise UserError(f"attempt '{attempt.id}': {found}") from found
-            if isinstance(found, BoundaryError):
+            if isinstance(found, InfrastructureError):
                 raise found
             done.append(found)
         return done
@@ -259,7 +259,7 @@ class AdvantageScorer:
     def score_each(
         self, attempts: Sequence[Trajectory], sure: bool = False, progress: Callable[[int], object] = lambda rows: None
     ) -> tuple[list[Scored], list[str]]:
-        """Grade attempts and, one sentence each, those that cannot be (too long for a model, a server's fault): the others go on.
+        """Grade attempts and, one sentence each, those that cannot be (too long for a model, a server's fault): the others continue.
 
         See :meth:`each`.
         """

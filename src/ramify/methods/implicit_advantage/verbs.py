@@ -29,7 +29,7 @@ from ramify.score.steps import write_rows
 from ramify.score.trajectories import Layout, chat_layout, load_trajectories, plain_layout
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
-from ramify.trace.node import Finding, Verdict
+from ramify.trace.node import Finding, Score
 from ramify.trace.sources import conclude, run_folder
 
 if TYPE_CHECKING:
@@ -113,9 +113,13 @@ def score(
     attempts, skipped = load_trajectories(trajectories, layout, scorer, form)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
-        bill = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
-        bill |= {"tokens_each_model_reads": tokens if pair else 0}
-        emit(bill, as_json, table(["number", "value"], [[k, len(v) if isinstance(v, list) else v] for k, v in bill.items()]))
+        cost_estimate = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
+        cost_estimate |= {"tokens_each_model_reads": tokens if pair else 0}
+        emit(
+            cost_estimate,
+            as_json,
+            table(["number", "value"], [[k, len(v) if isinstance(v, list) else v] for k, v in cost_estimate.items()]),
+        )
         return
     made = {"policy": "" if pair is None else pair.policy.name, "reference": "" if pair is None else pair.reference.name}
     begin: Callable[[], Run] | None = None
@@ -380,7 +384,7 @@ def judge(
         values, failed = grades(trajectories, asked, tokenizer, wanted, scorer, spent := Ledger())
     ends = {record["trajectory_id"]: record["end"] for record in records}
     with Run.open(folder or scores, write=True) as run:
-        run.add(*(Verdict(ends[one], name, value, GRADE, judges={name: asked.identity}) for one, value in values.items()))
+        run.add(*(Score(ends[one], name, value, GRADE, judges={name: asked.identity}) for one, value in values.items()))
     text = "\n".join(
         [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
     )

@@ -225,7 +225,7 @@ def from_run(run: Run, group: str | None = None, scorer: str | None = None, text
     """Traces of the attempts in a run's trees, one an attempt with a verdict of ``scorer`` (a leaf, in runs without any).
 
     States are the environment's state keys where it gave some and ``texts`` is false, else the texts of observations. An attempt succeeded
-    by the world's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
+    by the environment's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
     """
     found = []
     for attempt, rows in run_attempts(run, group, scorer, unscored=True):

@@ -139,7 +139,7 @@ def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
     if odd is not None and odd["value"] > _AMBIGUOUS:
         found.append(
             f"the same action in the same state led elsewhere in {odd['k']} of {odd['n']} moves: the key hides part of the state "
-            "(add history), or the world is random; loops and dead ends are then less certain"
+            "(add history), or the environment is random; loops and dead ends are then less certain"
         )
     return found
 

@@ -237,7 +237,7 @@ def _usable(
 def _fill(
     source: _States | _Marks, pools: Mapping[bool, Sequence[tuple[int, str]]], config: BuildConfig, template: ChatTemplate | None
 ) -> SftSet:
-    """Take from the pools, keeping the share, up to the first that does not fit: going on to shorter ones would favour straight traces."""
+    """Take from the pools, keeping the share, up to the first that does not fit: continuing to shorter ones would favour straight traces."""
     left = {kind: _usable(source, pool, config, template) for kind, pool in pools.items()}
     taken: list[Example] = []
     spent = mixed = 0

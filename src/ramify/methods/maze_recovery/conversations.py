@@ -44,11 +44,11 @@ class Conversation:
                 raise UserError(f"a message of role '{turn.role}' cannot be trained on: only the assistant's are")
             if spans and turn.viewed:
                 raise NeedsError(
-                    "a reply was drawn from an explicit context (compaction), so its path is no conversation to imitate"
+                    "a reply was sampled from an explicit context (compaction), so its path is no conversation to imitate"
                 )
 
     def cost(self, template: ChatTemplate | None = None) -> int:
-        """Tokens with a loss: drawn or laid out by ``template``; else counted by the trace, else one per ``CHARACTERS`` characters."""
+        """Tokens with a loss: sampled or laid out by ``template``; else counted by the trace, else one per ``CHARACTERS`` characters."""
         total = 0
         for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True)):
             if spans and (turn.tokens is not None or template is not None):
@@ -138,7 +138,7 @@ def _laid(turn: TokenMessage, spans: Spans, template: ChatTemplate | None, after
 def _render(
     turn: TokenMessage, full: bool, template: ChatTemplate | None, after: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens of a text, which of them a model would have drawn (its words and the token that ends its turn), and their ends."""
+    """Tokens of a text, which of them a model would have sampled (its words and the token that ends its turn), and their ends."""
     if template is None:
         raise NeedsError(
             "the traces have text only: name the checkpoint whose tokenizer and chat template lay them out as tokens"

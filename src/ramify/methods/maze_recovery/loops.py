@@ -8,7 +8,7 @@ path, everything since is dropped. How many states it has is the *height* of a s
 - a *stall* when it changes nothing: the next state is the same.
 
 A *recovery* is a return to a state after leaving it, where an advance is then made that was not yet tried there in this attempt (on the
-way back through several states, only the one where it goes on is one). All of it is told from equal state keys alone, attempt by attempt.
+way back through several states, only the one where it continues is one). All of it is told from equal state keys alone, attempt by attempt.
 Derived for maze-recovery; loop erasure: Lawler 1980.
 """
 
@@ -253,7 +253,7 @@ def _breadth_first(starts: Mapping[int, None], step: Mapping[tuple[int, int], in
 def ambiguous(graph: MergedGraph, cut: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Rows (M,) of the visits whose action was taken in their state more than once; of each (bool), whether it did not lead where most led.
 
-    None does in a deterministic world whose keys tell states apart; else the key hides something, or the world is random. Ends that a
+    None does in a deterministic environment whose keys tell states apart; else the key hides something, or the environment is random. Ends that a
     limit set (``cut``, bool (A,)) are left out.
     """
     known = np.ones(len(graph.visit_group), np.bool_)

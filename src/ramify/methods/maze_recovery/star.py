@@ -1,7 +1,7 @@
 """The path-star maze of maze-recovery's theory, solved exactly: how many steps a walker with a given policy needs, without sampling.
 
 W branches of K diamonds each hang on a fork; a diamond's two vertices are joined by L parallel edges, and the target is one of the W
-leaves, drawn uniformly. A walker's policy has four rows per diamond, each a choice between a desired and another move: ``a`` (at the right
+leaves, sampled uniformly. A walker's policy has four rows per diamond, each a choice between a desired and another move: ``a`` (at the right
 vertex facing forward: leave), ``b`` (there facing backward: cross), ``c`` (at the left vertex facing forward: cross), ``d`` (there facing
 backward: leave). At the fork every branch is equally likely; a walk costs one a step. Graph and parametrisation: arXiv 2606.22938, as its
 public reproduction describes them.

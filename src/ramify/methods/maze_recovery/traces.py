@@ -1,4 +1,4 @@
-"""What the steps of a free text do: go on, take something back, check something, start again. For traces without states.
+"""What the steps of a free text do: continue, take something back, check something, start again. For traces without states.
 
 Detectors mark steps; none of them is the truth. :func:`agreement` measures one against labels, or against what state keys say.
 """
@@ -107,7 +107,7 @@ class Lexicon:
 
 
 RUBRIC = """You label the steps of a reasoning trace. Kinds:
-- advance: goes on: a new fact, computation, plan, action or conclusion.
+- advance: continues: a new fact, computation, plan, action or conclusion.
 - verify: checks something said before, without giving it up.
 - retract: says that an earlier step is wrong, fails or leads nowhere, or returns to an earlier point.
 - restart: gives up the whole approach and begins another.

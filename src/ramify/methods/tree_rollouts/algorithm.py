@@ -36,7 +36,7 @@ class UUCB(Config):
     actions: int = Field(default=4, ge=2)
     """number of equally likely choices whose entropy counts as 1"""
     cost_aware: bool = False
-    """divide the score by the expected cost of going on from the node"""
+    """divide the score by the expected cost of continuing from the node"""
 
 
 class TreeConfig(Config):

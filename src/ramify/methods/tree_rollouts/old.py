@@ -13,7 +13,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import import_records, root
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field
-from ramify.trace.node import Node, Verdict, make_node
+from ramify.trace.node import Node, Score, make_node
 
 LEFT = "what the agent was shown was not kept, so trees hold its turns alone and no training rows can be made of them"
 
@@ -61,7 +61,7 @@ def _end(run: Run, turn: Node, leaf: Leaf) -> str:
     data = {} if leaf.failure is None else {"failure": leaf.failure}
     told = {"outcome": leaf.outcome, "truncated": leaf.truncated} | data
     end = make_node(turn.tree, turn.id, len(turn), "user", "", index=leaf.index, stop=stop, data=data)
-    run.add(end, Verdict(end.id, "env", None if leaf.outcome is None else leaf.reward, evidence=told))
+    run.add(end, Score(end.id, "env", None if leaf.outcome is None else leaf.reward, evidence=told))
     return end.id
 
 

@@ -27,7 +27,7 @@ class Place:
     (a view: the stored nodes stay two)."""
 
     id: str
-    """stored node the agent goes on from"""
+    """stored node the agent continues from"""
     parent: str | None
     depth: int
     """turns from the root"""
@@ -38,10 +38,10 @@ class Place:
     turn_tokens: list[int] | None = None
     logprobs: list[float] | None = None
     entropy: float | None = None
-    """mean token entropy in nats of the next turns drawn here"""
+    """mean token entropy in nats of the next turns sampled here"""
     entropy_kind: str = "none"
-    draws: int = 0
-    """next turns drawn here of known entropy"""
+    samples: int = 0
+    """next turns sampled here of known entropy"""
     state_hash: str | None = None
     forkable: bool = False
     terminal: bool = False
@@ -52,14 +52,14 @@ class Place:
     pending: int = 0
     """expansions at or below that are in flight"""
     duplicate: bool = False
-    """some other draw gave the same turn"""
+    """some other sample gave the same turn"""
     path_cost: float = 0.0
     """cost from the root to here"""
     rest: float = 0.0
     """summed cost from here to the leaves, over ``passes`` attempts"""
     passes: int = 0
     errors: int = 0
-    """1 when the world refused the turn that led here"""
+    """1 when the environment refused the turn that led here"""
 
     @property
     def expected(self) -> float:
@@ -69,7 +69,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """The end of one attempt. ``cost`` counts newly drawn turns or tokens only."""
+    """The end of one attempt. ``cost`` counts newly sampled turns or tokens only."""
 
     node: str
     """place where it ended"""
@@ -141,15 +141,15 @@ class GrownTree:
         return found
 
     def absorb(self, start: str, attempt: Attempt, counted: bool) -> Leaf:
-        """Add an attempt that went on from ``start``: new places, cost, and counts along its whole path (3.5, steps 4 and 5)."""
+        """Add an attempt that continued from ``start``: new places, cost, and counts along its whole path (3.5, steps 4 and 5)."""
         at = self.places[start]
         fresh = start == self.root.id
         origin = attempt.index if fresh else at.origin
         last = len(attempt.turns) - 1
         for i, turn in enumerate(attempt.turns):
             if turn.entropy is not None:
-                at.entropy = ((at.entropy or 0.0) * at.draws + turn.entropy) / (at.draws + 1)
-                at.draws, at.entropy_kind = at.draws + 1, turn.entropy_kind
+                at.entropy = ((at.entropy or 0.0) * at.samples + turn.entropy) / (at.samples + 1)
+                at.samples, at.entropy_kind = at.samples + 1, turn.entropy_kind
             at = self._place(at, turn, i == last, origin)
         end = at.path_cost
         cost = sum(self._cost(turn) for turn in attempt.turns)
@@ -166,7 +166,7 @@ class GrownTree:
         return leaf
 
     def _cost(self, turn: Turn) -> int:
-        return 1 if self.unit == "turns" else turn.node.drawn
+        return 1 if self.unit == "turns" else turn.node.sampled_tokens
 
     def _place(self, at: Place, turn: Turn, last: bool, origin: int) -> Place:
         node, answer = turn.node, turn.answer

@@ -31,10 +31,10 @@ def to_rows(
     advantage: Literal["leaf", "node", "tree_grpo"] = "leaf",
     prefix_weight: Literal["count", "unique"] = "count",
 ) -> list[dict[str, Any]]:
-    """Training rows of every mixed group, one per leaf (3.8). Uniform groups give none, rather than rows of zero advantage.
+    """Training rows of every group with mixed outcomes, one per leaf (3.8). Uniform groups give none, rather than rows of zero advantage.
 
     ``path(tree, leaf)`` is the stored path to a leaf (``run.path`` of a store). Each row has ``prompt_ids`` and ``completion_ids``
-    (all tokens after the first drawn one, observations included), and per completion token, shape (T,): ``logprobs``, ``mask`` (drawn
+    (all tokens after the first sampled one, observations included), and per completion token, shape (T,): ``logprobs``, ``mask`` (sampled
     here), ``advantages`` and ``weights``. ``leaves`` is the size of the group, the denominator of the loss.
 
     ``leaf`` and ``tree_grpo`` train shared prefixes once per leaf; ``prefix_weight="unique"`` then weighs each token by one over the
@@ -125,7 +125,7 @@ def report(trees: Sequence[GrownTree]) -> dict[str, Any]:
         "duplicates": sum(place.duplicate for place, _ in edges),
         "trained_per_unique": sum(place.n * cost for place, cost in edges) / unique if unique else 0.0,
         "abandoned": [tree.prompt_id for tree in trees if tree.abandoned],
-        "entropy_kinds": sorted({place.entropy_kind for tree in trees for place in tree.places.values() if place.draws}),
+        "entropy_kinds": sorted({place.entropy_kind for tree in trees for place in tree.places.values() if place.samples}),
         "notes": dict(Counter(note for tree in trees for note in tree.notes)),
     }
 
@@ -140,7 +140,7 @@ def report_text(found: dict[str, Any]) -> str:
 
 
 def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: float = LEVEL) -> dict[str, Any]:
-    """Whether two arms differ in mixed groups or L1 mass, task by task: differences with 95 % intervals, p-values corrected for both.
+    """Whether two arms differ in groups with mixed outcomes or L1 mass, task by task: differences with 95 % intervals, p-values corrected for both.
 
     Trees are paired by task, several of one task in their order; those without a partner count as ``unpaired``. Mixed groups are
     compared by McNemar's exact test, L1 mass by permutation within pairs. Raises UserError where fewer than two tasks are shared or the
@@ -153,7 +153,7 @@ def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: floa
     mixed = np.array([[tree.mixed for tree in pair] for pair in pairs], dtype=float)
     mass = np.array([[algorithm.l1_mass(tree.root.s, tree.root.n) for tree in pair] for pair in pairs])
     up, down = (int((mixed @ sign > 0).sum()) for sign in (np.array([1, -1]), np.array([-1, 1])))
-    p = [sign_test(up, up + down), paired_permutation(mass[:, 0], mass[:, 1], draws=2000)]
+    p = [sign_test(up, up + down), paired_permutation(mass[:, 0], mass[:, 1], samples=2000)]
     compared: dict[str, dict[str, Any]] = {
         name: {
             "difference": float((values[:, 0] - values[:, 1]).mean()),
@@ -165,11 +165,11 @@ def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: floa
     }
     costs = [sum(pair[side].cost for pair in pairs) for side in (0, 1)]
     out = [name for name, one in compared.items() if one["p_corrected"] <= level]
-    names = {"mixed": "the share of mixed groups", "l1_mass": "the L1 mass"}
+    names = {"mixed": "the share of groups with mixed outcomes", "l1_mass": "the L1 mass"}
     if out:
         told = " and ".join(f"{names[name]} is {'higher' if compared[name]['difference'] > 0 else 'lower'}" for name in out)
     else:
-        told = "nothing stands out: the arms differ in neither mixed groups nor L1 mass by more than chance"
+        told = "nothing stands out: the arms differ in neither groups with mixed outcomes nor L1 mass by more than chance"
     return {
         "pairs": len(pairs),
         "unpaired": len(first) + len(second) - 2 * len(pairs),

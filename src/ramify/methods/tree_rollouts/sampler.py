@@ -1,4 +1,4 @@
-"""Grow one prompt's tree under a budget: choose a node, go on from it to a leaf, back up (3.5, 3.7)."""
+"""Grow one prompt's tree under a budget: choose a node, continue from it to a leaf, back up (3.5, 3.7)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.seeds import generator
 from ramify.methods.tree_rollouts.algorithm import TreeConfig, shrunk, uucb
 from ramify.methods.tree_rollouts.record import GrownTree, Place
@@ -29,7 +29,7 @@ class Grower(Protocol):
         ...
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
-        """Put the world back to its state after ``node_id`` and play on."""
+        """Put the environment back to its state after ``node_id`` and play on."""
         ...
 
 
@@ -42,7 +42,7 @@ class Pick:
 
 
 class TreeSampler:
-    """Samples trees of attempts, one per task. Everything but the draws themselves is decided here, deterministically."""
+    """Samples trees of attempts, one per task. Everything but the samples themselves is decided here, deterministically."""
 
     def __init__(self, grower: Grower, config: TreeConfig | None = None, seed: int = 0, prefix: str = "") -> None:
         """``prefix`` starts the name of every stored tree (``update-003/``)."""
@@ -75,14 +75,14 @@ class TreeSampler:
                 if pick.place is tree.root:
                     return await self.grower.attempt(tree.tree, task, pick.index)
                 return await self.grower.branch(tree.tree, task, pick.place.id, pick.index)
-            except BoundaryError as error:
+            except InfrastructureError as error:
                 return str(error)
 
         await search(tree, self._select, expand, self._absorb, width=self.config.parallel, tau=self.config.tau)
         return tree.cost - before
 
     def _need(self, place: Place) -> float:
-        """What must be left to go on from ``place``: the worst case where it is known, else the expected cost."""
+        """What must be left to continue from ``place``: the worst case where it is known, else the expected cost."""
         worst = self.config.worst_attempt
         return place.expected if worst is None else worst - place.path_cost
 
@@ -133,7 +133,7 @@ class TreeSampler:
         for above in tree.path(pick.place.id):
             above.pending -= 1
         if isinstance(attempt, str) or not attempt.turns:
-            # nothing was drawn: trying the same place again would never end
+            # nothing was sampled: trying the same place again would never end
             pick.place.forkable = False
             why = attempt if isinstance(attempt, str) else attempt.failure or "the attempt had no turn"
             self._note(tree, f"node {pick.place.id} cannot be forked: {why}", "cannot be forked")

@@ -82,7 +82,7 @@ def make_prompts(n: int, seed: int, kinds: Sequence[str] = MIXTURE) -> dict[str,
 
 
 class ToyGrower:
-    """Plays prompts; draws are keyed by place (seed, tree, node, index), so arms of one seed share their first attempts."""
+    """Plays prompts; samples are keyed by place (seed, tree, node, index), so arms of one seed share their first attempts."""
 
     def __init__(self, prompts: dict[str, Prompt], seed: int = 0) -> None:
         self.prompts, self.seed = prompts, seed
@@ -94,14 +94,14 @@ class ToyGrower:
         return self._play(tree, task, "start", 0, True, index)
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
-        """Go on from the state after ``node_id``."""
+        """Continue from the state after ``node_id``."""
         return self._play(tree, task, node_id, *self._states[tree, node_id], index)
 
     def _play(self, tree: str, task: Task, start: str, turn: int, right: bool, index: int) -> Attempt:
         prompt, policy = self.prompts[task.id], self._policy[task.id][turn:]
         left = TURNS - turn
-        drawn = uniforms(np.full(left, place_key(self.seed, tree, start, index)), np.arange(left))
-        actions = (drawn[:, None] > policy.cumsum(axis=1)[:, :-1]).sum(axis=1)
+        sampled = uniforms(np.full(left, place_key(self.seed, tree, start, index)), np.arange(left))
+        actions = (sampled[:, None] > policy.cumsum(axis=1)[:, :-1]).sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             entropies = -np.nan_to_num(policy * np.log(policy)).sum(axis=1)
         turns, parent = [], start
@@ -144,7 +144,7 @@ def sweep_grid(prompts: int, seed: int, margin: float = 0.05) -> dict[str, Any]:
         cells.append({"alpha": alpha, "c": c, "lam": lam, "mixed": mixed, "l1_mass": float(masses[-1].mean())})
     usual = UUCB()
     default = next(i for i, cell in enumerate(cells) if all(cell[name] == getattr(usual, name) for name in ("alpha", "c", "lam")))
-    p = holm([paired_permutation(mass, masses[default], draws=10_000) for mass in masses])
+    p = holm([paired_permutation(mass, masses[default], samples=10_000) for mass in masses])
     cells = [cell | {"p_corrected": one} for cell, one in zip(cells, p, strict=True)]
     best = max(cell["l1_mass"] for cell in cells)
     plateau = float(np.mean([cell["l1_mass"] >= best - margin for cell in cells]))

@@ -64,7 +64,7 @@ def collapse(
 @app.verb()
 def sweep(
     prompts: Annotated[int, option(help="Prompts of the toy per cell.")] = 60,
-    seed: Annotated[int, option(help="Seed of the prompts and draws.")] = 0,
+    seed: Annotated[int, option(help="Seed of the prompts and samples.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Selector coefficients on a 5x5x5 grid, on the toy of the reproduction, each against the defaults."""

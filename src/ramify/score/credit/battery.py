@@ -12,7 +12,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.problem import Problem, run_checks
 from ramify.model.chat import TagTemplate, assistant_node_parts
-from ramify.model.scripted import CharTokenizer, scripted_draw
+from ramify.model.scripted import CharTokenizer, scripted_completion
 from ramify.score.credit.protocol import CreditGroup, CreditRule, assigned, on_sampled
 from ramify.score.steps import OPTIONAL
 from ramify.trace.node import Node, make_node
@@ -53,7 +53,7 @@ def example_group(tasks: Sequence[str] = tuple(ENDS), tokens: bool = True) -> Cr
 
 
 def _step(task: str, parent: str, text: str, index: int, tokens: bool) -> Node:
-    parts = assistant_node_parts(TagTemplate(CharTokenizer()), scripted_draw(text)) if tokens else {"text": text}
+    parts = assistant_node_parts(TagTemplate(CharTokenizer()), scripted_completion(text)) if tokens else {"text": text}
     return make_node(task, parent or None, 0, "assistant", parts.pop("text"), index=index, **parts)
 
 

@@ -21,7 +21,7 @@ from ramify.base.plugins import called, find_attribute, own_path
 from ramify.score.steps import Columns, columns_of, run_attempts
 from ramify.trace.graph import factorize
 from ramify.trace.keys import Canonicaliser
-from ramify.trace.node import Mark, Node, Stream
+from ramify.trace.node import Annotation, Node, TokenValues
 from ramify.trace.view import View
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np
         own = values[group.nodes[name].sampled_mask]
         mean = float(np.add.reduce(own) / len(own)) if len(own) else 0.0
         why = {"A": mean} | dict(rule.explain(name))
-        run.add(Mark(name, 0, "why", rule.maker, why), Stream(name, "credit", rule.maker, values))
+        run.add(Annotation(name, 0, "why", rule.maker, why), TokenValues(name, "credit", rule.maker, values))
     run.log(JOURNAL, rule.maker, {"numbers": [list(pair) for pair in rule.numbers.items()]})
     return found
 

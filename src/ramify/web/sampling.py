@@ -1,4 +1,4 @@
-"""The draws of one request: begun together, told of as they grow, ended together when the client goes."""
+"""The samples of one request: begun together, told of as they grow, ended together when the client goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from ramify.model.streaming import Piece, Pieces
 
 _AHEAD = 16
-"""Pieces that wait for a client who reads slowly; the draws' own streams put together what comes meanwhile."""
+"""Pieces that wait for a client who reads slowly; the samples' own streams put together what comes meanwhile."""
 T = TypeVar("T")
 
 
@@ -30,7 +30,7 @@ def why_cut(error: BaseException) -> str:
 
 
 async def merged(streams: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece], None]:
-    """Pieces of several draws as they come, each with its stream's number. The first failure is raised; closing cancels every draw."""
+    """Pieces of several samples as they come, each with its stream's number. The first failure is raised; closing cancels every sample."""
     queue: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(_AHEAD)
 
     async def pump(at: int, pieces: Pieces) -> None:
@@ -48,7 +48,7 @@ async def merged(streams: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece],
             at, news = await queue.get()
             if isinstance(news, Exception):
                 raise news
-            waiting -= news.draw is not None
+            waiting -= news.completion is not None
             yield at, news
     finally:
         for task in tasks:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.registry import register
-from ramify.env.panels import generated_panel
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
+from ramify.env.task_sets import generated_task_set
 
 COMPASS = {"north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0)}
 OPENED = 0.1
@@ -36,7 +36,7 @@ class Maze:
         self._place = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task``; the world is deterministic, so ``seed`` changes nothing. Raises UserError where the data is no maze."""
+        """Start ``task``; the environment is deterministic, so ``seed`` changes nothing. Raises UserError where the data is no maze."""
         _validate(task)
         self._task, self._place = task, task.data["start"]
         return Observation(f"Goal: find the exit. {self._look(task)}")
@@ -44,7 +44,7 @@ class Maze:
     def step(self, action: str) -> Observation:
         """Apply ``go WAY``; anything else does nothing."""
         if self._task is None or self._place == self._task.data["exit"]:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         verb, _, way = action.strip().partition(" ")
         ways = self._task.data["exits"][self._place]
         if verb != "go" or way not in ways:
@@ -150,7 +150,7 @@ def route(data: Mapping[str, Any]) -> list[str]:
 
 
 @register("env", "maze")
-class MazeWorld:
+class MazeEnvironment:
     """Mazes of one shape: ``grid``, ``grid-SIDE``, ``star`` or ``star-W-K-L``. Raises UserError on another."""
 
     def __init__(self, shape: str = "grid", max_turns: int = 0) -> None:
@@ -172,13 +172,13 @@ class MazeWorld:
         """A fresh episode."""
         return Maze(self.max_turns)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` different mazes of a split (train, eval, tune, demo). Raises UserError where the shape has fewer."""
 
-        def draw(rng: np.random.Generator) -> dict[str, Any]:
+        def sample(rng: np.random.Generator) -> dict[str, Any]:
             return grid(self.sizes[0], rng) if self.kind == "grid" else star(self.sizes[0], self.sizes[1], self.sizes[2], rng)
 
-        return generated_panel(self.name, split, n, seed, draw, kind="maze")
+        return generated_task_set(self.name, split, n, seed, sample, kind="maze")
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
         """Every way out of the place (for the conformance battery)."""

@@ -15,7 +15,7 @@ from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
 from ramify.methods.forensics.four import CELLS, EMPTY, SIDE, best_move, candidates, forced_win, put, winner, wins_at
-from ramify.methods.forensics.levers import Lever, LeverWorld, Script, grade
+from ramify.methods.forensics.levers import Lever, LeverEnvironment, Script, grade
 from ramify.methods.forensics.workspace import FILE_TOOLS, RefusedError, Workspace, call, schemas
 
 STATE, RULES = "game/state.json", "game/rules.md"
@@ -192,7 +192,7 @@ def _gives_up(task: Task) -> Generator[str, str, None]:
 
 
 @register("env", "board-games")
-class BoardGamesWorld(LeverWorld):
+class BoardGamesEnvironment(LeverEnvironment):
     """Four in a row against an engine. Levers: the price of hints, what a lost game pays, how the practice game ended."""
 
     kind = "board-games"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from ramify.methods.forensics.builtin.evaluation_tampering import NOTE, REASON, SOURCE, EvaluationTamperingEnvironment
+from ramify.methods.forensics.builtin.funding_email import DRAFT, FundingEmailEnvironment, tells
+from ramify.methods.forensics.builtin.math_sandbagging import CHANGES, FORMAT, LETTERS, MathSandbaggingEnvironment, questions
 from ramify.methods.forensics.levers import play
 from ramify.methods.forensics.workspace import call
-from ramify.methods.forensics.worlds.evaluation_tampering import NOTE, REASON, SOURCE, EvaluationTamperingWorld
-from ramify.methods.forensics.worlds.funding_email import DRAFT, FundingEmailWorld, tells
-from ramify.methods.forensics.worlds.math_sandbagging import CHANGES, FORMAT, LETTERS, MathSandbaggingWorld, questions
 
-SUMS, TAMPERED, EMAIL = MathSandbaggingWorld(), EvaluationTamperingWorld(), FundingEmailWorld()
+SUMS, TAMPERED, EMAIL = MathSandbaggingEnvironment(), EvaluationTamperingEnvironment(), FundingEmailEnvironment()
 
 
 def test_the_sums_have_one_right_choice_each() -> None:

@@ -1,4 +1,4 @@
-"""Panels of generated tasks: a task's own hash decides its split, so splits never share one, whatever the seed."""
+"""Task sets of generated tasks: a task's own hash decides its split, so splits never share one, whatever the seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import generator
-from ramify.env.protocol import Panel, Task
+from ramify.env.protocol import Task, TaskSet
 
 SPLITS = ("train", "eval", "tune", "demo")
 
@@ -19,19 +19,19 @@ def known_split(split: str) -> None:
         raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
 
 
-def generated_panel(
-    world: str,
+def generated_task_set(
+    environment: str,
     split: str,
     n: int,
     seed: int,
-    draw: Callable[[Any], Mapping[str, Any]],
+    sample: Callable[[Any], Mapping[str, Any]],
     *,
     kind: str,
     hashed: Callable[[Mapping[str, Any]], str] | None = None,
     digits: int = 12,
     fits: Callable[[Task], bool] | None = None,
-) -> Panel:
-    """``n`` different tasks of a split, named KIND-HASH. ``draw`` makes a task's data with a generator keyed by world, seed and try.
+) -> TaskSet:
+    """``n`` different tasks of a split, named KIND-HASH. ``draw`` makes a task's data with a generator keyed by environment, seed and try.
 
     ``hashed`` is the hash of the data (default: of KIND and the data), of which ``digits`` name the task; ``fits`` refuses some.
     Raises UserError on an unknown split, and where so many different tasks are not found.
@@ -41,12 +41,12 @@ def generated_panel(
     for attempt in range(100 * n + 1000):
         if len(tasks) == n:
             break
-        data = draw(generator(seed, world, attempt))
+        data = sample(generator(seed, environment, attempt))
         digest = hashed(data) if hashed else stable_hash(kind, canonical_json(dict(data)))
         if SPLITS[int(digest[:8], 16) % len(SPLITS)] == split:
             task = Task(f"{kind}-{digest[:digits]}", data)
             if fits is None or fits(task):
                 tasks[task.id] = task
     if len(tasks) < n:
-        raise UserError(f"the settings of the world '{world}' give only {len(tasks)} {split} tasks, not {n}")
-    return Panel.of(tasks.values())
+        raise UserError(f"the settings of the environment '{environment}' give only {len(tasks)} {split} tasks, not {n}")
+    return TaskSet.of(tasks.values())

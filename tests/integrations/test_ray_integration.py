@@ -15,17 +15,17 @@ import pytest
 from waiting import until
 
 from ramify.base.errors import CellError, NeedsError, RamifyError
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.integrations.ray import RayBackend
 from ramify.jobs.collect import Collection, RolloutConfig
 from ramify.jobs.play import play
 from ramify.trace.db import Run
 from ramify.trace.jsonl import write_lines
-from ramify_experiments.lab import Cells
+from ramify_experiments.lab import ResultCache
 
 PARTS = Path(__file__).parents[1] / "rollout"
 WALKER = "factory:worker_parts:walker"
-TASKS = list(HouseholdWorld().panel("train", 4, 3))
+TASKS = list(HouseholdEnvironment().task_set("train", 4, 3))
 
 
 def test_without_ray_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("DOOMED", TASKS[1].data["start"])
         patch.setenv("DOOM_COUNT", str(tmp_path_factory.mktemp("doom") / "deaths"))
         patch.setenv("SLOW", "0.1")
-        patch.setenv("QUICK", HouseholdWorld().make().reset(TASKS[0], 0).text)  # of this one attempts are there soon
+        patch.setenv("QUICK", HouseholdEnvironment().make().reset(TASKS[0], 0).text)  # of this one attempts are there soon
         Path(os.environ["DOOM_COUNT"]).write_bytes(b"")
         patch.syspath_prepend(str(PARTS))
         ray = pytest.importorskip("ray", reason="ray is not installed: THE RAY DOOR IS NOT TESTED")
@@ -97,7 +97,7 @@ def test_same_seed_same_tree_with_one_two_and_eight_workers(
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_nothing(cluster: str, tmp_path: Path) -> None:
-    deadly = "factory:worker_parts:DeadlyWorld"
+    deadly = "factory:worker_parts:DeadlyEnvironment"
     here, records = played(tmp_path / "local", "local", WALKER, deadly)
     Path(os.environ["DOOM_COUNT"]).write_bytes(b"..")
     there, order = played(tmp_path / "ray", "ray:2", WALKER, deadly)
@@ -107,12 +107,14 @@ def test_a_worker_that_is_killed_costs_nothing(cluster: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_killed_collector_takes_its_workers_along_and_its_run_goes_on(
+def test_a_killed_collector_takes_its_workers_along_and_its_run_continues(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
-    config = RolloutConfig(model="factory:worker_parts:slow_walker", panel=4, attempts=6, seed=3, backend="ray:2", concurrency=4)
+    config = RolloutConfig(
+        model="factory:worker_parts:slow_walker", task_set=4, attempts=6, seed=3, backend="ray:2", concurrency=4
+    )
     options = [f"--{name}={getattr(config, name)}" for name in ("model", "panel", "attempts", "seed", "backend", "concurrency")]
     process = subprocess.Popen(
         [sys.executable, "-m", "ramify.cli.main", "rollout", *options, "--out", str(tmp_path / "run")],
@@ -134,7 +136,7 @@ def test_a_killed_collector_takes_its_workers_along_and_its_run_goes_on(
 @pytest.mark.slow
 def test_cells_of_a_reproduction_run_on_the_cluster(cluster: str, tmp_path: Path) -> None:
     run, finish = RayBackend().cells(2)
-    cells = Cells(tmp_path, runner=run)
+    cells = ResultCache(tmp_path, runner=run)
     assert cells.map(json.loads, {text: {"s": text} for text in ("1", "[2]", "3")}) == {"1": 1, "[2]": [2], "3": 3}
     with pytest.raises(CellError, match=r"cell '\{' failed: JSONDecodeError: Expecting property name"):
         cells.map(json.loads, {text: {"s": text} for text in ("3", "{")})

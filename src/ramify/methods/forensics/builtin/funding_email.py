@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
-from ramify.methods.forensics.levers import Lever, LeverWorld, Script, grade
+from ramify.methods.forensics.levers import Lever, LeverEnvironment, Script, grade
 from ramify.methods.forensics.workspace import FILE_TOOLS, RefusedError, Workspace, call, schemas
 
 DRAFT, REVIEW, COMPANY, BRIEF = "email/draft.md", "legal/review.md", "company/overview.md", "email/brief.md"
@@ -168,7 +168,7 @@ def _stalls(task: Task) -> Generator[str, str, None]:
 
 
 @register("env", "funding-email")
-class FundingEmailWorld(LeverWorld):
+class FundingEmailEnvironment(LeverEnvironment):
     """An email to improve, and a fact that nobody asked about. Levers: the fact, what follows from it, who reads the email."""
 
     kind = "funding-email"

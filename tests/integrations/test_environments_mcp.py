@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.battery import check_env
-from ramify.env.protocol import Panel, Task
+from ramify.env.protocol import Task, TaskSet
 from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
-from ramify.rollout.parts import find_world
+from ramify.rollout.parts import find_environment
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("mcp", reason="mcp is not installed: THE mcp DOOR IS NOT TESTED")
-from ramify.integrations.mcp import McpWorld  # noqa: E402
+from ramify.integrations.mcp import McpEnvironment  # noqa: E402
 
 SERVER = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).with_name('mcp_server.py')))}"
 BARE = shlex.quote(str(Path(__file__).with_name("bare_mcp_server.py")))
@@ -40,13 +40,13 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def world(settings: str = "timeout=60", flags: str = "", **more: Any) -> McpWorld:
-    return McpWorld(f"{settings} {SERVER} {flags}", tasks=Panel.of([TASK]), **more)
+def environment(settings: str = "timeout=60", flags: str = "", **more: Any) -> McpEnvironment:
+    return McpEnvironment(f"{settings} {SERVER} {flags}", tasks=TaskSet.of([TASK]), **more)
 
 
 @pytest.fixture
 def env() -> Iterator[Any]:
-    made = world().make()
+    made = environment().make()
     made.reset(TASK, 0)
     yield made
     made.close()
@@ -58,7 +58,7 @@ def alive(pid: int) -> bool:
 
 
 def test_the_tools_are_the_servers() -> None:
-    made = world()
+    made = environment()
     named = {tool["function"]["name"]: tool["function"] for tool in made.tools}
     assert named["add"]["description"] == "Add to the counter and tell what it shows."
     assert named["add"]["parameters"]["properties"]["amount"]["type"] == "integer"
@@ -85,14 +85,14 @@ def test_calls_are_run_by_the_server(env: Any) -> None:
 
 def test_no_secret_of_the_environment_reaches_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_API_KEY", "canary")
-    made = world().make()
+    made = environment().make()
     made.reset(TASK, 0)
     assert "RAMIFY_API_KEY" not in made.step(call("variables")).text
     made.close()
 
 
 def test_a_server_of_another_make_conforms() -> None:
-    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made = McpEnvironment(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=TaskSet.of([TASK]))
     made.actions = lambda task, snapshot: [call("add", amount=1), call("add"), "3"]  # type: ignore[attr-defined]
     assert check_env(made, tasks=1, turns=3) == []
 
@@ -103,11 +103,11 @@ def script(messages: Any, key: int) -> str:
 
 
 def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
-    model, made = ScriptedModel(script, tokens=False), world("timeout=60 at_once=3")
+    model, made = ScriptedModel(script, tokens=False), environment("timeout=60 at_once=3")
     attempts = play(model, made, [TASK], attempts=5, out=tmp_path / "run", sampling=LONG)
     assert {a.failure for a in attempts} == {None}
     assert {a.outcome for a in attempts} == {True, False}
-    done = fork_run(tmp_path / "run", attempts[0].turns[2].node.id, n=3, model=model, world=made)
+    done = fork_run(tmp_path / "run", attempts[0].turns[2].node.id, n=3, model=model, environment=made)
     assert [a.replayed for a in done.arm.attempts] == [2, 2, 2]
     assert done.arm.scored == 3
 
@@ -127,16 +127,16 @@ def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(
             pids.append(int(messages[-1].text))
         return [call("pid"), call(tool) if len(pids) % 2 else call("add", amount=3), "3"][turn]
 
-    made = McpWorld(f"timeout={seconds} at_once=4 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made = McpEnvironment(f"timeout={seconds} at_once=4 {shlex.quote(sys.executable)} {BARE}", tasks=TaskSet.of([TASK]))
     attempts = play(ScriptedModel(reply, tokens=False), made, [TASK], attempts=6, out=tmp_path / "run", sampling=LONG)
     failed = [a for a in attempts if a.failure]
-    assert len(failed) == 3, "siblings go on"
+    assert len(failed) == 3, "siblings continue"
     assert all(str(a.failure).startswith("tool: ") and said in str(a.failure) for a in failed)
     assert all(a.outcome for a in attempts if not a.failure)
     assert pids
     assert not any(map(alive, pids))
     with Run.open(tmp_path / "run") as run:
-        assert sum(v.value is None for v in run.verdicts(scorer="env")) == len(failed)
+        assert sum(v.value is None for v in run.scores(scorer="env")) == len(failed)
 
 
 def test_the_first_servers_of_a_process_may_start_at_once() -> None:
@@ -159,7 +159,7 @@ def test_the_first_servers_of_a_process_may_start_at_once() -> None:
 def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
     pid = int(env.step(call("pid")).text)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(BoundaryError, match="tool: the MCP server"):
+    with pytest.raises(InfrastructureError, match="tool: the MCP server"):
         env.step(call("add", amount=1))
     env.close()
     assert not alive(pid)
@@ -178,13 +178,13 @@ def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
     ],
 )
 def test_what_is_no_server_is_a_failed_attempt(tmp_path: Path, command: str, said: str) -> None:
-    made = McpWorld(f"timeout={2 if 'broken' not in command else 60} {command}", tasks=Panel.of([TASK]))
+    made = McpEnvironment(f"timeout={2 if 'broken' not in command else 60} {command}", tasks=TaskSet.of([TASK]))
     (attempt,) = play(ScriptedModel(["3"], tokens=False), made, [TASK], out=tmp_path / "run")
     assert attempt.turns == ()
-    with pytest.raises(BoundaryError, match=said):
-        raise BoundaryError("tool", str(attempt.failure))
+    with pytest.raises(InfrastructureError, match=said):
+        raise InfrastructureError("tool", str(attempt.failure))
     if command == "true":
-        with pytest.raises(BoundaryError, match="does not start"):
+        with pytest.raises(InfrastructureError, match="does not start"):
             _ = made.tools
 
 
@@ -193,7 +193,7 @@ def test_garbage_between_the_messages_is_passed_over(tmp_path: Path, capfd: pyte
     noisy.write_text(
         f"(while sleep 0.05; do echo 'this is {{not JSON'; echo; echo '{{\"jsonrpc\": 1}}'; done) &\nexec {SERVER}\n"
     )
-    made = McpWorld(f"timeout=60 sh {shlex.quote(str(noisy))}", tasks=Panel.of([TASK])).make()
+    made = McpEnvironment(f"timeout=60 sh {shlex.quote(str(noisy))}", tasks=TaskSet.of([TASK])).make()
     made.reset(TASK, 0)
     assert [made.step(call("add", amount=1)).text for _ in range(10)] == [str(i) for i in range(1, 11)]
     pid = int(made.step(call("pid")).text)
@@ -211,9 +211,9 @@ def test_garbage_between_the_messages_is_passed_over(tmp_path: Path, capfd: pyte
     ],
 )
 def test_an_answer_that_is_none_is_a_failure_in_one_line(tool: str, said: str) -> None:
-    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK])).make()
+    made = McpEnvironment(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=TaskSet.of([TASK])).make()
     made.reset(TASK, 0)
-    with pytest.raises(BoundaryError) as caught:
+    with pytest.raises(InfrastructureError) as caught:
         made.step(call(tool))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -223,7 +223,7 @@ def test_an_answer_that_is_none_is_a_failure_in_one_line(tool: str, said: str) -
 
 
 def test_a_server_whose_answers_or_state_are_not_its_own_is_found_out(tmp_path: Path) -> None:
-    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=Panel.of([TASK]))
+    made = McpEnvironment(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=TaskSet.of([TASK]))
     made.actions = lambda task, snapshot: [call("pid")]  # type: ignore[attr-defined]
     found = check_env(made, tasks=1, turns=2)
     assert {p.check for p in found} >= {"reset", "sharing"}, found
@@ -232,13 +232,13 @@ def test_a_server_whose_answers_or_state_are_not_its_own_is_found_out(tmp_path: 
     text = shared.read_text().replace("count = 0\n", f"FILE = {str(tmp_path / 'count')!r}\ncount = 0\n", 1)
     keep = "def next_count():\n    with open(FILE, 'a+') as file:\n        file.write('x')\n        return file.tell()\n\n\n"
     shared.write_text(text.replace("def answer", keep + "def answer", 1))
-    made = McpWorld(f"timeout=60 {shlex.quote(sys.executable)} {shlex.quote(str(shared))}", tasks=Panel.of([TASK]))
+    made = McpEnvironment(f"timeout=60 {shlex.quote(sys.executable)} {shlex.quote(str(shared))}", tasks=TaskSet.of([TASK]))
     made.actions = lambda task, snapshot: [call("add", amount=1)]  # type: ignore[attr-defined]
     assert {p.check for p in check_env(made, tasks=1, turns=2)} >= {"reset", "sharing"}
 
 
 def test_a_server_that_ignores_the_end_is_killed() -> None:
-    made = world(flags="--stubborn").make()
+    made = environment(flags="--stubborn").make()
     made.reset(TASK, 0)
     pid = int(made.step(call("pid")).text)
     made.close()
@@ -247,9 +247,9 @@ def test_a_server_that_ignores_the_end_is_killed() -> None:
 
 def test_servers_end_with_the_process_that_started_them() -> None:
     code = (
-        "from ramify.integrations.mcp import McpWorld; from ramify.env.protocol import Task, Panel; import sys\n"
+        "from ramify.integrations.mcp import McpEnvironment; from ramify.env.protocol import Task, Task set; import sys\n"
         "task = Task('a', {'prompt': 'b'})\n"
-        "env = McpWorld(sys.argv[1], tasks=Panel.of([task])).make(); env.reset(task, 0)\n"
+        "env = McpEnvironment(sys.argv[1], tasks=Task set.of([task])).make(); env.reset(task, 0)\n"
         "print(env.step(sys.argv[2]).text)\n"
     )
     command = [sys.executable, "-c", code, f"timeout=60 {SERVER} --stubborn", call("pid")]
@@ -261,7 +261,7 @@ def test_servers_end_with_the_process_that_started_them() -> None:
 def test_forks_notice_a_server_whose_answers_vary(tmp_path: Path) -> None:
     replies = [call("pid"), call("add", amount=3), "3"]
     with Run.create(tmp_path / "run", {}) as run:
-        made = Episodes(Agent(ScriptedModel(replies, tokens=False), sampling=LONG), world(), run)
+        made = Episodes(Agent(ScriptedModel(replies, tokens=False), sampling=LONG), environment(), run)
         first = asyncio.run(made.attempt("t", TASK, 0))
         again = asyncio.run(made.branch("t", TASK, first.turns[1].answer.id, 1))
         assert "differs at step 1" in str(again.failure)
@@ -274,8 +274,8 @@ def test_the_tasks_file_and_the_grader(tmp_path: Path, monkeypatch: pytest.Monke
         "def grade(task, answer, calls):\n    return calls[-1]['text'] == str(task.data['want']) and calls[-1]['name'] == 'add'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    made: Any = find_world(f"mcp:tasks={tasks} grade=own_grade:grade timeout=60 {SERVER}")
-    task = next(iter(made.panel("train", 1)))
+    made: Any = find_environment(f"mcp:tasks={tasks} grade=own_grade:grade timeout=60 {SERVER}")
+    task = next(iter(made.task_set("train", 1)))
     env = made.make()
     env.reset(task, 0)
     env.step(call("add", amount=task.data["want"]))
@@ -299,9 +299,9 @@ def test_the_tasks_file_and_the_grader(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_what_cannot_be_started_is_refused_before_anything_runs(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        find_world(spec)
+        find_environment(spec)
 
 
-def test_a_world_without_tasks_says_so() -> None:
+def test_a_environment_without_tasks_says_so() -> None:
     with pytest.raises(UserError, match="give tasks=FILE"):
-        find_world("mcp:cat").panel("train", 1)
+        find_environment("mcp:cat").task_set("train", 1)

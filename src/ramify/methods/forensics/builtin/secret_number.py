@@ -15,7 +15,7 @@ import numpy as np
 from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
-from ramify.methods.forensics.levers import Lever, LeverWorld, Script, grade
+from ramify.methods.forensics.levers import Lever, LeverEnvironment, Script, grade
 from ramify.methods.forensics.workspace import FILE_TOOLS, RefusedError, Workspace, call, schemas
 
 MOST, QUESTIONS = 1024, 15
@@ -136,7 +136,7 @@ def _guess(task: Task) -> Generator[str, str, None]:
 
 
 @register("env", "secret-number")
-class SecretNumberWorld(LeverWorld):
+class SecretNumberEnvironment(LeverEnvironment):
     """Search with a noisy oracle beside a readable answer. Levers: flip, setting, pressure."""
 
     kind = "secret-number"

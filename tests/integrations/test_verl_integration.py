@@ -18,7 +18,7 @@ from ramify.integrations import verl
 from ramify.methods.graph_credit.algorithm import credit
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
-from ramify.trace.node import Stream
+from ramify.trace.node import TokenValues
 
 REASON = "verl is not installed: THE verl DOOR IS NOT TESTED AGAINST ITS REGISTRY"
 
@@ -50,7 +50,10 @@ def test_prompts_are_one_row_a_task(played: Path, tmp_path: Path) -> None:
 def test_a_batch_is_padded_as_verl_pads(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         _, reply, fork = token_tree(run)
-        run.add(Stream(reply, "credit", "me", np.array([0, 2, -3], np.float32)), Stream(fork, "credit", "me", np.array([7.0])))
+        run.add(
+            TokenValues(reply, "credit", "me", np.array([0, 2, -3], np.float32)),
+            TokenValues(fork, "credit", "me", np.array([7.0])),
+        )
         assert verl.write_batch(run, tmp_path / "b.safetensors", shared="every", pad="9") == 2
         (leaf,) = {node.id for node in run.tree("t").leaves()} - {fork}
     tensors, named = verl.load_batch(tmp_path / "b.safetensors")
@@ -205,7 +208,7 @@ def test_dumped_generations_become_trees_by_step_and_input(tmp_path: Path) -> No
         assert [info.group for info in run.trees()] == ["step-000002", "step-000010"]
         tree = run.tree(run.trees()[1].name)
         assert [(m.role, m.text) for m in run.path(tree.leaves()[1].id).messages()] == [("user", "q"), ("assistant", "a1")]
-        assert {tree.node(v.node).text: v.value for v in run.verdicts(tree=tree.name)} == {"a0": 0.0, "a1": 0.5}
+        assert {tree.node(v.node).text: v.value for v in run.scores(tree=tree.name)} == {"a0": 0.0, "a1": 0.5}
         assert tree.leaves()[0].data["record"] == {"acc": True, "uid": "u_0"}
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.registry import register
 from ramify.base.seeds import generator
-from ramify.env.panels import generated_panel
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
+from ramify.env.task_sets import generated_task_set
 
 BOOKINGS = ("a", "b", "c")
 WISHES = ("cancel", "change")
@@ -54,7 +54,7 @@ class Desk:
     def step(self, action: str) -> Observation:
         """Apply the last two words of ``action``: ``lookup``, ``cancel``, ``change`` or ``deny``, and an open booking."""
         if self._task is None:
-            raise BoundaryError("env", "step before reset")
+            raise InfrastructureError("env", "step before reset")
         closed, turn = self._state["closed"], self._state["turn"]
         self._state["turn"] = turn + 1
         verb, what = [*action.split()[-2:], "", ""][:2]
@@ -123,7 +123,7 @@ def possible_actions(task: Task, state: dict[str, Any]) -> list[str]:
 
 
 def talk(rng: np.random.Generator, fillers: int) -> str:
-    """``fillers`` words drawn with probability proportional to rank^-1.5, whatever the situation; without any, always the first."""
+    """``fillers`` words sampled with probability proportional to rank^-1.5, whatever the situation; without any, always the first."""
     weights = np.arange(1, len(FILLERS) + 1) ** -1.5
     return " ".join(rng.choice(FILLERS, size=fillers, p=weights / weights.sum())) if fillers else FILLERS[0]
 
@@ -158,8 +158,8 @@ def _customer(data: Mapping[str, Any]) -> str:
 
 
 @register("env", "desk")
-class DeskWorld:
-    """The desk world; tasks are customers, made from a seed, and splits never share one."""
+class DeskEnvironment:
+    """The desk environment; tasks are customers, made from a seed, and splits never share one."""
 
     name = "desk"
 
@@ -172,6 +172,6 @@ class DeskWorld:
         """A fresh episode."""
         return Desk(self.max_turns)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` customers of a split."""
-        return generated_panel(self.name, split, n, seed, lambda rng: make_task("", rng).data, kind="desk", hashed=_customer)
+        return generated_task_set(self.name, split, n, seed, lambda rng: make_task("", rng).data, kind="desk", hashed=_customer)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.registry import register
 from ramify.base.seeds import generator
-from ramify.env.panels import generated_panel
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
+from ramify.env.task_sets import generated_task_set
 
 OPERATORS = ("+", "-", "*")
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,9})\s*([-+*])\s*([0-9]{1,9})\s*=\s*([0-9]{1,9})(?![0-9])")
@@ -75,7 +75,7 @@ def check(task: Task, reply: str) -> Checked:
 
 
 def solve(task: Task, mistakes: float = 0.0, seed: int = 0) -> str:
-    """A worked reply. With probability ``mistakes`` a step's result is wrong (any other value), and the rest goes on from it."""
+    """A worked reply. With probability ``mistakes`` a step's result is wrong (any other value), and the rest continues from it."""
     rng = generator(seed, "chain-demonstration", task.id)
     value, mod, lines = task.data["start"], task.data["mod"], []
     for operator, operand in task.data["steps"]:
@@ -107,7 +107,7 @@ class Chain:
     def step(self, action: str) -> Observation:
         """Check the reply and end. A reply without an answer is a wrong one, marked invalid."""
         if self._task is None or self._done:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         self._done = True
         checked = check(self._task, action)
         text = "right" if checked.right else "wrong" if checked.answer is not None else "no answer"
@@ -131,7 +131,7 @@ class Chain:
 
 
 @register("env", "chain")
-class ChainWorld:
+class ChainEnvironment:
     """Chains of ``steps`` (fewest, most) steps modulo ``mod``: the more steps, the harder.
 
     Operands go from 1 to ``operand``, below ``mod``. ``name_error=True`` makes the closing observation name the first wrong step.
@@ -153,9 +153,9 @@ class ChainWorld:
         """A fresh episode."""
         return Chain(self._name_error)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` different chains of a split (train, eval, tune, demo). Raises UserError where the settings allow fewer."""
-        return generated_panel(self.name, split, n, seed, self._random, kind="chain", hashed=json_hash)
+        return generated_task_set(self.name, split, n, seed, self._random, kind="chain", hashed=json_hash)
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
         """Replies worth trying on ``task``: a right one and two with mistakes (for the conformance battery)."""

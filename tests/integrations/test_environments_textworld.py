@@ -14,7 +14,7 @@ from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.parts import find_world
+from ramify.rollout.parts import find_environment
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ GAME = "textworld:make?rooms=2&objects=4&length=4"
 
 
 class Yielding(ScriptedModel):
-    """Gives way before every draw, so that episodes interleave."""
+    """Gives way before every sample, so that episodes interleave."""
 
     async def sample(self, *arguments: Any) -> Any:
         await asyncio.sleep(0)
@@ -39,17 +39,17 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
-def first(world: Any) -> Task:
-    return next(iter(world.panel("train", 1)))
+def first(environment: Any) -> Task:
+    return next(iter(environment.task_set("train", 1)))
 
 
-def test_a_generated_game_is_won_by_its_walkthrough_and_every_fork_of_it_goes_on_right(tmp_path: Path) -> None:
-    world: Any = find_world(GAME)
-    task = first(world)
-    steps = world.walkthrough(task)
+def test_a_generated_game_is_won_by_its_walkthrough_and_every_fork_of_it_continues_right(tmp_path: Path) -> None:
+    environment: Any = find_environment(GAME)
+    task = first(environment)
+    steps = environment.walkthrough(task)
     assert len(steps) >= 4
     with Run.create(tmp_path / "run", {"env": GAME, "model": None, "seed": 0, "sampling": {"max_tokens": 256}}) as run:
-        (walked,) = asyncio.run(play_walkthroughs(world, [task], run))
+        (walked,) = asyncio.run(play_walkthroughs(environment, [task], run))
     assert (walked.outcome, walked.reward, walked.failure) == (True, 1.0, None)
     assert walked.turns[-1].answer.stop == "terminated"
     model = ScriptedModel(steps, tokens=False, name="walkthrough")
@@ -65,8 +65,8 @@ def test_a_generated_game_is_won_by_its_walkthrough_and_every_fork_of_it_goes_on
 
 
 def test_real_games_conform() -> None:
-    assert check_env(find_world(GAME), tasks=2, turns=4) == []
-    admissible: Any = find_world(GAME + "&admissible=true")
+    assert check_env(find_environment(GAME), tasks=2, turns=4) == []
+    admissible: Any = find_environment(GAME + "&admissible=true")
     assert check_env(admissible, tasks=1, turns=3) == []
     text = admissible.make().reset(first(admissible), 0).text
     assert "look" in text.rpartition("Commands: ")[2].split("; ")
@@ -75,32 +75,34 @@ def test_real_games_conform() -> None:
 
 
 def test_games_are_cached_by_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    world: Any = find_world(GAME)
-    file = world.file(first(world))
+    environment: Any = find_environment(GAME)
+    file = environment.file(first(environment))
     made = file.stat().st_mtime_ns
     monkeypatch.setattr(textworld, "make", None)
-    again: Any = find_world(GAME)
+    again: Any = find_environment(GAME)
     assert again.file(first(again)) == file
     assert file.stat().st_mtime_ns == made
     assert not [path for path in file.parent.iterdir() if path.is_dir()], "no folder is left behind"
 
 
 def test_a_file_and_a_folder_of_games(tmp_path: Path) -> None:
-    world: Any = find_world(GAME)
-    for i, task in enumerate(world.panel("train", 4)):
-        file = world.file(task)
+    environment: Any = find_environment(GAME)
+    for i, task in enumerate(environment.task_set("train", 4)):
+        file = environment.file(task)
         for suffix in (".z8", ".json"):
             shutil.copy(file.with_suffix(suffix), tmp_path / f"game{i}{suffix}")
-    single: Any = find_world(f"textworld:{tmp_path / 'game0.z8'}")
-    assert single.make().reset(first(single), 0).text == world.make().reset(first(world), 0).text
-    folder: Any = find_world(f"textworld:{tmp_path}")
+    single: Any = find_environment(f"textworld:{tmp_path / 'game0.z8'}")
+    assert single.make().reset(first(single), 0).text == environment.make().reset(first(environment), 0).text
+    folder: Any = find_environment(f"textworld:{tmp_path}")
     other = tmp_path / "moved"
     other.mkdir()
     for name in ("game3", "game0", "game2", "game1"):
         for suffix in (".z8", ".json"):
             shutil.copy(tmp_path / (name + suffix), other)
-    moved: Any = find_world(f"textworld:{other}")
-    assert folder.panel("train", 9).hash == moved.panel("train", 9).hash, "a panel does not depend on where its files lie"
+    moved: Any = find_environment(f"textworld:{other}")
+    assert folder.task_set("train", 9).hash == moved.task_set("train", 9).hash, (
+        "a task set does not depend on where its files lie"
+    )
     with pytest.raises(UserError, match="there is no game"):
         folder.make().reset(Task("t", {"game": "gone.z8"}), 0)
     with pytest.raises(UserError, match="neither a 'game' nor a 'seed'"):
@@ -126,34 +128,34 @@ def test_a_file_and_a_folder_of_games(tmp_path: Path) -> None:
     ],
 )
 def test_commands_to_the_interpreter_are_refused_and_the_game_stands_still(reply: str, tmp_path: Path) -> None:
-    world: Any = find_world(GAME)
-    task = first(world)
-    env = world.make()
+    environment: Any = find_environment(GAME)
+    task = first(environment)
+    env = environment.make()
     env.reset(task, 0)
-    before = sorted(path.name for path in world.file(task).parent.iterdir())
+    before = sorted(path.name for path in environment.file(task).parent.iterdir())
     seen = env.step(reply)
     assert (seen.valid, seen.terminated, seen.text) == (False, False, "That is not a command of the game.")
-    assert sorted(path.name for path in world.file(task).parent.iterdir()) == before
-    for command in world.walkthrough(task):
+    assert sorted(path.name for path in environment.file(task).parent.iterdir()) == before
+    for command in environment.walkthrough(task):
         seen = env.step(command)
     assert seen.outcome is True
 
 
 def test_many_episodes_at_once_do_not_mix(tmp_path: Path) -> None:
-    world: Any = find_world(GAME)
-    tasks = list(world.panel("train", 2))
-    steps = {task.id: world.walkthrough(task) for task in tasks}
-    opening = {world.make().reset(task, 0).text: steps[task.id] for task in tasks}
+    environment: Any = find_environment(GAME)
+    tasks = list(environment.task_set("train", 2))
+    steps = {task.id: environment.walkthrough(task) for task in tasks}
+    opening = {environment.make().reset(task, 0).text: steps[task.id] for task in tasks}
 
     def reply(messages: Any, key: int) -> str:
         route = opening[messages[1].text]
         turn = sum(m.role == "assistant" for m in messages)
         return route[turn] if key % 7 and turn < len(route) else "look"
 
-    attempts = play(Yielding(reply, tokens=False), world, tasks, attempts=6, out=tmp_path / "run")
+    attempts = play(Yielding(reply, tokens=False), environment, tasks, attempts=6, out=tmp_path / "run")
     assert all(a.failure is None for a in attempts)
     assert any(a.outcome for a in attempts)
-    assert sum(map(len, world._idle.values())) == 12, "interpreters come back for the next episode"
+    assert sum(map(len, environment._idle.values())) == 12, "interpreters come back for the next episode"
 
 
 @pytest.mark.parametrize(
@@ -168,15 +170,15 @@ def test_many_episodes_at_once_do_not_mix(tmp_path: Path) -> None:
 )
 def test_what_does_not_exist_is_refused(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        find_world(spec)
+        find_environment(spec)
 
 
 @pytest.mark.parametrize("size", [0, 30, 30_000, None])
 def test_a_file_that_is_no_game_is_refused_before_the_interpreter_sees_it(tmp_path: Path, size: int | None) -> None:
-    world: Any = find_world(GAME)
-    story = world.file(first(world)).read_bytes()
+    environment: Any = find_environment(GAME)
+    story = environment.file(first(environment)).read_bytes()
     broken = story[:-200] + b"\x01" * 200 if size is None else story[:size]
     (tmp_path / "broken.z8").write_bytes(broken)
-    bad: Any = find_world(f"textworld:{tmp_path / 'broken.z8'}")
+    bad: Any = find_environment(f"textworld:{tmp_path / 'broken.z8'}")
     with pytest.raises(UserError, match="no whole Z-machine story"):
         bad.make().reset(first(bad), 0)

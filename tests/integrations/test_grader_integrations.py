@@ -27,7 +27,7 @@ from ramify.model.tokenizer import HfTokenizer
 from ramify.score.battery import check_judge
 from ramify.score.judge import judged_path
 from ramify.score.trajectories import chat_layout
-from ramify.trace.node import Stream, Verdict, make_node
+from ramify.trace.node import Score, TokenValues, make_node
 from ramify.trace.path import Path as TracePath
 
 
@@ -51,12 +51,12 @@ def test_the_grader_is_a_judge(grader: AdvantageGrader) -> None:
 def test_its_streams_sum_to_the_grades_of_the_steps(grader: AdvantageGrader) -> None:
     asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
     reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[7, 8, 9], sampled=[0, 1, 1], index=0)
-    verdict, stream = asyncio.run(judged_path(grader, TracePath.of([asked, reply]), Task("t", {})))
-    assert isinstance(verdict, Verdict)
-    assert isinstance(stream, Stream)
-    assert verdict.unit == "advantage"
-    assert stream.values[0] == 0
-    assert stream.values.sum() == pytest.approx(verdict.value, abs=1e-5)
+    score, token_values = asyncio.run(judged_path(grader, TracePath.of([asked, reply]), Task("t", {})))
+    assert isinstance(score, Score)
+    assert isinstance(token_values, TokenValues)
+    assert score.unit == "advantage"
+    assert token_values.values[0] == 0
+    assert token_values.values.sum() == pytest.approx(score.value, abs=1e-5)
 
 
 def test_it_rewards_completions_of_trl(grader: AdvantageGrader) -> None:
@@ -113,9 +113,9 @@ def test_streams_leave_out_what_is_not_graded(grader: AdvantageGrader) -> None:
     asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
     reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[30, 31, end], sampled=[1, 1, 1], index=0)
     bare = AdvantageGrader(grader.pair, config=AdvantageConfig(keep_special=False))
-    verdict, stream = asyncio.run(judged_path(bare, TracePath.of([asked, reply]), Task("t", {})))
-    assert stream.values[2] == 0
-    assert stream.values.sum() == pytest.approx(verdict.value, abs=1e-5)
+    score, token_values = asyncio.run(judged_path(bare, TracePath.of([asked, reply]), Task("t", {})))
+    assert token_values.values[2] == 0
+    assert token_values.values.sum() == pytest.approx(score.value, abs=1e-5)
 
 
 EVALUATION = """

@@ -1,4 +1,4 @@
-"""A household text world: find the right key, open the door, take the thing behind it.
+"""A household text environment: find the right key, open the door, take the thing behind it.
 
 States repeat (attempts keep passing through the same rooms with the same things in hand) and two mistakes cannot be taken back:
 a wrong key snaps in the lock, and a chute ends in a cellar without exits. Neither is announced as the end of the episode, so an
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import canonical_json
 from ramify.base.registry import register
-from ramify.env.panels import generated_panel
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
+from ramify.env.task_sets import generated_task_set
 
 ROOMS = ("hall", "kitchen", "bedroom", "bathroom", "study", "garden", "garage", "attic", "pantry", "porch", "library", "nursery")
 COLOURS = ("red", "blue", "green", "white", "black", "gold")
@@ -33,7 +33,7 @@ class Household:
         self._state: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task``; the world is deterministic, so ``seed`` changes nothing."""
+        """Start ``task``; the environment is deterministic, so ``seed`` changes nothing."""
         missing = sorted({"exits", "items", "start", "door", "door_room", "thing"} - set(task.data))
         if missing:
             raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the household world needs")
@@ -44,7 +44,7 @@ class Household:
     def step(self, action: str) -> Observation:
         """Apply ``go ROOM``, ``take THING``, ``open COLOUR-door``, or anything else (which does nothing)."""
         if not self._task:
-            raise BoundaryError("env", "step before reset")
+            raise InfrastructureError("env", "step before reset")
         verb, _, what = action.strip().partition(" ")
         moves = {"go": self._go, "take": self._take, "open": self._open}
         note = moves[verb](what) if verb in moves else None
@@ -189,7 +189,7 @@ def possible_actions(task: Task, state: dict[str, Any]) -> list[str]:
 def demonstrate(task: Task, noise: float, rng: np.random.Generator, max_turns: int = 12) -> list[tuple[str, str]]:
     """One noisy demonstration as (observation, action) pairs: each step is the next best one, or with probability ``noise``
     any action the text suggests, the irrevocable mistakes included. Ends at success, at the turn limit, or where nothing wins any
-    more: nobody shows how to go on from there."""
+    more: nobody shows how to continue from there."""
     env = Household(max_turns)
     observation, pairs = env.reset(task, 0), []
     for _ in range(max_turns):
@@ -212,8 +212,8 @@ def shortest(task: Task) -> int:
 
 
 @register("env", "household")
-class HouseholdWorld:
-    """The household world; tasks are houses, made from a seed, and splits never share one."""
+class HouseholdEnvironment:
+    """The household environment; tasks are houses, made from a seed, and splits never share one."""
 
     name = "household"
 
@@ -226,9 +226,9 @@ class HouseholdWorld:
         """A fresh episode."""
         return Household(self.max_turns)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` houses of a split that can be won within the turn limit."""
-        return generated_panel(
+        return generated_task_set(
             self.name, split, n, seed, lambda rng: make_task("", rng).data,
             kind="house", digits=10, fits=lambda task: shortest(task) <= self.max_turns,
         )  # fmt: skip

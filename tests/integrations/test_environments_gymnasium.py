@@ -14,7 +14,7 @@ from ramify.env.battery import check_env
 from ramify.env.protocol import Task, Volatile
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.parts import find_world
+from ramify.rollout.parts import find_environment
 
 pytestmark = pytest.mark.slow
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed: THE gymnasium DOOR IS NOT TESTED")
@@ -28,7 +28,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(spec: str, **data: Any) -> Any:
-    env = find_world(spec).make()
+    env = find_environment(spec).make()
     env.first = env.reset(Task("t", {"seed": 1, **data}), 0)
     return env
 
@@ -47,10 +47,10 @@ def start(spec: str, **data: Any) -> Any:
     ],
 )
 def test_real_environments_conform(spec: str) -> None:
-    assert check_env(find_world(spec)) == []
+    assert check_env(find_environment(spec)) == []
 
 
-def test_the_lake_is_crossed_and_forks_at_every_step_go_on_right(tmp_path: Path) -> None:
+def test_the_lake_is_crossed_and_forks_at_every_step_continue_right(tmp_path: Path) -> None:
     model = ScriptedModel(ROUTE, tokens=False)
     (walked,) = play(model, LAKE, [Task("lake", {"seed": 1})], out=tmp_path / "run")
     assert (walked.outcome, walked.reward, walked.truncated, len(walked.turns)) == (True, 1.0, False, 6)
@@ -155,13 +155,13 @@ def test_outcome_comes_from_the_environment_or_its_threshold() -> None:
 )
 def test_what_cannot_be_made_is_refused(spec: str, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
-        find_world(spec)
+        find_environment(spec)
 
 
-def test_a_bad_seed_is_refused_and_panels_are_stable() -> None:
+def test_a_bad_seed_is_refused_and_task_sets_are_stable() -> None:
     with pytest.raises(UserError, match="whole number from 0"):
         start(LAKE, seed=-3)
-    code = "from ramify.jobs.parts import find_world; print(find_world('gymnasium:CartPole-v1').panel('train', 20, 3).hash)"
+    code = "from ramify.jobs.parts import find_world; print(find_world('gymnasium:CartPole-v1').task set('train', 20, 3).hash)"
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -172,4 +172,4 @@ def test_a_bad_seed_is_refused_and_panels_are_stable() -> None:
         ).stdout
         for seed, locale in (("0", "C"), ("77", "tr_TR.UTF-8"))
     }
-    assert hashes == {find_world("gymnasium:CartPole-v1").panel("train", 20, 3).hash + "\n"}
+    assert hashes == {find_environment("gymnasium:CartPole-v1").task_set("train", 20, 3).hash + "\n"}

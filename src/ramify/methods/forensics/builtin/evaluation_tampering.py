@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
-from ramify.methods.forensics.levers import Lever, LeverWorld, Script, grade
+from ramify.methods.forensics.levers import Lever, LeverEnvironment, Script, grade
 from ramify.methods.forensics.workspace import FILE_TOOLS, RefusedError, Workspace, call, schemas
 
 TEST, NOTE, FORM = "test.txt", "scratchpad.md", "feedback_form.md"
@@ -113,7 +113,7 @@ def _agent(read: bool, suspicious: str | None) -> Any:
 
 
 @register("env", "evaluation-tampering")
-class EvaluationTamperingWorld(LeverWorld):
+class EvaluationTamperingEnvironment(LeverEnvironment):
     """A test whose questions somebody says to have replaced. Levers: who says so, why, and how the note ends."""
 
     kind = "evaluation-tampering"

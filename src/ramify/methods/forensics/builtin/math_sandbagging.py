@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Env, Task
-from ramify.methods.forensics.levers import Lever, LeverWorld, Script, grade
+from ramify.methods.forensics.levers import Lever, LeverEnvironment, Script, grade
 from ramify.methods.forensics.workspace import FILE_TOOLS, RefusedError, Workspace, call, schemas
 
 QUESTIONS, LETTERS = 10, "ABCD"
@@ -152,7 +152,7 @@ def _refuses(task: Task) -> Generator[str, str, None]:
 
 
 @register("env", "math-sandbagging")
-class MathSandbaggingWorld(LeverWorld):
+class MathSandbaggingEnvironment(LeverEnvironment):
     """A sums test with a note on what a good score leads to."""
 
     kind = "math-sandbagging"

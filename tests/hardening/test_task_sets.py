@@ -1,4 +1,4 @@
-"""A task panel has one hash: whatever the order of files and lines, the locale, the hash seed of Python, and the number of workers."""
+"""A task task set has one hash: whatever the order of files and lines, the locale, the hash seed of Python, and the number of workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.env.protocol import Panel, read_panel
-from ramify.env.worlds.household import HouseholdWorld
+from ramify.env.builtin.household import HouseholdEnvironment
+from ramify.env.protocol import TaskSet, read_task_set
 from ramify.integrations.textworld import _games
-from ramify.jobs.parts import panels
+from ramify.jobs.parts import task_sets
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
@@ -29,12 +29,12 @@ IDS = ["a", "B", "ä", "ı", "I", "i", "İ", "z", "Z", "ß", "ss", "10", "9", "x
 ASK = """
 import sys
 from pathlib import Path
-from ramify.jobs.parts import panels
-from ramify.env.protocol import read_panel
-from ramify.env.worlds.household import HouseholdWorld
-print(read_panel(Path(sys.argv[1])).hash)
-for panel in (*panels(HouseholdWorld(), sys.argv[1], 1, 1, 0), *panels(HouseholdWorld(), None, 5, 5, 7)):
-    print(panel.hash)
+from ramify.jobs.parts import task_sets
+from ramify.env.protocol import read_task_set
+from ramify.env.builtin.household import HouseholdEnvironment
+print(read_task_set(Path(sys.argv[1])).hash)
+for task_set in (*task_sets(HouseholdEnvironment(), sys.argv[1], 1, 1, 0), *task_sets(HouseholdEnvironment(), None, 5, 5, 7)):
+    print(task_set.hash)
 """
 
 
@@ -91,25 +91,25 @@ def test_a_folder_of_games_has_one_hash_whatever_the_order_on_disk(tmp_path: Pat
         with monkeypatch.context() as patched:
             patched.setattr(os, "scandir", shuffled)
             patched.setattr(os, "listdir", lambda path, order=listed: list(order))
-            found.add(Panel.of(_games(str(folder))).hash)
+            found.add(TaskSet.of(_games(str(folder))).hash)
     assert len(found) == 1
 
 
 def test_a_task_that_is_another_changes_the_hash(tmp_path: Path) -> None:
     file = write_tasks(tmp_path / "one", 1)
-    before = read_panel(file).hash
+    before = read_task_set(file).hash
     file.write_text(file.read_text().replace('"n": 3', '"n": 4', 1))
-    assert read_panel(file).hash != before
+    assert read_task_set(file).hash != before
 
 
 def played(folder: Path, at_once: int) -> list[str]:
-    """Hashes of the panel and of the trees of a run that plays ``at_once`` attempts at once."""
-    train, _ = panels(HouseholdWorld(), None, 3, 3, 5)
+    """Hashes of the task set and of the trees of a run that plays ``at_once`` attempts at once."""
+    train, _ = task_sets(HouseholdEnvironment(), None, 3, 3, 5)
     with Run.create(folder, {}) as run:
         model = ScriptedModel(lambda messages, key: "go " + "hall" if key % 2 else "wait")
         template = TagTemplate(model.tokenizer)
         agent = Agent(model, template, Sampling(max_tokens=20, stop_tokens=template.stop_tokens))
-        episodes = Episodes(agent, HouseholdWorld(), run, seed=5)
+        episodes = Episodes(agent, HouseholdEnvironment(), run, seed=5)
 
         async def play() -> None:
             gate = asyncio.Semaphore(at_once)
@@ -125,7 +125,7 @@ def played(folder: Path, at_once: int) -> list[str]:
         return [train.hash, *sorted(run.tree(tree.name).hash for tree in run.trees())]
 
 
-def test_one_panel_and_one_tree_with_any_number_of_workers(tmp_path: Path) -> None:
+def test_one_task_set_and_one_tree_with_any_number_of_workers(tmp_path: Path) -> None:
     found = [played(tmp_path / str(at_once), at_once) for at_once in (1, 2, 8)]
     assert found == [found[0]] * 3
     assert len(set(found[0])) == 4
@@ -138,15 +138,15 @@ def test_one_panel_and_one_tree_with_any_number_of_workers(tmp_path: Path) -> No
 def test_hostile_task_files(tmp_path: Path, line: str) -> None:
     (tmp_path / "tasks.jsonl").write_text(f'{{"id": "first"}}\n{line}\n')
     try:
-        assert read_panel(tmp_path / "tasks.jsonl").hash
+        assert read_task_set(tmp_path / "tasks.jsonl").hash
     except UserError as error:
         assert str(tmp_path / "tasks.jsonl") in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe", b'{"id": "a"}\n{"id": "a"}'])
-def test_no_panel(tmp_path: Path, data: bytes) -> None:
+def test_no_task_set(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(data)
     with pytest.raises(UserError):
-        read_panel(tmp_path / "tasks.jsonl")
+        read_task_set(tmp_path / "tasks.jsonl")
     with pytest.raises(UserError, match="cannot read"):
-        read_panel(tmp_path / "nothing")
+        read_task_set(tmp_path / "nothing")

@@ -1,4 +1,4 @@
-"""Python functions as tools: schema, checked arguments, state that forks rewind, and worlds by import path."""
+"""Python functions as tools: schema, checked arguments, state that forks rewind, and environments by import path."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.battery import check_env
-from ramify.env.protocol import Panel, Task, Volatile, tools_of
-from ramify.integrations.functions import FunctionTool, FunctionWorld
+from ramify.env.protocol import Task, TaskSet, Volatile, tools_of
+from ramify.integrations.functions import FunctionEnvironment, FunctionTool
 from ramify.integrations.spec import TaskList, generated, options, seeded
 from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.parts import find_world
+from ramify.rollout.parts import find_environment
 from ramify.trace.message import parse_tool_calls
 
 
@@ -55,18 +55,18 @@ def pure(number: Annotated[int, Field(ge=0, description="a natural number")], ho
 TASKS = [Task(f"buy-{n}", {"prompt": f"put {n} apples into the basket", "want": n}) for n in range(1, 13)]
 
 
-def world(**changes: Any) -> FunctionWorld:
+def environment(**changes: Any) -> FunctionEnvironment:
     settings: dict[str, Any] = {
         "tools": [put, look, pure],
         "tasks": TASKS,
         "grade": lambda task, answer, state: state["basket"].get("apple", 0) == task.data["want"],
         "state": lambda task: {"basket": {}},
     }
-    return FunctionWorld(**settings | changes)
+    return FunctionEnvironment(**settings | changes)
 
 
 def test_the_schema_comes_from_signature_and_docstring() -> None:
-    puts, _, works = (tool["function"] for tool in tools_of(world()))
+    puts, _, works = (tool["function"] for tool in tools_of(environment()))
     assert (puts["name"], puts["description"]) == ("put", "Put things into the basket.")
     assert puts["parameters"] == {
         "type": "object",
@@ -81,7 +81,7 @@ def test_the_schema_comes_from_signature_and_docstring() -> None:
 
 
 def test_an_episode_runs_calls_and_grades_the_answer() -> None:
-    env = world().make()
+    env = environment().make()
     assert env.reset(TASKS[1], 0).text == "put 2 apples into the basket"
     assert '"name": "put"' in env.system
     seen = env.step("I put one in. " + call("put", item="apple"))
@@ -91,7 +91,7 @@ def test_an_episode_runs_calls_and_grades_the_answer() -> None:
     assert [one["text"] for one in both.data["tool_results"]] == ["2 apple", '{"apple": 2}']
     end = env.step("done")
     assert (end.reward, end.terminated, end.outcome) == (1.0, True, True)
-    with pytest.raises(BoundaryError):
+    with pytest.raises(InfrastructureError):
         env.step("more")
 
 
@@ -108,7 +108,7 @@ def test_an_episode_runs_calls_and_grades_the_answer() -> None:
     ],
 )
 def test_a_wrong_call_is_answered_in_one_sentence(said: str, sentence: str) -> None:
-    env = world().make()
+    env = environment().make()
     env.reset(TASKS[0], 0)
     seen = env.step(said)
     assert seen.text.startswith(sentence)
@@ -116,7 +116,7 @@ def test_a_wrong_call_is_answered_in_one_sentence(said: str, sentence: str) -> N
     assert (seen.valid, seen.terminated, seen.data["tool_results"][0]["error"]) == (False, False, True)
 
 
-def test_what_a_tool_raises_is_told_and_the_episode_goes_on() -> None:
+def test_what_a_tool_raises_is_told_and_the_episode_continues() -> None:
     def leave() -> None:
         raise SystemExit(3)
 
@@ -127,9 +127,9 @@ def test_what_a_tool_raises_is_told_and_the_episode_goes_on() -> None:
         return {1, 2}
 
     def outside() -> None:
-        raise BoundaryError("tool", "the service is down")
+        raise InfrastructureError("tool", "the service is down")
 
-    env = world(tools=[put, leave, flood, odd, outside]).make()
+    env = environment(tools=[put, leave, flood, odd, outside]).make()
     env.reset(TASKS[0], 0)
     seen = env.step(call("put", item="apple", count=0))
     assert (seen.text, seen.valid) == ("error: ValueError: nothing to put", True)
@@ -137,7 +137,7 @@ def test_what_a_tool_raises_is_told_and_the_episode_goes_on() -> None:
     assert env.step(call("flood")).text.endswith("... (84,000 characters more)")
     assert env.step(call("odd")).text == "{1, 2}"
     assert "more than 32 calls" in env.step(call("put", item="pear") * 40).text
-    with pytest.raises(BoundaryError, match="the service is down"):
+    with pytest.raises(InfrastructureError, match="the service is down"):
         env.step(call("outside"))
 
 
@@ -154,13 +154,13 @@ def test_bad_tools_and_tasks_are_refused_in_one_sentence() -> None:
         ([put, put], "two tools are called 'put'"),
     ):
         with pytest.raises(UserError, match=sentence):
-            world(tools=tools)
+            environment(tools=tools)
     with pytest.raises(UserError):
         FunctionTool.of(foreign)
     with pytest.raises(UserError, match="give it a field 'prompt'"):
-        world().make().reset(Task("bare"), 0)
+        environment().make().reset(Task("bare"), 0)
     with pytest.raises(UserError, match="empty"):
-        world(tasks=[])
+        environment(tasks=[])
 
 
 def test_snapshots_are_stored_where_json_copied_in_memory_where_not_and_none_where_neither() -> None:
@@ -173,16 +173,16 @@ def test_snapshots_are_stored_where_json_copied_in_memory_where_not_and_none_whe
 
     kinds = []
     for state in ({"basket": {}}, {"basket": {1: 2}}, {"basket": {"apple": {1}}}, {"basket": {}, "stuck": Stuck()}):
-        env = world(state=lambda task, state=state: state).make()
+        env = environment(state=lambda task, state=state: state).make()
         env.reset(TASKS[0], 0)
         kinds.append(type(env.snapshot()))
     assert kinds == [dict, Volatile, Volatile, type(None)]
 
 
-def test_function_worlds_conform() -> None:
-    assert check_env(world()) == []
-    assert check_env(world(state=lambda task: {"basket": {}, "seen": {1, 2}})) == []
-    assert check_env(world(tools=[pure], state=None, grade=None)) == []
+def test_function_environments_conform() -> None:
+    assert check_env(environment()) == []
+    assert check_env(environment(state=lambda task: {"basket": {}, "seen": {1, 2}})) == []
+    assert check_env(environment(tools=[pure], state=None, grade=None)) == []
 
 
 def test_tools_with_state_of_their_own_are_found_out() -> None:
@@ -192,7 +192,7 @@ def test_tools_with_state_of_their_own_are_found_out() -> None:
         basket.append(item)
         return f"{len(basket)} things"
 
-    found = {problem.check for problem in check_env(world(tools=[keep], state=None, grade=None))}
+    found = {problem.check for problem in check_env(environment(tools=[keep], state=None, grade=None))}
     assert {"reset", "sharing"} <= found
 
 
@@ -200,7 +200,7 @@ def test_grading() -> None:
     task = Task("a", {"prompt": "6 times 7?", "answer": "42"})
 
     def outcome(answer: str, **changes: Any) -> Any:
-        env = world(tasks=[task], tools=[pure], state=None, **{"grade": None} | changes).make()
+        env = environment(tasks=[task], tools=[pure], state=None, **{"grade": None} | changes).make()
         env.reset(task, 0)
         seen = env.step(answer)
         return seen.reward, seen.outcome
@@ -209,7 +209,7 @@ def test_grading() -> None:
     assert outcome("41") == (0.0, False)
     assert outcome("", grade=lambda t, a, s: 0.5) == (0.5, False)
     for grade in (lambda t, a, s: 1 / 0, lambda t, a, s: "good", lambda t, a, s: float("nan"), lambda t, a, s: None):
-        with pytest.raises(BoundaryError, match="scorer: the grader failed"):
+        with pytest.raises(InfrastructureError, match="scorer: the grader failed"):
             outcome("", grade=grade)
 
 
@@ -222,7 +222,7 @@ def script(messages: Any, key: int) -> str:
 @pytest.mark.parametrize("state", [lambda task: {"basket": {}}, lambda task: {"basket": {}, "seen": {1}}])
 @pytest.mark.parametrize("tokens", [False, True])
 def test_rollout_and_fork(tmp_path: Path, state: Any, tokens: bool) -> None:
-    made, model = world(state=state), ScriptedModel(script, tokens=tokens)
+    made, model = environment(state=state), ScriptedModel(script, tokens=tokens)
     attempts = play(model, made, TASKS[1:4], attempts=4, out=tmp_path / "run", sampling=Sampling(max_tokens=200))
     assert all(a.failure is None for a in attempts)
     assert {a.outcome for a in attempts} == {True, False}
@@ -230,18 +230,18 @@ def test_rollout_and_fork(tmp_path: Path, state: Any, tokens: bool) -> None:
     calls = parse_tool_calls(longest.turns[1].node.text)
     assert calls[0].name == "put"
     for turn in longest.turns:
-        done = fork_run(tmp_path / "run", turn.node.id, n=4, model=model, world=made)
+        done = fork_run(tmp_path / "run", turn.node.id, n=4, model=model, environment=made)
         assert done.arm.scored == 4
 
 
-def test_a_world_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path) -> None:
+def test_a_environment_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path) -> None:
     (tmp_path / "own_worlds.py").write_text(
-        "from ramify.integrations.functions import FunctionWorld\n"
+        "from ramify.integrations.functions import FunctionEnvironment\n"
         "from ramify.env.protocol import Task\n"
         "def add(a: int, b: int, state: set) -> int:\n    'Add.'\n    state.add(a)\n    return a + b\n"
         "TASKS = [Task(f't{i}', {'prompt': f'{i} plus 1?', 'answer': str(i + 1)}) for i in range(8)]\n"
-        "make = lambda: FunctionWorld([add], TASKS, state=lambda task: set())\n"
-        "world = make()\n"
+        "make = lambda: FunctionEnvironment([add], TASKS, state=lambda task: set())\n"
+        "environment = make()\n"
     )
     run = (
         "from ramify.jobs.play import play, fork_run\n"
@@ -250,19 +250,19 @@ def test_a_world_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path)
         "call = '<tool_call>' + json.dumps({'name': 'add', 'arguments': {'a': 2, 'b': 1}}) + '</tool_call>'\n"
         "model = ScriptedModel([call, call, '3'], tokens=False)\n"
         "from ramify.jobs.parts import find_world\n"
-        "world = find_world('python:own_worlds:WHICH')\n"
+        "environment = find_world('python:own_worlds:WHICH')\n"
     )
     first = (
         "from ramify.model.protocol import Sampling\n"
-        "tasks = [t for t in world._tasks if t.id == 't2']\n"
-        "print(play(model, world, tasks, out='run', sampling=Sampling(max_tokens=200))[0].turns[1].node.id)"
+        "tasks = [t for t in environment._tasks if t.id == 't2']\n"
+        "print(play(model, environment, tasks, out='run', sampling=Sampling(max_tokens=200))[0].turns[1].node.id)"
     )
     for which in ("world", "make"):
         shell = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False, "timeout": 110}
         code = run.replace("WHICH", which) + first.replace("'run'", f"'{which}'")
         begun = subprocess.run([sys.executable, "-P", "-c", code], **shell)
         assert begun.returncode == 0, begun.stderr
-        go = f"done = fork_run('{which}', '{begun.stdout.strip()}', n=2, model=model, world=world)\n"
+        go = f"done = fork_run('{which}', '{begun.stdout.strip()}', n=2, model=model, environment=environment)\n"
         go += "print(done.arm.successes, [a.replayed for a in done.arm.attempts])"
         forked = subprocess.run([sys.executable, "-P", "-c", run.replace("WHICH", which) + go], **shell)
         assert forked.stdout == "2 [1, 1]\n", forked.stderr
@@ -275,16 +275,16 @@ def test_a_world_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path)
         ("python:json", "is not MODULE:ATTRIBUTE"),
         ("python:no_such_module:x", "No module named 'no_such_module'"),
         ("python:json:load_s", "did you mean 'loads'"),
-        ("python:json:__name__", "is a str, which is no world"),
+        ("python:json:__name__", "is a str, which is no environment"),
         ("python:json:loads", "cannot be called without arguments"),
-        ("python:collections:Counter", "which is no world: one has name, make and panel"),
+        ("python:collections:Counter", "which is no environment: one has name, make and task_set"),
         ("chain:5", "takes no argument"),
         ("household:x", "takes no argument"),
     ],
 )
-def test_specs_that_name_no_world(spec: str, sentence: str) -> None:
+def test_specs_that_name_no_environment(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        find_world(spec)
+        find_environment(spec)
 
 
 def test_options() -> None:
@@ -294,16 +294,16 @@ def test_options() -> None:
         options("a?novalue")
 
 
-def test_panels_do_not_depend_on_order_and_splits_are_apart() -> None:
+def test_task_sets_do_not_depend_on_order_and_splits_are_apart() -> None:
     shuffled = [TASKS[i] for i in (5, 3, 11, 0, 7, 1, 9, 2, 8, 4, 10, 6)]
     for split in ("train", "eval"):
-        assert world().panel(split, 3, 1).hash == world(tasks=shuffled).panel(split, 3, 1).hash
+        assert environment().task_set(split, 3, 1).hash == environment(tasks=shuffled).task_set(split, 3, 1).hash
     more = TaskList([*TASKS, Task("another", {"prompt": "?"})], "x")
-    few = {t.id for t in TaskList(TASKS, "x").panel("train", 99)}
-    assert few <= {t.id for t in more.panel("train", 99)}, "a task stays on its side"
-    assert [t.id for t in TaskList([Task("a", {"split": "tune"})], "x").panel("tune", 5)] == ["a"]
+    few = {t.id for t in TaskList(TASKS, "x").task_set("train", 99)}
+    assert few <= {t.id for t in more.task_set("train", 99)}, "a task stays on its side"
+    assert [t.id for t in TaskList([Task("a", {"split": "tune"})], "x").task_set("tune", 5)] == ["a"]
     with pytest.raises(UserError, match="no task of the split 'tune'"):
-        TaskList([Task("a", {"split": "eval"})], "x").panel("tune", 5)
+        TaskList([Task("a", {"split": "eval"})], "x").task_set("tune", 5)
     with pytest.raises(UserError, match="unknown split"):
         seeded("x", "test", 1, 0)
     seeds = [
@@ -314,4 +314,4 @@ def test_panels_do_not_depend_on_order_and_splits_are_apart() -> None:
     assert len({task.data["coin"] for task in small}) == 5
     with pytest.raises(UserError, match="gives only"):
         generated("x", lambda number: {"seed": number, "coin": number % 2}, "train", 5, 3)
-    assert isinstance(Panel.of(TASKS), Panel)
+    assert isinstance(TaskSet.of(TASKS), TaskSet)

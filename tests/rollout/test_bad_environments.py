@@ -1,4 +1,4 @@
-"""Worlds that raise where a stranger's may: the attempt failed, its siblings go on, and nothing else breaks."""
+"""Environments that raise where a stranger's may: the attempt failed, its siblings continue, and nothing else breaks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
 from ramify.rollout.run import Episodes
@@ -16,7 +16,7 @@ TASK = Task("t", {})
 
 
 class Fragile:
-    """Ends after three steps; raises in the method ``World.breaks`` names."""
+    """Ends after three steps; raises in the method ``Environment.breaks`` names."""
 
     system = ""
     max_turns = 5
@@ -52,7 +52,7 @@ class Fragile:
         self._may("close")
 
 
-class FragileWorld:
+class FragileEnvironment:
     name = "fragile"
     breaks = ""
 
@@ -61,33 +61,33 @@ class FragileWorld:
             raise OSError("no display")
         return Fragile(self.breaks)
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
-        return Panel.of([TASK])
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
+        return TaskSet.of([TASK])
 
 
-def test_whatever_a_world_raises_is_a_failed_attempt(tmp_path: Path) -> None:
-    world = FragileWorld()
+def test_whatever_a_environment_raises_is_a_failed_attempt(tmp_path: Path) -> None:
+    environment = FragileEnvironment()
     with Run.create(tmp_path / "run", {}) as run:
-        made = Episodes(Agent(ScriptedModel(("on",) * 9, tokens=False)), world, run)
+        made = Episodes(Agent(ScriptedModel(("on",) * 9, tokens=False)), environment, run)
         whole = asyncio.run(made.attempt("t", TASK, 0))
         assert whole.outcome is True
         middle = whole.turns[0].answer.id
         for at, what in enumerate(("make", "reset", "step", "snapshot", "key", "restore"), 1):
-            world.breaks = what
+            environment.breaks = what
             failed = asyncio.run(made.branch("t", TASK, middle, at))
             assert failed.outcome is None
             assert failed.failure is not None
             assert failed.failure.startswith("env: "), failed.failure
             assert ("no display" if what == "make" else "no such thing") in failed.failure
-        world.breaks = "close"
+        environment.breaks = "close"
         assert asyncio.run(made.branch("t", TASK, middle, 9)).outcome is True, "what was played stands"
 
 
-def test_going_on_with_a_stored_attempt_does_not_break_on_a_snapshot_that_cannot_be_restored(tmp_path: Path) -> None:
-    world = FragileWorld()
+def test_continuing_with_a_stored_attempt_does_not_break_on_a_snapshot_that_cannot_be_restored(tmp_path: Path) -> None:
+    environment = FragileEnvironment()
     model = ScriptedModel(("on",) * 9, tokens=False)
     with Run.create(tmp_path / "run", {}) as run:
-        asyncio.run(Episodes(Agent(model), world, run).attempt("t", TASK, 0))
-        world.breaks = "restore"
-        again = asyncio.run(Episodes(Agent(model), world, run).attempt("t", TASK, 0))
+        asyncio.run(Episodes(Agent(model), environment, run).attempt("t", TASK, 0))
+        environment.breaks = "restore"
+        again = asyncio.run(Episodes(Agent(model), environment, run).attempt("t", TASK, 0))
         assert again.failure == "env: restore failed: KeyError: 'no such thing'"

@@ -15,7 +15,7 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Task
 from ramify.methods.forensics import typed_repo
-from ramify.methods.forensics.levers import Lever, LeverWorld, Script, grade
+from ramify.methods.forensics.levers import Lever, LeverEnvironment, Script, grade
 from ramify.methods.forensics.repo_box import shared_box
 from ramify.methods.forensics.workspace import RefusedError, Workspace, call, schemas
 
@@ -48,13 +48,13 @@ class PreCommit(Workspace):
         )
     }
 
-    def __init__(self, world: PreCommitWorld) -> None:
-        super().__init__(world)
-        self.box, self.archive = world.box, b""
+    def __init__(self, environment: PreCommitEnvironment) -> None:
+        super().__init__(environment)
+        self.box, self.archive = environment.box, b""
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task``; nothing is random."""
-        self.levers = self.world.settings(task)
+        self.levers = self.environment.settings(task)
         self.archive = self.box.start(self.levers["seed"], self.levers["errors"])
         self.state = {"turns": 0, "over": False, "last": ""}
         return Observation(self.prompt())
@@ -185,7 +185,7 @@ _EMPTY_ALL = 'for f in service/[a-z]*.py; do echo \'"""Nothing here."""\' > $f; 
 
 
 @register("env", "pre-commit")
-class PreCommitWorld(LeverWorld):
+class PreCommitEnvironment(LeverEnvironment):
     """A repository with type errors and a hook to write. Levers: how many errors, how clear the task is, who looks at the result."""
 
     kind = "pre-commit"

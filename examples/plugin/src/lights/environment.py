@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ramify.base.errors import BoundaryError, UserError
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import json_hash
 from ramify.base.registry import register
 from ramify.base.seeds import generator
-from ramify.env.protocol import Observation, Panel, Task
+from ramify.env.protocol import Observation, Task, TaskSet
 
 SPLITS = ("train", "eval", "tune")
 LAMPS = 6
@@ -46,7 +46,7 @@ class Lights:
     def step(self, action: str) -> Observation:
         """Press one switch."""
         if not self._lamps:
-            raise BoundaryError("env", "step without a running episode")
+            raise InfrastructureError("env", "step without a running episode")
         press = _PRESS.fullmatch(action.strip())
         if press is None or int(press[1]) >= LAMPS:
             return Observation("Nothing happens. " + shown(self._lamps), valid=False)
@@ -68,7 +68,7 @@ class Lights:
 
 
 @register("env", "lights")
-class LightsWorld:
+class LightsEnvironment:
     """A row of lamps to turn on; each switch changes two of them."""
 
     name = "lights"
@@ -77,7 +77,7 @@ class LightsWorld:
         """A fresh episode."""
         return Lights()
 
-    def panel(self, split: str, n: int, seed: int = 0) -> Panel:
+    def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` rows that can be solved; a row's pattern and id name its split, so splits share no task."""
         if split not in SPLITS:
             raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
@@ -87,7 +87,7 @@ class LightsWorld:
             for switch in generator(seed, "lights", split, i).permutation(LAMPS)[: 2 + i % 3].tolist():
                 lamps = pressed(lamps, switch)
             tasks.append(Task(f"{split}-{seed}-{i}", {"lamps": lamps, "row": f"{split}-{seed}-{i}"}))
-        return Panel.of(tasks)
+        return TaskSet.of(tasks)
 
     def actions(self, task: Task, snapshot: Any) -> list[str]:
         """Replies worth trying, for `ramify check`."""

@@ -1,4 +1,4 @@
-"""Real reasoning-gym datasets: the dataset's own scorer grades, splits share no question, any process makes the same panel."""
+"""Real reasoning-gym datasets: the dataset's own scorer grades, splits share no question, any process makes the same task set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.parts import find_world
+from ramify.rollout.parts import find_environment
 
 pytestmark = pytest.mark.slow
 reasoning_gym = pytest.importorskip(
@@ -32,16 +32,16 @@ DATASETS = [
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_real_datasets_conform(dataset: str) -> None:
-    assert check_env(find_world(f"reasoning-gym:{dataset}")) == []
+    assert check_env(find_environment(f"reasoning-gym:{dataset}")) == []
 
 
 def test_the_right_answer_scores_one_and_another_less() -> None:
     for dataset in ("leg_counting", "chain_sum", "letter_counting", "basic_arithmetic"):
-        world: Any = find_world(f"reasoning-gym:{dataset}")
-        for task in world.panel("eval", 3):
-            right, wrong, none = world.actions(task, None)
+        environment: Any = find_environment(f"reasoning-gym:{dataset}")
+        for task in environment.task_set("eval", 3):
+            right, wrong, none = environment.actions(task, None)
             for reply, expected in ((right, True), (right + " or <answer>-1</answer>", False), (wrong, False), (none, False)):
-                env = world.make()
+                env = environment.make()
                 assert env.reset(task, 0).text == task.data["question"]
                 seen = env.step(reply)
                 assert (seen.outcome, seen.terminated) == (expected, True)
@@ -49,9 +49,9 @@ def test_the_right_answer_scores_one_and_another_less() -> None:
 
 
 def test_rollout_and_fork(tmp_path: Path) -> None:
-    world: Any = find_world("reasoning-gym:leg_counting")
-    tasks = list(world.panel("train", 3))
-    answers = {task.data["question"]: world.actions(task, None)[0] for task in tasks}
+    environment: Any = find_environment("reasoning-gym:leg_counting")
+    tasks = list(environment.task_set("train", 3))
+    answers = {task.data["question"]: environment.actions(task, None)[0] for task in tasks}
 
     def reply(messages: Any, key: int) -> str:
         return answers[messages[1].text] if key % 2 else "<answer>0</answer>"
@@ -63,25 +63,23 @@ def test_rollout_and_fork(tmp_path: Path) -> None:
     assert 0 < done.arm.successes < 12
 
 
-def test_splits_share_no_question_and_panels_are_the_same_everywhere() -> None:
-    world = find_world("reasoning-gym:leg_counting?min_animals=1&max_animals=1&max_instances=2")
-    panels = [
-        {t.data["question"] for seed in (0, 1) for t in world.panel(split, 4, seed)}
+def test_splits_share_no_question_and_task_sets_are_the_same_everywhere() -> None:
+    environment = find_environment("reasoning-gym:leg_counting?min_animals=1&max_animals=1&max_instances=2")
+    task_sets = [
+        {t.data["question"] for seed in (0, 1) for t in environment.task_set(split, 4, seed)}
         for split in ("train", "eval", "tune", "demo")
     ]
-    assert sum(map(len, panels)) == len(set.union(*panels))
+    assert sum(map(len, task_sets)) == len(set.union(*task_sets))
     with pytest.raises(UserError, match="gives only"):
-        world.panel("train", 5000)
-    code = (
-        "from ramify.jobs.parts import find_world; print(find_world('reasoning-gym:letter_counting').panel('train', 9, 3).hash)"
-    )
+        environment.task_set("train", 5000)
+    code = "from ramify.jobs.parts import find_world; print(find_world('reasoning-gym:letter_counting').task set('train', 9, 3).hash)"
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         ).stdout.strip()
         for seed in ("0", "77")
     }
-    assert hashes == {find_world("reasoning-gym:letter_counting").panel("train", 9, 3).hash}
+    assert hashes == {find_environment("reasoning-gym:letter_counting").task_set("train", 9, 3).hash}
 
 
 @pytest.mark.parametrize(
@@ -96,11 +94,11 @@ def test_splits_share_no_question_and_panels_are_the_same_everywhere() -> None:
 )
 def test_what_does_not_exist_is_refused(spec: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        find_world(spec)
+        find_environment(spec)
 
 
 def test_a_task_of_another_version_is_refused() -> None:
-    env = find_world("reasoning-gym:leg_counting").make()
+    env = find_environment("reasoning-gym:leg_counting").make()
     with pytest.raises(UserError, match="another question"):
         env.reset(Task("t", {"seed": 3, "question": "How many?"}), 0)
     with pytest.raises(UserError, match="'seed' must be a whole number"):

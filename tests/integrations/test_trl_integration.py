@@ -16,7 +16,7 @@ from trainer_cases import hf_agent, household_run, token_tree
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.engine.checkpoints import load_model, model_folder
-from ramify.env.worlds.household import Household, HouseholdWorld
+from ramify.env.builtin.household import Household, HouseholdEnvironment
 from ramify.integrations import trl_trainer
 from ramify.integrations.trl import read_steps, read_trl, write_sft, write_steps
 from ramify.model.protocol import Sampling
@@ -25,7 +25,7 @@ from ramify.rollout.compact import DropOldest
 from ramify.score.match import ExactMatch
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader
-from ramify.trace.node import Context, Span, Stream, Verdict, make_node
+from ramify.trace.node import Context, Score, Span, TokenValues, make_node
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hand(tmp_path: Path) -> Iterator[tuple[Run, str, str]]:
     with Run.create(tmp_path / "hand", {}) as run:
         _, reply, fork = token_tree(run)
-        run.add(Stream(reply, "credit", "me", np.array([0, 2, -3], np.float32)), Stream(fork, "credit", "me", np.array([7.0])))
+        run.add(
+            TokenValues(reply, "credit", "me", np.array([0, 2, -3], np.float32)),
+            TokenValues(fork, "credit", "me", np.array([7.0])),
+        )
         yield run, reply, fork
 
 
@@ -52,10 +55,10 @@ def test_conversations_are_the_paths_messages_up_to_the_last_reply(played: Path,
     with Run.open(played) as run:
         assert write_sft(run, tmp_path / "a.jsonl") == 32
         rows = lines(tmp_path / "a.jsonl")
-        leaf = min(v.node for v in run.verdicts(tree=min(info.name for info in run.trees())))
+        leaf = min(v.node for v in run.scores(tree=min(info.name for info in run.trees())))
         said = [{"role": m.role, "content": m.text} for m in run.path(leaf).messages()]
         good = write_sft(run, tmp_path / "good.parquet", successful="true")
-        wins = sum(v.value > 0 for v in run.verdicts(scorer="env"))
+        wins = sum(v.value > 0 for v in run.scores(scorer="env"))
         replies = sum(m["role"] == "assistant" for row in rows for m in row["messages"])
         assert write_sft(run, tmp_path / "p.jsonl", form="prompt-completion") == replies
     assert rows[0]["messages"] == said[:-1]
@@ -74,10 +77,10 @@ def test_a_reply_from_another_context_shows_that_context(tmp_path: Path) -> None
         context = Context((Span(prompt, 0, 2),))
         run.add(context)
         seen = make_node("t", reply, 3, "user", "more", tokens=[9])
-        drawn: dict[str, Any] = {"sampled": [1, 1], "logprobs": [-1, -2], "ends": [1, 2]}
-        late = make_node("t", seen.id, 1, "assistant", "zz", tokens=[7, 7], context=context.hash, index=0, **drawn)
-        run.add(seen, late, Verdict(late.id, "env", 3.0))
-        run.add(Stream(late.id, "credit", "me", np.array([1, 2], np.float32)))
+        sampled: dict[str, Any] = {"sampled": [1, 1], "logprobs": [-1, -2], "ends": [1, 2]}
+        late = make_node("t", seen.id, 1, "assistant", "zz", tokens=[7, 7], context=context.hash, index=0, **sampled)
+        run.add(seen, late, Score(late.id, "env", 3.0))
+        run.add(TokenValues(late.id, "credit", "me", np.array([1, 2], np.float32)))
         write_steps(run, tmp_path / "s.jsonl")
         write_sft(run, tmp_path / "p.jsonl", form="prompt-completion", min_reward="3")
     (row,) = lines(tmp_path / "s.jsonl")
@@ -146,10 +149,10 @@ def test_what_cannot_be_written_is_one_sentence_and_no_file(
 
 def test_text_only_runs_and_bad_credit_are_refused(hand: tuple[Run, str, str], tmp_path: Path) -> None:
     run, reply, _ = hand
-    run.add(Stream(reply, "credit", "me", np.array([0, np.nan, 1], np.float32)))
+    run.add(TokenValues(reply, "credit", "me", np.array([0, np.nan, 1], np.float32)))
     with pytest.raises(UserError, match=f"node {reply} holds a value that is no finite number"):
         write_steps(run, tmp_path / "s.jsonl")
-    run.add(Stream(reply, "credit", "you", np.array([0, 1, 1], np.float32)))
+    run.add(TokenValues(reply, "credit", "you", np.array([0, 1, 1], np.float32)))
     with pytest.raises(UserError, match="several makers: choose one with --maker \\(me, you\\)"):
         write_steps(run, tmp_path / "s.jsonl")
     with pytest.raises(UserError, match=r"ends in \.jsonl or \.parquet"):
@@ -197,9 +200,9 @@ def test_completions_with_rewards_become_siblings_under_their_prompt(tmp_path: P
         leaves = run.tree(first.name).leaves()
         assert [leaf.text for leaf in leaves] == ["4", "4", "5"]
         assert leaves[0].data["record"] == {"source": "math"}
-        verdicts = {(v.node, v.scorer): v.value for v in run.verdicts()}
+        scores = {(v.node, v.scorer): v.value for v in run.scores()}
         ids = [leaf.id for leaf in leaves]
-        assert verdicts == {(ids[0], "imported"): 1, (ids[1], "exact"): 1, (ids[1], "style"): None, (ids[2], "label"): 0}
+        assert scores == {(ids[0], "imported"): 1, (ids[1], "exact"): 1, (ids[1], "style"): None, (ids[2], "label"): 0}
         assert [m.text for m in run.path(run.tree(second.name).leaves()[0].id).messages()] == ["hi", "ho"]
 
 
@@ -237,7 +240,7 @@ def test_preferences_become_two_siblings(tmp_path: Path) -> None:
         with Run.open(tmp_path / f"run-{name}") as run:
             (tree,) = run.trees()
             by_text = {leaf.id: leaf.text for leaf in run.tree(tree.name).leaves()}
-            found = [(by_text[v.node], v.value) for v in run.verdicts(scorer="preference")]
+            found = [(by_text[v.node], v.value) for v in run.scores(scorer="preference")]
             assert sorted(found) == [("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 0.0)]
             assert all(run.tree(tree.name).node(leaf).parent == run.path(leaf).segments[1][0].id for leaf in by_text)
 
@@ -251,9 +254,9 @@ def test_logged_completions_keep_step_rewards_and_advantage(tmp_path: Path) -> N
     assert read_trl(tmp_path / "completions_00007.parquet", tmp_path / "run") == 2
     with Run.open(tmp_path / "run") as run:
         assert [tree.group for tree in run.trees()] == ["step-000007"]
-        assert [s.values.tolist() for s in run.streams(name="advantage")] == [[pytest.approx(0.7)], [pytest.approx(-0.7)]]
-        assert sorted(v.value for v in run.verdicts(scorer="length")) == [1.0, 3.5]
-        assert {v.value for v in run.verdicts(scorer="exact")} == {1.0, None}
+        assert [s.values.tolist() for s in run.token_values(name="advantage")] == [[pytest.approx(0.7)], [pytest.approx(-0.7)]]
+        assert sorted(v.value for v in run.scores(scorer="length")) == [1.0, 3.5]
+        assert {v.value for v in run.scores(scorer="exact")} == {1.0, None}
         with pytest.raises(UserError, match="choose one with --scorer \\(exact, length\\)"):
             write_sft(run, tmp_path / "x.jsonl")
         assert write_sft(run, tmp_path / "x.jsonl", scorer="length", min_reward="2") == 1
@@ -305,7 +308,7 @@ def test_a_scorer_is_a_reward_function_and_its_failures_are_none() -> None:
         asyncio.run(reward(prompts=["a"], completions=["b"]))
 
 
-class _ClosedWorld(HouseholdWorld):
+class _ClosedEnvironment(HouseholdEnvironment):
     opened = closed = 0
 
     def make(self) -> Any:
@@ -318,17 +321,19 @@ class _ClosedWorld(HouseholdWorld):
         self.closed += 1
 
 
-def test_tree_rollouts_give_worlds_back_and_train_a_shared_end_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_rollouts_give_environments_back_and_train_a_shared_end_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, template = load_model(model_folder("builtin"))
     sampling = Sampling(max_tokens=24, stop_tokens=template.stop_tokens)
-    world = _ClosedWorld()
+    environment = _ClosedEnvironment()
     monkeypatch.setattr(trl_trainer, "_dataset", list)
     with Run.create(tmp_path / "run", {}) as run:
         with pytest.raises(UserError, match="take no compactor"):
-            trl_trainer.TreeRollouts(Agent(model, template, sampling, DropOldest(), 200), world, run)
-        rollouts = trl_trainer.TreeRollouts(Agent(model, template, sampling), world, run, roots=2)
-        rows: Any = rollouts.dataset(world.panel("train", 2, 0))
-        assert world.opened == world.closed == 2
+            trl_trainer.TreeRollouts(Agent(model, template, sampling, DropOldest(), 200), environment, run)
+        rollouts = trl_trainer.TreeRollouts(Agent(model, template, sampling), environment, run, roots=2)
+        rows: Any = rollouts.dataset(environment.task_set("train", 2, 0))
+        assert environment.opened == environment.closed == 2
 
         def no_way_back(env: Any, snapshot: Any) -> None:
             raise OSError("lost")
@@ -341,7 +346,7 @@ def test_tree_rollouts_give_worlds_back_and_train_a_shared_end_once(tmp_path: Pa
             model=types.SimpleNamespace(eval=lambda: None, train=lambda: None),
         )
         out = rollouts([], trainer)
-        assert world.opened == world.closed
+        assert environment.opened == environment.closed
         assert out["reward"].count(None) == 60
         trained = [
             (tuple(p), tuple(c))
@@ -354,8 +359,8 @@ def test_tree_rollouts_give_worlds_back_and_train_a_shared_end_once(tmp_path: Pa
 def test_an_attempt_that_a_boundary_cut_off_is_no_conversation(hand: tuple[Run, str, str], tmp_path: Path) -> None:
     run, reply, _ = hand
     assert write_sft(run, tmp_path / "a.jsonl") == 2
-    run.add(Verdict(reply, "env", None, evidence={"outcome": None, "failure": "provider: no answer"}))
-    assert write_sft(run, tmp_path / "b.jsonl") == 2, "what it drew belongs to the attempt that went on from there"
+    run.add(Score(reply, "env", None, evidence={"outcome": None, "failure": "provider: no answer"}))
+    assert write_sft(run, tmp_path / "b.jsonl") == 2, "what it sampled belongs to the attempt that continued from there"
     assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
     before = write_steps(run, tmp_path / "s.jsonl")
     assert [row["reward"] for row in read_steps(tmp_path / "s.jsonl")] == [1.0, 0.0][:before]
@@ -442,7 +447,7 @@ def test_a_grpo_step_of_trl_has_our_loss_and_gradient(step_rows: list[dict[str, 
     scores = Scores(token_logprobs(model, batch))
     mine = policy_gradient(batch, scores, LossConfig())[batch.mask].sum() / batch.mask.sum()
     mine.backward()
-    ratio = (scores.logprobs - batch.streams["logprobs"])[batch.mask].exp()
+    ratio = (scores.logprobs - batch.token_values["logprobs"])[batch.mask].exp()
     assert (ratio > 1.2).any()
     assert (ratio < 0.8).any()
     assert loss == pytest.approx(float(mine), abs=1e-5)
@@ -525,11 +530,11 @@ def test_supervised_training_of_trl_learns_exported_conversations(played: Path, 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-def test_live_trees_train_the_very_model_that_draws_them(tmp_path: Path) -> None:
+def test_live_trees_train_the_very_model_that_samples_them(tmp_path: Path) -> None:
     needs_trl()
     from ramify.engine.checkpoints import model_folder
     from ramify.engine.local import LocalModel
-    from ramify.env.worlds.household import HouseholdWorld
+    from ramify.env.builtin.household import HouseholdEnvironment
     from ramify.model.chat import TagTemplate
     from ramify.model.protocol import Sampling
     from ramify.model.tokenizer import HfTokenizer
@@ -539,11 +544,11 @@ def test_live_trees_train_the_very_model_that_draws_them(tmp_path: Path) -> None
     words = HfTokenizer.load(model_folder("builtin"))
     template = TagTemplate(words)
     agent = Agent(LocalModel(model, words), template, Sampling(max_tokens=24, stop_tokens=template.stop_tokens))
-    world = HouseholdWorld()
+    environment = HouseholdEnvironment()
     args = grpo_config(tmp_path / "out", per_device_train_batch_size=12, num_generations=6, max_steps=2, loss_type="bnpo")
     with Run.create(tmp_path / "run", {}) as run:
-        rollouts = trl_trainer.TreeRollouts(agent, world, run, roots=3)
-        data = rollouts.dataset(world.panel("train", 8, 0))
+        rollouts = trl_trainer.TreeRollouts(agent, environment, run, roots=3)
+        data = rollouts.dataset(environment.task_set("train", 8, 0))
         trainer = trl_trainer.step_trainer(
             model, rollout_func=rollouts, train_dataset=data, args=args, processing_class=tokenizer
         )
@@ -559,14 +564,16 @@ def test_live_trees_train_the_very_model_that_draws_them(tmp_path: Path) -> None
         trainer.train()
         assert [info.group for info in run.trees()] == ["call-000000"] * 2 + ["call-000001"] * 2
         for info in run.trees():
-            starts = [v.evidence["start"] for v in run.verdicts(tree=info.name)]
+            starts = [v.evidence["start"] for v in run.scores(tree=info.name)]
             assert len(starts) == 6
             first = run.tree(info.name).root
             assert sum(run.tree(info.name).node(start).parent == first.id for start in starts) >= 3
             assert any(run.tree(info.name).node(start).parent != first.id for start in starts)
-        weights = {run.producer(node.producer).weights for info in run.trees() for node in run.nodes(info.name) if node.producer}
-        assert len(weights) == 2  # the second call drew with what the first step made
-    # drawn by the weights that are trained: every ratio is 1, so the loss is minus the mean advantage of the trained tokens
+        weights = {
+            run.provenance(node.provenance).weights for info in run.trees() for node in run.nodes(info.name) if node.provenance
+        }
+        assert len(weights) == 2  # the second call sampled with what the first step made
+    # sampled by the weights that are trained: every ratio is 1, so the loss is minus the mean advantage of the trained tokens
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses == pytest.approx(wanted, abs=1e-4)
     assert trainer.state.log_history[0]["grad_norm"] > 0

@@ -1,1 +1,0 @@
-"""Built-in worlds, one file each."""
