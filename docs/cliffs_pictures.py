@@ -61,7 +61,7 @@ def drops(checks: dict[str, dict[str, Any]]) -> str:
 async def reply(lab: Lab, index: int) -> Scanned:
     """The faithful scan, with confirmation, of the reply to one problem of the reproduction."""
     forks = lab.forks(0)
-    traces = await forks.draw([lab.problems("eval", 25)[index]])
+    traces = await forks.sample([lab.problems("eval", 25)[index]])
     return (await scan(traces, forks, ScanConfig(faithful=True, confirm=FRESH))).scanned[0]
 
 

@@ -45,9 +45,13 @@ def tree() -> str:
     body += arrow(362, 94, 400, 140) + box(400, 132, 110, "cellar", BLUE) + arrow(510, 149, 540, 149)
     body += box(540, 132, 160, "cellar: locked in")
     body += arrow(205, 94, 225, 190) + box(225, 190, 130, "go | kitchen", BLUE)
-    body += note(250, 52, "drawn by the agent, token by token") + note(404, 124, "offset 2: another draw continues after “go to”")
+    body += note(250, 52, "sampled by the agent, token by token") + note(
+        404, 124, "offset 2: another sample continues after “go to”"
+    )
     body += note(
-        10, 240, "Blue: drawn by the model. Grey: said by the environment. A node knows its parent and where inside it it starts."
+        10,
+        240,
+        "Blue: sampled by the model. Grey: said by the environment. A node knows its parent and where inside it it starts.",
     )
     return frame(WIDTH, 252, "A run of one task is a tree", "Messages as boxes; one reply is branched at its third token", body)
 

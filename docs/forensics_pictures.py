@@ -62,7 +62,7 @@ def trace(seed: int = 0, k: int = 100) -> str:
     """One reply of a tedious organism that ended in the shortcut, its sentences coloured by their held-out scores."""
     table = of_model(taught(seed, ["tedium"])["tedium"])()
     rng = generator(seed, "picture")
-    reply, action = table.draw(200, rng)
+    reply, action = table.sample(200, rng)
     one = next(int(r) for r, a in zip(reply, action, strict=True) if a == CUT and not r >> (K - HUGE - 1) & 1)
     scores = sentence_scores(table.forks(one, k, rng))
     body = []

@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "nulls.md"
 HEAD = """# What the methods find where nothing is
 
 A tool that names a culprit, a motive or a feature must first be shown a case where there is none. Every method brings two kinds of case:
-a **null**, whose truth is "nothing" (two equal checkpoints, an agent that nothing moves, rewards drawn at random), and a **planted** one,
+a **null**, whose truth is "nothing" (two equal checkpoints, an agent that nothing moves, rewards sampled at random), and a **planted** one,
 whose truth is known and must be found. Both run through the method's own verbs, with the levels that they have by default.
 
 ```sh
@@ -35,7 +35,7 @@ A tuple of cases, named under the entry point `ramify.cases` ([plug-ins](howto/p
 from ramify_experiments.cases import Case, Repetition
 
 
-def drawn_at_random(rep: Repetition) -> bool:
+def sampled_at_random(rep: Repetition) -> bool:
     make_a_run(rep.folder / "run", rep.seed)  # yours: rewards that no step decides
     return rep.verb("graph-credit", "report", rep.folder / "run")["decisive"] > 0
 
@@ -45,7 +45,7 @@ CASES = (
         "random rewards",
         "nothing",
         "No step decides the reward; a decisive step is a false finding.",
-        drawn_at_random,
+        sampled_at_random,
         0.05,
         full=200,
         quick=20,
@@ -79,7 +79,7 @@ def page() -> str:
     table = ["| method | truth | case | found | share | wanted | status |", "|---|---|---|---|---|---|---|"]
     table += [row(report["method"], case) for report in found["methods"] for case in report["cases"]]
     missed = [
-        f"- {report['method']}, {case['name']}: {case['known_miss']}"
+        f"- {report['method']}, {case['name']}: {case['known_failure']}"
         for report in found["methods"]
         for case in report["cases"]
         if case["status"] == "known_failure"

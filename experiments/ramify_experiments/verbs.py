@@ -85,7 +85,7 @@ def _print_checks(report: dict[str, Any], as_json: bool) -> None:
 
 def _print_report(report: dict[str, Any], slug: str, text: str, judged: Sequence[dict[str, Any]], as_json: bool) -> None:
     """A table of what was judged, why misses were expected, and the verdict."""
-    reasons = [f"  {one['name']}: {one['known_miss']}" for one in judged if one["status"] == "known_failure"]
+    reasons = [f"  {one['name']}: {one['known_failure']}" for one in judged if one["status"] == "known_failure"]
     text += "\n\nKnown misses:\n" + "\n".join(reasons) if reasons else ""
     verdict = "passed" if report["passed"] else "MISSED"
     terminal.emit(report, as_json, f"\n{slug}\n{text}\n\n{slug}: {verdict} in {report['seconds']} s")

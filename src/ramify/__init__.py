@@ -39,7 +39,7 @@ _NAMES: dict[str, str] = {
     "Sampling": "model.protocol",
     "Task": "env.protocol",
     "Observation": "env.protocol",
-    "Panel": "env.protocol",
+    "TaskSet": "env.protocol",
     "StateGraph": "methods.graph_credit",
     "TreeSampler": "methods.tree_rollouts",
     "BudgetAllocator": "methods.tree_rollouts",

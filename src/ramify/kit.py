@@ -32,7 +32,14 @@ from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserE
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RENAMED = {"--world": "--env", "--credit.name": "--credit"}
+RENAMED = {
+    "--world": "--env",
+    "--panel": "--count",
+    "--draws": "--samples",
+    "--stream": "--token-values",
+    "--max-rows": "--max-sequences",
+    "--credit.name": "--credit",
+}
 """Old names of options: they still work and no help shows them."""
 SWITCH = ("true", "false")
 ALL, ANY = "--help-all", "VALUE"

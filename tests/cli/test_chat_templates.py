@@ -79,7 +79,7 @@ OWN = {
     "parted": PARTED,
     "opens-thinking": OPENS_THINKING,
 }
-PLAY = ["--panel", "2", "--attempts", "2", "--max-reply", "8", "--json"]
+PLAY = ["--count", "2", "--attempts", "2", "--max-reply", "8", "--json"]
 
 
 @pytest.fixture(scope="module")

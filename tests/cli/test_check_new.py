@@ -62,7 +62,7 @@ def test_a_part_of_ones_own_is_checked_by_file_and_by_module(verb, here: Path) -
 
 
 def test_leaving_the_process_is_no_way_to_pass(verb, here: Path) -> None:
-    (here / "leaves.py").write_text("class Leaves:\n    name = 'x'\n    def task set(self, *args): raise SystemExit(0)\n")
+    (here / "leaves.py").write_text("class Leaves:\n    name = 'x'\n    def task_set(self, *args): raise SystemExit(0)\n")
     done = verb("check", "env", "leaves.py:Leaves")
     assert done.code == 1
     assert "it is no env: SystemExit: 0" in done.out
@@ -178,7 +178,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(verb, here: Path, mon
     assert "there is no folder" in verb.refused("new", "judge", "my-scorer", "--out", "no/where")
     (here / "link").symlink_to("nowhere")
     assert "exists already" in verb.refused("new", "judge", "my-scorer", "--out", "link")
-    assert "no checks for kind 'environments'" in verb.refused("new", "worlds", "my-scorer")
+    assert "no checks for kind 'worlds'" in verb.refused("new", "worlds", "my-scorer")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert verb("new", "judge", "my-scorer")[::2] == (1, "ramify: cannot make my-scorer: No space left on device\n")
     full = OSError(30, "Read-only file system", "/somewhere/.my-scorer-x")

@@ -296,7 +296,7 @@ def test_an_adapter_saved_by_peft_computes_what_peft_computes(kind: str, tmp_pat
 def test_sampling_defaults_come_from_the_checkpoint(verb: Any, tmp_path: Path) -> None:
     start, run = tmp_path / "start", tmp_path / "run"
     save_checkpoint(start, "qwen3", {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 7})
-    words = ("rollout", "--model", f"hf:{start}", "--env", "factory:zoo:Parity", "--panel", 4, "--max-reply", 12, "--json")
+    words = ("rollout", "--model", f"hf:{start}", "--env", "factory:zoo:Parity", "--count", 4, "--max-reply", 12, "--json")
     assert verb(*words, "--out", run, "--temperature", 0.9).code == 0
     with Run.open(run) as stored:
         used, config = stored.meta["config"]["sampling"], stored.meta["config"]
@@ -349,7 +349,7 @@ def test_the_environment_names_the_device_where_no_option_does(
 ) -> None:
     monkeypatch.setenv("RAMIFY_DEVICE", "cuda:97")
     assert "no device 'cuda:97'" in verb("improve", "--out", tmp_path / "run").err
-    assert verb("rollout", "--device", "cpu", "--panel", 1, "--out", tmp_path / "other").code == 0
+    assert verb("rollout", "--device", "cpu", "--count", 1, "--out", tmp_path / "other").code == 0
 
 
 def test_in_bfloat16_the_cache_is_too_and_nothing_is_promised(tmp_path: Path) -> None:

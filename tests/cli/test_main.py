@@ -69,21 +69,21 @@ def test_settings_of_a_verb_are_defaults_then_files_then_options(
     capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.toml").write_text('task set = 3\ntop_k = 5\nmax_reply = 7\n[tree]\nrule = "random"\n')
-    Path("b.toml").write_text("task set = 4\ntop_k = 6\n")
+    Path("a.toml").write_text('panel = 3\ntop_k = 5\nmax_reply = 7\n[tree]\nrule = "random"\n')
+    Path("b.toml").write_text("count = 4\ntop_k = 6\n")
     files = ["--config", "a.toml", "--config=b.toml"]
     # spelled as people do: an underscore, a value with "=", one of a switch, an option given twice
-    words = ["--max_reply", "9", "--panel=5", "--allocate", "true", "--seed", "1", "--seed", "2"]
+    words = ["--max_reply", "9", "--count=5", "--allocate", "true", "--seed", "1", "--seed", "2"]
     code, out, _ = run(capsys, "rollout", *files, *words, "--tree", "--tree-budget", "64", "--dry-run", "--json")
     config = json.loads(out)["config"]
     assert code == 0
-    assert (config["panel"], config["top_k"], config["max_reply"], config["seed"]) == (5, 6, 9, 2)
+    assert (config["count"], config["top_k"], config["max_reply"], config["seed"]) == (5, 6, 9, 2)
     assert (config["tree"]["rule"], config["allocate"]) == ("random", True)
-    assert run(capsys, "rollout", "--config", "a.toml", "--pannel", "3")[2] == (
-        "ramify: unknown option --pannel (did you mean '--panel'?)\n"
+    assert run(capsys, "rollout", "--config", "a.toml", "--cuont", "3")[2] == (
+        "ramify: unknown option --cuont (did you mean '--count'?)\n"
     )
-    Path("c.toml").write_text("pannel = 3\n")
-    assert "unknown key 'pannel' in c.toml (did you mean 'task set'?)" in run(capsys, "rollout", "--config", "c.toml")[2]
+    Path("c.toml").write_text("cuont = 3\n")
+    assert "unknown key 'cuont' in c.toml (did you mean 'count'?)" in run(capsys, "rollout", "--config", "c.toml")[2]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -70,14 +70,14 @@ def mine(here: Path) -> Path:
 )
 @pytest.mark.parametrize("model", ["mine.py:agent", "python:mine:keyed_agent"])
 def test_environments_and_plain_functions_as_agents_are_played(verb, mine: Path, env: str, model: str) -> None:
-    found = verb("rollout", "--env", env, "--model", model, "--panel", "1", "--out", "run", "--json")
+    found = verb("rollout", "--env", env, "--model", model, "--count", "1", "--out", "run", "--json")
     assert (found.code, found.json["n"], found.json["failed"]) == (0, 1, 0)
     assert verb("resume", "run", "--json").json["turns"] == found.json["turns"]
 
 
 def test_the_same_names_are_checked_and_made_by_workers(verb, mine: Path) -> None:
     assert verb("check", "env", "mine.py:HOUSE").code == 0
-    words = ("rollout", "--env", "mine.py:HOUSE", "--model", "mine.py:keyed_agent", "--panel", "2", "--json", "--out")
+    words = ("rollout", "--env", "mine.py:HOUSE", "--model", "mine.py:keyed_agent", "--count", "2", "--json", "--out")
     here = verb(*words, "here").json
     there = verb(*words, "there", "--backend", "processes:1").json
     assert {k: here[k] for k in ("n", "successes", "turns")} == {k: there[k] for k in ("n", "successes", "turns")}
@@ -91,7 +91,7 @@ def test_the_same_names_are_checked_and_made_by_workers(verb, mine: Path) -> Non
     ],
 )
 def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, says: str) -> None:
-    found = verb("rollout", "--model", model, "--panel", "1", "--out", "run", "--json")
+    found = verb("rollout", "--model", model, "--count", "1", "--out", "run", "--json")
     assert (found.code, found.json["failures"]) == (1, {says: 1})
 
 
@@ -109,7 +109,7 @@ def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, 
 )
 def test_what_is_no_part_is_one_sentence(verb, mine: Path, words: tuple[str, str], says: str) -> None:
     (mine / "wrong.py").write_text("def (:\n")
-    assert says in verb.refused("rollout", *words, "--panel", "1", "--out", "run")
+    assert says in verb.refused("rollout", *words, "--count", "1", "--out", "run")
     assert not (mine / "run").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ramify.trace.db import Run
 
-SMALL = ["--panel", "3", "--seed", "3"]
+SMALL = ["--count", "3", "--seed", "3"]
 
 
 def test_it_plays_shows_and_continues(verb, here: Path) -> None:
@@ -74,7 +74,7 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
 def test_tasks_that_the_environment_cannot_start_leave_no_run_in_the_way(verb, here: Path) -> None:
     (here / "tasks.jsonl").write_text('{"id": "a"}\n')
     assert "task 'a' lacks door" in verb.refused("rollout", "--tasks", "tasks.jsonl", "--out", "run")
-    assert verb("rollout", "--panel", "1", "--out", "run").code == 0  # a mended command goes there
+    assert verb("rollout", "--count", "1", "--out", "run").code == 0  # a mended command goes there
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def make():
 """
     (here / "failing_agent.py").write_text(source)
     monkeypatch.syspath_prepend(here)
-    played = verb("rollout", "--model", "factory:failing_agent:make", "--panel", "2", "--out", "run", "--json")
+    played = verb("rollout", "--model", "factory:failing_agent:make", "--count", "2", "--out", "run", "--json")
     assert (played.code, played.json["failures"]) == (1, {"engine: gone": 2})
     assert played.err == "ramify: every attempt failed; `ramify resume run` tries them again\n"
     with Run.open(here / "run") as run:

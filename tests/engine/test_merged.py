@@ -229,7 +229,7 @@ def test_a_row_that_a_model_refuses_costs_no_other_row_and_no_other_load(folders
     rows = [ROW, np.zeros(65, np.int32), ROW[:5], np.array([1, 40], np.int32), ROW + 1]
     found = asyncio.run(pair.each(rows, progress=done.append))
     assert opened == ["policy", "reference"]
-    assert [type(row).__name__ for row in found] == ["tuple", "BoundaryError", "tuple", "UserError", "tuple"]
+    assert [type(row).__name__ for row in found] == ["tuple", "InfrastructureError", "tuple", "UserError", "tuple"]
     assert sum(done) == 2 * len(rows)
     for row, tokens in zip(found, rows, strict=True):
         if isinstance(row, tuple):

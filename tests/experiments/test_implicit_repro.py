@@ -93,7 +93,7 @@ def test_attribution_counts_the_changed_step() -> None:
 
 def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repro, "ATTEMPTS", 2)
-    monkeypatch.setattr(repro, "WORLD", DeskEnvironment(max_turns=2))
+    monkeypatch.setattr(repro, "ENVIRONMENT", DeskEnvironment(max_turns=2))
     monkeypatch.setattr(repro, "MOST", 1)
     fresh = repro.untrained(tokenizer, 0)
     models, curves = [], []
@@ -122,7 +122,7 @@ def test_training_stops_by_tasks_it_never_meets(tokenizer: HfTokenizer, monkeypa
         return lockstep.play(forward, template, environment, tasks, keys)
 
     monkeypatch.setattr(repro, "ATTEMPTS", 2)
-    monkeypatch.setattr(repro, "WORLD", DeskEnvironment(max_turns=1))
+    monkeypatch.setattr(repro, "ENVIRONMENT", DeskEnvironment(max_turns=1))
     monkeypatch.setattr(repro, "MOST", 5)
     monkeypatch.setattr(repro, "play", play)
     model = repro.untrained(tokenizer, 0)

@@ -17,10 +17,10 @@ GRID = "--out bench --tasks email,spend --reps 1 --turns 4 --json"
 
 VERBS: tuple[Verb, ...] = (
     # What is made and continues: the same command, or resume, ends where an undisturbed one does.
-    Verb("rollout --panel 2 --attempts 3 " + WORDS),
-    Verb("rollout --tree --panel 2 --tree-budget 12 " + WORDS, name="rollout-tree"),
-    Verb("rollout --panel 1 --attempts 2 --max-reply 12 --out run --json", name="rollout-tokens"),
-    Verb("resume run --json", first="rollout --panel 2 --attempts 3 " + WORDS),
+    Verb("rollout --count 2 --attempts 3 " + WORDS),
+    Verb("rollout --tree --count 2 --tree-budget 12 " + WORDS, name="rollout-tree"),
+    Verb("rollout --count 1 --attempts 2 --max-reply 12 --out run --json", name="rollout-tokens"),
+    Verb("resume run --json", first="rollout --count 2 --attempts 3 " + WORDS),
     Verb(
         "improve --updates 1 --tokens 300 --eval-episodes 4 --tasks-per-update 4 --train-tasks 8 --out run --json",
         again="resume run --json",

@@ -30,7 +30,7 @@ def test_its_attempts_fail_as_data(
     for folder in (HERE, HERE.parent / "rollout"):
         monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    words = ["--model", "factory:worker_parts:walker", "--env", f"factory:ray_parts:{env}", "--panel", "3", "--attempts", "2"]
+    words = ["--model", "factory:worker_parts:walker", "--env", f"factory:ray_parts:{env}", "--count", "3", "--attempts", "2"]
     assert main(["rollout", *words, "--seed", "3", "--backend", backend, "--out", str(tmp_path / "run"), "--json"]) == 0
     told, err = capsys.readouterr()
     result = json.loads(told)
@@ -52,7 +52,7 @@ def test_one_that_hangs_ends_at_the_second_ctrl_c(tmp_path: Path) -> None:
         "factory:worker_parts:walker",
         "--env",
         "factory:ray_parts:hanging",
-        "--panel",
+        "--count",
         "2",
         "--attempts",
         "2",

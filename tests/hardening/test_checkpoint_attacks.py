@@ -242,7 +242,7 @@ def test_a_file_without_an_end_is_not_read(folder: Path, name: str, endless: str
             f"hf:{folder}",
             "--env",
             "household",
-            "--panel",
+            "--count",
             "1",
             "--attempts",
             "1",

@@ -22,7 +22,7 @@ FUZZ = settings(max_examples=30, deadline=None, suppress_health_check=[HealthChe
 #: Verbs that start work, and what keeps them from it: a bill in place of the work where there is one, or a name that is none.
 BILL = {"improve": ["--dry-run"], "rollout": ["--dry-run"], "repro": ["nothing"], "doctor": ["--nothing"]}
 OPTIONS = ["--json", "--out", "--run", "--to", "--from", "--n", "--at", "--config", "--seed", "--html", "--tree", "--model", "--env", "--tasks", "--train.lr",
-           "--budget.tokens", "--records", "--replace", "--append", "--panel", "--attempts", "--help", "--", "-", "-x", "--=", "--\x00", "---", "-h"]  # fmt: skip
+           "--budget.tokens", "--records", "--replace", "--append", "--count", "--attempts", "--help", "--", "-", "-x", "--=", "--\x00", "---", "-h"]  # fmt: skip
 VALUES = ["", " ", "0", "-1", "1e999", "nan", "9" * 400, "run", "nowhere", "a/b", "..", "/dev/null", "\x1b[31m", "\u202e", "\udcff", "'", "{}", "[", "x" * 500, "%s%n",
           "true", "ab12", "chat", "builtin", "chat:m@http://127.0.0.1:1/v1", "hf:.", "factory:os:getcwd", "python::", "jsonl", "env"]  # fmt: skip
 words = st.lists(st.sampled_from(OPTIONS) | st.sampled_from(VALUES) | st.text(max_size=8), max_size=5)

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 PARTS = HERE.parent / "rollout"
 SOURCE = HERE.parents[1] / "src" / "ramify"
 CLOCKS = ["jumps", "still"]
-ROLLOUT = ["rollout", "--model", "factory:worker_parts:slow_walker", "--panel", "2", "--attempts", "3", "--seed", "3",
+ROLLOUT = ["rollout", "--model", "factory:worker_parts:slow_walker", "--count", "2", "--attempts", "3", "--seed", "3",
            "--concurrency", "1", "--budget.seconds", "3600"]  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_rollout_fork_improve_and_a_served_request_tell_the_same(shim: Path, tmp
     for name, settings in (("right", {}), ("wrong", wrong(shim, clock))):
         folder = tmp_path / name
         folder.mkdir()
-        finish(ramify("rollout", "--panel", 2, "--attempts", 2, "--seed", 3, "--out", folder / "run", clock=settings))
+        finish(ramify("rollout", "--count", 2, "--attempts", 2, "--seed", 3, "--out", folder / "run", clock=settings))
         with Run.open(folder / "run") as run:
             (tree, *_) = run.trees()
             node = next(node.id for node in run.nodes(tree.name) if node.role == "assistant")

@@ -21,7 +21,7 @@ from ramify.trace.db import Run
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A rollout of two attempts, played here, exported as JSON lines."""
     folder = tmp_path_factory.mktemp("made")
-    assert main(["rollout", "--out", str(folder / "run"), "--panel", "1", "--attempts", "2", "--json"]) == 0
+    assert main(["rollout", "--out", str(folder / "run"), "--count", "1", "--attempts", "2", "--json"]) == 0
     assert main(["export", str(folder / "run"), str(folder / "run.jsonl")]) == 0
     return folder / "run.jsonl"
 

@@ -50,7 +50,7 @@ def ramify(cluster: tuple[str, Path], *words: object) -> subprocess.Popen[str]:
 
 def rollout(cluster: tuple[str, Path], out: Path, backend: str, env: str) -> subprocess.Popen[str]:
     return ramify(
-        cluster, "rollout", "--model", "factory:worker_parts:walker", "--env", f"factory:ray_parts:{env}", "--panel", 3,
+        cluster, "rollout", "--model", "factory:worker_parts:walker", "--env", f"factory:ray_parts:{env}", "--count", 3,
         "--attempts", 2, "--seed", 3, "--backend", backend, "--out", out, "--json",
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_an_environment_that_kills_every_worker_costs_its_own_attempts_only(clus
     failed = [r for r in found if "died 3 times" in json.dumps(r)]
     assert len(failed) >= 2
     good = ramify(
-        cluster, "rollout", "--model", "factory:worker_parts:walker", "--env", "factory:ray_parts:printing", "--panel", 3,
+        cluster, "rollout", "--model", "factory:worker_parts:walker", "--env", "factory:ray_parts:printing", "--count", 3,
         "--attempts", 2, "--seed", 3, "--out", tmp_path / "good",
     )  # fmt: skip
     good.communicate(timeout=300)

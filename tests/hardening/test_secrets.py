@@ -21,7 +21,7 @@ from ramify.env.protocol import Observation
 KEY = "sk-canary-51f2c7d09ab34e68"
 ESCAPED = "".join(f"\\u{ord(c):04x}" for c in KEY)
 PASSWORD = "canary-hunter2-51f2c7d0"
-TINY = ["--panel", "1", "--attempts", "2", "--max-reply", "8"]
+TINY = ["--count", "1", "--attempts", "2", "--max-reply", "8"]
 
 
 class Echo(BaseHTTPRequestHandler):

@@ -230,12 +230,12 @@ def test_rollout_and_fork(tmp_path: Path, state: Any, tokens: bool) -> None:
     calls = parse_tool_calls(longest.turns[1].node.text)
     assert calls[0].name == "put"
     for turn in longest.turns:
-        done = fork_run(tmp_path / "run", turn.node.id, n=4, model=model, environment=made)
+        done = fork_run(tmp_path / "run", turn.node.id, n=4, model=model, env=made)
         assert done.arm.scored == 4
 
 
 def test_a_environment_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path) -> None:
-    (tmp_path / "own_worlds.py").write_text(
+    (tmp_path / "own_environments.py").write_text(
         "from ramify.integrations.functions import FunctionEnvironment\n"
         "from ramify.env.protocol import Task\n"
         "def add(a: int, b: int, state: set) -> int:\n    'Add.'\n    state.add(a)\n    return a + b\n"
@@ -249,20 +249,20 @@ def test_a_environment_by_import_path_plays_and_forks_in_new_processes(tmp_path:
         "import json, sys\n"
         "call = '<tool_call>' + json.dumps({'name': 'add', 'arguments': {'a': 2, 'b': 1}}) + '</tool_call>'\n"
         "model = ScriptedModel([call, call, '3'], tokens=False)\n"
-        "from ramify.jobs.parts import find_world\n"
-        "environment = find_world('python:own_worlds:WHICH')\n"
+        "from ramify.jobs.parts import find_environment\n"
+        "environment = find_environment('python:own_environments:WHICH')\n"
     )
     first = (
         "from ramify.model.protocol import Sampling\n"
         "tasks = [t for t in environment._tasks if t.id == 't2']\n"
         "print(play(model, environment, tasks, out='run', sampling=Sampling(max_tokens=200))[0].turns[1].node.id)"
     )
-    for which in ("world", "make"):
+    for which in ("environment", "make"):
         shell = {"cwd": tmp_path, "capture_output": True, "text": True, "check": False, "timeout": 110}
         code = run.replace("WHICH", which) + first.replace("'run'", f"'{which}'")
         begun = subprocess.run([sys.executable, "-P", "-c", code], **shell)
         assert begun.returncode == 0, begun.stderr
-        go = f"done = fork_run('{which}', '{begun.stdout.strip()}', n=2, model=model, environment=environment)\n"
+        go = f"done = fork_run('{which}', '{begun.stdout.strip()}', n=2, model=model, env=environment)\n"
         go += "print(done.arm.successes, [a.replayed for a in done.arm.attempts])"
         forked = subprocess.run([sys.executable, "-P", "-c", run.replace("WHICH", which) + go], **shell)
         assert forked.stdout == "2 [1, 1]\n", forked.stderr

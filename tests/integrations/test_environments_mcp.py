@@ -107,7 +107,7 @@ def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
     attempts = play(model, made, [TASK], attempts=5, out=tmp_path / "run", sampling=LONG)
     assert {a.failure for a in attempts} == {None}
     assert {a.outcome for a in attempts} == {True, False}
-    done = fork_run(tmp_path / "run", attempts[0].turns[2].node.id, n=3, model=model, environment=made)
+    done = fork_run(tmp_path / "run", attempts[0].turns[2].node.id, n=3, model=model, env=made)
     assert [a.replayed for a in done.arm.attempts] == [2, 2, 2]
     assert done.arm.scored == 3
 

@@ -134,10 +134,10 @@ def test_credit_made_now_is_that_of_graph_credit(played: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({}, "ramify improve"), ({"stream": "credti"}, "no stream 'credti'"), ({"rule": "g2poo"}, "did you mean 'g2po'"),
+    [({}, "ramify improve"), ({"token_values": "credti"}, "no per-token values 'credti'"), ({"rule": "g2poo"}, "did you mean 'g2po'"),
      ({"min_reward": "much"}, "min_reward"), ({"rule": "g2po", "min_reward": "99"}, "no attempt of the run fits"),
      ({"scorer": "evn", "rule": "g2po"}, "did you mean 'env'"), ({"group": "x", "rule": "g2po"}, "in group 'x'"),
-     ({"max_rows": "0"}, "max_rows"), ({"sream": "x"}, "did you mean 'stream'")],
+     ({"max_rows": "0"}, "max_rows"), ({"tokn_values": "x"}, "did you mean 'token_values'")],
 )  # fmt: skip
 def test_what_cannot_be_written_is_one_sentence_and_no_file(
     played: Path, tmp_path: Path, settings: dict[str, str], message: str

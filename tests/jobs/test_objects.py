@@ -69,7 +69,7 @@ def test_a_function_plays_an_environment_class_on_dicts(model: Any, tmp_path: Pa
     attempts = ramify.play(model, Sum, TASKS, attempts=2, out=tmp_path / "run")
     assert [a.outcome for a in attempts] == [True] * 8
     fork = ramify.fork_run(
-        tmp_path / "run", attempts[0].turns[0].node.id, n=2, edit={"replace": "9"}, model=model, environment=lambda: Sum()
+        tmp_path / "run", attempts[0].turns[0].node.id, n=2, edit={"replace": "9"}, model=model, env=lambda: Sum()
     )
     assert fork.to_json()["difference"] == {"success": -1.0, "interval": pytest.approx([-1.0, 0.09], abs=0.2)}
 
@@ -92,10 +92,10 @@ def test_difference_is_there_where_nothing_was_scored(tmp_path: Path) -> None:
 
     step = ramify.play(adds, Sum, TASKS[:1], out=tmp_path / "run")[0].turns[0].node.id
     edit = {"insert": {"role": "user", "text": "Well?"}}
-    record = ramify.fork_run(tmp_path / "run", step, n=2, edit=edit, model=away, environment=Sum).to_json()
+    record = ramify.fork_run(tmp_path / "run", step, n=2, edit=edit, model=away, env=Sum).to_json()
     assert (record["fork"]["n"], record["control"]["n"]) == (0, 0)
     assert record["difference"] is None
-    assert ramify.fork_run(tmp_path / "run", step, n=2, model=adds, environment=Sum).to_json()["difference"] is None, "no edit"
+    assert ramify.fork_run(tmp_path / "run", step, n=2, model=adds, env=Sum).to_json()["difference"] is None, "no edit"
 
 
 def test_a_task_file_and_sampling_by_name(tmp_path: Path) -> None:
@@ -165,9 +165,7 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
     assert "was made with an environment object: continue in Python" in capsys.readouterr().err
     with ramify.Run.open(out) as run:
         node = next(n for info in run.trees() for n in run.nodes(info.name) if n.role == "assistant")
-    assert ramify.fork_run(out, node.id, n=2, environment=HouseholdEnvironment).arm.attempts, (
-        "the model is found by where it was kept"
-    )
+    assert ramify.fork_run(out, node.id, n=2, env=HouseholdEnvironment).arm.attempts, "the model is found by where it was kept"
 
 
 @pytest.mark.parametrize(
@@ -182,11 +180,11 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
             "unknown sampling setting 'temprature' .did you mean 'temperature'",
         ),
         ({"model": "builtin", "sampling": {"temperature": "hot"}}, "sampling setting 'temperature': .* not 'hot'"),
-        ({"world": Sum()}, "is one episode: give what makes one for each attempt, the class Sum"),
-        ({"world": object}, "this object is no environment: it has no name, make, task_set"),
-        ({"world": 3}, "this int is no environment"),
-        ({"world": lambda task: Sum()}, "makes no environment without arguments"),
-        ({"world": Sum, "tasks": None}, "'Sum' makes no tasks of its own: give tasks="),
+        ({"env": Sum()}, "is one episode: give what makes one for each attempt, the class Sum"),
+        ({"env": object}, "this object is no environment: it has no name, make, task_set"),
+        ({"env": 3}, "this int is no environment"),
+        ({"env": lambda task: Sum()}, "makes no environment without arguments"),
+        ({"env": Sum, "tasks": None}, "'Sum' makes no tasks of its own: give tasks="),
         ({"tasks": [{"id": "a"}, {"name": "b"}]}, "task 2: a task is an object with a text 'id'"),
         ({"tasks": [{"id": "a", "x": object()}]}, "task 1: "),
         ({"tasks": "nowhere.jsonl"}, "nowhere.jsonl"),
@@ -194,7 +192,7 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(words: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=says) as caught:
-        ramify.play(**{"model": adds, "world": Sum, "tasks": TASKS, "out": tmp_path / "run", **words})
+        ramify.play(**{"model": adds, "env": Sum, "tasks": TASKS, "out": tmp_path / "run", **words})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -223,7 +221,7 @@ def test_a_result_in_an_interpreter_is_three_lines(tmp_path: Path) -> None:
     long = [{**task, "id": "sum " * 60 + str(task["a"])} for task in TASKS]
     attempts = ramify.play(wordy, Sum, long, out=tmp_path / "run")
     step = attempts[0].turns[0]
-    fork = ramify.fork_run(tmp_path / "run", step.node.id, n=2, edit={"replace": "go " * 99}, model=wordy, environment=Sum)
+    fork = ramify.fork_run(tmp_path / "run", step.node.id, n=2, edit={"replace": "go " * 99}, model=wordy, env=Sum)
     found = ramify.improve(SMALL, tmp_path / "better")
     with ramify.Run.open(tmp_path / "run") as run:
         for result in (*attempts, step, step.node, fork, fork.arm, found, run, run.tree(attempts[0].tree)):

@@ -58,7 +58,7 @@ def test_a_compactor_of_ones_own_is_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_a_collection_takes_one_and_continues_with_it(tmp_path: Path) -> None:
-    config = RolloutConfig(model=WALKER, task_set=1, compactor="drop-oldest", window=200)
+    config = RolloutConfig(model=WALKER, count=1, compactor="drop-oldest", window=200)
     Collection(config).collect(tmp_path / "run")
     assert resume(tmp_path / "run")["missing"] == 0
     with pytest.raises(UserError, match="window was 200, is 300"):
@@ -75,11 +75,11 @@ def test_a_collection_takes_one_and_continues_with_it(tmp_path: Path) -> None:
 )
 def test_mistakes_are_one_sentence(words: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        Collection(RolloutConfig(model=WALKER, task_set=1, **words))
+        Collection(RolloutConfig(model=WALKER, count=1, **words))
 
 
 def test_a_run_of_before_the_setting_continues(tmp_path: Path) -> None:
-    config = RolloutConfig(model=WALKER, task_set=1)
+    config = RolloutConfig(model=WALKER, count=1)
     collection = Collection(config)
     stored = {**collection.config.to_json(), "sampling": collection.agent.sampling.to_json()}
     with Run.create(tmp_path / "run", {k: v for k, v in stored.items() if k not in LATER}):

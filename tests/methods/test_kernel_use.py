@@ -119,7 +119,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     clerk = dropped(tmp_path, "careful", 1)
     rules = ("--rules", tmp_path / "rules.json")
     assert sampled("governance", "governance", "audit", clerk, *rules, "--fork", 2)["forks"]
-    sampled("tree-rollouts", "rollout", *MODEL, "--tree", "--tree-budget", 40, "--panel", 1, "--out", "trees")
+    sampled("tree-rollouts", "rollout", *MODEL, "--tree", "--tree-budget", 40, "--count", 1, "--out", "trees")
     use.ran("tree-rollouts", "tree-rollouts", "report", "trees")
     small = ("--sequences", 18, "--length", 20, "--steps", 2, "--rows", 4, "--anchors", 4, "--layers", 1, "--block", 3)
     sampled("dspark", "dspark", "train", "builtin", "--prompts", "trees", "--out", "drafter", *small)

@@ -30,9 +30,9 @@ class Markov:
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         assert prefix.tokens is not None
-        return [self.sample(int(prefix.tokens[-1]) if len(prefix.tokens) else 0, settings, key) for key in keys]
+        return [self.one(int(prefix.tokens[-1]) if len(prefix.tokens) else 0, settings, key) for key in keys]
 
-    def sample(self, last: int, settings: Sampling, key: int) -> Completion:
+    def one(self, last: int, settings: Sampling, key: int) -> Completion:
         rng, tokens, logprobs, entropy, stop = generator(key), [], [], [], "length"
         while len(tokens) < settings.max_tokens:
             row = self.table[last]

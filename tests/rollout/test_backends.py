@@ -110,10 +110,8 @@ def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_continue(
     assert (again["failed"], again["n"]) == (0, len(task_set))
 
 
-SLOW = RolloutConfig(
-    model="factory:worker_parts:slow_walker", task_set=4, attempts=6, seed=3, backend="processes:2", concurrency=4
-)
-FIRST = next(iter(HouseholdEnvironment().task_set("train", SLOW.task_set, SLOW.seed)))
+SLOW = RolloutConfig(model="factory:worker_parts:slow_walker", count=4, attempts=6, seed=3, backend="processes:2", concurrency=4)
+FIRST = next(iter(HouseholdEnvironment().task_set("train", SLOW.count, SLOW.seed)))
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +127,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_continue_with(
     tmp_path: Path, how: signal.Signals, undisturbed: list[bytes]
 ) -> None:
-    options = [f"--{name}={getattr(SLOW, name)}" for name in ("model", "panel", "attempts", "seed", "backend", "concurrency")]
+    options = [f"--{name}={getattr(SLOW, name)}" for name in ("model", "count", "attempts", "seed", "backend", "concurrency")]
     process = subprocess.Popen(
         [sys.executable, "-m", "ramify.cli.main", "rollout", *options, "--out", str(tmp_path / "run")],
         # attempts of the first task are there soon, and those of the others take a minute
@@ -321,7 +319,7 @@ def test_a_worker_is_told_of_its_own_path_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["local", "processes:1"])
 def test_a_budget_of_tokens_holds_for_a_model_that_returns_text(tmp_path: Path, backend: str) -> None:
-    config = RolloutConfig(model="factory:worker_parts:hosted", task_set=6, seed=3, backend=backend, concurrency=1)
+    config = RolloutConfig(model="factory:worker_parts:hosted", count=6, seed=3, backend=backend, concurrency=1)
     whole = Collection(config).collect(tmp_path / "whole")
     assert whole["tokens"] == 7 * whole["turns"] > 0
     limited = config.model_copy(update={"budget": config.budget.model_copy(update={"tokens": 7})})

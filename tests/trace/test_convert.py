@@ -68,14 +68,14 @@ def test_round_trip_of_any_tree(data: st.DataObject) -> None:
 
 def test_parquet_and_dot(exported: Path, tmp_path: Path) -> None:
     with Run.open(tmp_path / "run") as run:
-        for kind in ("nodes", "streams", "marks", "verdicts", "trees", "producers", "contexts", "journal"):
+        for kind in ("nodes", "token_values", "annotations", "scores", "trees", "provenances", "contexts", "journal"):
             convert.write_parquet(run, tmp_path / f"{kind}.parquet", kind)
         rows = pyarrow.parquet.read_table(tmp_path / "nodes.parquet").to_pylist()
         assert [row["id"] for row in rows] == [node.id for node in run.each(Node)]
         assert rows[2]["tokens"] == [1, 9, 9, 2]
         assert rows[2]["sampled"] == [False, True, True, True]
         assert json.loads(rows[2]["data"]) == {"calls": [{"span": [1, 3]}]}
-        assert json.loads(pyarrow.parquet.read_table(tmp_path / "verdicts.parquet").to_pylist()[1]["judges"]) == {
+        assert json.loads(pyarrow.parquet.read_table(tmp_path / "scores.parquet").to_pylist()[1]["judges"]) == {
             "a": "j1",
             "b": "j2",
         }

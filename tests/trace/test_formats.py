@@ -215,7 +215,7 @@ def test_hostile_text_goes_through_as_text(tmp_path: Path) -> None:
 
 def test_parquet_in_duckdb_and_pandas(run: Run, tmp_path: Path) -> None:
     duckdb, pandas = pytest.importorskip("duckdb"), pytest.importorskip("pandas")
-    for kind in ("nodes", "streams", "marks", "verdicts", "trees", "producers", "contexts", "journal"):
+    for kind in ("nodes", "token_values", "annotations", "scores", "trees", "provenances", "contexts", "journal"):
         rows = convert.write_parquet(run, tmp_path / f"{kind}.parquet", kind)
         assert len(pandas.read_parquet(tmp_path / f"{kind}.parquet")) == rows > 0
     db = duckdb.connect()
@@ -231,7 +231,7 @@ def test_parquet_in_duckdb_and_pandas(run: Run, tmp_path: Path) -> None:
     assert (types["offset"], types["opens"], types["reward"], types["text"]) == ("BIGINT", "BOOLEAN", "DOUBLE", "VARCHAR")
     stored = list(run.each(Node))
     # one query over every token, and one that follows parents
-    sampled = rows_of(f"SELECT count(*) FROM (SELECT unnest(sampled) AS drawn FROM {nodes}) WHERE sampled")[0][0]
+    sampled = rows_of(f"SELECT count(*) FROM (SELECT unnest(sampled) AS one FROM {nodes}) WHERE one")[0][0]
     assert sampled == sum(node.sampled_tokens for node in stored)
     deep = rows_of(
         f"WITH RECURSIVE up AS (SELECT id, 0 AS depth FROM {nodes} WHERE parent IS NULL UNION ALL "
@@ -241,7 +241,7 @@ def test_parquet_in_duckdb_and_pandas(run: Run, tmp_path: Path) -> None:
     assert rows_of(f"SELECT count(*) FROM {nodes} WHERE tokens IS NULL")[0][0] == sum(n.tokens is None for n in stored)
     assert rows_of(f"SELECT json_extract_string(data, '$.calls[0].span[1]') FROM {nodes} WHERE data LIKE '%calls%'")[0][0] == "3"
     joined = rows_of(
-        f"SELECT n.text, v.value FROM '{tmp_path}/verdicts.parquet' v JOIN {nodes} n ON v.node = n.id WHERE scorer = 'env'"
+        f"SELECT n.text, v.value FROM '{tmp_path}/scores.parquet' v JOIN {nodes} n ON v.node = n.id WHERE scorer = 'env'"
     )
     assert joined == [("oo", 1.0)]
     frame = pandas.read_parquet(tmp_path / "nodes.parquet")
@@ -250,7 +250,7 @@ def test_parquet_in_duckdb_and_pandas(run: Run, tmp_path: Path) -> None:
     ]
     assert frame["reward"].isna().tolist() == [n.reward is None for n in stored]
     assert str(frame["offset"].dtype) == "int64"
-    assert pandas.read_parquet(tmp_path / "verdicts.parquet")["value"].isna().sum() == 1
+    assert pandas.read_parquet(tmp_path / "scores.parquet")["value"].isna().sum() == 1
 
 
 def test_dot_of_hostile_trees(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ramify.base.errors import UserError
 from ramify.trace import convert
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
+from ramify.trace.jsonl import EARLIER
 from ramify.trace.node import Annotation, Context, Finding, Node, Provenance, Score
 from ramify.trace.schema import SCHEMA
 
@@ -99,7 +100,7 @@ def test_the_newest_schema_has_a_fixture(tmp_path: Path) -> None:
         assert run.findings() == findings(ids)
         assert run.findings(node=ids["fork"]) == run.findings(tree="update-000/task-1") == findings(ids)[:1]
         convert.write_lines(run, tmp_path / "now.jsonl")
-    assert (tmp_path / "now.jsonl").read_bytes() == (FIXTURE.parent / f"run-v{SCHEMA}.jsonl").read_bytes()
+    assert _lines(tmp_path / "now.jsonl") == _lines(FIXTURE.parent / f"run-v{SCHEMA}.jsonl")
     assert convert.read_exported(tmp_path / "now.jsonl", tmp_path / "again")
     with Run.open(tmp_path / "again") as again:
         assert (again.kind, again.parts, again.findings()) == ("rollout", {"weights": "w1"}, findings(ids))
@@ -108,4 +109,15 @@ def test_the_newest_schema_has_a_fixture(tmp_path: Path) -> None:
 def test_exports_alike(old: Path, tmp_path: Path) -> None:
     with Run.open(old) as run:
         convert.write_lines(run, tmp_path / "old.jsonl")
-    assert (tmp_path / "old.jsonl").read_bytes() == (FIXTURE.parent / "run-v1.jsonl").read_bytes()
+    assert _lines(tmp_path / "old.jsonl") == _lines(FIXTURE.parent / "run-v1.jsonl")
+    assert convert.read_exported(FIXTURE.parent / "run-v1.jsonl", tmp_path / "again")  # its records have the names of then
+    with Run.open(tmp_path / "again") as again, Run.open(old) as run:
+        for kind in (Annotation, Score, Context, Provenance):
+            assert list(again.each(kind)) == list(run.each(kind))
+        assert [node.id for node in again.each(Node)] == [node.id for node in run.each(Node)]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The records of an export, by their present names."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{EARLIER.get(k, k): EARLIER.get(v, v) if k == "kind" else v for k, v in line.items()} for line in lines]

@@ -42,7 +42,7 @@ def trees(draw: Any, provenance: str | None = None, name: str = "t") -> list[Nod
         fields: dict[str, Any] = {
             "index": index,
             "opens": draw(st.booleans()),
-            "producer": draw(st.sampled_from([None, provenance])),
+            "provenance": draw(st.sampled_from([None, provenance])),
             "snapshot": draw(st.none() | TEXT),
             "state_key": draw(st.none() | TEXT),
             "stop": draw(st.sampled_from(STOPS)),

@@ -47,7 +47,7 @@ def test_a_run_of_another_verb_is_not_recorded_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["rollout", "--env", "household", "--attempts", "1", "--panel", "1", "--out", "runs/played"]) == 0
+    assert main(["rollout", "--env", "household", "--attempts", "1", "--count", "1", "--out", "runs/played"]) == 0
     before = (tmp_path / "runs" / "played" / "run.sqlite").read_bytes()
     capsys.readouterr()
     assert main(["serve", "builtin", "--record", "played"]) == 2

@@ -33,7 +33,7 @@ def test_what_was_sampled_for_a_client_who_left_is_counted() -> None:
         events.close()
         assert until(lambda: metric(url, "ramify_places_taken") == 0)
         assert metric(url, "ramify_requests_gone_total") == 1
-        counted, sampled = metric(url, 'ramify_tokens_total{kind="completion"}'), metric(url, "ramify_drawn_tokens")
+        counted, sampled = metric(url, 'ramify_tokens_total{kind="completion"}'), metric(url, "ramify_sampled_tokens")
         assert 6 <= seen <= counted <= sampled < 480
         prompt = metric(url, 'ramify_tokens_total{kind="prompt"}')
         used = ai.completions.create(model=NAME, prompt="go", max_tokens=0, echo=True).usage

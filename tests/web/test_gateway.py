@@ -312,7 +312,7 @@ def test_a_client_that_leaves_while_it_is_recorded_is_recorded_once(streams: boo
         go.set()
         assert post(url, ASK | {"stream": streams}).status_code == 200
     assert len(told) == 2
-    assert [type(exchange.outcomes[0][0]).__name__ for exchange in told] == ["Draw", "Draw"]
+    assert [type(exchange.outcomes[0][0]).__name__ for exchange in told] == ["Completion", "Completion"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -44,6 +44,9 @@ class Config(BaseModel):
     ITSELF: ClassVar[str] = ""
     """The field that a table of settings may be named for: ``--credit NAME`` says ``--credit.name NAME``, and help shows the short form."""
 
+    EARLIER: ClassVar[Mapping[str, str]] = {}
+    """Old names of settings, as files and runs may still have them."""
+
     def __init__(self, /, **data: Any) -> None:
         try:
             super().__init__(**data)
@@ -62,6 +65,8 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _itself(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {cls.EARLIER.get(name, name): one for name, one in value.items()}
         return {cls.ITSELF: value} if cls.ITSELF and isinstance(value, str) else value
 
     # as pydantic marks its own: data is validated past it (:func:`check` names other sources), nested records too
@@ -250,7 +255,8 @@ def _unknown(cls: type[Config], key: str, where: str) -> str:
 
 
 def _flatten(cls: type[Config], table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
+    for given, value in table.items():
+        name = given if prefix else cls.EARLIER.get(given, given)
         key = prefix + name
         annotation = _annotation(cls, key, where)
         if _nested(annotation) is not None and isinstance(value, Mapping):

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import threading
 import types
@@ -138,13 +139,17 @@ def own_path(spec: str) -> tuple[str, str] | None:
     return ("", spec) if colon and word.endswith(".py") else None
 
 
+#: The environments of ramify as runs of earlier versions name them.
+_MOVED = re.compile(r"^ramify\.env\.worlds\.(\w+):(\w+)World$")
+
+
 def find_attribute(spec: str, missing: str = "") -> Any:
     """What ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE`` names (dots allowed in the attribute); the current folder is searched last.
 
     Raises UserError where there is no such thing (``missing`` where there is no module of that name), NeedsError where it imports what
     is not installed.
     """
-    place, colon, attribute = spec.rpartition(":")
+    place, colon, attribute = _MOVED.sub(r"ramify.env.builtin.\1:\2Environment", spec).rpartition(":")
     if not colon or not place or not attribute:
         raise UserError(f"'{spec}' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     try:

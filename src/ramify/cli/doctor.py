@@ -37,7 +37,7 @@ CORE = (
 #: What is lost without each group of optional packages.
 EXTRAS = {
     "rl": "training with TRL and reading its data sets",
-    "worlds": "Gymnasium, TextWorld, reasoning-gym and MCP environments",
+    "environments": "Gymnasium, TextWorld, reasoning-gym and MCP environments",
     "serve": "reading and writing inspect logs, tests against the OpenAI client",
     "ray": "--backend ray",
     "interp": "probes of hidden states",

@@ -142,9 +142,9 @@ def tree_run(
     from ramify.jobs.trees import TreeCollection, TreeRolloutConfig
     from ramify.methods.tree_rollouts.run import report_text
 
-    given = {"env": env, "model": model, "tree_budget": budget, "allocate": allocate, "tasks": tasks, "panel": count}
+    given = {"env": env, "model": model, "tree_budget": budget, "allocate": allocate, "tasks": tasks, "count": count}
     given |= {"tree": {"rule": rule, "unit": unit, "parallel": 4}, "max_reply": max_reply, "seed": seed}
-    flags = {"tree_budget": "--budget", "tree.rule": "--rule", "tree.unit": "--unit", "panel": "--count"}
+    flags = {"tree_budget": "--budget", "tree.rule": "--rule", "tree.unit": "--unit"}
     collection = TreeCollection(check(TreeRolloutConfig, given, flags))
     if out is not None and not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")

@@ -50,7 +50,7 @@ def serve(
     ] = 256,
     max_per_client: Annotated[
         int,
-        option(metavar="N", help="Of both, for one client ('user', else address); 0: half, at least --max-rows.", min=0),
+        option(metavar="N", help="Of both, for one client ('user', else address); 0: half, at least --max-sequences.", min=0),
     ] = 0,
     kv_memory: Annotated[
         int, option(metavar="MIB", help="Most memory for keys and values of running samples; 0 sets no bound.", min=0)

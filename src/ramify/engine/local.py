@@ -110,7 +110,7 @@ class LocalModel:
         verify: str = "coupled",
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        for option, value in (("max_rows", max_sequences), ("quantum", quantum)):
+        for option, value in (("max_sequences", max_sequences), ("quantum", quantum)):
             if value < 1:
                 raise UserError(f"{option} is {value}; it must be at least 1")
         self.module, self.tokenizer, self.name = module, tokenizer, name

@@ -88,7 +88,7 @@ class Env(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """A family of episodes: makes environments and task sets of tasks.
+    """A family of episodes: makes episodes and task sets.
 
     It may also have ``tools`` (what the agent can call, in OpenAI's JSON form; see :func:`tools_of`), ``at_once`` (at most this many
     episodes open at a time) and ``blocking`` (True: reset and step wait for something outside, so they run in threads).
@@ -97,7 +97,7 @@ class Environment(Protocol):
     name: str
 
     def make(self) -> Env:
-        """A fresh environment."""
+        """A fresh episode."""
         ...
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
@@ -128,7 +128,7 @@ class TaskSet:
         """Sort and check. Raises UserError on no task or on an id that occurs twice."""
         ordered = tuple(sorted(tasks, key=lambda t: t.id))
         if not ordered:
-            raise UserError("the task task set is empty")
+            raise UserError("the task set is empty")
         for left, right in itertools.pairwise(ordered):
             if left.id == right.id:
                 raise UserError(f"task id '{left.id}' occurs twice in the task set")
@@ -196,7 +196,7 @@ class EpisodeEnvironment:
         raise UserError(f"the environment '{self.name}' makes no tasks of its own: give tasks=")
 
 
-_ENVIRONMENT, _ENV = ("name", "make", "panel"), ("max_turns", "system", "reset", "step", "snapshot", "restore", "key")
+_ENVIRONMENT, _ENV = ("name", "make", "task_set"), ("max_turns", "system", "reset", "step", "snapshot", "restore", "key")
 
 
 def environment_of(given: Environment | Callable[[], Environment | Env]) -> Environment:

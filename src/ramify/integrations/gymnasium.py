@@ -187,7 +187,7 @@ class GymnasiumEnvironment:
             raise UserError(f"max_turns must be a whole number from 1, not {self.max_turns!r}")
         if self.success is not None and type(self.success) not in (int, float):
             raise UserError(f"success must be a number, not {self.success!r}")
-        self._gymnasium = import_package("gymnasium", "worlds", "the environment 'gymnasium'")
+        self._gymnasium = import_package("gymnasium", "environments", "the environment 'gymnasium'")
         if module:
             import_module(module)
         episode = GymnasiumEpisode(self)

@@ -115,7 +115,7 @@ class _Samples:
     def _sampled(self, run: Run, model: str | None) -> dict[str, Any]:
         provenance = Provenance(model or self.header.eval.model, "", self._settings, self._seed)
         run.add(provenance)
-        return {"producer": provenance.hash}
+        return {"provenance": provenance.hash}
 
     def _about(self, sample: Any, tree: str) -> dict[str, Any]:
         about = sample.model_dump(mode="json", include=_ABOUT, exclude_none=True)

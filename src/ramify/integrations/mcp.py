@@ -82,8 +82,8 @@ class Server:
     async def _serve(self) -> None:
         """The session from beginning to end; one task, as its cancel scopes demand."""
         mcp, stdio = (
-            import_package("mcp", "worlds", "an MCP server"),
-            import_package("mcp.client.stdio", "worlds", "an MCP server"),
+            import_package("mcp", "environments", "an MCP server"),
+            import_package("mcp.client.stdio", "environments", "an MCP server"),
         )
         self._leave = asyncio.Event()
         parameters = mcp.StdioServerParameters(command=self._command[0], args=self._command[1:], encoding_error_handler="replace")
@@ -206,7 +206,7 @@ class McpEnvironment:
             found[name] = value
         if not words:
             raise UserError("the environment 'mcp' needs a command: mcp:tasks=FILE COMMAND ARGS...")
-        import_package("mcp", "worlds", "the environment 'mcp'")
+        import_package("mcp", "environments", "the environment 'mcp'")
         if shutil.which(words[0]) is None:
             raise UserError(f"there is no command '{words[0]}' to start an MCP server with")
         self.command, self.name = words, f"mcp:{argument}"

@@ -74,8 +74,8 @@ class ReasoningGymEnvironment:
 
     def __init__(self, argument: str = "") -> None:
         self._dataset, self._settings = options(argument)
-        gym = import_package("reasoning_gym", "worlds", "the environment 'reasoning-gym'")
-        known = import_package("reasoning_gym.factory", "worlds", "the environment 'reasoning-gym'").DATASETS
+        gym = import_package("reasoning_gym", "environments", "the environment 'reasoning-gym'")
+        known = import_package("reasoning_gym.factory", "environments", "the environment 'reasoning-gym'").DATASETS
         self.name = f"reasoning-gym:{argument}"
         if self._dataset not in known:
             raise UserError(f"reasoning-gym has no dataset '{self._dataset}' ({nearest(self._dataset, known)})")

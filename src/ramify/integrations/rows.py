@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -48,12 +48,14 @@ class Selection(Config):
 class StepSelection(Selection):
     """Which attempts become rows of tokens, and where their credit comes from."""
 
+    EARLIER: ClassVar[Mapping[str, str]] = {"stream": "token_values"}
+
     token_values: str = "credit"
-    """The stream that holds the advantage of each sampled token."""
+    """The per-token values that are the advantages."""
     maker: str | None = None
-    """Who made the stream; needed where several did."""
+    """Who made these values; needed where several did."""
     rule: str | None = None
-    """Credit the attempts now by this rule (a name of ``ramify list credit``, or FILE.py:CLASS), instead of reading a stream."""
+    """Credit the attempts now by this rule (a name of ``ramify list credit``, or FILE.py:CLASS), instead of reading stored values."""
     clip: float | None = Field(None, gt=0)
     """Cut advantages at plus and minus this."""
     shared: Literal["once", "every"] = "once"
@@ -171,19 +173,21 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[Tree], dict[str, np
     if not makers:
         by = "" if selection.maker is None else f" by '{selection.maker}'"
         raise UserError(
-            f"{run.folder} holds no stream '{selection.token_values}'{by}: `ramify improve` stores one as it trains; "
+            f"{run.folder} holds no per-token values '{selection.token_values}'{by}: `ramify improve` stores them as it trains; "
             "for any other run give --rule g2po, which credits the attempts now"
         )
     if len(makers) > 1 and selection.maker is None:
         raise UserError(
-            f"stream '{selection.token_values}' has several makers: choose one with --maker ({', '.join(sorted(makers))})"
+            f"per-token values '{selection.token_values}' have several makers: choose one with --maker ({', '.join(sorted(makers))})"
         )
 
     def of_tree(tree: Tree) -> dict[str, np.ndarray]:
         found = {s.node: s.values for s in run.token_values(tree=tree.name, name=selection.token_values, maker=selection.maker)}
         for node, values in found.items():
             if not np.isfinite(values).all():
-                raise UserError(f"stream '{selection.token_values}' of node {node} holds a value that is no finite number")
+                raise UserError(
+                    f"per-token values '{selection.token_values}' of node {node} holds a value that is no finite number"
+                )
         return found
 
     return of_tree

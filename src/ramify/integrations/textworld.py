@@ -126,7 +126,7 @@ class TextWorldEnvironment:
         self._sizes = SIZES | found
         self._folder = Path(place) if Path(place).is_dir() else Path(place).parent
         self._tasks = None if place == "make" else TaskList(_games(place), self.name)
-        self._textworld = import_package("textworld", "worlds", "the environment 'textworld'")
+        self._textworld = import_package("textworld", "environments", "the environment 'textworld'")
         self._idle: dict[str, list[Any]] = {}
 
     def make(self) -> Env:

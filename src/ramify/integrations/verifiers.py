@@ -130,7 +130,7 @@ class _Traces:
             sampled = field(raw, "sampled", bool, spot, False)
             if sampled:
                 fields |= {
-                    "producer": self._provenance(run, call, trace),
+                    "provenance": self._provenance(run, call, trace),
                     "stop": FINISHED.get(str(call.get("finish_reason")), ""),
                 }
             if at == end:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,13 +42,15 @@ class Limits(Config):
 class RolloutConfig(Config):
     """Settings of ``ramify rollout``."""
 
+    EARLIER: ClassVar[Mapping[str, str]] = {"panel": "count"}
+
     model: str = "builtin"
     """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or your own: FILE.py:ATTRIBUTE, python: or factory:MODULE:ATTRIBUTE."""
     env: str = "household"
     """Environment the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or your own: FILE.py:ATTRIBUTE, python:MODULE:ATTRIBUTE."""
     tasks: str | None = None
     """JSON lines of your own tasks. Default: tasks the environment generates."""
-    task_set: int = Field(8, ge=1, le=1_000_000)
+    count: int = Field(8, ge=1, le=1_000_000)
     """Tasks to generate where no file is given."""
     attempts: int = Field(1, ge=1, le=1_000_000)
     """Attempts at every task."""
@@ -113,7 +115,7 @@ class Collection:
         parse(config.backend)
         self.environment = find_environment(config.env)
         own = None if config.tasks is None else read_task_set(Path(config.tasks))
-        self.task_set: TaskSet = own or self.environment.task_set("train", config.task_set, config.seed)
+        self.task_set: TaskSet = own or self.environment.task_set("train", config.count, config.seed)
         model, laid = find_model(config.model, config.device, config.dtype, template)
         stops = () if laid is None else laid.stop_tokens
         asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}

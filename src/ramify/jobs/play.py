@@ -26,7 +26,7 @@ from ramify.trace.db import Run
 
 def play(
     model: AnyModel,
-    environment: AnyEnvironment,
+    env: AnyEnvironment,
     tasks: AnyTasks | None = None,
     *,
     attempts: int = 1,
@@ -42,14 +42,14 @@ def play(
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
     ``model`` is a name as in ``ramify improve``, a model object, or a function of the messages so far that says the reply
-    (:class:`ramify.model.function.FunctionModel`). ``environment``, the environment, is a name, an object, or a class or function that makes one or
+    (:class:`ramify.model.function.FunctionModel`). ``env``, the environment, is a name, an object, or a class or function that makes one or
     makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by default eight of the
     environment's own. ``sampling`` is an object or a dict of some settings. ``template`` lays chats out as tokens; by default the
     model's own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs model
     and environment by name. At most ``concurrency`` attempts are under way. ``compactor`` (an object, or a name of ``ramify list compactor``)
     shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out`` holds a run.
     """
-    place = any_environment(environment)
+    place = any_environment(env)
     task_set = task_set_of(tasks) if tasks is not None else place.task_set("train", 8, seed)
     agent = make_agent(model, template, sampling, compactor, window)
     agent.check(place)
@@ -57,9 +57,7 @@ def play(
         raise UserError(f"the model '{agent.model.identity.name}' is a function, which samples as it likes; leave sampling= out")
     if template is not None and backend != "local":
         raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
-    config: dict[str, Any] = {
-        name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", environment))
-    }
+    config: dict[str, Any] = {name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", env))}
     config |= {"seed": seed}
     if compactor is not None:
         config |= {"compactor": compactor if isinstance(compactor, str) else "", "window": window}
@@ -104,7 +102,7 @@ def fork_run(
     edit: Mapping[str, Any] | None = None,
     after: str = "resample",
     model: AnyModel | None = None,
-    environment: AnyEnvironment | None = None,
+    env: AnyEnvironment | None = None,
     compactor: Compactor | None = None,
     trust: bool = False,
 ) -> Fork:
@@ -113,14 +111,14 @@ def fork_run(
     ``offset`` counts the node's tokens, with those that open the message in the chat template: a reply's own begin where
     ``node.sampled`` does, and an offset in front of that place means it.
 
-    ``model``, ``environment`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects of one's own. ``trust``
+    ``model``, ``env`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects of one's own. ``trust``
     lets the settings of an imported run, or of one made elsewhere, load code and open connections. The same call again continues one
     that was interrupted; after one that ended it samples anew. Raises UserError.
     """
     with Run.open(path) as reading:
         found = reading.node(node)
     with (
-        open_episodes(path, found, model, environment, compactor, trust) as (episodes, task),
+        open_episodes(path, found, model, env, compactor, trust) as (episodes, task),
         interruptible(episodes, found.id, offset, [edit], n, after) as key,
     ):
         return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))

@@ -31,7 +31,7 @@ def find_environment(spec: str) -> Environment:
 
     Raises UserError where there is none of that name or it does not take the argument.
     """
-    environment: Environment = _part("env", "world", spec, Environment, "name, make and task_set")
+    environment: Environment = _part("env", "environment", spec, Environment, "name, make and task_set")
     return environment
 
 

@@ -95,7 +95,7 @@ class Record:
         if completion.entropy is not None and len(completion.entropy):
             data["entropy"] = float(completion.entropy.mean())
         fields["data"] = data
-        fields |= {"producer": provenance.hash, "index": index, "stop": completion.stop, "opens": opens}
+        fields |= {"provenance": provenance.hash, "index": index, "stop": completion.stop, "opens": opens}
         if place.shown is not None:
             fields["context"] = self._context(place.shown)
         if prompt.rendered is not None:

@@ -76,10 +76,10 @@ def _line(record: Record) -> dict[str, Any]:
     if isinstance(record, Node):
         return {"kind": "node", **node_json(record)}
     if isinstance(record, Provenance):
-        return {"kind": "producer", **record.to_json()}
+        return {"kind": "provenance", **record.to_json()}
     if isinstance(record, Context):
         return {"kind": "context", "parts": record.to_json()}
-    return {"kind": "tree" if isinstance(record, TreeInfo) else "verdict", **dataclasses.asdict(record)}
+    return {"kind": "tree" if isinstance(record, TreeInfo) else "score", **dataclasses.asdict(record)}
 
 
 def _record(fields: dict[str, Any]) -> Record:
@@ -95,7 +95,7 @@ def _record(fields: dict[str, Any]) -> Record:
         return node if node.id == given else _damaged("node", given)
     if kind == "context":
         return context_from_json(fields["parts"])
-    return {"producer": Provenance, "tree": TreeInfo, "verdict": Score}[kind](**fields)  # type: ignore[no-any-return]
+    return {"provenance": Provenance, "tree": TreeInfo, "score": Score}[kind](**fields)  # type: ignore[no-any-return]
 
 
 def _damaged(kind: str, name: str) -> Any:

@@ -191,7 +191,7 @@ class Calls:
                 key, sampled, last = _key(each.node, message), message.role == "assistant", i == len(reply.messages)
                 rest = {"response": plain({**about, **reply.about})} if last else None
                 fields = {"stop": reply.stop} if last else {}
-                end = each.hang(message, sampled, last, rest, **fields, **({"producer": provenance.hash} if sampled else {}))
+                end = each.hang(message, sampled, last, rest, **fields, **({"provenance": provenance.hash} if sampled else {}))
                 self._sampled.setdefault(key, end.id)
             run.add(*judged.as_scores(end.id))
         return end

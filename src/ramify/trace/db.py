@@ -37,6 +37,11 @@ from ramify.trace.node import Annotation, Context, Entry, Finding, Node, Provena
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
+#: Settings as runs of earlier versions call them.
+EARLIER = {"panel": "count"}
+#: The tables that keep the names of schema 1.
+_CALLED = {"producers": "provenances"}
+
 OWNER = "owner"
 """Key in the table ``meta``: who made the run, as a hash; empty where it was imported. No export holds it."""
 BATCH = 1000
@@ -108,8 +113,8 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The settings it was made with; empty where it says none."""
-        config = self.meta.get("config")
-        return config if isinstance(config, dict) else {}
+        config: dict[str, Any] = self.meta.get("config", {})
+        return {EARLIER.get(name, name): value for name, value in config.items()} if isinstance(config, dict) else {}
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -299,14 +304,14 @@ class Run:
                 self._add_node(record)
             elif isinstance(record, TokenValues):
                 self._write(
-                    schema.INSERT_TOKEN_VALUES, schema.token_values_row(record, *self._target(record.node, "stream", record.name))
+                    schema.INSERT_TOKEN_VALUES, schema.token_values_row(record, *self._target(record.node, "values", record.name))
                 )
             elif isinstance(record, Annotation):
                 self._write(
-                    schema.INSERT_ANNOTATION, schema.annotation_row(record, *self._target(record.node, "mark", record.name))
+                    schema.INSERT_ANNOTATION, schema.annotation_row(record, *self._target(record.node, "annotation", record.name))
                 )
             elif isinstance(record, Score):
-                seq, _ = self._target(record.node, "verdict", record.scorer)
+                seq, _ = self._target(record.node, "score", record.scorer)
                 self._write(schema.INSERT_SCORE, schema.score_row(record, seq, self._judge_set(record.judges)))
             elif isinstance(record, Finding):
                 place = (None, 0) if record.node is None else self._target(record.node, "finding", record.name)
@@ -577,7 +582,9 @@ class Run:
     def _known(self, table: str, name: str, node: str) -> int:
         row = self._row(f"SELECT seq FROM {table} WHERE hash = ?", name)
         if row is None:
-            raise UserError(f"node {node} names '{name}' of {table}, which is not in {self.folder}: add that record first")
+            raise UserError(
+                f"node {node} names '{name}' of {_CALLED.get(table, table)}, which is not in {self.folder}: add that record first"
+            )
         return int(row[0])
 
     def _known_provenance(self, name: str, node: str) -> int:

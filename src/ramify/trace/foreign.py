@@ -133,7 +133,7 @@ class Thread:
         self.node = root(run, tree) if at is None else at
 
     def hang(
-        self, message: Message, sampled: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
+        self, message: Message, replied: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
     ) -> Node:
         """Add a message below the last one, ``about`` among its data. The attempt's last is its own even where it was given: what is
         known of the end is on it.
@@ -141,7 +141,7 @@ class Thread:
         So is one with parts that are no text, since the text alone does not tell it from another.
         """
         data = {**message.data, **(about or {})}
-        index = self.completion if sampled or last or "content" in data else -1
+        index = self.completion if replied or last or "content" in data else -1
         role, text = message.role, message.text
         self.node = make_node(self.tree, self.node.id, len(self.node), role, text, index=index, data=data, **fields)
         self.run.add(self.node)

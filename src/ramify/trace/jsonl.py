@@ -48,9 +48,11 @@ _DEFAULTS: dict[str, Any] = {
 }
 _FLOAT32, _INF = float(np.finfo(np.float32).max), float("inf")
 _SPECIAL = {"nan", "inf", "-inf"}
+#: Names of records and fields in files that were written before the present names.
+EARLIER = {"producer": "provenance", "stream": "values", "mark": "annotation", "verdict": "score"}
 #: Fields of a node in JSON and their types.
 NODE_FIELDS: dict[str, Any] = {
-    **dict.fromkeys(("id", "tree", "parent", "role", "text", "context", "producer", "snapshot", "state_key", "stop"), str),
+    **dict.fromkeys(("id", "tree", "parent", "role", "text", "context", "provenance", "snapshot", "state_key", "stop"), str),
     **dict.fromkeys(("offset", "index"), int),
     **dict.fromkeys(("tokens", "sampled", "logprobs", "ends"), list),
     "opens": bool,
@@ -89,6 +91,7 @@ def read_exported(path: Path, folder: Path) -> int:
             count += 1
             place = f"{path}:{number}"
             kind = field(record, "kind", str, place)
+            kind = EARLIER.get(kind, kind)
             if kind not in _READERS:
                 raise UserError(f"{place}: unknown kind '{kind}': {nearest(kind, _READERS)}")
             with at_place(place):
@@ -137,7 +140,7 @@ def _records(run: Run) -> Iterator[dict[str, Any]]:
     for tree in run.each(TreeInfo):
         yield {"kind": "tree", **dataclasses.asdict(tree)}
     for provenance in run.each(Provenance):
-        yield {"kind": "producer", **provenance.to_json()}
+        yield {"kind": "provenance", **provenance.to_json()}
     for context in run.each(Context):
         yield {"kind": "context", "parts": context.to_json()}
     for name in run.blobs.names():
@@ -146,16 +149,16 @@ def _records(run: Run) -> Iterator[dict[str, Any]]:
         yield {"kind": "node", **node_json(node)}
     for token_values in run.each(TokenValues):
         yield {
-            "kind": "stream",
+            "kind": "values",
             "node": token_values.node,
             "name": token_values.name,
             "maker": token_values.maker,
             "values": _floats(token_values.values),
         }
     for annotation in run.each(Annotation):
-        yield {"kind": "mark", **dataclasses.asdict(annotation)}
+        yield {"kind": "annotation", **dataclasses.asdict(annotation)}
     for score in run.each(Score):
-        yield {"kind": "verdict", **dataclasses.asdict(score)}
+        yield {"kind": "score", **dataclasses.asdict(score)}
     for finding in run.each(Finding):
         yield {"kind": "finding", **dataclasses.asdict(finding)}
     for entry in run.each(Entry):
@@ -177,6 +180,7 @@ def node_json(node: Node) -> dict[str, Any]:
 
 
 def _read_node(run: Run, record: dict[str, Any]) -> None:
+    record = {EARLIER.get(name, name): value for name, value in record.items()}
     for name in record:
         if name not in NODE_FIELDS:
             raise UserError(f"a node has no field '{name}': {nearest(name, NODE_FIELDS)}")
@@ -203,25 +207,25 @@ def _read_blob(run: Run, record: dict[str, Any]) -> None:
 #: Fields that a record of each kind must have, and their types; those of a node are checked where it is made.
 _FIELDS: dict[str, dict[str, type]] = {
     "tree": {"name": str, "task": dict, "group": str, "data": dict},
-    "producer": {"model": str, "weights": str, "settings": dict, "seed": int},
+    "provenance": {"model": str, "weights": str, "settings": dict, "seed": int},
     "context": {"parts": list},
     "blob": {"hash": str, "base64": str},
     "node": {},
-    "stream": {"node": str, "name": str, "maker": str, "values": list},
-    "mark": {"node": str, "offset": int, "name": str, "maker": str},
-    "verdict": {"node": str, "scorer": str, "unit": str, "cost": dict, "judges": dict},
+    "values": {"node": str, "name": str, "maker": str, "values": list},
+    "annotation": {"node": str, "offset": int, "name": str, "maker": str},
+    "score": {"node": str, "scorer": str, "unit": str, "cost": dict, "judges": dict},
     "finding": {"name": str, "maker": str, "why": str, "offset": int, "action": str, "unit": str, "identity": dict},
     "journal": {"entry": str, "key": str},
 }
 _READERS: dict[str, Callable[[Run, dict[str, Any]], Any]] = {
     "tree": lambda run, r: run.add_tree(r["name"], r["task"], r["group"], r["data"]),
-    "producer": lambda run, r: run.add(Provenance(**r)),
+    "provenance": lambda run, r: run.add(Provenance(**r)),
     "context": lambda run, r: run.add(context_from_json(r["parts"])),
     "blob": _read_blob,
     "node": _read_node,
-    "stream": lambda run, r: run.add(TokenValues(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
-    "mark": lambda run, r: run.add(Annotation(**r)),
-    "verdict": lambda run, r: run.add(Score(**r)),
+    "values": lambda run, r: run.add(TokenValues(r["node"], r["name"], r["maker"], _unfloats(r["values"]))),
+    "annotation": lambda run, r: run.add(Annotation(**r)),
+    "score": lambda run, r: run.add(Score(**r)),
     "finding": lambda run, r: run.add(Finding(**r)),
     "journal": lambda run, r: run.log(r["entry"], r["key"], r["payload"]),
 }

@@ -24,14 +24,14 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
     "nodes": (
         Node,
         dict.fromkeys(
-            ("id", "tree", "parent", "role", "text", "context", "producer", "snapshot", "state_key", "stop", "data"), "str"
+            ("id", "tree", "parent", "role", "text", "context", "provenance", "snapshot", "state_key", "stop", "data"), "str"
         )
         | {"offset": "int", "index": "int", "opens": "bool", "reward": "float"}
         | {"tokens": "ints", "sampled": "bools", "logprobs": "floats", "ends": "ints"},
     ),
-    "streams": (TokenValues, {"node": "str", "name": "str", "maker": "str", "values": "floats"}),
-    "marks": (Annotation, {"node": "str", "offset": "int", "name": "str", "maker": "str", "value": "json"}),
-    "verdicts": (
+    "token_values": (TokenValues, {"node": "str", "name": "str", "maker": "str", "values": "floats"}),
+    "annotations": (Annotation, {"node": "str", "offset": "int", "name": "str", "maker": "str", "value": "json"}),
+    "scores": (
         Score,
         dict.fromkeys(("node", "scorer", "unit", "cost", "judges"), "str")
         | {"value": "float", "confidence": "float", "evidence": "json"},
@@ -42,14 +42,17 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
         | {"offset": "int", "value": "float", "evidence": "json"},
     ),
     "trees": (TreeInfo, dict.fromkeys(("name", "task", "group", "data"), "str")),
-    "producers": (Provenance, {"hash": "str", "model": "str", "weights": "str", "settings": "str", "seed": "int", "edit": "str"}),
+    "provenances": (
+        Provenance,
+        {"hash": "str", "model": "str", "weights": "str", "settings": "str", "seed": "int", "edit": "str"},
+    ),
     "contexts": (Context, {"hash": "str", "parts": "json"}),
     "journal": (Entry, {"kind": "str", "key": "str", "payload": "json"}),
 }
 
 
 def write_parquet(run: Run, path: Path, records: str = "nodes") -> int:
-    """Write the records of one kind (nodes, streams, marks, verdicts, findings, trees, provenances, contexts, journal), whole or not at all.
+    """Write the records of one kind (nodes, token_values, annotations, scores, findings, trees, provenances, contexts, journal), whole or not at all.
 
     Returns how many rows. Raises UserError on an unknown kind or when the file cannot be written.
     """

@@ -265,7 +265,7 @@ class Conversations:
         """Add what was sampled, or that it failed. ``after`` is the role before a chat's reply, None for a completion's."""
         about = {"key": key, "request": exchange.id, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         about |= {"asked": self._labels} if self._labels else {}
-        fields: dict[str, Any] = {"producer": self._provenance, "context": context, "index": next(self._index)}
+        fields: dict[str, Any] = {"provenance": self._provenance, "context": context, "index": next(self._index)}
         if not isinstance(outcome, Completion):
             failure = scrub(str(outcome)) if self.hidden else str(outcome)
             data = about | {"failure": clean(redact(failure)), "error": type(outcome).__name__}

@@ -26,7 +26,7 @@ def scan(capsys: pytest.CaptureFixture, *words: str) -> tuple[int, str, str]:
 
 
 def test_a_run_is_scanned_by_its_folder_or_its_name(here: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["rollout", "--env", "chain", "--panel", "2", "--out", "runs/mine", "--json"]) == 0
+    assert main(["rollout", "--env", "chain", "--count", "2", "--out", "runs/mine", "--json"]) == 0
     code, out, err = scan(capsys, "--traces", "runs/mine", "--json")
     assert code == 0
     found = json.loads(out)

@@ -15,7 +15,7 @@ from ramify.trace.db import Run
 
 
 def test_prompts_of_a_run_are_what_its_agent_was_shown(tmp_path: Path) -> None:
-    assert main(["rollout", "--model", "builtin", "--panel", "1", "--out", str(tmp_path / "run")]) == 0
+    assert main(["rollout", "--model", "builtin", "--count", "1", "--out", str(tmp_path / "run")]) == 0
     _, template = find_model("builtin")
     assert template is not None
     rows = {tuple(row.tolist()) for row in of_run(tmp_path / "run")}

@@ -58,7 +58,7 @@ def test_each_prefix_counts_once_and_a_share_without_pools_has_no_mean(tmp_path:
     continue_(study, [*rows, continued("p1/thinking/0", 0.2, 4, 2, "other")])
     found = build(study)["continuation"]
     (half,) = [point for point in found["curves"]["all"]["open"] if point["share"] == 0.5]
-    assert (half["prefixes"], half["draws"]) == (1, 8)
+    assert (half["prefixes"], half["samples"]) == (1, 8)
     assert [point["share"] for point in found["mean_of_pools"]["open"]] == [0.0, 0.2]
 
 

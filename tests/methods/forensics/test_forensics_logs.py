@@ -87,7 +87,7 @@ def test_runs_and_their_exports_are_read(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "mine.py").write_text(
         "def agent(messages, key):\n    if len(messages) < 3 and key % 3 == 0:\n        raise RuntimeError('out of luck')\n    return 'go hall'\n"
     )
-    main(["rollout", "--model", "mine.py:agent", "--panel", "6", "--seed", "1", "--out", "runs/mine", "--json"])
+    main(["rollout", "--model", "mine.py:agent", "--count", "6", "--seed", "1", "--out", "runs/mine", "--json"])
     main(["export", "runs/mine", "mine.jsonl"])
     code, out, _ = called(capsys, "runs/mine", "--behavior", "regex:hall", "--json")
     found = json.loads(out)
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def agent(messages):\n    raise RuntimeError('gone')\n")
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
-    main(["rollout", "--model", "mine.py:agent", "--panel", "2", "--out", "runs/mine", "--json"])
+    main(["rollout", "--model", "mine.py:agent", "--count", "2", "--out", "runs/mine", "--json"])
     code, out, err = called(capsys, *words, "--behavior", "regex:hall")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert says in err

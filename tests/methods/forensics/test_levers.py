@@ -43,7 +43,7 @@ def test_a_environment_says_what_it_is_and_its_honest_agent_succeeds(name: str) 
 
 
 def test_the_table_of_principles_in_the_docs_is_the_environments_own() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "howto" / "worlds.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "environments.md").read_text(encoding="utf-8")
     environments: list[Any] = [*(named("env", name) for name in ENVIRONMENTS), PreCommitEnvironment]
     for environment in environments:
         assert f"| `{environment.kind}` | {' | '.join(environment.principles[name] for name in PRINCIPLES)} |" in page

@@ -31,7 +31,7 @@ PARTS = (
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three attempts at each of four halls."""
     folder = tmp_path_factory.mktemp("played") / "run"
-    words = ["rollout", *PARTS, "--panel", 4, "--attempts", 3, "--out", folder, "--json"]
+    words = ["rollout", *PARTS, "--count", 4, "--attempts", 3, "--out", folder, "--json"]
     assert main([*map(str, words)]) == 0
     return folder
 

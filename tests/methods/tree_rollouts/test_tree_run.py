@@ -263,7 +263,7 @@ OWN = ["--env", "mine.py:HOUSE", "--model", "mine.py:agent"]
 
 def test_run_verb_and_rollout_tree_are_one_thing(here: Path, capsys: pytest.CaptureFixture) -> None:
     ours = done(capsys, "tree-rollouts", "run", *OWN, "--count", "2", "--budget", "24", "--run", "a")
-    words = ["rollout", "--tree", *OWN, "--panel", "2", "--tree-budget", "24", "--max-reply", "24"]
+    words = ["rollout", "--tree", *OWN, "--count", "2", "--tree-budget", "24", "--max-reply", "24"]
     theirs = done(capsys, *words, "--out", "b")
     assert theirs["trees"] == {k: v for k, v in ours.items() if k not in ("out", "run")}
     assert theirs["trees"]["cost"] == theirs["turns"] <= 2 * 24 * 1.05
@@ -285,7 +285,7 @@ def _nodes(run: str, role: str) -> list[str]:
 
 
 def test_an_interrupted_run_of_trees_ends_as_the_undisturbed_one(here: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["rollout", "--tree", *OWN, "--panel", "2", "--tree-budget", "24"]
+    words = ["rollout", "--tree", *OWN, "--count", "2", "--tree-budget", "24"]
     whole = done(capsys, *words, "--out", "whole")
     code, out, err = ramify(capsys, *words, "--out", "part", "--budget.calls", "14", "--concurrency", "1", "--json")
     assert (code, json.loads(out)["trees"], json.loads(out)["spent"]) == (3, None, "calls")
@@ -298,14 +298,14 @@ def test_an_interrupted_run_of_trees_ends_as_the_undisturbed_one(here: Path, cap
 
 
 def test_trees_grow_on_workers_alike(here: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["rollout", "--tree", "--env", "chain", "--panel", "2", "--tree-budget", "4"]
+    words = ["rollout", "--tree", "--env", "chain", "--count", "2", "--tree-budget", "4"]
     here_ = done(capsys, *words, "--out", "a")
     there = done(capsys, *words, "--out", "b", "--backend", "processes:2")
     assert there["trees"] == here_["trees"]
 
 
 def test_trees_of_which_every_attempt_failed_are_tried_again(here: Path, capsys: pytest.CaptureFixture) -> None:
-    words = ["rollout", "--tree", "--model", "mine.py:broken", "--panel", "1", "--out", "run", "--json"]
+    words = ["rollout", "--tree", "--model", "mine.py:broken", "--count", "1", "--out", "run", "--json"]
     for command in (words, words, ["resume", "run", "--json"]):
         code, out, err = ramify(capsys, *command)
         assert (code, list(json.loads(out)["failures"])) == (1, ["engine: mine.py:broken raised RuntimeError: gone"])
@@ -340,6 +340,6 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 
 
 def test_flat_runs_and_trees_are_not_mixed(here: Path, capsys: pytest.CaptureFixture) -> None:
-    done(capsys, "rollout", *OWN, "--panel", "4", "--out", "flat")
-    code, _, err = ramify(capsys, "rollout", "--tree", *OWN, "--panel", "4", "--out", "flat")
+    done(capsys, "rollout", *OWN, "--count", "4", "--out", "flat")
+    code, _, err = ramify(capsys, "rollout", "--tree", *OWN, "--count", "4", "--out", "flat")
     assert (code, err) == (2, "ramify: flat was not made by `ramify rollout --tree`: choose another folder\n")

@@ -2,4 +2,4 @@
 
 from lights import environment, judge, model
 
-__all__ = ["judge", "model", "world"]
+__all__ = ["environment", "judge", "model"]

@@ -176,7 +176,7 @@ def _validate(task: Task) -> None:
     data = task.data
     missing = sorted({"start", "steps", "mod"} - set(data))
     if missing:
-        raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the chain world needs")
+        raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the chain environment needs")
     if not _natural(data["start"]) or not _natural(data["mod"]) or data["mod"] < 2:
         raise UserError(f"task '{task.id}': start must be a whole number from 0 and mod one from 2")
     steps = data["steps"]

@@ -47,7 +47,7 @@ class Desk:
         """Start ``task``; ``seed`` decides which lookups fail."""
         missing = sorted({"name", *BOOKINGS} - set(task.data))
         if missing:
-            raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the desk world needs")
+            raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the desk environment needs")
         self._task, self._seed, self._state = task, seed, {"closed": {}, "turn": 0}
         return Observation(self._screen(f"{task.data['name']} asks."))
 

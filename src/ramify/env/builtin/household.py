@@ -36,7 +36,7 @@ class Household:
         """Start ``task``; the environment is deterministic, so ``seed`` changes nothing."""
         missing = sorted({"exits", "items", "start", "door", "door_room", "thing"} - set(task.data))
         if missing:
-            raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the household world needs")
+            raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the household environment needs")
         self._task = dict(task.data)
         self._state = {"room": task.data["start"], "hold": None, "items": dict(task.data["items"]), "lock": "shut"}
         return Observation(f"Goal: take the {task.data['thing']} behind the {task.data['door']}-door. {self._look()}")

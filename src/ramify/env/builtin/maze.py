@@ -189,7 +189,7 @@ def _validate(task: Task) -> None:
     """Raises UserError naming what is missing or leads nowhere."""
     missing = sorted({"exits", "start", "exit"} - set(task.data))
     if missing:
-        raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the maze world needs")
+        raise UserError(f"task '{task.id}' lacks {', '.join(missing)}, which the maze environment needs")
     exits = task.data["exits"]
     if not isinstance(exits, Mapping) or not all(isinstance(ways, Mapping) for ways in exits.values()):
         raise UserError(f"task '{task.id}': exits must map each place to its ways, each with the place it leads to")

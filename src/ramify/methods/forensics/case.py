@@ -9,7 +9,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -61,6 +61,8 @@ class HypothesisConfig(Config):
 class CaseConfig(Config):
     """Everything that decides a case."""
 
+    EARLIER: ClassVar[Mapping[str, str]] = {"panel": "count"}
+
     env: str
     """Environment: NAME, NAME:ARGUMENT, FILE.py:ATTRIBUTE or python:MODULE:ATTRIBUTE."""
     model: str = "builtin"
@@ -75,7 +77,7 @@ class CaseConfig(Config):
     """Model asked where a judge is needed."""
     tasks: str | None = None
     """JSON lines of your own tasks; default: tasks the environment generates."""
-    task_set: int = Field(1, ge=1)
+    count: int = Field(1, ge=1)
     """Tasks to generate where no file is given."""
     n: int = Field(150, ge=1)
     """Runs of every cell."""

@@ -38,7 +38,7 @@ from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 
-DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "panel", "awareness")
+DECIDES = ("env", "model", "behavior", "seed", "temperature", "top_p", "max_reply", "tasks", "count", "awareness")
 """Settings that decide what was run: a case with runs does not change them."""
 FIRST = 10
 """Runs of a cell that are played before the others: where none of them counts, the others would not either."""
@@ -89,9 +89,7 @@ class Study:
         own = behavior or find_behaviour(c.behavior, self.judge)
         self.behavior = own if isinstance(own, Judge) else Function(own, ("messages",))
         self.aware = by_pattern(c.awareness)
-        self.task_set: TaskSet = (
-            read_task_set(Path(c.tasks)) if c.tasks else self.environment.task_set("eval", c.task_set, c.seed)
-        )
+        self.task_set: TaskSet = read_task_set(Path(c.tasks)) if c.tasks else self.environment.task_set("eval", c.count, c.seed)
         self.run = self._open()
         self.progress: Progress = SILENT
         self.ledger = Ledger()

@@ -98,28 +98,16 @@ def score(
         "--keep-special": not config.keep_special,
     }
     if policy is not None:
-        from ramify.engine.pairs import open_pair, pair_template
-
-        try:
-            pair = open_pair(policy, reference, alpha=alpha, method=merge, cache=cache)
-        except NeedsError as error:
-            raise IncompatiblePairError(str(error)) from error
-        if render == "plain":
-            layout = plain_layout(pair.policy.tokenizer)
-        elif (template := pair_template(policy)) is not None:
-            layout = chat_layout(template)
+        pair, layout = _open(policy, reference, alpha, merge, cache, render)
     elif asking := [name for name, given in of_a_pair.items() if given]:
         raise UserError(f"{' and '.join(asking)} {'ask' if len(asking) > 1 else 'asks'} for a pair of models: name --policy")
     attempts, skipped = load_trajectories(trajectories, layout, scorer, form)
     if dry_run:
         tokens = sum(min(len(attempt.tokens), config.max_length) for attempt in attempts)
-        cost_estimate = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
-        cost_estimate |= {"tokens_each_model_reads": tokens if pair else 0}
-        emit(
-            cost_estimate,
-            as_json,
-            table(["number", "value"], [[k, len(v) if isinstance(v, list) else v] for k, v in cost_estimate.items()]),
-        )
+        estimate = {"attempts": len(attempts), "steps": sum(attempt.n for attempt in attempts), "skipped": skipped}
+        estimate |= {"tokens_each_model_reads": tokens if pair else 0}
+        shown = [[k, len(v) if isinstance(v, list) else v] for k, v in estimate.items()]
+        emit(estimate, as_json, table(["number", "value"], shown))
         return
     made = {"policy": "" if pair is None else pair.policy.name, "reference": "" if pair is None else pair.reference.name}
     begin: Callable[[], Run] | None = None
@@ -143,6 +131,22 @@ def score(
         except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence asks
             raise IncompatiblePairError(str(error)) from error
     _keep(scored, skipped + failed, pair, folder, begin, as_json)
+
+
+def _open(
+    policy: str, reference: str | None, alpha: float, merge: Literal["linear", "ties", "dare"], cache: Path | None, render: str
+) -> tuple[Pair, Layout | None]:
+    """The pair that grades, and how it lays attempts out as tokens; None where they are left as they are."""
+    from ramify.engine.pairs import open_pair, pair_template
+
+    try:
+        pair = open_pair(policy, reference, alpha=alpha, method=merge, cache=cache)
+    except NeedsError as error:
+        raise IncompatiblePairError(str(error)) from error
+    if render == "plain":
+        return pair, plain_layout(pair.policy.tokenizer)
+    template = pair_template(policy)
+    return pair, None if template is None else chat_layout(template)
 
 
 def _keep(

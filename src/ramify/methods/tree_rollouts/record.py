@@ -21,6 +21,10 @@ ENTRY = "tree"
 """What the journal of a run calls a grown tree; its key is the task's id."""
 
 
+#: Fields as files of earlier versions call them.
+_EARLIER = {"draws": "samples"}
+
+
 @dataclass(slots=True)
 class Place:
     """What a turn led to: a prefix one can fork at, or the end of an attempt. Equal turns from one place are one place here
@@ -195,7 +199,7 @@ class GrownTree:
     def from_json(cls, record: dict[str, Any]) -> GrownTree:
         """Inverse of :meth:`to_json`: for reports and training rows, not for growing on. Raises UserError naming what is wrong."""
         try:
-            places = [Place(**node) for node in record["nodes"]]
+            places = [Place(**{_EARLIER.get(name, name): value for name, value in node.items()}) for node in record["nodes"]]
             leaves = [Leaf(**leaf) for leaf in record["leaves"]]
             rest = {k: v for k, v in record.items() if k not in ("nodes", "leaves")}
             tree = cls(**rest, places={place.id: place for place in places}, leaves=leaves)
