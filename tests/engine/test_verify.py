@@ -68,6 +68,18 @@ def test_bonus_comes_from_the_target_after_the_last_admitted_draft():
         assert out.tokens == [0, token]
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_refused_draft_is_replaced_from_the_residual(at: int):
+    """Whatever uniform samples it, the token after is one of which the target has more than the drafter."""
+    logits = torch.zeros(at + 2, 4)
+    q = torch.tensor([0.5, 0.5, 0.0, 0.0]).expand(1, at + 1, 4)
+    accept = np.full((1, at + 1), 0.1)
+    accept[0, at] = 0.9
+    for u, token in ((0.1, 2), (0.49, 2), (0.51, 3), (0.9, 3)):
+        (out,) = rejection(logits, [PLAIN], [False], [np.full(at + 2, u)], [[0] * (at + 1)], q, accept)
+        assert out.tokens == [*[0] * at, token]
+
+
 def test_ragged_rows_do_not_see_each_other():
     torch.manual_seed(0)
     rng = np.random.default_rng(1)

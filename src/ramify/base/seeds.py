@@ -25,7 +25,7 @@ def generator(seed: int, *place: str | int) -> np.random.Generator:
 def uniforms(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
     """One uniform in [0, 1) per row from (key, counter): splitmix64 applied to both (Steele, Lea, Flood 2014).
 
-    ``keys`` and ``counters`` are integer arrays of one shape; the value of a row depends on that row alone.
+    ``keys`` and ``counters`` are integer arrays whose shapes broadcast; the value of a row depends on that row alone.
     """
     with np.errstate(over="ignore"):
         z = _mix(keys.astype(np.uint64)) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN

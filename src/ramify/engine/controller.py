@@ -44,11 +44,16 @@ class _Load:
     """The way of this stretch."""
     begun: bool = False
     """Whether its first step is over, which finds the caches as the other way left them."""
+    spent: float = 0.0
+    sampled: float = 0.0
+    """Seconds and tokens of the stretch, its first step included."""
     patience: int = PATIENCE
     promise: float = 1.0
     """Of the last step that asked."""
     kept: deque[float] = field(default_factory=lambda: deque(maxlen=TRIALS))
     """By trial, the gain that was measured / the gain that was promised."""
+    usual: float = 1.0
+    """Their median."""
     seconds: dict[bool, deque[float]] = field(default_factory=lambda: _by_way(TIMES))
     tokens: dict[bool, deque[float]] = field(default_factory=lambda: _by_way(TOKENS))
     """By way, of steps; those with drafts divided by what the step promised, which follows acceptance as it changes."""
@@ -56,16 +61,19 @@ class _Load:
     @property
     def gain(self) -> float:
         """Tokens a second with drafts / without, as far as is known."""
-        return self.promise * float(np.median(self.kept)) if self.kept else self.promise
+        return self.promise * self.usual
 
     def begin(self, drafting: bool, tokens: float) -> None:
         """Begin a stretch."""
-        self.drafting, self.left, self.begun = drafting, tokens, False
+        self.drafting, self.left, self.begun, self.spent, self.sampled = drafting, tokens, False, 0.0, 0.0
 
     def settle(self, better: bool) -> None:
         """Continue with the better way until the next trial."""
-        self.chosen = better
         loss = abs(1.0 - (1.0 / self.gain if better else self.gain)) / max(1e-3, 1.0 if better else self.gain)
+        if self.drafting != better == self.chosen and self.seconds[better]:  # a trial is over, and what it cost is known
+            tokens = float(np.mean(self.tokens[better])) * (self.promise if better else 1.0)
+            loss = max(loss, 1.0 - self.sampled / (self.spent / float(np.median(self.seconds[better])) * tokens))
+        self.chosen = better
         self.begin(better, self.trial * min(MOST, max(self.patience, loss / SHARE)))
 
     def turn(self) -> None:
@@ -78,6 +86,7 @@ class _Load:
             # of the tokens the mean, of the seconds the median, which other work spares
             more = float(np.mean(self.tokens[True]) / np.mean(self.tokens[False]))
             self.kept.append(more / float(np.median(self.seconds[True]) / np.median(self.seconds[False])))
+            self.usual = float(np.median(self.kept))
             better, sure = self.gain > 1, (self.promise * self.kept[-1] > 1) == self.chosen
             self.patience = min(2 * self.patience, MOST) if sure and better == self.chosen else PATIENCE
         self.settle(self.gain > 1)
@@ -112,6 +121,8 @@ class AdaptiveController:
         load = self._loads.get(requests.bit_length())
         if load is None or drafting != load.drafting:  # nobody asked
             return
+        load.spent += seconds
+        load.sampled += tokens
         if load.begun:
             load.seconds[drafting].append(seconds)
             load.tokens[drafting].append(tokens / load.promise if drafting else tokens)

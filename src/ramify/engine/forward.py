@@ -11,8 +11,9 @@ Axis legend: M batch rows, S cached positions, D width, H query heads, G key/val
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,13 +38,17 @@ def padded(rows: int, unit: int = UNIT) -> int:
     return -(-rows // unit) * unit
 
 
-@contextmanager
-def threads_for(work: int) -> Iterator[None]:
+def threads_for(work: int) -> AbstractContextManager[None]:
     """One thread for a batch of so few multiplications (0: in any case) that a second would cost more than it brings."""
     threads = torch.get_num_threads()
-    if threads == 1 or work > SMALL:
-        yield
-        return
+    return _AS_IT_IS if threads == 1 or work > SMALL else _one_thread(threads)
+
+
+_AS_IT_IS = nullcontext()
+
+
+@contextmanager
+def _one_thread(threads: int) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         yield
@@ -106,18 +111,22 @@ class ForwardBatch:
         self._views: _Views | None = None
         self._shape = (used, 1) if rows is None else (1, used)
         if rows is not None and not isinstance(rows, int):
-            mask = self._arrange(np.array(rows) - rows[0], mask, capacity - 1)
+            mask = self._arrange(rows, mask, capacity - 1)
         R, c = self._shape
         S = min(span(max(seen) + 1), capacity)
         self._flat, self._keys, self._values, steps = cache.views(kv_heads, owners[0], R, S)
         self._mask = steps.index_select(0, mask).view(R, 1, c, S)
 
-    def _arrange(self, row: np.ndarray, mask: Tensor, empty: int) -> Tensor:
+    def _arrange(self, rows: Sequence[int], mask: Tensor, empty: int) -> Tensor:
         """Lay entries of rows [used] out as a rectangle; returns the mask of each of its places. A full one needs no index."""
+        R = rows[-1] - rows[0] + 1
+        c = len(rows) // R
+        if R * c == len(rows) and all(rows[i * c] == rows[i * c + c - 1] == rows[0] + i for i in range(R)):
+            self._shape = R, c
+            return mask
+        row = np.array(rows) - rows[0]
         counts = np.bincount(row)
         self._shape = R, c = len(counts), int(counts.max())
-        if R * c == len(row):
-            return mask
         place = row * c + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
         gather = np.zeros(R * c, np.int64)
         gather[place] = np.arange(len(row))
@@ -162,20 +171,26 @@ class ForwardBatch:
         together = heads * c
         used = None if self._gather is not None else q.narrow(0, 0, self.used) if self.used < self.size else q
         place = None if out is None or self._place is not None else out.narrow(0, 0, self.used)
-        if c == 1 and together % UNIT == 0 and used is not None:
-            taken = None if place is None else place.view(R, G, together, E)
-            return _Views(q, used.view(R, G, together, E), None, None, taken, together)
+        if (c == 1 or heads == 1) and together % UNIT == 0 and used is not None:
+            asked = used.view(R, G, together, E) if c == 1 else used.view(R, c, G, E).transpose(1, 2)
+            taken = None if place is None else place.view(R, G, together, E) if c == 1 else place.view(R, c, G, 1, E)
+            return _Views(q, asked, None, None, taken, together)
         if self._asked is None:
             self._asked = q.new_zeros((R, G, padded(together), E))
             if c > 1:  # rows that only fill up attend like a row's first query
-                order = [i // heads for i in range(together)] + [0] * (padded(together) - together)
-                self._mask = self._mask.index_select(2, torch.tensor(order, device=q.device))
+                self._mask = self._mask.index_select(2, _queries(heads, together, q.device))
         into = self._asked.narrow(2, 0, together).view(R, G, c, heads, E)
         source = None if used is None else used.view(R, c, G, heads, E).transpose(1, 2)
         taken = None
         if place is not None:
             taken = place.view(R, G, together, E) if c == 1 else place.view(R, c, G, heads, E)
         return _Views(q, self._asked, into, source, taken, together)
+
+
+@lru_cache(256)
+def _queries(heads: int, together: int, device: torch.device) -> Tensor:
+    """Of each row that attention is asked with, filled up to a multiple of 4, the entry it belongs to."""
+    return torch.tensor([i // heads for i in range(together)] + [0] * (padded(together) - together), device=device)
 
 
 class Forward(Protocol):

@@ -128,9 +128,9 @@ def distributions(
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
-    """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1, at the uniforms ``u`` float64 [N]. Sums are float64."""
+    """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1, at the uniforms ``u`` float64 [N, 1]. Sums are float64."""
     cdf = weights.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cdf, u.unsqueeze(1) * cdf.narrow(1, cdf.shape[1] - 1, 1), right=True).squeeze(1)
+    return torch.searchsorted(cdf, u * cdf.narrow(1, cdf.shape[1] - 1, 1), right=True).squeeze(1)
 
 
 def pick(
@@ -140,12 +140,15 @@ def pick(
 
     A row's result depends on that row alone. Log-probabilities are those of the float32 logits, sums over the vocabulary are float64.
     """
-    model, sampler = distributions(logits, settings, first, shapes)
+    return pick_from(*distributions(logits, settings, first, shapes), u)
+
+
+def pick_from(model: Tensor, sampler: Tensor, u: Sequence[float]) -> Picked:
+    """As :func:`pick`, given what :func:`distributions` found."""
     weights = model.exp()
-    entropy = -(weights * model).nansum(-1)  # 0 x -inf is 0 here
-    tokens = inverse_cdf(
-        weights if sampler is model else sampler.exp(), torch.tensor(u, dtype=torch.float64, device=model.device)
-    )
-    chosen = sampler.gather(1, tokens[:, None])[:, 0].tolist()
-    of_model = chosen if sampler is model else model.gather(1, tokens[:, None])[:, 0].tolist()
-    return Picked(tokens.tolist(), chosen, of_model, entropy.tolist())
+    entropy = (weights * model).nansum(-1).neg_()  # 0 x -inf is 0 here
+    uniforms = torch.tensor(u, dtype=torch.float64, device=model.device).unsqueeze(1)
+    tokens = inverse_cdf(weights if sampler is model else sampler.exp(), uniforms).unsqueeze(1)
+    chosen = sampler.gather(1, tokens).squeeze(1).tolist()
+    of_model = chosen if sampler is model else model.gather(1, tokens).squeeze(1).tolist()
+    return Picked(tokens.squeeze(1).tolist(), chosen, of_model, entropy.tolist())

@@ -53,6 +53,11 @@ class Request:
     cancelled: bool = False
     number: int = 0
     """Set by the scheduler: order of arrival."""
+    plain: bool = field(init=False)
+    """Whether every token after the first is sampled from the model's own distribution."""
+
+    def __post_init__(self) -> None:
+        self.plain = self.settings.plain(first=False)
 
 
 @dataclass(eq=False, slots=True)

@@ -50,6 +50,8 @@ PURPOSES = ("draft", "accept")
 """What a round needs uniforms for besides the tokens themselves."""
 STRIDE = 256
 """Counter values of one anchor; more than any block."""
+AHEAD = 48
+"""Anchors whose uniforms are made at once."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,9 @@ class DraftState:
 
     keys: tuple[int, ...]
     """Of its uniforms, one for each of ``PURPOSES``, where verification needs them."""
+    uniforms: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
+    """By anchor from ``since``, purpose and drafted token, [at most AHEAD, purposes, block]."""
+    since: int = 0
     featured: int = 0
     """Leading positions whose features are in the cache."""
     absorbed: int = 0
@@ -101,6 +106,11 @@ class Round:
         drafts = tuple(self.drafts[slot] if slot < n else [] for slot in slots)
         return replace(self, drafts=drafts, places=tuple(self.places[slot] if slot < n else -1 for slot in slots))
 
+    def verified(self, accepted: tuple[int, ...], since: float) -> Round:
+        """The round after its verification, which ended at ``since``."""
+        given = (self.load, self.depth, self.drafts, self.places, self.q, self.chances, self.confidence)
+        return Round(*given, accepted, self.began, since)
+
 
 @dataclass(slots=True)
 class SpecStats:
@@ -143,7 +153,7 @@ class SpecStats:
 
 
 class Speculator:
-    """Drafts for the sequences of a scheduler. ``law`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`).
+    """Drafts for the sequences of a scheduler. ``distribution`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`).
 
     Under ``rejection`` sequences whose settings say ``seeded`` are verified by ``coupled`` all the same.
     """
@@ -168,7 +178,7 @@ class Speculator:
         self.stats = SpecStats(reached_at=[0] * self.block, accepted_at=[0] * self.block)
         self.prior = np.full(self.block, 0.7) if prior is None else prior
         """Acceptance by position to start from, [block]."""
-        self._room: dict[int, Tensor] = {}
+        self._room: dict[int, tuple[Tensor, dict[int, Tensor]]] = {}
         self._controller: AdaptiveController | None = getattr(schedule, "controller", None)
 
     def admit(self, key: int) -> DraftState:
@@ -180,9 +190,9 @@ class Speculator:
         start, stop = self._features
         if batch.size not in self._room:
             size = self._cells * cache.kv.shape[3]
-            self._room[batch.size] = torch.zeros((len(self._watched), batch.size, size), device=cache.kv.device)
-        room = self._room[batch.size]
-        places = dict(zip(self._watched, room[..., : self.width].unbind(0), strict=True))
+            room = torch.zeros((len(self._watched), batch.size, size), device=cache.kv.device)
+            self._room[batch.size] = room, dict(zip(self._watched, room[..., : self.width].unbind(0), strict=True))
+        room, places = self._room[batch.size]
         last = self._watched[-1]
 
         def tap(layer: int, x: Tensor) -> Tensor:
@@ -212,12 +222,11 @@ class Speculator:
             state.absorbed = stop
         if where:
             at = [slot * cache.capacity + p for slot, p in zip(where, positions, strict=True)]
-            numbers = torch.tensor([where, positions, following, at], device=cache.kv.device).unbind(0)
+            numbers = torch.from_numpy(np.array((where, positions, following, at))).to(cache.kv.device).unbind(0)
             start, stop = self._features
-            cells = cache.kv[start:stop].flatten(1, 2).index_select(1, numbers[3]).transpose(0, 1)
-            if self._cells > 1 or cells.shape[2] > self.width:
-                cells = cells.unflatten(1, (-1, self._cells)).flatten(2)[..., : self.width]
-            self.drafter.absorb(cache, self.first, numbers[0], numbers[1], cells.flatten(1), numbers[2])
+            cells = cache.kv[start:stop].flatten(1, 2).transpose(0, 1).index_select(0, numbers[3])
+            features = cells.view(len(at), len(self._watched), -1).narrow(2, 0, self.width).flatten(1)
+            self.drafter.absorb(cache, self.first, numbers[0], numbers[1], features, numbers[2])
 
     def absorb_before_fork(self, cache: KVCache, seq: Sequence, slot: int) -> None:
         """Absorb once what every copy of a sequence would absorb again, where drafts are made."""
@@ -241,65 +250,62 @@ class Speculator:
         The features of all that these sequences have computed must be there.
         """
         began = time.perf_counter()
-        limits = np.array([len(running[slot].uniforms) - len(running[slot].logprobs) - 1 for slot in slots])
-        able = np.array(slots)[limits > 0].tolist()
         drafts: list[list[int]] = [[] for _ in running]
         places = [-1] * len(running)
+        rooms = [len(running[slot].uniforms) - len(running[slot].logprobs) - 1 for slot in slots]
+        able = [slot for slot, room in zip(slots, rooms, strict=True) if room > 0]
         made = round_
         if able:
-            limits = limits[limits > 0]
-            depth = min(round_.depth, int(limits.max()))
+            depth = min(round_.depth, max(rooms))
             sequences = [running[slot] for slot in able]
             self.absorb(cache, sequences, able)
             made = self._draft(cache, sequences, able, depth)
             assert made.confidence is not None
-            lengths = self.schedule.admit(made.confidence, np.minimum(limits, depth))
-            for place, (slot, draft) in enumerate(zip(able, made.drafts, strict=True)):
-                drafts[slot], places[slot] = draft[: lengths[place]], place
+            limits = np.array([min(room, depth) for room in rooms if room > 0])
+            lengths = self.schedule.admit(made.confidence, limits).tolist()
+            for place, (slot, draft, length) in enumerate(zip(able, made.drafts, lengths, strict=True)):
+                drafts[slot], places[slot] = draft[:length], place
             self.stats.drafted += depth * len(able)
         now = time.perf_counter()
         self.stats.draft_seconds += now - began
-        return replace(
-            made, load=round_.load, depth=round_.depth, drafts=tuple(drafts), places=tuple(places), began=began, since=now
-        )
+        load, depth, given = round_.load, round_.depth, (made.q, made.chances, made.confidence)
+        return Round(load, depth, tuple(drafts), tuple(places), *given, began=round_.began, since=now)
 
     def _draft(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int], depth: int) -> Round:
         """What the drafter makes of each sequence: a round with all ``depth`` drafts of each."""
-        device = cache.kv.device
+        device, R = cache.kv.device, len(sequences)
         settings = [seq.request.settings for seq in sequences]
-        begins = [not seq.logprobs for seq in sequences]
-        uniforms_, chances = self._uniforms(sequences, depth)
-        u = torch.from_numpy(uniforms_).to(device).unbind(1)
-        never = [False] * len(sequences)
-        bare = [all(s.plain(f) for s, f in zip(settings, first, strict=True)) for first in (begins, never)]
-        weights: list[Tensor] = []
+        begins, never = [not seq.logprobs for seq in sequences], [False] * R
+        later = all(seq.request.plain for seq in sequences)
+        bare = later and not any(b and s.ban_first for b, s in zip(begins, settings, strict=True)), later
         shapers = [seq.request.shaper for seq in sequences]
+        uniforms_, chances = self._uniforms(sequences, depth)
+        u = torch.from_numpy(uniforms_).to(device).unsqueeze(2).unbind(1)
+        # where nothing looks at the weights again, each slot writes over those of the one before
+        weights = torch.empty((1 if chances is None else depth, R, self.drafter.config.vocab), device=device)
+        rooms = weights.unbind(0)
         so_far: list[Tensor] = []
 
         def pick(k: int, logits: Tensor) -> Tensor:
+            room = rooms[k % len(rooms)]
             if bare[k > 0]:
-                q = logits.softmax(-1)
+                q = torch.softmax(logits, -1, out=room)
             else:
-                q = distributions(logits, settings, never if k else begins, drafted_shapes(shapers, so_far))[1].exp()
-            if chances is not None:
-                weights.append(q)
+                q = torch.exp(
+                    distributions(logits, settings, never if k else begins, drafted_shapes(shapers, so_far))[1], out=room
+                )
             so_far.append(inverse_cdf(q, u[k]))
             return so_far[-1]
 
         anchors, positions = [seq.tokens[-1] for seq in sequences], [seq.computed for seq in sequences]
-        numbers = torch.tensor([slots, anchors, positions], device=device).unbind(0)
+        numbers = torch.from_numpy(np.array((slots, anchors, positions))).to(device).unbind(0)
         made = self.drafter.draft(cache, self.first, numbers[0], numbers[1], numbers[2], pick, depth)
         if self.drafter.config.confidence:
             confidence = made.confidence.double().cpu().numpy()
         else:
-            confidence = np.tile(self.usual()[:depth], (len(sequences), 1))
-        return Round(
-            drafts=tuple(made.tokens.tolist()),
-            places=tuple(range(len(sequences))),
-            q=torch.stack(weights, dim=1) if weights else None,
-            chances=chances,
-            confidence=confidence,
-        )
+            confidence = np.tile(self.usual()[:depth], (R, 1))
+        q = None if chances is None else weights.transpose(0, 1)
+        return Round(drafts=tuple(made.tokens.tolist()), places=tuple(range(R)), q=q, chances=chances, confidence=confidence)
 
     def _uniforms(self, sequences: GenericSequence[Sequence], depth: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Uniforms of the drafts and, under rejection, of their acceptances, float64 [P, depth] each.
@@ -319,12 +325,17 @@ class Speculator:
         return self.distribution == "coupled" or seq.request.settings.seeded
 
     def _keyed(self, sequences: GenericSequence[Sequence], depth: int) -> tuple[np.ndarray, np.ndarray]:
-        """Fresh uniforms of every purpose."""
-        keys = np.array([_state(seq).keys for seq in sequences])
-        anchors = np.array([len(seq.logprobs) for seq in sequences])
-        counters = (anchors[:, None] * STRIDE + np.arange(depth))[:, None]
-        found = uniforms(np.repeat(keys[..., None], depth, 2), np.repeat(counters, len(PURPOSES), 1)) * (1 - 2.0**-52)
-        return found[:, 0].copy(), found[:, 1]
+        """Fresh uniforms of every purpose. Those of the next anchors are made along, for a few cost as much as many."""
+        states, anchors = [_state(seq) for seq in sequences], [len(seq.logprobs) for seq in sequences]
+        short = [(s, at) for s, at in zip(states, anchors, strict=True) if not s.since <= at < s.since + len(s.uniforms)]
+        if short:
+            keys = np.array([state.keys for state, _ in short])[:, None, :, None]
+            begins = np.array([at for _, at in short])[:, None, None, None]
+            counters = (begins + np.arange(AHEAD)[:, None, None]) * STRIDE + np.arange(self.block)
+            for (state, at), made in zip(short, uniforms(keys, counters) * (1 - 2.0**-52), strict=True):
+                state.since, state.uniforms = at, made
+        found = np.array([state.uniforms[at - state.since] for state, at in zip(states, anchors, strict=True)])
+        return found[:, 0, :depth].copy(), found[:, 1, :depth]
 
     def usual(self) -> np.ndarray:
         """Acceptance by position so far, [block], for drafters without confidences; the prior counts as 8 rounds."""
@@ -349,7 +360,7 @@ class Speculator:
                     emitted[i] = picked
         now = time.perf_counter()
         self.stats.verify_seconds += now - began
-        return emitted, replace(round_, accepted=tuple(len(made.tokens) - 1 for made in emitted), since=now)
+        return emitted, round_.verified(tuple(len(made.tokens) - 1 for made in emitted), now)
 
     def _verify(self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round, by_coupling: bool) -> list[Picked]:
         """Verification of sequences under one distribution."""

@@ -35,6 +35,12 @@ class Buffers:
         self.mixed = torch.zeros((M, heads * c.head_size), device=device)
         rows = self.mixed.view(M, heads, c.head_size)
         self.qk, self.q = rows[:, : c.heads + c.kv_heads], rows[:, : c.heads]
+        self.unit, self.turned = torch.zeros((2, *self.qk.shape), device=device).unbind(0)
+        self.qk_halves, self.unit_halves, self.turned_halves = (x.chunk(2, dim=2) for x in (self.qk, self.unit, self.turned))
+        self.scale = torch.zeros((M, c.heads + c.kv_heads, 1), device=device)
+        self.tables = torch.zeros((M, 2, c.head_size), device=device)
+        self.cos, sin = self.tables.split(1, dim=1)
+        self.sines = sin.chunk(2, dim=2)
         self.kv = self.mixed[:, c.heads * c.head_size :]
         self.attended = torch.zeros((M, c.heads * c.head_size), device=device)
         self.gate_up = torch.zeros((M, 2 * c.ffn), device=device)
@@ -62,6 +68,7 @@ class Stack:
         self.c, self.device = c, device
         self.fused = [_fuse(block, c) for block in blocks]
         self._buffers: dict[int, Buffers] = {}
+        self._eps, self._size = torch.tensor([c.norm_eps, float(c.head_size)], device=device).unbind(0)
         self._longest = c.context + room
         self._rotary = self._tables(min(self._longest, SOON))
 
@@ -79,16 +86,22 @@ class Stack:
         ``read``: what the first block's attention reads in place of its normed input.
         """
         c, b = self.c, buffers
-        half, scale = c.head_size // 2, c.head_size**-0.5
-        cos, sin = self.tables(batch.positions)
+        scale = c.head_size**-0.5
+        torch.index_select(self._tables_for(batch.positions), 0, batch.positions, out=b.tables)
         for layer, (norm1, qkv, bias, norms, out, norm2, into, down) in enumerate(self.fused):
             torch.mm(self.rms(b, norm1) if read is None else read, qkv, out=b.mixed)
             read = None
             if bias is not None:
                 b.mixed.add_(bias)
-            unit = b.qk if norms is None else torch.rms_norm(b.qk, (c.head_size,), None, c.norm_eps).mul_(norms)
-            turned = torch.roll(unit, half, -1).mul_(sin)
-            torch.addcmul(turned, unit, cos, out=b.qk)
+            unit, halves = b.qk, b.qk_halves
+            if norms is not None:  # torch.rms_norm's own steps, bit for bit
+                torch.mul(b.qk, b.qk, out=b.turned)
+                torch.sum(b.turned, -1, True, out=b.scale)
+                torch.addcdiv(self._eps, b.scale, self._size, out=b.scale).rsqrt_()
+                unit, halves = torch.mul(b.qk, b.scale, out=b.unit).mul_(norms), b.unit_halves
+            torch.mul(halves[1], b.sines[0], out=b.turned_halves[0])
+            torch.mul(halves[0], b.sines[1], out=b.turned_halves[1])
+            torch.addcmul(b.turned, unit, b.cos, out=b.qk)
             attended = batch.attend(first + layer, b.q, b.kv, scale, b.attended)
             torch.addmm(b.x, attended, out, out=b.x)
             torch.mm(self.rms(b, norm2), into, out=b.gate_up)
@@ -104,11 +117,15 @@ class Stack:
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin of ``positions`` [M], [M, 1, E]; the sign of ``rotate``'s halves is folded into the sine."""
+        both = self._tables_for(positions).index_select(0, positions)
+        return both.narrow(1, 0, 1), both.narrow(1, 1, 1)
+
+    def _tables_for(self, positions: Tensor) -> Tensor:
+        """cos and signed sin of all positions up to the largest of ``positions``, [at least so many, 2, E]."""
         have = len(self._rotary)
         if have < self._longest and (wanted := int(positions.max()) + 1) > have:
             self._rotary = self._tables(min(self._longest, max(wanted, 2 * have)))
-        both = self._rotary.index_select(0, positions)
-        return both.narrow(1, 0, 1), both.narrow(1, 1, 1)
+        return self._rotary
 
     def _tables(self, length: int) -> Tensor:
         cos, sin = rotary_tables(length, self.c.head_size, self.c.rope_theta)

@@ -13,6 +13,7 @@ Axis legend: R rows, E batch entries of these rows (each row's anchor and drafts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ramify.engine.grammar import Shaper, shapes_after
-from ramify.engine.sampling import Picked, Shapes, distributions, inverse_cdf, pick
+from ramify.engine.sampling import Picked, distributions, inverse_cdf, pick_from
 from ramify.model.protocol import Sampling
 
 NOTHING = 1e-12
@@ -33,9 +34,9 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(left.sum(-1, keepdim=True) > NOTHING, left, p)
 
 
-def accepted(p: np.ndarray, q: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Whether a draft with target probability ``p`` and draft probability ``q`` is accepted at the uniform ``u`` (all one shape)."""
-    return np.asarray(u * q < p)
+def accepted(p: float, q: float, u: float) -> bool:
+    """Whether a draft with target probability ``p`` and draft probability ``q`` is accepted at the uniform ``u``."""
+    return u * q < p
 
 
 def coupled(
@@ -47,15 +48,14 @@ def coupled(
     shapers: Sequence[Shaper | None] | None = None,
 ) -> list[Picked]:
     """What each row emits. ``logits`` [E, V], row by row; ``u[r]`` the uniforms of row r's next len(drafts[r]) + 1 tokens."""
-    each, begins, stops, shapes = _entries(settings, first, drafts, shapers)
-    picked = pick(logits, each, begins, np.concatenate(u).tolist(), shapes)
+    picked = pick_from(*_distributions(logits, settings, first, drafts, shapers), np.concatenate(u).tolist())
     result, start = [], 0
-    for row, stop in zip(drafts, stops, strict=True):
+    for row in drafts:
         n = 0
         while n < len(row) and picked.tokens[start + n] == row[n]:
             n += 1
         result.append(_slice(picked, start, start + n + 1))
-        start = stop
+        start += len(row) + 1
     return result
 
 
@@ -73,58 +73,70 @@ def rejection(
 
     ``q`` need not sum to 1. ``u`` samples the corrected or bonus token, by its position.
     """
-    each, begins, stops, shapes = _entries(settings, first, drafts, shapers)
-    model, sampler = distributions(logits, each, begins, shapes)
+    model, sampler = _distributions(logits, settings, first, drafts, shapers)
     of_model = model.exp()
-    entropy = -(of_model * model).nansum(-1)
+    entropy = (of_model * model).nansum(-1).neg_()
     p = of_model if sampler is model else sampler.exp()
-    device, n = p.device, len(drafts)
-    p_sum, q_sum = p.sum(-1, dtype=torch.float64), q.sum(-1, dtype=torch.float64).flatten()
-    (V, K), q = (p.shape[1], q.shape[1]), q.flatten(0, 1)
-    lengths = np.array([len(row) for row in drafts])
-    starts = np.array(stops) - lengths - 1
-    rows = np.repeat(np.arange(n), lengths)
-    at = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    drafted = np.array([token for row in drafts for token in row], np.int64)
-    entry, of_q = starts[rows] + at, rows * K + at
-    index = torch.from_numpy(np.stack((entry, entry * V + drafted, of_q, of_q * V + drafted))).to(device).unbind(0)
-    of_p = p.flatten().index_select(0, index[1]) / p_sum.index_select(0, index[0])
-    chances = torch.stack((of_p, q.flatten().index_select(0, index[3]) / q_sum.index_select(0, index[2]))).cpu().numpy()
-    ok = np.zeros((n, int(lengths.max())), bool)
-    ok[rows, at] = accepted(chances[0], chances[1], accept[rows, at])
-    survivors = np.cumprod(ok, axis=1).sum(axis=1)
-    last = torch.from_numpy(starts + survivors).to(device)
-    weights = p.index_select(0, last) / p_sum.index_select(0, last).unsqueeze(1)
-    cut = np.flatnonzero(survivors < lengths)
-    if len(cut):
-        row, refused = torch.from_numpy(np.stack((cut, cut * K + survivors[cut]))).to(device).unbind(0)
-        of_draft = q.index_select(0, refused) / q_sum.index_select(0, refused).unsqueeze(1)
-        weights.index_copy_(0, row, residual(weights.index_select(0, row), of_draft))
-    final = torch.tensor([row[k] for row, k in zip(u, survivors, strict=True)], dtype=torch.float64, device=device)
-    found = np.zeros(len(logits), np.int64)
-    found[entry] = drafted
-    found[starts + survivors] = inverse_cdf(weights, final).cpu().numpy()
-    tokens = torch.from_numpy(found).to(device).unsqueeze(1)
+    device, (R, K, V) = p.device, q.shape
+    q = q.transpose(0, 1).reshape(K * R, V)  # slot by slot, as the drafter makes it
+    starts, of_p, of_q = list[int](), list[int](), list[int]()
+    found: list[int] = []
+    for r, row in enumerate(drafts):  # few numbers: lists are faster than arrays here
+        starts.append(start := len(found))
+        of_p += [(start + k) * V + token for k, token in enumerate(row)]
+        of_q += [(k * R + r) * V + token for k, token in enumerate(row)]
+        found += row
+        found.append(0)
+    places = torch.tensor([of_p, of_q], dtype=torch.int64, device=device).unbind(0)
+    at_p, at_q = p.flatten().index_select(0, places[0]).tolist(), q.flatten().index_select(0, places[1]).tolist()
+    sum_p, sum_q = p.sum(-1, dtype=torch.float64).tolist(), q.sum(-1, dtype=torch.float64).tolist()
+    last, refused, scales, cut = [], [], [], False
+    for r, (start, row, chances) in enumerate(zip(starts, drafts, accept.tolist(), strict=True)):
+        n = 0
+        while n < len(row) and accepted(
+            at_p[start - r + n] / sum_p[start + n], at_q[start - r + n] / sum_q[n * R + r], chances[n]
+        ):
+            n += 1
+        last.append(start + n)
+        if n < len(row):
+            cut = True
+            refused.append(n * R + r)
+            scales.append((sum_p[start + n], sum_q[n * R + r], u[r][n]))
+        else:  # all drafts were accepted: nothing / infinity is taken away from the target's weights
+            refused.append(0)
+            scales.append((sum_p[start + n], math.inf, u[r][n]))
+    picked, of_draft = torch.tensor([last, refused], device=device).unbind(0)
+    sums_p, sums_q, final = torch.tensor(scales, dtype=torch.float64, device=device).unsqueeze(2).unbind(1)
+    weights = p.index_select(0, picked) / sums_p
+    if cut:
+        weights = residual(weights, q.index_select(0, of_draft) / sums_q)
+    for at, token in zip(last, inverse_cdf(weights, final).tolist(), strict=True):
+        found[at] = token
+    tokens = torch.tensor(found, device=device).unsqueeze(1)
     chosen = sampler.gather(1, tokens).squeeze(1).tolist()
     plain = chosen if sampler is model else model.gather(1, tokens).squeeze(1).tolist()
-    whole = Picked(found.tolist(), chosen, plain, entropy.tolist())
-    return [_slice(whole, start, start + n + 1) for start, n in zip(starts.tolist(), survivors.tolist(), strict=True)]
+    whole = Picked(found, chosen, plain, entropy.tolist())
+    return [_slice(whole, start, stop + 1) for start, stop in zip(starts, last, strict=True)]
 
 
-def _entries(
+def _distributions(
+    logits: Tensor,
     settings: Sequence[Sampling],
     first: Sequence[bool],
     drafts: Sequence[Sequence[int]],
     shapers: Sequence[Shaper | None] | None,
-) -> tuple[list[Sampling], list[bool], list[int], Shapes]:
-    """Settings and "first token" of every entry, where each row's entries end, and each entry's shape after the drafts before it."""
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [E, V] of the model and of the sampler at every entry, each after the drafts before it."""
+    if all(s.plain(f) for s, f in zip(settings, first, strict=True)):
+        model = logits.float().log_softmax(-1)
+        return model, model
     each = [s for s, row in zip(settings, drafts, strict=True) for _ in range(len(row) + 1)]
     begins = [f and k == 0 for f, row in zip(first, drafts, strict=True) for k in range(len(row) + 1)]
-    stops = np.cumsum([len(row) + 1 for row in drafts]).tolist()
-    if shapers is None or not any(shapers):
-        return each, begins, stops, None
-    owners = [shaper for shaper, row in zip(shapers, drafts, strict=True) for _ in range(len(row) + 1)]
-    return each, begins, stops, shapes_after(owners, [row[:k] for row in drafts for k in range(len(row) + 1)])
+    shapes = None
+    if shapers is not None and any(shapers):
+        owners = [shaper for shaper, row in zip(shapers, drafts, strict=True) for _ in range(len(row) + 1)]
+        shapes = shapes_after(owners, [row[:k] for row in drafts for k in range(len(row) + 1)])
+    return distributions(logits, each, begins, shapes)
 
 
 def _slice(picked: Picked, start: int, stop: int) -> Picked:

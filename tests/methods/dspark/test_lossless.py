@@ -180,7 +180,7 @@ def test_the_checks_of_a_pair_at_their_own_size():
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3"])
-@pytest.mark.parametrize("law", ["coupled", "rejection"])
+@pytest.mark.parametrize("distribution", ["coupled", "rejection"])
 def test_every_drafter_keeps_a_reply_under_a_grammar(kind: str, distribution: str):
     """Drafter and target are cut alike: greedy and coupled samples are those without drafts, others are texts of the grammar."""
     plain = speller()

@@ -6,7 +6,7 @@ L draft layers, G key/value heads, E head size, r rank.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,27 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(size, 1)
 
 
+class _Ready(NamedTuple):
+    """What a drafter makes of its weights before it drafts."""
+
+    stack: Stack
+    context: Tensor
+    """``fc``, and its negative for the norm that follows (see :meth:`Stack.rms`), [m*D, 2D]."""
+    context_norm: Tensor
+    kv: Tensor
+    """Keys and values of all layers, [D, L*C]."""
+    key_norms: Tensor
+    """[L, G, E]."""
+    norm: Tensor
+    into: Tensor | None
+    """W1 [V, r] and W2 [r, V] of the sequential head."""
+    out: Tensor | None
+    reads: Tensor | None
+    """What the confidence reads of the hidden state, [D]."""
+    belief: Tensor | None
+    """What a token adds to the confidence in the next one, [V]."""
+
+
 @register("drafter", "dspark")
 class DSpark(Qwen3Drafter):
     """The drafter of the paper; with rank 0 and no confidence it is DFlash in the same framework. Weights are decided by ``seed``.
@@ -85,37 +106,51 @@ class DSpark(Qwen3Drafter):
         self.markov_head = MarkovHead(c) if c.rank else None
         self.reads_token = c.confidence_markov and c.rank > 0
         self.confidence_head = ConfidenceHead(c.width + c.rank * self.reads_token) if c.confidence else None
-        self._stack: Stack | None = None
-        self._absorb = self._norms = (torch.empty(0), torch.empty(0))
+        self._made: _Ready | None = None
         self.init_weights(seed)
 
     def train(self, mode: bool = True) -> DSpark:
         """See :class:`torch.nn.Module`; forgets the fused weights."""
-        self._stack = None
+        self._made = None
         return super().train(mode)
 
-    def _ready(self) -> Stack:
-        if self._stack is None:
-            c = self.config
+    def _ready(self) -> _Ready:
+        if self._made is None:
+            c, head = self.config, self.markov_head
             stack = Stack(self.blocks, c.block_shape(), self.head.device, c.block + UNIT)
-            self._norms = twice(self.hidden_norm.weight), twice(self.norm.weight)
-            kv = torch.cat([fused.qkv.t()[c.heads * c.head_size :] for fused in stack.fused]).t()
-            self._absorb = kv, torch.stack([fused.norms[c.heads :] for fused in stack.fused if fused.norms is not None])
-            self._stack = stack
-        return self._stack
+            reads = belief = into = out = None
+            if self.confidence_head is not None:
+                read = self.confidence_head.proj
+                reads, belief = read.weight[0, : c.width], read.bias.expand(c.vocab)
+                if self.reads_token and head is not None:
+                    belief = belief + head.markov_w1.weight @ read.weight[0, c.width :]
+            if head is not None:
+                into, out = head.markov_w1.weight, head.markov_w2.weight.t()
+            self._made = _Ready(
+                stack,
+                torch.cat((self.fc.weight, -self.fc.weight)).t(),
+                twice(self.hidden_norm.weight),
+                torch.cat([fused.qkv.t()[c.heads * c.head_size :] for fused in stack.fused]).t(),
+                torch.stack([fused.norms[c.heads :] for fused in stack.fused if fused.norms is not None]),
+                twice(self.norm.weight),
+                into,
+                out,
+                reads,
+                belief,
+            )
+        return self._made
 
     @torch.inference_mode()
     def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """See :meth:`Drafter.absorb`; ``following`` is not read."""
-        c, stack = self.config, self._ready()
-        kv, norms = self._absorb
-        context = F.linear(features, self.fc.weight)
-        context = torch.layer_norm(torch.cat((context, -context), 1), (2 * c.width,), self._norms[0], None, c.norm_eps)
-        heads = torch.mm(context.narrow(1, 0, c.width), kv).view(len(slots), c.layers, 2, c.kv_heads, c.head_size)
-        keys = unit(heads[:, :, 0], c.norm_eps) * norms
-        cos, sin = stack.tables(positions)
-        torch.addcmul(torch.roll(keys, c.head_size // 2, -1).mul_(sin[:, None]), keys, cos[:, None], out=heads[:, :, 0])
-        where = slots * cache.capacity + positions
+        c, made = self.config, self._ready()
+        context = torch.layer_norm(torch.mm(features, made.context), (2 * c.width,), made.context_norm, None, c.norm_eps)
+        heads = torch.mm(context.narrow(1, 0, c.width), made.kv).view(len(slots), c.layers, 2, c.kv_heads, c.head_size)
+        into = heads.select(2, 0)
+        keys = unit(into, c.norm_eps) * made.key_norms
+        cos, sin = made.stack.tables(positions)
+        torch.addcmul(torch.roll(keys, c.head_size // 2, -1).mul_(sin[:, None]), keys, cos[:, None], out=into)
+        where = torch.add(positions, slots, alpha=cache.capacity)
         cache.kv[first : first + c.layers].view(c.layers, -1, c.kv_size).index_copy_(1, where, heads.flatten(2).transpose(0, 1))
 
     @torch.inference_mode()
@@ -126,28 +161,26 @@ class DSpark(Qwen3Drafter):
 
         Only ``depth`` slots run, which costs in proportion; training always has the whole block, so a shorter one is accepted a little less.
         """
-        c, R, stack = self.config, len(slots), self._ready()
+        c, R, made, head = self.config, len(slots), self._ready(), self.markov_head
         batch = block_batch(cache, c, slots, anchors, positions, depth)
-        buffers = stack.buffers(batch.size)
+        buffers = made.stack.buffers(batch.size)
         buffers.x.copy_(F.embedding(batch.tokens, self.embedding))
-        stack.run(batch, buffers, first)
-        hidden = stack.rms(buffers, self._norms[1]).narrow(0, 0, batch.used).view(R, depth, c.width)
-        sampled: list[Tensor] = []
-        embedded: list[Tensor] = []
-        previous, state, head = anchors, None, self.markov_head
-        if head is not None:
-            into, out = head.markov_w1.weight, head.markov_w2.weight.t()
+        made.stack.run(batch, buffers, first)
+        hidden = made.stack.rms(buffers, made.norm).narrow(0, 0, batch.used)
+        chain, state = [anchors], None
         # the vanilla head reads no hidden state
-        states = [hidden] * depth if head is None or head.kind == "vanilla" else hidden.unbind(1)
-        for k, at in enumerate(F.linear(hidden, self.head).unbind(1)):
-            if head is not None:
-                embedded.append(into.index_select(0, previous))
-                latent, state = head.step(embedded[-1], states[k], state)
-                at = torch.addmm(at, latent, out)
-            previous = pick(k, at)
-            sampled.append(previous)
-        scores = self.scores(hidden, torch.stack(embedded, 1) if embedded else None)
-        return Drafts(torch.stack(sampled, 1), self.confidences(scores), scores)
+        states = [hidden] * depth if head is None or head.kind == "vanilla" else hidden.view(R, depth, -1).unbind(1)
+        for k, at in enumerate(F.linear(hidden, self.head).view(R, depth, -1).unbind(1)):
+            if head is not None and made.into is not None and made.out is not None:
+                latent, state = head.step(made.into.index_select(0, chain[-1]), states[k], state)
+                at = torch.addmm(at, latent, made.out)
+            chain.append(pick(k, at))
+        tokens = torch.stack(chain, 1)
+        if made.reads is None or made.belief is None:
+            scores = torch.full((R, depth), float("nan"), device=anchors.device)
+        else:
+            scores = torch.mv(hidden, made.reads).view(R, depth).add_(made.belief[tokens.narrow(1, 0, depth)])
+        return Drafts(tokens.narrow(1, 1, depth), self.confidences(scores), scores)
 
     def scores(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
         """Confidence logits [..., K] of slots with hidden states [..., K, D] and W1[previous token] [..., K, r]; nan without the head."""
