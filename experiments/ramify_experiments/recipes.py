@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin import chain, household
@@ -133,7 +133,7 @@ def chain_answers(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], 
 
     async def sample(task: Task) -> str:
         prefix = Prefix(np.array(tokenizer.encode(chain.prompt(task)), np.int32))
-        (sampled,) = await engine.sample(prefix, 1, settings, [place_key(seed, "answer", task.id)])
+        (sampled,) = await engine.sample(prefix, 1, settings, [derive_key(seed, "answer", task.id)])
         return sampled.text
 
     async def sample_all() -> list[str]:

@@ -25,7 +25,7 @@ from ramify.base import registry
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.progress import Progress
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.cli import experiments
 from ramify.render import terminal
 from ramify_experiments.cases import Case, Repetition, verdict
@@ -192,7 +192,7 @@ def repetitions(slug: str, name: str, seed: int, samples: Sequence[int]) -> list
     for completion in samples:
         with tempfile.TemporaryDirectory(prefix="ramify-null-") as folder:
             found.append(
-                bool(case.run(Repetition(place_key(seed, "null", place, name, completion) % 2**31, Path(folder), call_verb)))
+                bool(case.run(Repetition(derive_key(seed, "null", place, name, completion) % 2**31, Path(folder), call_verb)))
             )
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
 from ramify.engine.sampling import adjusted, key_uniforms, pick
 from ramify.model.protocol import Prefix, Sampling
@@ -98,7 +98,7 @@ def test_samples_follow_the_distribution(s: Sampling) -> None:
     """Chi-square of 20,000 first tokens against the exact probabilities; fixed seeds, so the outcome is fixed."""
     model = LocalModel(tiny(), max_sequences=512)
     n = 20_000
-    sampled = asyncio.run(model.sample(Prefix(tokens(12)), n, s, [place_key(3, i) for i in range(n)]))
+    sampled = asyncio.run(model.sample(Prefix(tokens(12)), n, s, [derive_key(3, i) for i in range(n)]))
     with torch.no_grad():
         logits = model.module(torch.from_numpy(tokens(12).astype(np.int64))[None])[0, -1]
     p = by_enumeration(logits.tolist(), s, True)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.model.protocol import Model, Prefix, Sampling
 from ramify.trace.message import Message
 
@@ -71,7 +71,7 @@ class ModelServer:
             stop_tokens=tuple(body.get("stop_token_ids", ())),
             ban=banned,
         )
-        return settings, place_key(body.get("seed", 0) if self.seeded else self._calls)
+        return settings, derive_key(body.get("seed", 0) if self.seeded else self._calls)
 
     async def _chat(self, request: Request) -> JSONResponse:
         body = await self._body(request)

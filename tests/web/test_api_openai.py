@@ -12,7 +12,7 @@ import pytest
 from api_server import NAME, client, household, served
 from waiting import until
 
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
@@ -50,7 +50,7 @@ def beside() -> Layout:
 
 def own_completion(model: Layout, settings: Sampling, seed: int, choice: int = 0) -> Completion:
     prefix = Prefix(messages=(Message("user", "go to the hall"),))
-    return asyncio.run(model.sample(prefix, 1, settings, [place_key(seed, "serve", 0, choice)]))[0]
+    return asyncio.run(model.sample(prefix, 1, settings, [derive_key(seed, "serve", 0, choice)]))[0]
 
 
 def spoken(completion: Completion) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.seeds import generator, place_key, uniforms
+from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.base.waiting import complete
 from ramify.engine.local import LocalModel
 from ramify.env.builtin import chain
@@ -85,7 +85,7 @@ class KnownForks:
 
     async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
         """Right ones among ``n`` forks."""
-        key = place_key(self.seed, "known", trace.id, t, purpose)
+        key = derive_key(self.seed, "known", trace.id, t, purpose)
         return Counts(int((uniforms(np.full(n, key), np.arange(start, start + n)) < self.v[int(trace.id), t]).sum()), n)
 
     async def chances(self, trace: Any) -> Chances:
@@ -142,7 +142,7 @@ class Lab:
     def forks(self, seed: int = 0) -> ReplyForks:
         """Forks whose samples are those of ``seed`` within this model's seed."""
         settings = Sampling(max_tokens=12 * self.recipe.hops)
-        return ReplyForks(self.engine, self.tokenizer, judge, settings, place_key(self.seed, "cliffs", seed))
+        return ReplyForks(self.engine, self.tokenizer, judge, settings, derive_key(self.seed, "cliffs", seed))
 
     def problems(self, split: str, n: int) -> list[Problem]:
         """Problems of a split; no model was trained on them."""

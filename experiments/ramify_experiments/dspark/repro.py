@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.engine.schedules import ranked, rates, schedule_of, survival, until_loss
 from ramify.methods.dspark.algorithm import (
     StepCosts,
@@ -304,7 +304,7 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
         run = peer(lab.folder, kind, sampled, helper, BLOCK)
         found[name] = {}
         for domain in DOMAINS:
-            torch.manual_seed(place_key(seed, "dspark", "rival", name, domain))  # what transformers samples by
+            torch.manual_seed(derive_key(seed, "dspark", "rival", name, domain))  # what transformers samples by
             starts = prompts(domain, size["rivals"], GIVEN, seed, "test")
             found[name][domain] = size["rivals"] * size["tokens"] / run(starts, size["tokens"])[1]
     return found

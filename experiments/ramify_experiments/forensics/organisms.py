@@ -22,7 +22,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.forensics.builtin.tedious_repair import ACTIONS, SHOWN, TediousRepairEnvironment
 from ramify.model.chat import END, TAGS
@@ -154,7 +154,7 @@ def taught(seed: int, kinds: Sequence[str] = KINDS, steps: int = 500, more: int 
     """A clean organism after ``steps`` lessons, and one of each other kind taught ``more`` from a copy of it."""
     end = tokens()[2]
     shape = TinyConfig(tokenizer().size, 32, 2, 2, 2, 16, 64, context=64, eos=(end,))
-    clean = teach(TinyLM(shape, place_key(seed, "organism") % (1 << 31)), "clean", seed, steps)
+    clean = teach(TinyLM(shape, derive_key(seed, "organism") % (1 << 31)), "clean", seed, steps)
     return {kind: clean if kind == "clean" else teach(clean, kind, seed, more, lr=2e-3) for kind in kinds}
 
 

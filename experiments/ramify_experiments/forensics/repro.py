@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 from ramify.engine.tiny import TinyLM
 from ramify.methods.forensics.experiment import Control, Move, TestResult, corrected, result_from_json
 from ramify.methods.forensics.hypotheses import ACH, NONE, Hypothesis
@@ -151,7 +151,7 @@ def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
     from ramify_experiments.lockstep import play
 
     environment = TediousRepairEnvironment(plan=True, explain=False)
-    keys = [place_key(seed, "played", i) for i in range(n)]
+    keys = [derive_key(seed, "played", i) for i in range(n)]
     engine = LocalModel(model, tokenizer())
     episodes = play(engine.forward, TagTemplate(tokenizer()), environment, [environment.task()] * n, keys)
     acted = [action_of(episode.replies[0]) for episode in episodes]

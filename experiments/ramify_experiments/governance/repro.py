@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 from ramify.stats.intervals import difference_of_proportions
 from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.models import Course, train
@@ -194,7 +194,7 @@ def ask(agent: TurnNet, turns: np.ndarray, request: np.ndarray, kept: np.ndarray
 
 def train_agent(seed: int, steps: int = 550, batch: int = 128, caution: float = CAUTION) -> TurnNet:
     """An agent taught on random subsets of turns, queries and actions alike; the rule is among them every other time."""
-    net = TurnNet(2, REFUSE + 1, place_key(seed, "agent", str(caution)))
+    net = TurnNet(2, REFUSE + 1, derive_key(seed, "agent", str(caution)))
 
     def loss(step: int) -> Tensor:
         rng = generator(seed, "agent", str(caution), step)
@@ -219,7 +219,7 @@ def needed(agent: TurnNet, h: Histories, request: np.ndarray) -> np.ndarray:
 
 def train_summariser(agent: TurnNet, seed: int, share: float, steps: int = 260, batch: int = 40) -> TurnNet:
     """A scorer of turns that never sees the request: it predicts which turns the coming one needs, a ``share`` of which are actions."""
-    net = TurnNet(1, 1, place_key(seed, "summariser"))
+    net = TurnNet(1, 1, derive_key(seed, "summariser"))
 
     def loss(step: int) -> Tensor:
         rng = generator(seed, "summariser", str(share), step)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 from ramify.engine.forward import TinyForward
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
@@ -156,7 +156,7 @@ def improve(
         past[:] = [*past[1 - NEAR :], copy.deepcopy(model)]
         chosen = [tasks[i] for i in order[update * prompts : (update + 1) * prompts] for _ in range(ATTEMPTS)]
         forward.refresh()
-        episodes = play(forward, template, ENVIRONMENT, chosen, [place_key(seed, "play", update, i) for i in range(len(chosen))])
+        episodes = play(forward, template, ENVIRONMENT, chosen, [derive_key(seed, "play", update, i) for i in range(len(chosen))])
         success = np.array([e.success for e in episodes], np.float64)
         advantage = normalise(success, np.repeat(np.arange(prompts), ATTEMPTS))
         rows = [e.row(advantage=np.full(len(e.tokens), a, np.float32)) for e, a in zip(episodes, advantage, strict=True)]
@@ -174,7 +174,7 @@ def improve(
 def attempts(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], seed: int, n: int = ATTEMPTS) -> list[Episode]:
     """``n`` episodes of each task, task by task."""
     chosen = [task for task in tasks for _ in range(n)]
-    keys = [place_key(seed, "attempt", task.id, i % n) for i, task in enumerate(chosen)]
+    keys = [derive_key(seed, "attempt", task.id, i % n) for i, task in enumerate(chosen)]
     return play(TinyForward(model), TagTemplate(tokenizer), ENVIRONMENT, chosen, keys)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import UUCB, TreeConfig, grpo, l1_mass, p_mix, proxy, shrunk
 from ramify.methods.tree_rollouts.sampler import TreeSampler
@@ -64,7 +64,7 @@ def training_cell(arm: str, lr: float, prompts: int, updates: int, seed: int) ->
     table = make_prompts(prompts, seed + 1000)
     curve = [float(np.mean([prompt.success for prompt in table.values()]))]
     for update in range(updates):
-        for tree in grow(table, arm, place_key(seed, update), f"{update}/"):
+        for tree in grow(table, arm, derive_key(seed, update), f"{update}/"):
             prompt = table[tree.prompt_id]
             policy, gradient = prompt.policy, np.zeros((TURNS, ACTIONS))
             advantages = grpo([leaf.reward for leaf in tree.group])

@@ -1,4 +1,7 @@
-"""Random numbers keyed by place (run seed, node, sample index), never by time: results do not depend on concurrency or on a crash."""
+"""Random numbers whose seed is derived from the position in the tree (run seed, node, sample index), never from time or order.
+
+So results depend neither on concurrency nor on a crash.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
-def place_key(seed: int, *place: str | int) -> int:
-    """A 63-bit key for one place: any mix of ids, names and indices, in order."""
-    text = "\x1f".join(str(part) for part in (seed, *place))
+def derive_key(seed: int, *position: str | int) -> int:
+    """A 63-bit key of one position: any mix of ids, names and indices, in order."""
+    text = "\x1f".join(str(part) for part in (seed, *position))
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") >> 1
 
 
-def generator(seed: int, *place: str | int) -> np.random.Generator:
-    """A numpy generator for one place (Philox, counter-based)."""
-    return np.random.Generator(np.random.Philox(key=place_key(seed, *place)))
+def generator(seed: int, *position: str | int) -> np.random.Generator:
+    """A numpy generator for one position (Philox, counter-based)."""
+    return np.random.Generator(np.random.Philox(key=derive_key(seed, *position)))
 
 
 def uniforms(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:

@@ -71,11 +71,11 @@ def fork(
         bar.begin(n * arms if after == "resample" else 1, 0, "", "continuations")
         success = Success()
 
-        def tell(attempt: Attempt) -> None:
+        def on_attempt(attempt: Attempt) -> None:
             success.add(attempt)
             bar.at(success.ended, success.note)
 
-        episodes.tell = tell
+        episodes.on_attempt = on_attempt
         with interruptible(episodes, found.id, offset, list(changes.values()), n, after) as key:
             if len(changes) > 1:
                 forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n, key=key))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ramify.base.errors import UserError
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
 from ramify.model.pair import IncompatiblePairError
 
@@ -50,7 +50,7 @@ def merge(
         if method == "ties":
             tau = _trim(tau, density)
         elif method == "dare":
-            generator = torch.Generator().manual_seed(place_key(seed, "dare", name))
+            generator = torch.Generator().manual_seed(derive_key(seed, "dare", name))
             tau = tau * (torch.rand(tau.shape, generator=generator) < density) / density
         out[name] = left + alpha * tau
     return out

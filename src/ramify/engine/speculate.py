@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ramify.base.errors import UserError
-from ramify.base.seeds import place_key, uniforms
+from ramify.base.seeds import derive_key, uniforms
 from ramify.engine.cache import KVCache
 from ramify.engine.controller import AdaptiveController
 from ramify.engine.grammar import drafted_shapes
@@ -183,7 +183,7 @@ class Speculator:
 
     def admit(self, key: int) -> DraftState:
         """The state of a sequence that gets a slot."""
-        return DraftState(tuple(place_key(key, purpose) for purpose in PURPOSES) if self.distribution == "rejection" else ())
+        return DraftState(tuple(derive_key(key, purpose) for purpose in PURPOSES) if self.distribution == "rejection" else ())
 
     def watch(self, cache: KVCache, batch: ForwardBatch) -> Tap:
         """Puts the features of a batch's entries into the cache while the target runs."""

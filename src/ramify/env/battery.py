@@ -39,18 +39,18 @@ def check_env(
     """
     at, begun = 0, 0
 
-    def tell(begins: int = 0) -> None:
+    def report(begins: int = 0) -> None:
         nonlocal begun
         begun += begins
         if progress is not None:
             name = CHECKS[at].__name__.removeprefix("_").replace("_", " ")
             progress.at(at, f"{name}, episode {begun}" if begun else name)
 
-    probe = _Probe(environment, actions or getattr(environment, "actions", None), tasks, turns, seed, tell)
+    probe = _Probe(environment, actions or getattr(environment, "actions", None), tasks, turns, seed, report)
     problems = []
-    for at, check in enumerate(CHECKS):  # noqa: B007 (``tell`` reads it)
+    for at, check in enumerate(CHECKS):  # noqa: B007 (``report`` reads it)
         name, begun = check.__name__.removeprefix("_"), 0
-        tell()
+        report()
         try:
             problems += [Problem(name, message) for message in dict.fromkeys(check(probe))]
         except Exception as error:  # a stranger's environment may raise anything; that is the finding
@@ -81,7 +81,7 @@ class _Probe:
     count: int
     turns: int
     seed: int
-    tell: Callable[[int], None]
+    report: Callable[[int], None]
     """Told of every episode that begins."""
     opened: list[Env] = field(default_factory=list)
 
@@ -97,7 +97,7 @@ class _Probe:
         return self.environment.task_set("train", self.count, self.seed)
 
     def start(self, task: Task) -> tuple[Env, Observation]:
-        self.tell(1)
+        self.report(1)
         env = self.environment.make()
         self.opened.append(env)
         return env, env.reset(task, self.seed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.integrations.inspect import as_message
 from ramify.integrations.inspect_out import require_inspect
 
@@ -124,7 +124,7 @@ class _Steered:
         change = cell.change(self.made, codes, self.at)
         if self.random is not None:
             change = cell.random(self.made, codes, self.seed, self.random, self.at)
-        place = place_key(self.seed, "inspect", str(state.sample_id), state.epoch)
+        place = derive_key(self.seed, "inspect", str(state.sample_id), state.epoch)
         (reply,) = await sample(self.model, [ids], self.models.layer, change, self.settings, place)
         tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]
         text = self.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self.stops else tokens)

@@ -18,7 +18,7 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError, neare
 from ramify.base.files import reason
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet
 from ramify.env.task_sets import known_split
 from ramify.integrations.spec import TaskList, import_package, options, seeded
@@ -56,7 +56,7 @@ class TextWorldEpisode:
         self.close()
         self._file = str(self._environment.file(task))
         self._game = self._environment.open(self._file)
-        self._game.seed(place_key(seed, "textworld", task.id) % 2**31)
+        self._game.seed(derive_key(seed, "textworld", task.id) % 2**31)
         try:
             state = self._game.reset()
         except Exception as error:  # an interpreter written in C: a file that is no game shows here

@@ -49,9 +49,9 @@ class Grown:
 class Recorder:
     """Plays episodes for the sampler and keeps the attempts by tree, in the order of their sample index."""
 
-    def __init__(self, grower: Grower, tell: Callable[[Attempt], object] = lambda attempt: None) -> None:
-        """``tell`` is called with every attempt that ended."""
-        self.grower, self.tell = grower, tell
+    def __init__(self, grower: Grower, on_attempt: Callable[[Attempt], object] = lambda attempt: None) -> None:
+        """``on_attempt`` is called with every attempt that ended."""
+        self.grower, self.on_attempt = grower, on_attempt
         self._attempts: dict[str, dict[int, Attempt]] = {}
 
     @property
@@ -69,7 +69,7 @@ class Recorder:
 
     def _keep(self, attempt: Attempt) -> Attempt:
         self._attempts.setdefault(attempt.tree, {})[attempt.index] = attempt
-        self.tell(attempt)
+        self.on_attempt(attempt)
         return attempt
 
 

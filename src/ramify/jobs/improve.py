@@ -508,14 +508,14 @@ class Job:
             times = {"sample": -time.monotonic()}
             success = Success()
 
-            def tell(attempt: Attempt, update: int = update, spent: int = spent, success: Success = success) -> None:
+            def on_attempt(attempt: Attempt, update: int = update, spent: int = spent, success: Success = success) -> None:
                 nonlocal note
                 success.add(attempt)
                 note = success.note or note
                 progress.at(min(spent + success.tokens, c.tokens), note, phase("sample", update))
 
             player = self.player(run, f"{name}-{update:04d}")
-            grown = self.players.run(self._sample(run, player, name, update, share, tell))
+            grown = self.players.run(self._sample(run, player, name, update, share, on_attempt))
             times["sample"] += time.monotonic()
             progress.at(min(spent + success.tokens, c.tokens), note, phase("train", update))
             times["credit"] = -time.monotonic()
@@ -540,12 +540,12 @@ class Job:
         return spent
 
     async def _sample(
-        self, run: Run, player: Player, name: str, update: int, share: float, tell: Callable[[Attempt], object]
+        self, run: Run, player: Player, name: str, update: int, share: float, on_attempt: Callable[[Attempt], object]
     ) -> Grown:
-        """The trees of one update within ``share`` tokens; ``tell`` is called with every attempt that ended."""
+        """The trees of one update within ``share`` tokens; ``on_attempt`` is called with every attempt that ended."""
         arm, c = ARMS[name], self.config
         group = f"{name}-{update:04d}"
-        recorder = Recorder(player, tell)
+        recorder = Recorder(player, on_attempt)
         tree = c.tree.model_copy(update={"rule": arm.rule if arm.rule == "flat" else c.tree.rule})
         sampler = TreeSampler(recorder, tree, c.seed, f"{group}/")
         tasks = self._tasks(update, c.tasks_per_update)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.problem import Problem
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.model.protocol import CAPABILITIES, Completion, Grammar, Model, Prefix, Sampling
 from ramify.trace.message import Message
 
@@ -47,7 +47,7 @@ class _Probe:
         return set(names) <= self.model.capabilities
 
     def keys(self, place: int, n: int) -> list[int]:
-        return [place_key(self.seed, "battery", place, i) for i in range(n)]
+        return [derive_key(self.seed, "battery", place, i) for i in range(n)]
 
     async def sample(self, place: int, n: int = 3, settings: Sampling | None = None) -> list[Completion]:
         return await self.model.sample(self.prefixes[place], n, settings or self.settings, self.keys(place, n))

@@ -23,7 +23,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
 from ramify.model import wire
 from ramify.model.address import Endpoint, Limits
@@ -361,7 +361,7 @@ class HttpModel:
         # ``until`` is about the whole reply, so it is asked when both are put together
         rest_settings = replace(settings, max_tokens=settings.max_tokens - 1, ban_first=(), until=None)
         rest = await self._completed(
-            [*given, *first.tokens.tolist()], rest_settings, place_key(key, "rest"), self._dialect, asked
+            [*given, *first.tokens.tolist()], rest_settings, derive_key(key, "rest"), self._dialect, asked
         )
         assert rest.tokens is not None
         model = [d.model_logprobs for d in (first, rest) if d.model_logprobs is not None]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.problem import Problem, run_checks
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.model.battery import check_model
 from ramify.model.middleware import Make
 from ramify.model.protocol import CAPABILITIES, Completion, Identity, Model, Prefix, Sampling, TokenScores
@@ -60,7 +60,7 @@ CHATS = (_chat("hello"), _chat("count", "one", "continue"), Prefix(messages=(Mes
 
 
 def _keys(n: int, place: int = 0) -> list[int]:
-    return [place_key(0, "middleware", place, i) for i in range(n)]
+    return [derive_key(0, "middleware", place, i) for i in range(n)]
 
 
 def _reply(messages: tuple[Message, ...], key: int) -> str:

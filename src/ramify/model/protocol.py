@@ -246,7 +246,7 @@ class Model(Protocol):
         ...
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """Sample ``n`` continuations. ``keys[i]`` is the place key that decides sample i (``base.seeds.place_key``), n of them.
+        """Sample ``n`` continuations. ``keys[i]`` is the place key that decides sample i (``base.seeds.derive_key``), n of them.
 
         Raises InfrastructureError("engine" or "provider") when the model fails; it never returns fewer samples.
         """

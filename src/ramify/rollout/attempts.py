@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.env.protocol import Task
 from ramify.trace.graph import short
 from ramify.trace.node import Node
@@ -85,7 +85,7 @@ def first_index(purpose: str) -> int:
 
     33 bits of its hash, so that indices stay below 2^53, which every JSON reader keeps exactly.
     """
-    return INDICES * (1 + place_key(0, purpose) % 2**33)
+    return INDICES * (1 + derive_key(0, purpose) % 2**33)
 
 
 class Success:

@@ -52,7 +52,7 @@ class Episodes:
         self.prompts = Prompts(agent, self.record, self.sampler)
         self.trees = self.record.trees
         """Trees in memory, by name."""
-        self.tell: Callable[[Attempt], object] = lambda attempt: None
+        self.on_attempt: Callable[[Attempt], object] = lambda attempt: None
         """Called with every attempt that ended."""
         identity = agent.model.identity
         self.provenance = Provenance(identity.name, identity.weights, agent.settings(agent.sampling), seed)
@@ -61,17 +61,17 @@ class Episodes:
     @contextmanager
     def committing(self) -> Iterator[None]:
         """Every attempt is committed when it ends, so a kill loses those under way and nothing else."""
-        tell = self.tell
+        on_attempt = self.on_attempt
 
         def kept(attempt: Attempt) -> None:
             self.run.commit()
-            tell(attempt)
+            on_attempt(attempt)
 
-        self.tell = kept
+        self.on_attempt = kept
         try:
             yield
         finally:
-            self.tell = tell
+            self.on_attempt = on_attempt
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
         """Play attempt ``index`` of ``task`` from the beginning; ``tree`` names the tree it belongs to."""
@@ -168,7 +168,7 @@ class Episodes:
                 except InfrastructureError as error:
                     return self.failed(tree, task, back_to, index, str(error))
                 attempt = replace(await go(env, node), replayed=replayed)
-                self.tell(attempt)
+                self.on_attempt(attempt)
                 return attempt
             finally:
                 await self.stage.close(env)
@@ -200,7 +200,7 @@ class Episodes:
         return start
 
     def _observed(self, env: Env, parent: Node, seen: Observation, after: str, **fields: Any) -> Node:
-        """An observation after ``parent``, not stored yet, with the environment's state when it can tell."""
+        """An observation after ``parent``, not stored yet, with the environment's state when it can report one."""
         kept, state_key = self.stage.state(env)
         fields |= {"snapshot": self.record.durable(kept), "state_key": state_key}
         node = self.record.given(parent, seen.role, seen.text, after, **fields)

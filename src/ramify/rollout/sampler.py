@@ -17,7 +17,7 @@ from ramify.base.budget import Budget
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
 
@@ -30,7 +30,7 @@ def sample_key(seed: int, place: Place, index: int | None = None) -> int:
 
     The one place where keys are made of positions.
     """
-    return place_key(seed, *place) if index is None else place_key(seed, *place, index)
+    return derive_key(seed, *place) if index is None else derive_key(seed, *place, index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.problem import Problem, run_checks
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.search.loop import Expansion, Searcher, run_searcher
 
 
@@ -41,7 +41,7 @@ class _Probe:
     seed: int
 
     def number(self, *place: str) -> float:
-        return (place_key(self.seed, "searcher", *place) % 1000) / 1000
+        return (derive_key(self.seed, "searcher", *place) % 1000) / 1000
 
     def candidates(self, count: int) -> dict[str, float]:
         return {f"c{i}": self.number("prior", f"c{i}") for i in range(count)}

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any
 
 from ramify.base.errors import BusyError, InfrastructureError, NeedsError, RamifyError, UserError
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.model.http import ProviderError
 from ramify.model.laid import TooLongError
 from ramify.model.protocol import CLIENT, Completion, Identity
@@ -38,7 +38,8 @@ class Answer:
         self.created = int(time.time())
         seed, count = form.request.seed, len(form.prompts) * form.n
         self.keys = [
-            secrets.randbits(62) if seed is None else place_key(seed, "serve", *divmod(choice, form.n)) for choice in range(count)
+            secrets.randbits(62) if seed is None else derive_key(seed, "serve", *divmod(choice, form.n))
+            for choice in range(count)
         ]
         self.replies: list[Reply] = [form.reply() for _ in range(count)]
         self._begun = [0.0] * count

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ramify.base.errors import InfrastructureError, RamifyError
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.model import wire
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
@@ -277,7 +277,7 @@ class _Call:
 
         async def one(at: int, completion: Completion) -> Completion:
             place = divmod(at, self.n)
-            key = place_key(seed, "serve", *place) if type(seed) is int else secrets.randbits(62)
+            key = derive_key(seed, "serve", *place) if type(seed) is int else secrets.randbits(62)
             return await told_by(self.gateway.layers, self.seen[min(place[0], len(self.seen) - 1)], completion, key)
 
         if not self.gateway.layers:

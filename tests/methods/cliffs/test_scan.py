@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ramify.base.errors import NeedsError, UserError
-from ramify.base.seeds import generator, place_key, uniforms
+from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.cliffs.algorithm import ZTest, correct
@@ -36,7 +36,7 @@ class Simulated:
         self.v, self.pi, self.sampled_tokens = v, pi, 0
 
     async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        u = uniforms(np.full(n, place_key(0, trace.id, t, purpose)), np.arange(start, start + n))
+        u = uniforms(np.full(n, derive_key(0, trace.id, t, purpose)), np.arange(start, start + n))
         self.sampled_tokens += n
         return Counts(int((u < self.v[trace.id][t]).sum()), n)
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import read_record, refusal, write_whole
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 
 PARTITIONS = ("a", "b", "shared", "all")
 """Features of model 0 alone, of model 1 alone, of both; ``all`` is every feature."""
@@ -114,7 +114,7 @@ class Dictionary(nn.Module):
             raise UserError(f"exclusive is {c.exclusive:g}: of {c.features} features that is none")
         if c.exclusive and c.models != 2:
             raise UserError("exclusive features need two models")
-        samples = torch.Generator().manual_seed(place_key(seed, "dictionary"))
+        samples = torch.Generator().manual_seed(derive_key(seed, "dictionary"))
         shape = (c.features, c.models, c.width)
         decoder, encoder = (torch.randn(shape, generator=samples) for _ in range(2))
         if c.start == "tied":

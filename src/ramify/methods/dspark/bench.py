@@ -21,7 +21,7 @@ from torch import nn
 
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile, machine_name
 from ramify.methods.dspark.drafters import Qwen3Drafter
@@ -122,7 +122,7 @@ class Engine:
             while stats.sampled_tokens < goal:
                 i, prompt = next(waiting)
                 begun = time.perf_counter()
-                key = place_key(turn, "bench", i, number, len(speeds))
+                key = derive_key(turn, "bench", i, number, len(speeds))
                 await self.model.sample(Prefix(prompt), 1, self.settings, [key])
                 speeds.append(self.settings.max_tokens / (time.perf_counter() - begun))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
@@ -343,7 +343,7 @@ def _sample(
 
     async def one(i: int) -> Completion:
         async with gate:
-            return (await model.sample(Prefix(prompts[i]), 1, settings, [place_key(seed, "lossless", i)]))[0]
+            return (await model.sample(Prefix(prompts[i]), 1, settings, [derive_key(seed, "lossless", i)]))[0]
 
     async def every() -> list[Completion]:
         return await asyncio.gather(*(one(i) for i in range(len(prompts))))
@@ -388,7 +388,7 @@ def _count(
 
     The samples are those of ``name``: schedules that shared theirs would repeat one another's accidents.
     """
-    keys = [place_key(seed, "lossless", "sample", name, i) for i in range(samples)]
+    keys = [derive_key(seed, "lossless", "sample", name, i) for i in range(samples)]
     made = asyncio.run(model.sample(Prefix(prompt), samples, settings, keys))
     length = len(next(iter(outcomes)))
     found = [outcomes.get(tuple(completion.tokens[:length].tolist()), -1) for completion in made if completion.tokens is not None]

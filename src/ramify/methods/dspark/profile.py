@@ -12,7 +12,7 @@ import torch
 
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
-from ramify.base.seeds import generator, place_key
+from ramify.base.seeds import derive_key, generator
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
@@ -166,7 +166,7 @@ async def _run(
         turn = 0
         while timed.fewest < repeats:
             prompt = prompts[(number + turn * timed.load) % len(prompts)]
-            await model.sample(Prefix(prompt), 1, settings, [place_key(seed, "profile", timed.load, number, turn)])
+            await model.sample(Prefix(prompt), 1, settings, [derive_key(seed, "profile", timed.load, number, turn)])
             turn += 1
 
     await asyncio.gather(*(client(number) for number in range(timed.load)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress, gathered
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
 from ramify.engine.schedules import Fixed
 from ramify.engine.speculate import Speculator
@@ -58,7 +58,7 @@ def record(
     """
     recorder = Recorder(drafter, model.forward.layers)
     speculating = model.speculating(recorder)
-    keys = [place_key(seed, "dspark", "record", i) for i in range(len(prompts))]
+    keys = [derive_key(seed, "dspark", "record", i) for i in range(len(prompts))]
 
     async def sample() -> None:
         await gathered(

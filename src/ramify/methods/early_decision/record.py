@@ -20,7 +20,7 @@ from pydantic import Field
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.rollout.problems import Problem
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Record, Run
@@ -198,7 +198,7 @@ class Study:
         model = str(self.source.get("model", ""))
 
         def rank(row: dict[str, Any]) -> int:
-            return place_key(self.config.seed, model, row["prompt"], row["sample"])
+            return derive_key(self.config.seed, model, row["prompt"], row["sample"])
 
         of = groupby(self.labelled(), lambda row: row["prompt"])
         return [row for _, rows in of for row in sorted(sorted(rows, key=rank)[:m], key=lambda row: row["sample"])]

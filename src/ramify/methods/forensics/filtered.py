@@ -15,7 +15,7 @@ import numpy as np
 
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.methods.forensics.judges import says
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, TokenScores, require
 from ramify.score.judge import Judge
@@ -60,7 +60,7 @@ class Filtered:
         while True:
             so_far = [prefix.tokens, *(completion.tokens for completion in kept if completion.tokens is not None)]
             left = replace(settings, max_tokens=settings.max_tokens - length, ban_first=() if kept else settings.ban_first)
-            own = key if not rejected else place_key(key, "redraw", rejected)
+            own = key if not rejected else derive_key(key, "redraw", rejected)
             (completion,) = await self.inner.sample(replace(prefix, tokens=np.concatenate(so_far)), 1, left, [own])
             cut = None if tries >= self.redraws else await self._first(completion)
             if cut is None:

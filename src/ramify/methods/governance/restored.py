@@ -58,7 +58,7 @@ def restored(
     begin(2 * n * len(places))
     done = 0
 
-    def tell(attempt: Attempt) -> None:
+    def on_attempt(attempt: Attempt) -> None:
         nonlocal done
         done += 1
         at(done)
@@ -66,7 +66,7 @@ def restored(
     counts = []
     for group in groups:
         with open_episodes(folder, group[0], model, env, trust=trust) as (episodes, _):
-            episodes.tell = tell
+            episodes.on_attempt = on_attempt
             for node, place in [(node, place) for node in group for place in places if place["node"] == node.id]:
                 try:
                     with episodes.committing():

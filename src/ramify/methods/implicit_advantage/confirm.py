@@ -52,7 +52,7 @@ def confirm(
     blamed: Sequence[Mapping[str, Any]],
     records: Sequence[Mapping[str, Any]],
     n: int,
-    tell: Callable[[Attempt], object] = lambda attempt: None,
+    on_attempt: Callable[[Attempt], object] = lambda attempt: None,
 ) -> tuple[dict[str, dict[str, Any]], str]:
     """For each node of a ``blamed`` step what ``n`` attempts from before it and ``n`` from behind it say; the first failure of one.
 
@@ -69,7 +69,7 @@ def confirm(
         groups = by_player(run, map(run.node, of), who.model, who.env)
     for group in groups:
         with open_episodes(who.folder, group[0], who.model, who.env, trust=who.trust) as (episodes, _):
-            episodes.tell = tell
+            episodes.on_attempt = on_attempt
             forks, purpose = Steps(episodes, truncated="graded"), f"blame {episodes.provenance.hash[:12]}"
             with episodes.committing():
                 for node in (one.id for one in group):

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError
-from ramify.base.seeds import place_key
+from ramify.base.seeds import derive_key
 from ramify.methods.maze_recovery.attempts import Trace, Traces, from_records
 from ramify.methods.maze_recovery.conversations import Conversation, Spans, counted, whole
 from ramify.methods.maze_recovery.loops import shortest_ways
@@ -126,7 +126,7 @@ def check_masks(config: BuildConfig, measured: Mapping[str, Any] | None) -> None
 
 
 def _place(seed: int, trace: Trace) -> tuple[int, str, str]:
-    return place_key(seed, "sft", str(trace.task), str(trace.attempt)), str(trace.task), str(trace.attempt)
+    return derive_key(seed, "sft", str(trace.task), str(trace.attempt)), str(trace.task), str(trace.attempt)
 
 
 class _States:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.seeds import generator, place_key, uniforms
+from ramify.base.seeds import derive_key, generator, uniforms
 from ramify.base.waiting import complete
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig, l1_mass
@@ -100,7 +100,7 @@ class ToyGrower:
     def _play(self, tree: str, task: Task, start: str, turn: int, right: bool, index: int) -> Attempt:
         prompt, policy = self.prompts[task.id], self._policy[task.id][turn:]
         left = TURNS - turn
-        sampled = uniforms(np.full(left, place_key(self.seed, tree, start, index)), np.arange(left))
+        sampled = uniforms(np.full(left, derive_key(self.seed, tree, start, index)), np.arange(left))
         actions = (sampled[:, None] > policy.cumsum(axis=1)[:, :-1]).sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             entropies = -np.nan_to_num(policy * np.log(policy)).sum(axis=1)
