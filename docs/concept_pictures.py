@@ -38,7 +38,7 @@ BLUE, ORANGE, GREEN, PALE = "#cfe0fb", "#fbdcc0", "#d3efd6", "#f6f7fa"
 
 
 def tree() -> str:
-    """One task as a tree: messages, a reply continued at an offset, two draws of one place."""
+    """One task as a tree: messages, a reply continued at an offset, two samples at one position."""
     body = box(10, 60, 90, "task") + arrow(100, 77, 130, 77) + box(130, 60, 150, "you are in the hall")
     body += arrow(280, 77, 312, 77) + box(312, 60, 150, "go | to | the | attic", BLUE)
     body += arrow(462, 77, 500, 40) + box(500, 20, 200, "attic: dark. (reward 0)")
@@ -51,7 +51,7 @@ def tree() -> str:
     body += note(
         10,
         240,
-        "Blue: sampled by the model. Grey: said by the environment. A node knows its parent and where inside it it starts.",
+        "Blue: sampled by the model. Grey: said by the environment. A node knows its parent and the offset at which it starts.",
     )
     return frame(WIDTH, 252, "A run of one task is a tree", "Messages as boxes; one reply is branched at its third token", body)
 
@@ -61,7 +61,7 @@ def context() -> str:
     body = note(10, 20, "history: whole, on the tree")
     for i, (text, fill) in enumerate([("rules", GREEN), ("turn 1", PALE), ("turn 2", PALE), ("turn 3", PALE), ("turn 4", PALE)]):
         body += box(10 + 110 * i, 32, 96, text, fill)
-    body += note(10, 110, "context of the next draw: what was shown")
+    body += note(10, 110, "context of the next sample: what was shown")
     for x, (text, fill, width) in zip(
         (10, 120, 310, 420),
         [("rules", GREEN, 96), ("summary of 1 to 2", ORANGE, 176), ("turn 3", PALE, 96), ("turn 4", PALE, 96)],
@@ -78,7 +78,7 @@ def context() -> str:
 
 
 def fork() -> str:
-    """Two arms from one place."""
+    """Two arms from one position."""
     body = box(10, 90, 170, "prefix, computed once") + arrow(180, 107, 200, 57) + arrow(180, 107, 200, 158)
     body += box(200, 38, 130, "edit: “wait”", ORANGE) + box(200, 143, 130, "as it was", PALE)
     for row, (y, marks) in enumerate([(55, "✓ ✓ ✗ ✓ ✓ ✗ ✓ ✓"), (160, "✗ ✓ ✗ ✗ ✓ ✗ ✗ ✗")]):
@@ -86,8 +86,8 @@ def fork() -> str:
             body += arrow(330, y, 372, y - 14 + 14 * k)
         body += box(376, y - 17, 150, marks, BLUE) + note(536, y + 4, ("6 of 8", "2 of 8")[row])
     body += note(376, 112, "difference 0.50, with its interval")
-    body += note(10, 210, "Same place, same state of the environment, n continuations each.")
-    body += note(10, 228, "Draws are keyed by place, so both arms can be repeated.")
+    body += note(10, 210, "Same position, same state of the environment, n continuations each.")
+    body += note(10, 228, "Samples are keyed by position, so both arms can be repeated.")
     return frame(WIDTH, 240, "Fork", "An edited arm and a control arm from one prefix", body)
 
 
@@ -104,12 +104,14 @@ def scores() -> str:
         + box(360, 10, 130, "credit +0.6", GREEN)
         + arrow(425, 44, 425, 68)
     )
-    body += box(470, 130, 230, "verdict: success, judge 4f1c…", GREEN) + arrow(540, 130, 540, 106)
+    body += box(470, 130, 230, "score: success, judge 4f1c…", GREEN) + arrow(540, 130, 540, 106)
     body += note(
-        10, 195, "Streams run along tokens, marks sit on a point, verdicts judge a path. Erase a judge and only its verdicts go."
+        10,
+        195,
+        "Token values: one per token. Annotations: at a point. Scores: of a path. Erasing a judge removes only its scores.",
     )
     return frame(
-        WIDTH, 208, "Streams, marks and verdicts point at nodes", "Credits above two steps, a verdict below the last", body
+        WIDTH, 208, "Token values, annotations and scores point at nodes", "Credits above two steps, a score below the last", body
     )
 
 
@@ -128,19 +130,19 @@ def budget() -> str:
 
 
 def determinism() -> str:
-    """A draw depends on its place only."""
+    """A sample depends on its position only."""
     body = (
-        box(10, 20, 290, "run seed · parent node · offset · index 3") + arrow(300, 37, 350, 37) + box(350, 20, 110, "place key")
+        box(10, 20, 290, "run seed · parent node · offset · index 3") + arrow(300, 37, 350, 37) + box(350, 20, 110, "sample key")
     )
     body += arrow(460, 37, 510, 37) + box(510, 20, 190, "one stream of random bits")
     for i, text in enumerate(("1 worker", "8 workers", "killed and resumed")):
         body += box(10 + 236 * i, 90, 200, text, PALE) + arrow(110 + 236 * i, 124, 355, 160)
     body += box(255, 162, 200, "the same tree", GREEN)
-    body += note(10, 222, "Never the time, the order of arrival, or which rows share a batch.")
-    return frame(WIDTH, 234, "Determinism by place", "The key of a draw, and three ways to run that end in one tree", body)
+    body += note(10, 222, "Never the time, the order of arrival, or what else is in the batch.")
+    return frame(WIDTH, 234, "Determinism by position", "The key of a sample, and three ways to run that end in one tree", body)
 
 
 if __name__ == "__main__":
-    for draw in (tree, context, fork, scores, budget, determinism):
-        (IMAGES / f"concept-{draw.__name__}.svg").write_text(draw(), encoding="utf-8")
+    for picture in (tree, context, fork, scores, budget, determinism):
+        (IMAGES / f"concept-{picture.__name__}.svg").write_text(picture(), encoding="utf-8")
     print(f"wrote six pictures to {IMAGES}")

@@ -1,4 +1,4 @@
-"""Write docs/reference/figures.md, every figure of every committed reproduction: python docs/tables.py.
+"""Write docs/reference/results.md, every result of every committed reproduction: python docs/tables.py.
 
 With files as arguments it prints their rows instead, for a page's own table: python docs/tables.py repro/improve-cpu.json.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference" / "figures.md"
-HEAD = """# Every figure of every reproduction
+PAGE = ROOT / "docs" / "reference" / "results.md"
+HEAD = """# Every result of every reproduction
 
-Written by `python docs/tables.py` from the files under `repro/`, which `ramify repro METHOD` makes. What a figure means and why one is
-missed is on the method's page. Intervals are 95 %; `report` has no threshold; a known miss keeps its threshold.
+Written by `python docs/tables.py` from the files under `repro/`, which `ramify repro METHOD` makes. What a result means and why a threshold is
+missed is on the method's page. Intervals are 95 %; `report` has no threshold; a known failure keeps its threshold.
 """
 COLUMNS = "| check | value | n | wanted | status |\n|---|---|---|---|---|"
 
