@@ -312,6 +312,27 @@ def test_sampling_defaults_come_from_the_checkpoint(verb: Any, tmp_path: Path) -
     assert "generation_config.json: 'temperature' is 'hot'" in verb.refused(*words, "--out", tmp_path / "other")
 
 
+def test_the_checkpoints_penalty_is_applied_stored_and_can_be_turned_off(verb: Any, tmp_path: Path) -> None:
+    """``min_p`` 1 leaves the likeliest token, as temperature 0 does."""
+    start = tmp_path / "start"
+    save_checkpoint(start, "qwen3", {"min_p": 1.0, "repetition_penalty": 3.0})
+    words = ("rollout", "--model", f"hf:{start}", "--env", "factory:zoo:Parity", "--count", 4, "--max-reply", 12, "--json")
+
+    def replies(name: str, *more: object) -> list[list[int]]:
+        assert verb(*words, "--out", tmp_path / name, *more).code == 0
+        with Run.open(tmp_path / name) as run:
+            return [n.tokens.tolist() for tree in run.trees() for n in run.nodes(tree.name) if n.provenance is not None]
+
+    own = replies("own")
+    with Run.open(tmp_path / "own") as run:
+        assert (run.config["min_p"], run.config["repetition_penalty"]) == (1.0, 3.0)
+    assert replies("greedy", "--temperature", 0, "--min-p", 0) == own
+    assert replies("bare", "--temperature", 0, "--min-p", 0, "--repetition-penalty", 1) != own
+    assert verb("resume", tmp_path / "own", "--json").json["missing"] == 0
+    (start / "generation_config.json").write_text('{"repetition_penalty": 0}')
+    assert "'repetition_penalty' is 0" in verb.refused(*words, "--out", tmp_path / "other")
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])  # the fast path and the generic one
 def test_the_tokens_that_end_a_turn_come_from_the_checkpoint(kind: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, kind, {"eos_token_id": [2, *range(3, VOCAB)]})

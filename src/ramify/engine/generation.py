@@ -21,7 +21,7 @@ class Generation:
     """What the file says; empty where there is none."""
 
     sampling: dict[str, Any] = field(default_factory=dict)
-    """``temperature``, ``top_p``, ``top_k`` and ``max_tokens``, as far as it sets them."""
+    """``temperature``, ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty`` and ``max_tokens``, as far as it sets them."""
     eos: tuple[int, ...] | None = None
 
 
@@ -36,13 +36,15 @@ def read_generation(folder: Path) -> Generation:
         ("temperature", "temperature", 0.0, math.inf),
         ("top_p", "top_p", 0.0, 1.0),
         ("top_k", "top_k", -1, math.inf),
+        ("min_p", "min_p", 0.0, 1.0),
+        ("repetition_penalty", "repetition_penalty", 0.0, math.inf),
         ("max_new_tokens", "max_tokens", 1, math.inf),
     ):
         value = record.get(name)
         if value is None:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not least <= value <= most or (name == "top_p" and value == 0):
+        if not number or not least <= value <= most or (name in ("top_p", "repetition_penalty") and value == 0):
             raise UserError(f"{file}: '{name}' is {value!r}, which is no value it can have")
         found[ours] = max(0, int(value)) if isinstance(least, int) else float(value)
     eos = record.get("eos_token_id")

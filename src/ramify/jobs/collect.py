@@ -62,6 +62,10 @@ class RolloutConfig(Config):
     """Sample from the most likely tokens with this much probability in all. Default: as for the temperature."""
     top_k: int | None = Field(None, ge=0)
     """Sample from this many most likely tokens; 0 keeps all. Default: as for the temperature, else 0."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    """Leave out tokens whose probability is less than so much of the likeliest one's. Default: as for the temperature, else 0."""
+    repetition_penalty: float | None = Field(None, gt=0)
+    """Above 1, tokens of the prompt and the reply so far become less likely. Default: as for the temperature, else 1."""
     max_reply: int = Field(64, ge=1)
     """Longest reply of the agent, in tokens."""
     chat_template: str | None = None
@@ -82,7 +86,16 @@ class RolloutConfig(Config):
     """What the run may spend."""
 
 
-LATER = {"compactor": None, "window": 0, "chat_template": None, "top_k": 0, "device": "", "dtype": ""}
+LATER = {
+    "compactor": None,
+    "window": 0,
+    "chat_template": None,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "device": "",
+    "dtype": "",
+}
 """Settings that older runs do not have, as they then were."""
 FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget"}
 """Settings that may change between calls on one run: they change no attempt that is there. (Of the template its text is compared.)"""
@@ -118,7 +131,7 @@ class Collection:
         self.task_set: TaskSet = own or self.environment.task_set("train", config.count, config.seed)
         model, laid = find_model(config.model, config.device, config.dtype, template)
         stops = () if laid is None else laid.stop_tokens
-        asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k")}
+        asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
         sampling = sampling_of(model, **asked, max_tokens=config.max_reply, stop_tokens=stops)
         # what is used is what the run keeps, whoever said it
         self.config = config.model_copy(update={name: getattr(sampling, name) for name in asked})

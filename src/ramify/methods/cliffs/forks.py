@@ -168,7 +168,8 @@ class ReplyForks:
         """Scores of given tokens as fully as the model gives them, and over how many tokens their entropy goes (0: all)."""
         if "taps" in self.model.capabilities:  # a model in this process: the whole distribution is at hand
             whole: Any = self.model
-            return (await whole.logprobs([row], top_k=1, settings=settings))[0], 0
+            free = not (settings.penalised or settings.grammar)  # else a token's chance is taken as it was recorded
+            return (await whole.logprobs([row], top_k=1, settings=settings if free else None))[0], 0
         try:
             return (await self.model.logprobs([row], top_k=TOP))[0], TOP
         except NeedsError:
