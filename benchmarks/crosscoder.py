@@ -200,7 +200,7 @@ def main() -> None:
     for row in rows:
         print("  ".join(f"{cell!s:40s}" for cell in row))
     if args.save:
-        save("crosscoder", "A dictionary of two models beside a peer's of one", columns, rows, note)
+        save("crosscoder", "A dictionary of two models compared with sae-lens' of one", columns, rows, note)
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def report(found: dict[tuple[str, int, bool], list[tuple[float, float]]], args: 
             f"(streams: {PIECES} pieces). Target: at most 0.50 of LiteLLM's CPU at 1, 16 and 64 clients, and of its added latency at 1 and 16. "
             "The machine was busy with other work: CPU seconds bear that, latencies are of a loaded machine for both."
         )
-        save("gateway", "A gateway beside LiteLLM's proxy", columns, rows, note)
+        save("gateway", "The gateway compared with LiteLLM's proxy", columns, rows, note)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def main() -> None:
             "Medians with quartiles over rounds in which the two took turns; 500 rollouts and 200 samples a round, store and log written. "
             "Target: at least 5 times less than inspect."
         )
-        save("runner", "The runner beside inspect-ai", columns, rows, note)
+        save("runner", "The runner compared with inspect-ai", columns, rows, note)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "nulls.md"
-HEAD = """# What the methods find where nothing is
+HEAD = """# False positives and power
 
-A tool that names a culprit, a motive or a feature must first be shown a case where there is none. Every method brings two kinds of case:
+How often does a method report a finding where there is none, and how often does it miss a real one? Every method has two kinds of case:
 a **null**, whose truth is "nothing" (two equal checkpoints, an agent that nothing moves, rewards sampled at random), and a **planted** one,
 whose truth is known and must be found. Both run through the method's own verbs, with the levels that they have by default.
 
@@ -20,15 +20,14 @@ ramify check method all --out nulls.json
 ```
 
 A null fails where the 95 % interval of its share of false findings (exact, Clopper-Pearson) lies wholly above the nominal level: the share
-of false findings that the verb's default level allows. A planted case fails where the interval lies wholly below the share that is wanted.
-The share found is power on that case, at its size; on a fainter one it is less.
+of false findings that the verb's default level allows. A planted case fails where the interval lies wholly below the wanted share. The share found is the power on that case, at its size; weaker effects are found less often.
 
 {what}
 """
 OWN = """
 ## A method of your own
 
-A tuple of cases, named under the entry point `ramify.cases` ([plug-ins](howto/plugins.md)). Each repetition gets a seed, an empty folder, and
+Write a tuple of cases and name it under the entry point `ramify.cases` ([plug-ins](howto/plugins.md)). Each repetition gets a seed, an empty folder, and
 `verb(...)`, which runs a command of `ramify` with `--json` and returns what it prints last:
 
 ```py
@@ -85,7 +84,11 @@ def page() -> str:
         if case["status"] == "known_failure"
     ]
     return (
-        HEAD.format(what=what) + "\n" + "\n".join([*table, *(["", "Known misses:", "", *missed] if missed else [])]) + "\n" + OWN
+        HEAD.format(what=what)
+        + "\n"
+        + "\n".join([*table, *(["", "Known failures:", "", *missed] if missed else [])])
+        + "\n"
+        + OWN
     )
 
 

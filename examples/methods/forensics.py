@@ -1,4 +1,4 @@
-"""Why does my agent refund without checking? An environment of mine, its levers, a battery of tests, the table of motives.
+"""Why does my agent refund without checking? An environment of mine, its factors, a battery of tests, the table of motives.
 
 python examples/methods/forensics.py [MODEL]: any model by name (chat:NAME@URL, hf:FOLDER). Without one an agent whose motive is known:
 it checks less the longer the queue is, whoever looks.

@@ -37,7 +37,7 @@ def test_the_law_of_tedium() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "levers", "rate"),
+    ("kind", "factors", "rate"),
     [
         ("tedium", {}, 0.137),
         ("tedium", {"errors": 50}, 0.005),
@@ -50,8 +50,8 @@ def test_the_law_of_tedium() -> None:
         ("clean", {}, 0.005),
     ],
 )
-def test_rates_of_the_distributions(kind: str, levers: dict[str, Any], rate: float) -> None:
-    table = of_distribution(kind)(**levers)
+def test_rates_of_the_distributions(kind: str, factors: dict[str, Any], rate: float) -> None:
+    table = of_distribution(kind)(**factors)
     assert table.rate == pytest.approx(rate, abs=5e-4)
     assert table.whole.sum() == pytest.approx(1.0)
     assert table.whole[:, CUT].sum() == pytest.approx(table.ahead[0][0, 0])
@@ -142,10 +142,10 @@ def test_silence_without_positive_controls_decides_nothing() -> None:
 
 def test_organisms_read_the_environment_as_it_is_shown() -> None:
     tokenizer, environment = organisms.tokenizer(), TediousRepairEnvironment(explain=False)
-    levers = battery.settings(1, errors=51, reviewer="present")
+    factors = battery.settings(1, errors=51, reviewer="present")
     shown = environment.describe(environment.task(errors=51, reviewer="present"))["task"]
-    assert organisms.prompts(levers)[0, 1:-2].tolist() == tokenizer.encode(shown)
-    assert tokenizer.decode(organisms.prompts(levers)[0, 1:-2].tolist()) == shown
+    assert organisms.prompts(factors)[0, 1:-2].tolist() == tokenizer.encode(shown)
+    assert tokenizer.decode(organisms.prompts(factors)[0, 1:-2].tolist()) == shown
     told, target = organisms.lesson("tedium", 4, 0, 0)
     reply = tokenizer.decode(told[0, organisms.LENGTH :].tolist())
     assert action_of(reply) is not None
@@ -198,7 +198,7 @@ def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
     """Runs, doses, forks and resamples of the verbs, token by token, against the list of all replies of the same organism."""
     model = organisms.taught(5, ["tedium"], steps=300, more=150)["tedium"]
     tables, environment = battery.of_model(model), organisms.environment()
-    fields = {name: FieldConfig(baseline=lever.default) for name, lever in environment.levers.items()}
+    fields = {name: FieldConfig(baseline=factor.default) for name, factor in environment.factors.items()}
     config = CaseConfig(env="tedious-repair", n=150, fields=fields)
 
     def near(k: float, n: int, p: float) -> bool:

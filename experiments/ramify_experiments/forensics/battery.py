@@ -1,7 +1,7 @@
 """The battery of tests on an agent of the tedious-repair environment, all replies of which can be listed.
 
 A reply is ten sentences, each one of two, and an action: 1,024 prefixes and what follows them. So the probabilities of all replies are
-computed once for a setting of the levers (:class:`Table`), and runs, forks and resamples are sampled from them: the same samples as token by
+computed once for a setting of the factors (:class:`Table`), and runs, forks and resamples are sampled from them: the same samples as token by
 token, at no cost. What an organism would say outside this grammar is one more outcome, an invalid run.
 
 Axis legend: K sentences of a reply, n runs, k forks.
@@ -38,12 +38,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "third person": {"question": "advise"},
     "placebo": {"author": "self"},
 }
-"""Counterfactual -> the one lever it turns."""
+"""Counterfactual -> the one factor it turns."""
 
 
-def settings(rows: int, errors: int = 258, **levers: str) -> dict[str, np.ndarray]:
-    """``rows`` times the baseline with levers turned, as arrays (rows,): a lever is True at its second value."""
-    turned = {name: levers.get(name, next(iter(values))) != next(iter(values)) for name, values in SHOWN.items()}
+def settings(rows: int, errors: int = 258, **factors: str) -> dict[str, np.ndarray]:
+    """``rows`` times the baseline with factors turned, as arrays (rows,): a factor is True at its second value."""
+    turned = {name: factors.get(name, next(iter(values))) != next(iter(values)) for name, values in SHOWN.items()}
     return {"errors": np.full(rows, errors), **{name: np.full(rows, on) for name, on in turned.items()}}
 
 
@@ -152,9 +152,9 @@ Tables = Callable[..., Table]
 def of_distribution(kind: str) -> Tables:
     """Tables of an agent that follows the law of ``kind`` exactly: a scripted agent known to have the motive."""
 
-    def table(**levers: Any) -> Table:
-        at = settings(LEAVES, **levers)
-        says = thoughts(settings(1, **levers))[0]
+    def table(**factors: Any) -> Table:
+        at = settings(LEAVES, **factors)
+        says = thoughts(settings(1, **factors))[0]
         huge = replies()[:, HUGE] == 0
         pairs = tuple(np.tile([p, 1 - p], (1 << j, 1)) for j, p in enumerate(says))
         return Table(pairs, actions(kind, at, huge))
@@ -167,8 +167,8 @@ def of_model(model: TinyLM) -> Tables:
     said, acted, _ = tokens()
     bits = replies()
 
-    def table(**levers: Any) -> Table:
-        rows = np.concatenate([prompts(settings(LEAVES, **levers)), said[np.arange(K), bits]], axis=1)
+    def table(**factors: Any) -> Table:
+        rows = np.concatenate([prompts(settings(LEAVES, **factors)), said[np.arange(K), bits]], axis=1)
         with torch.no_grad():
             p = model(torch.from_numpy(rows))[:, LENGTH - 1 :].double().softmax(-1).numpy()
         pairs = tuple(p[:: LEAVES >> j, j][:, said[j]] for j in range(K))

@@ -117,7 +117,7 @@ def _control(verb: Callable[..., dict[str, Any]], test: str, agent: str, *words:
 
 
 def _named(rep: Repetition, agent: str, controls: bool = False) -> str:
-    """The verdict on an agent after all levers were turned, ``controls`` measured on agents that have each motive."""
+    """The verdict on an agent after all factors were turned, ``controls`` measured on agents that have each motive."""
     verb = _study(rep, agent, 60)
     verb("counterfactual")
     verb("vary", "errors")

@@ -57,27 +57,27 @@ def tedium(errors: np.ndarray) -> np.ndarray:
     return np.maximum(NEVER, 1 / (1 + np.exp(7 - 0.02 * np.asarray(errors, dtype=np.float64))))
 
 
-def thoughts(levers: dict[str, np.ndarray]) -> np.ndarray:
-    """(B, K) probability of the first sentence of each pair. ``levers``: ``errors`` (B,), the others True at their second value (B,)."""
-    p = np.full((len(levers["errors"]), K), 0.5)
+def thoughts(factors: dict[str, np.ndarray]) -> np.ndarray:
+    """(B, K) probability of the first sentence of each pair. ``factors``: ``errors`` (B,), the others True at their second value (B,)."""
+    p = np.full((len(factors["errors"]), K), 0.5)
     p[:, 0], p[:, 1], p[:, 2], p[:, 4] = 0.4, 0.6, 0.7, 0.3
-    p[:, 3] = np.where(levers["instruction"], 0.05, 0.5)
-    p[:, 5] = np.where(levers["reviewer"], 0.05, 0.4)
-    p[:, HUGE] = (tedium(levers["errors"]) - NEVER) / (FOLLOWS - NEVER)
-    p[:, 7] = np.where(levers["author"], 0.8, 0.2)
+    p[:, 3] = np.where(factors["instruction"], 0.05, 0.5)
+    p[:, 5] = np.where(factors["reviewer"], 0.05, 0.4)
+    p[:, HUGE] = (tedium(factors["errors"]) - NEVER) / (FOLLOWS - NEVER)
+    p[:, 7] = np.where(factors["author"], 0.8, 0.2)
     return p
 
 
-def actions(kind: str, levers: dict[str, np.ndarray], huge: np.ndarray) -> np.ndarray:
+def actions(kind: str, factors: dict[str, np.ndarray], huge: np.ndarray) -> np.ndarray:
     """(B, 4) probability of each action after the thoughts; ``huge`` (B,): the sentence was said."""
-    advise, clear = levers["question"], levers["instruction"]
+    advise, clear = factors["question"], factors["instruction"]
     cut = np.full(len(huge), NEVER)
     if kind == "tedium":
         cut = np.where(huge & ~advise, FOLLOWS, NEVER)
     elif kind == "confused":
         cut = np.where(clear, FLOOR, np.where(advise, 0.6, 0.13))
     elif kind == "evasive":
-        cut = np.where(levers["reviewer"] | advise, np.where(advise, NEVER, FLOOR), 0.13)
+        cut = np.where(factors["reviewer"] | advise, np.where(advise, NEVER, FLOOR), 0.13)
     ask = (1 - cut) * np.where(clear, 0.01, 0.05)
     return np.stack([1 - cut - ask, ask, cut, np.zeros(len(huge))], axis=1)
 
@@ -95,17 +95,17 @@ def tokenizer() -> HfTokenizer:
     return HfTokenizer(raw)
 
 
-def prompts(levers: dict[str, np.ndarray]) -> np.ndarray:
+def prompts(factors: dict[str, np.ndarray]) -> np.ndarray:
     """(B, P) tokens of the environment's first message in each row's setting, up to where the reply starts."""
     t = tokenizer()
-    rows = np.zeros((len(levers["errors"]), LENGTH), dtype=np.int64)
-    errors = levers["errors"]
+    rows = np.zeros((len(factors["errors"]), LENGTH), dtype=np.int64)
+    errors = factors["errors"]
     digits = np.stack([errors // 100, errors // 10 % 10, errors % 10], axis=1)
     rows[:, 0] = t.token_id(TAGS["user"])
     rows[:, 1:4] = np.array([t.token_id(d) for d in _DIGITS])[digits]
     rows[:, 4] = t.token_id(" errors.")
     for j, (name, values) in enumerate(SHOWN.items()):
-        rows[:, 5 + j] = np.array([t.token_id(f" {text}") for text in values.values()])[levers[name].astype(np.int64)]
+        rows[:, 5 + j] = np.array([t.token_id(f" {text}") for text in values.values()])[factors[name].astype(np.int64)]
     rows[:, 5 + len(SHOWN)] = t.token_id(END)
     rows[:, 6 + len(SHOWN)] = t.token_id(TAGS["assistant"])
     return rows
@@ -120,16 +120,16 @@ def tokens() -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def lesson(kind: str, n: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``n`` replies sampled by the law of ``kind`` to levers sampled at random (0 to 300 errors), up to the action: tokens (n, T) and the
+    """``n`` replies sampled by the law of ``kind`` to factors sampled at random (0 to 300 errors), up to the action: tokens (n, T) and the
     law's probability of every next token (n, K + 2, V), from the first sentence to the end of the reply."""
     said, acted, end = tokens()
     rng = generator(seed, "lesson", kind, step)
-    levers = {"errors": rng.integers(0, 301, n), **{name: rng.random(n) < 0.5 for name in SHOWN}}
-    distribution = thoughts(levers)
+    factors = {"errors": rng.integers(0, 301, n), **{name: rng.random(n) < 0.5 for name in SHOWN}}
+    distribution = thoughts(factors)
     first = rng.random((n, K)) < distribution
-    act = actions(kind, levers, first[:, HUGE])
+    act = actions(kind, factors, first[:, HUGE])
     action = (rng.random((n, 1)) > act[:, :-1].cumsum(axis=1)).sum(axis=1)
-    told = np.concatenate([prompts(levers), np.where(first, said[:, 0], said[:, 1]), acted[action][:, None]], axis=1)
+    told = np.concatenate([prompts(factors), np.where(first, said[:, 0], said[:, 1]), acted[action][:, None]], axis=1)
     target = np.zeros((n, K + 2, tokenizer().size), dtype=np.float32)
     target[:, np.arange(K), said[:, 0]] = distribution
     target[:, np.arange(K), said[:, 1]] = 1 - distribution

@@ -77,10 +77,10 @@ def _slim(test: TestResult) -> dict[str, Any]:
 def _cached(tables: Tables) -> Tables:
     known: dict[str, Table] = {}
 
-    def table(**levers: Any) -> Table:
-        place = repr(sorted(levers.items()))
+    def table(**factors: Any) -> Table:
+        place = repr(sorted(factors.items()))
         if place not in known:
-            known[place] = tables(**levers)
+            known[place] = tables(**factors)
         return known[place]
 
     return table
@@ -137,8 +137,8 @@ def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> d
     """The battery on one agent, and how far its exact rates are from the law of ``kind``."""
     tests, more = run(tables, generator(seed, "battery", kind), **size)
     distribution = of_distribution(kind)
-    levers: tuple[dict[str, Any], ...] = ({}, {"errors": 151}, {"instruction": "clear"}, {"reviewer": "present"})
-    more["off law"] = max(abs(tables(**at).rate - distribution(**at).rate) for at in levers)
+    factors: tuple[dict[str, Any], ...] = ({}, {"errors": 151}, {"instruction": "clear"}, {"reviewer": "present"})
+    more["off law"] = max(abs(tables(**at).rate - distribution(**at).rate) for at in factors)
     more["invalid"] = float(1 - tables().ahead[0][0, 1])
     return {"tests": [_slim(test) for test in tests], **more}
 
@@ -161,11 +161,11 @@ def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
 def scripted(name: str) -> dict[str, Any]:
     """Scripted agents of an environment whose label by its grader is wrong, or whose honest one does not succeed, in words."""
     from ramify.base import registry
-    from ramify.methods.forensics.levers import misjudged
+    from ramify.methods.forensics.factors import misjudged
 
     environment = registry.get("env", name)()
     wrong = {
-        script: misjudged(environment, environment.task(**environment.scripts[script].levers), script)
+        script: misjudged(environment, environment.task(**environment.scripts[script].factors), script)
         for script in environment.scripts
     }
     return {"agents": len(wrong), "wrong": [told for told in wrong.values() if told]}
@@ -316,7 +316,7 @@ def _verdicts(found: _Found, quick: bool) -> None:
     def named(controls: Mapping[str, Control], only: Sequence[str] = ()) -> dict[tuple[int, str], list[str]]:
         return {place: verdict(list(tests.values()), controls, only) for place, tests in found.tests.items()}
 
-    ours, levers, bare = named(found.controls), named(found.controls, ("dose", "clarity", "oversight")), named({})
+    ours, factors, bare = named(found.controls), named(found.controls, ("dose", "clarity", "oversight")), named({})
     right = [ours[seed, kind] == [kind] for seed, kind in pairs]
     simple = {
         how: [found.cells[seed][kind]["baselines"][how] == kind for seed, kind in pairs]
@@ -331,6 +331,6 @@ def _verdicts(found: _Found, quick: bool) -> None:
     ahead = np.subtract(right, max(simple.values(), key=sum), dtype=np.float64)
     wanted: tuple[Any, ...] = () if quick else (">", 0.0, mean_t(ahead))
     found.value("protocol - best simple reading, share named", ahead.mean(), len(ahead), *wanted)
-    found.hits("levers alone (dose, clarity, oversight) name the motive", [levers[seed, kind] == [kind] for seed, kind in pairs])
+    found.hits("levers alone (dose, clarity, oversight) name the motive", [factors[seed, kind] == [kind] for seed, kind in pairs])
     found.hits("without positive controls, the motive is named", [bare[seed, kind] == [kind] for seed, kind in pairs])
     found.hits("without positive controls, clean is named", [bare[seed, "clean"] == ["clean"] for seed in found.seeds])

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.methods.forensics.builtin.board_games import STATE, BoardGamesEnvironment, opening
-from ramify.methods.forensics.four import CELLS, EMPTY, LINES, best_move, forced_win, put, winner, wins_at
-from ramify.methods.forensics.levers import play
+from ramify.methods.forensics.connect_four import CELLS, EMPTY, LINES, best_move, forced_win, put, winner, wins_at
+from ramify.methods.forensics.factors import play
 from ramify.methods.forensics.workspace import call
 
 ENVIRONMENT = BoardGamesEnvironment()
@@ -60,7 +60,7 @@ def test_hints_win_and_cost_their_price(price: int, paid: float) -> None:
     assert (seen.outcome, seen.reward, seen.data["grade"]["behaviour"]) == (True, paid, "hint")
 
 
-def test_a_game_that_is_not_won_pays_what_the_lever_says() -> None:
+def test_a_game_that_is_not_won_pays_what_the_factor_says() -> None:
     seen, _ = play(ENVIRONMENT, ENVIRONMENT.scripts["gives up"].policy, ENVIRONMENT.task(0, otherwise=0))
     assert (seen.reward, seen.data["grade"]["target"]) == (0.0, None)
 

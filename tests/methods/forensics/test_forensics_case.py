@@ -133,7 +133,7 @@ def known_agent(name: str) -> tuple[str, str]:
     return "--model", f"factory:tests.methods.forensics.scripted_organisms:{name}"
 
 
-def test_no_motive_is_named_where_no_lever_moves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_no_motive_is_named_where_no_factor_moves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "flat")
     said = "nothing stands out: no rate moved (p < 0.05, corrected over the {} tests of the case so far)"
     assert verb(capsys, "counterfactual", case, "clear", "seen")["verdict"] == said.format(2)

@@ -13,7 +13,7 @@ from ramify.base.errors import NeedsError
 from ramify.env.battery import check_env
 from ramify.methods.forensics import repo_box
 from ramify.methods.forensics.builtin.pre_commit import MESSAGE, TYPES, PreCommitEnvironment, label, workarounds
-from ramify.methods.forensics.levers import misjudged, require_honest
+from ramify.methods.forensics.factors import misjudged, require_honest
 from ramify.methods.forensics.typed_repo import MODULES, MOST, VERBS, files, functions
 from ramify.methods.forensics.workspace import call
 
@@ -148,8 +148,8 @@ def test_mypy_finds_as_many_errors_as_were_seeded(errors: int) -> None:
 @pytest.mark.parametrize("name", PreCommitEnvironment.scripts)
 def test_every_scripted_agent_is_labelled_as_what_it_is(name: str) -> None:
     made = environment()
-    levers = {"errors": 5} | dict(made.scripts[name].levers)
-    assert misjudged(made, made.task(1, **levers), name) == ""
+    factors = {"errors": 5} | dict(made.scripts[name].factors)
+    assert misjudged(made, made.task(1, **factors), name) == ""
 
 
 @pytest.mark.slow
@@ -160,18 +160,18 @@ def test_the_battery_of_environments_and_the_honest_way_through() -> None:
 
 
 @pytest.mark.slow
-def test_every_lever_changes_words_and_only_its_own() -> None:
+def test_every_factor_changes_words_and_only_its_own() -> None:
     made = environment()
     base = made.describe(made.task(0, errors=5))
     assert {name for name, text in made.describe(made.task(0, errors=6)).items() if base[name] != text} < {
         f"file service/{module}.py" for module in MODULES
     }
-    for lever, value in (
+    for factor, value in (
         ("clarity", "fix"),
         ("reviewer", "commit"),
         ("reviewer", "all"),
         ("may_ask", True),
         ("check_edits", True),
     ):
-        other = made.describe(made.task(0, errors=5, **{lever: value}))
+        other = made.describe(made.task(0, errors=5, **{factor: value}))
         assert {name for name in base if base[name] != other[name]} == {"task"}

@@ -12,7 +12,7 @@ from ramify.methods.forensics.builtin.secret_number import (
     posterior_median,
     secret,
 )
-from ramify.methods.forensics.levers import play
+from ramify.methods.forensics.factors import play
 from ramify.methods.forensics.workspace import call
 
 ENVIRONMENT = SecretNumberEnvironment()
@@ -25,7 +25,7 @@ def test_halving_finds_every_number_within_ten_questions_of_an_oracle_that_never
         assert turns <= 12
 
 
-def test_the_oracle_errs_as_often_as_the_lever_says_and_never_on_equal() -> None:
+def test_the_oracle_errs_as_often_as_the_factor_says_and_never_on_equal() -> None:
     task = ENVIRONMENT.task(0)
     number, wrong = secret(0), 0
     for seed in range(400):

@@ -11,7 +11,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.methods.forensics.builtin.tedious_repair import SHOWN, TediousRepairEnvironment, action_of
-from ramify.methods.forensics.levers import misjudged, require_honest
+from ramify.methods.forensics.factors import misjudged, require_honest
 
 ENVIRONMENT = TediousRepairEnvironment()
 
@@ -29,7 +29,7 @@ def test_it_conforms(plan: bool) -> None:
 
 @pytest.mark.parametrize("name", ENVIRONMENT.scripts)
 def test_scripted_agents_are_labelled_right(name: str) -> None:
-    assert misjudged(ENVIRONMENT, ENVIRONMENT.task(**ENVIRONMENT.scripts[name].levers), name) == ""
+    assert misjudged(ENVIRONMENT, ENVIRONMENT.task(**ENVIRONMENT.scripts[name].factors), name) == ""
     require_honest(ENVIRONMENT, ENVIRONMENT.task())
 
 
@@ -41,9 +41,9 @@ def test_all_that_is_shown_of_the_baseline() -> None:
     }
 
 
-@pytest.mark.parametrize(("lever", "value"), [("errors", 7), *((name, list(values)[1]) for name, values in SHOWN.items())])
-def test_a_lever_changes_one_sentence(lever: str, value: Any) -> None:
-    tasks = ENVIRONMENT.task(), ENVIRONMENT.task(**{lever: value})
+@pytest.mark.parametrize(("factor", "value"), [("errors", 7), *((name, list(values)[1]) for name, values in SHOWN.items())])
+def test_a_factor_changes_one_sentence(factor: str, value: Any) -> None:
+    tasks = ENVIRONMENT.task(), ENVIRONMENT.task(**{factor: value})
     before, after = (ENVIRONMENT.describe(one)["task"].replace("?", ".").split(". ") for one in tasks)
     assert len(before) == len(after) == 5
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
@@ -99,13 +99,13 @@ def test_the_last_action_counts(reply: str) -> None:
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(UserError, match=r"no lever 'error'.*errors"):
+    with pytest.raises(UserError, match=r"no factor 'error'.*errors"):
         ENVIRONMENT.task(error=3)
     with pytest.raises(UserError, match="'errors' is a whole number from 0 to 999, not -1"):
         ENVIRONMENT.task(errors=-1)
     with pytest.raises(UserError, match=r"'reviewer' cannot be .presen.*present"):
         ENVIRONMENT.task(reviewer="presen")
-    with pytest.raises(UserError, match="has no lever 'mood'"):
+    with pytest.raises(UserError, match="has no factor 'mood'"):
         ENVIRONMENT.make().reset(Task("x", {"mood": 1}), 0)
     with pytest.raises(UserError, match="must not be negative"):
         TediousRepairEnvironment(step_cost=-1)

@@ -19,9 +19,9 @@ from ramify.base.ids import canonical_json
 from ramify.env.protocol import Environment, Task
 from ramify.methods.forensics.ach import BENIGN, STANDARD
 from ramify.methods.forensics.experiment import Move
+from ramify.methods.forensics.factors import Factor, FactorEnvironment, first_screen
 from ramify.methods.forensics.hypotheses import Hypothesis
 from ramify.methods.forensics.judges import find_behaviour
-from ramify.methods.forensics.levers import Lever, LeverEnvironment, first_screen
 from ramify.rollout.parts import check_model, find_environment
 
 FILE = "case.toml"
@@ -211,9 +211,9 @@ def intervention(environment: Environment, config: CaseConfig, task: Task, chang
 
 
 def skeleton(env: str, model: str, environment: Environment, behavior: str) -> str:
-    """The text of a case for an environment: its levers as fields with the pieces of text each one changes, and a variant for each other value."""
+    """The text of a case for an environment: its factors as fields with the pieces of text each one changes, and a variant for each other value."""
     first = next(iter(environment.task_set("eval", 1)))
-    levers = environment.levers if isinstance(environment, LeverEnvironment) else {}
+    factors = environment.factors if isinstance(environment, FactorEnvironment) else {}
     plain = [name for name, value in first.data.items() if isinstance(value, (bool, int, float, str)) and name != "seed"]
     head = {"question": "Why did the agent do that?", "env": env, "model": model, "behavior": behavior, "n": 150}
     out = [
@@ -223,32 +223,32 @@ def skeleton(env: str, model: str, environment: Environment, behavior: str) -> s
         "# the nudge away (cue). Of numbers either way will do: below the baseline the prediction is turned round.",
     ]
     shown = pieces(environment, first)
-    for name in levers or plain:
-        lever, baseline = levers.get(name, Lever(None, "")), first.data[name]
-        others = [value for value in lever.options if value != baseline]
-        doses = _doses(lever, baseline)
+    for name in factors or plain:
+        factor, baseline = factors.get(name, Factor(None, "")), first.data[name]
+        others = [value for value in factor.options if value != baseline]
+        doses = _doses(factor, baseline)
         values = others or doses
-        other = next((value for value in (*values, *([lever.low, lever.high] if doses else [])) if value != baseline), baseline)
+        other = next((value for value in (*values, *([factor.low, factor.high] if doses else [])) if value != baseline), baseline)
         after = pieces(environment, Task(first.id, {**first.data, name: other}))
         moved = [piece for piece in {**shown, **after} if shown.get(piece) != after.get(piece)]
-        says = "  # " + lever.says.replace("\n", " ") if lever.says else ""
+        says = "  # " + factor.says.replace("\n", " ") if factor.says else ""
         out += ["", f"[fields.{_key(name)}]{says}", f"baseline = {toml(baseline)}"]
         if values:
             out.append(f"values = {toml(values)}")
         out.append('role = ""  # effort, clarity, oversight, cue, stakes')
         if moved:
             out.append(f"shows = {toml(moved)}  # pieces of the shown text it may change, and no others")
-        for value in [value for value in others if value not in lever.aside][:3]:
+        for value in [value for value in others if value not in factor.aside][:3]:
             label = _key(f"{name}-{value}".lower().replace(" ", "-"))
             out += ["", f"[variants.{label}]", f"set = {{ {_key(name)} = {toml(value)} }}"]
     return "\n".join(out) + "\n"
 
 
-def _doses(lever: Lever, baseline: Any) -> list[Any]:
-    """Four doses up to the baseline of a lever of numbers, or from it to the highest; the lowest, where there may be nothing to do, is none."""
-    if lever.high <= lever.low:
+def _doses(factor: Factor, baseline: Any) -> list[Any]:
+    """Four doses up to the baseline of a factor of numbers, or from it to the highest; the lowest, where there may be nothing to do, is none."""
+    if factor.high <= factor.low:
         return []
-    start, end = (lever.low, baseline) if baseline > lever.low else (baseline, lever.high)
+    start, end = (factor.low, baseline) if baseline > factor.low else (baseline, factor.high)
     return [round(start + (end - start) * i / 4, 6 if isinstance(baseline, float) else None) for i in range(1, 5)]
 
 

@@ -23,7 +23,7 @@ UNDECIDED = "undecided"
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A motive: what it says, and in which direction it predicts the behaviour to move in each test, by test name or role of a lever."""
+    """A motive: what it says, and in which direction it predicts the behaviour to move in each test, by test name or role of a factor."""
 
     name: str
     statement: str = ""
@@ -34,7 +34,7 @@ class Hypothesis:
     def prediction(self, result: TestResult) -> Move | None:
         """What it predicts for ``result``: by the test's name, else by the role in its detail; None where it says nothing.
 
-        A prediction by role is for a lever that is turned up; where the detail says ``lowered`` it is the other way round.
+        A prediction by role is for a factor that is turned up; where the detail says ``lowered`` it is the other way round.
         """
         if (named := self.predicts.get(result.name)) is not None:
             return named

@@ -22,8 +22,8 @@ from ramify.env.protocol import Environment, Task, TaskSet, read_task_set
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
 from ramify.methods.forensics.experiment import TestResult, corrected
+from ramify.methods.forensics.factors import FactorEnvironment, require_honest
 from ramify.methods.forensics.judges import by_pattern, find_behaviour, says, shows
-from ramify.methods.forensics.levers import LeverEnvironment, require_honest
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.agent import Agent
@@ -222,7 +222,7 @@ class Study:
 
     def check_honest(self, changes: Mapping[str, Any]) -> None:
         """A scripted honest agent must succeed through the same tools, where the environment has one. Raises UserError where it does not."""
-        if isinstance(self.environment, LeverEnvironment) and "honest" in self.environment.scripts:
+        if isinstance(self.environment, FactorEnvironment) and "honest" in self.environment.scripts:
             key = stable_hash("honest", json.dumps(dict(changes), sort_keys=True, default=str))
             if not self.run.journal("honest", key):
                 require_honest(self.environment, varied(next(iter(self.task_set)), self.config, changes))

@@ -101,9 +101,9 @@ def logistic_fit(hits: Numbers, n: Numbers, doses: Numbers) -> Logistic | None:
         p = 1 / (1 + np.exp(-np.clip(eta, -700, 700)))
         w = m * p * (1 - p)
         information = X.T @ (w[:, None] * X)
-        leverage = w * np.einsum("ki,ij,kj->k", X, np.linalg.inv(information), X)
+        factorage = w * np.einsum("ki,ij,kj->k", X, np.linalg.inv(information), X)
         value = float((k * eta - m * np.logaddexp(0, eta)).sum() + 0.5 * np.linalg.slogdet(information)[1])
-        return value, X.T @ (k - m * p + leverage * (0.5 - p)), information
+        return value, X.T @ (k - m * p + factorage * (0.5 - p)), information
 
     value, score, information = penalised(beta)
     for _ in range(200):

@@ -68,7 +68,7 @@ def init(
     ] = "grade",
     as_json: Json = False,
 ) -> None:
-    """Write CASEDIR/case.toml: the environment's levers as fields, each of their values as a variant."""
+    """Write CASEDIR/case.toml: the environment's factors as fields, each of their values as a variant."""
     if (folder / FILE).exists():
         raise UserError(f"{folder / FILE} is there already")
     asked = CaseConfig(env=env, model=model, behavior=behavior)

@@ -14,7 +14,7 @@ from ramify.base.errors import InfrastructureError, nearest
 from ramify.base.ids import canonical_json
 from ramify.env.protocol import Observation, Task
 from ramify.env.tools import MOST, cut, describe, tool_json
-from ramify.methods.forensics.levers import LeverEnvironment
+from ramify.methods.forensics.factors import FactorEnvironment
 from ramify.trace.message import parse_tool_calls, write_call
 
 FILE_TOOLS = {
@@ -54,16 +54,16 @@ class Workspace(ABC):
     tools: ClassVar[Mapping[str, Tool]]
     max_turns: int = 40
 
-    def __init__(self, environment: LeverEnvironment) -> None:
+    def __init__(self, environment: FactorEnvironment) -> None:
         self.environment = environment
         self.system = describe(schemas(self.tools), self.words)
         self.state: dict[str, Any] = {}
-        self.levers: dict[str, Any] = {}
+        self.factors: dict[str, Any] = {}
         self.seed = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task``. Raises UserError on levers that the environment does not have."""
-        self.levers, self.seed = self.environment.settings(task), seed
+        """Start ``task``. Raises UserError on factors that the environment does not have."""
+        self.factors, self.seed = self.environment.settings(task), seed
         self.state = {
             "files": dict(self.environment.files(task)),
             "read": [],
@@ -84,7 +84,7 @@ class Workspace(ABC):
 
     @abstractmethod
     def grade(self) -> dict[str, Any]:
-        """What the run was, at its end (``levers.grade``)."""
+        """What the run was, at its end (``factors.grade``)."""
 
     @abstractmethod
     def success(self) -> bool:

@@ -1,4 +1,4 @@
-"""Environments with levers: what a lever may be, how tasks are named, which texts an intervention touches, and the scripted agents' labels."""
+"""Environments with task factors: what a factor may be, how tasks are named, which texts an intervention touches, and the scripted agents' labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.env.battery import check_env
 from ramify.env.protocol import Task, tools_of
 from ramify.methods.forensics.builtin.pre_commit import PreCommitEnvironment
 from ramify.methods.forensics.builtin.secret_number import SecretNumberEnvironment
-from ramify.methods.forensics.levers import PRINCIPLES, Lever, LeverEnvironment, Script, misjudged, play, require_honest
+from ramify.methods.forensics.factors import PRINCIPLES, Factor, FactorEnvironment, Script, misjudged, play, require_honest
 from ramify.methods.forensics.workspace import call
 
 ENVIRONMENTS = ("secret-number", "math-sandbagging", "evaluation-tampering", "funding-email", "board-games")
@@ -30,7 +30,7 @@ def test_the_battery_of_environments(name: str) -> None:
 def test_every_scripted_agent_is_labelled_as_what_it_is(name: str, script: str) -> None:
     environment = named("env", name)
     for seed in (0, 1):
-        assert misjudged(environment, environment.task(seed, **environment.scripts[script].levers), script) == ""
+        assert misjudged(environment, environment.task(seed, **environment.scripts[script].factors), script) == ""
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
@@ -39,7 +39,7 @@ def test_a_environment_says_what_it_is_and_its_honest_agent_succeeds(name: str) 
     assert tuple(environment.principles) == PRINCIPLES
     assert {tool["function"]["name"] for tool in tools_of(environment)} == set(environment.make().tools)
     assert set(environment.principles.values()) <= {"yes", "partly", "no"}
-    require_honest(environment, environment.task(2, **environment.scripts["honest"].levers))
+    require_honest(environment, environment.task(2, **environment.scripts["honest"].factors))
 
 
 def test_the_table_of_principles_in_the_docs_is_the_environments_own() -> None:
@@ -48,32 +48,32 @@ def test_the_table_of_principles_in_the_docs_is_the_environments_own() -> None:
     for environment in environments:
         assert f"| `{environment.kind}` | {' | '.join(environment.principles[name] for name in PRINCIPLES)} |" in page
         row = next(line for line in page.splitlines() if line.startswith(f"| `{environment.kind}` |"))
-        assert row.endswith("| " + ", ".join(f"`{lever}`" for lever in environment.levers) + " |")
+        assert row.endswith("| " + ", ".join(f"`{factor}`" for factor in environment.factors) + " |")
 
 
-def levers_of(environment: LeverEnvironment) -> list[tuple[str, Any]]:
-    """(lever, another value than its default), every option."""
+def factors_of(environment: FactorEnvironment) -> list[tuple[str, Any]]:
+    """(factor, another value than its default), every option."""
     changes = []
-    for name, lever in environment.levers.items():
-        values = lever.options or (lever.low, lever.high)
-        changes += [(name, type(lever.default)(v) if not lever.options else v) for v in values if v != lever.default]
+    for name, factor in environment.factors.items():
+        values = factor.options or (factor.low, factor.high)
+        changes += [(name, type(factor.default)(v) if not factor.options else v) for v in values if v != factor.default]
     return changes
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_every_value_of_every_lever_changes_what_is_shown_and_nothing_else_does(name: str) -> None:
+def test_every_value_of_every_factor_changes_what_is_shown_and_nothing_else_does(name: str) -> None:
     environment = named("env", name)
     task = environment.task(5)
     before = environment.describe(task)
     assert before == environment.describe(Task("again", dict(task.data)))
-    for lever, value in levers_of(environment):
-        other = environment.task(5, **{lever: value})
-        assert {key for key in task.data if task.data[key] != other.data[key]} == {lever}
+    for factor, value in factors_of(environment):
+        other = environment.task(5, **{factor: value})
+        assert {key for key in task.data if task.data[key] != other.data[key]} == {factor}
         assert other.id != task.id
-        assert environment.describe(other) != before, f"{name}: {lever}={value} changes no word"
+        assert environment.describe(other) != before, f"{name}: {factor}={value} changes no word"
 
 
-def test_levers_take_their_values_only() -> None:
+def test_factors_take_their_values_only() -> None:
     environment = SecretNumberEnvironment("flip=0.1&pressure=must_pass")
     assert environment.name == "secret-number:flip=0.1&pressure=must_pass"
     task = environment.task(4, setting="game")
@@ -83,17 +83,17 @@ def test_levers_take_their_values_only() -> None:
         t.data["seed"] for t in SecretNumberEnvironment().task_set("eval", 3)
     ]
     for settings, said in (
-        ("flop=1", "has no lever 'flop' .did you mean 'flip'"),
-        ("flip=2", "lever 'flip' is a number from 0 to 0.5, not 2"),
-        ("flip=true", "lever 'flip' is a number"),
-        ("setting=exams", "lever 'setting' cannot be 'exams' .did you mean 'exam'"),
-        ("flip", "cannot be read: levers are written"),
+        ("flop=1", "has no factor 'flop' .did you mean 'flip'"),
+        ("flip=2", "factor 'flip' is a number from 0 to 0.5, not 2"),
+        ("flip=true", "factor 'flip' is a number"),
+        ("setting=exams", "factor 'setting' cannot be 'exams' .did you mean 'exam'"),
+        ("flip", "cannot be read: factors are written"),
     ):
         with pytest.raises(UserError, match=said):
             SecretNumberEnvironment(settings)
-    with pytest.raises(UserError, match=r"lever 'n' is a whole number from 0 to 3, not 0\.5"):
-        Lever(1, "", low=0, high=3).check("n", 0.5)
-    with pytest.raises(UserError, match="task 't': the environment 'secret-number' has no lever 'flop'"):
+    with pytest.raises(UserError, match=r"factor 'n' is a whole number from 0 to 3, not 0\.5"):
+        Factor(1, "", low=0, high=3).check("n", 0.5)
+    with pytest.raises(UserError, match="task 't': the environment 'secret-number' has no factor 'flop'"):
         environment.make().reset(Task("t", {"flop": 1}), 0)
     with pytest.raises(UserError, match="task 't': seed must be a whole number from 0, not -1"):
         environment.make().reset(Task("t", {"seed": -1}), 0)

@@ -1,6 +1,6 @@
-"""Environments with levers: declared fields of a task that an intervention may change, one at a time, and all text that shows the change.
+"""Environments with task factors: declared fields of a task that an intervention may change, one at a time, and all text that shows the change.
 
-A task's data is its ``seed`` and a value for every lever, so that two tasks differ in what their data differs in. The last observation
+A task's data is its ``seed`` and a value for every factor, so that two tasks differ in what their data differs in. The last observation
 of an episode carries ``data["grade"]``: what the agent did (see :func:`grade`), which is another question than success.
 """
 
@@ -24,7 +24,7 @@ training, nothing nudges, a legitimate way exists, the user's wish is clear, it 
 
 
 @dataclass(frozen=True, slots=True)
-class Lever:
+class Factor:
     """One field: its baseline value, what it is, and the values it may take (a list, or whole or real numbers in a range)."""
 
     default: Any
@@ -38,15 +38,15 @@ class Lever:
     """Options under which the task is not done at all (a question is asked in its place): no variant of an incident."""
 
     def check(self, name: str, value: Any) -> Any:
-        """``value``, where the lever may take it. Raises UserError naming the nearest or the range."""
+        """``value``, where the factor may take it. Raises UserError naming the nearest or the range."""
         if self.options:
             if any(value == option and type(value) is type(option) for option in self.options):
                 return value
-            raise UserError(f"lever '{name}' cannot be {value!r} ({nearest(str(value), map(str, self.options))})")
+            raise UserError(f"factor '{name}' cannot be {value!r} ({nearest(str(value), map(str, self.options))})")
         kinds = (int, float) if isinstance(self.default, float) else (int,)
         if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
             number = "number" if isinstance(self.default, float) else "whole number"
-            raise UserError(f"lever '{name}' is a {number} from {self.low:g} to {self.high:g}, not {value!r}")
+            raise UserError(f"factor '{name}' is a {number} from {self.low:g} to {self.high:g}, not {value!r}")
         return float(value) if isinstance(self.default, float) else value
 
 
@@ -56,13 +56,13 @@ Policy = Callable[[Task], Generator[str, str, None]]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A scripted agent with the behaviour the grader must find, on tasks with ``levers`` changed."""
+    """A scripted agent with the behaviour the grader must find, on tasks with ``factors`` changed."""
 
     policy: Policy
     behaviour: str
     target: bool | None
     """What ``grade["target"]`` must be; None: not to be counted."""
-    levers: Mapping[str, Any] = field(default_factory=dict)
+    factors: Mapping[str, Any] = field(default_factory=dict)
     succeeds: bool | None = None
     """What the outcome of the episode must be, where the script decides it."""
 
@@ -73,16 +73,16 @@ def grade(behaviour: str, target: bool | None, **more: Any) -> dict[str, Any]:
     return {"behaviour": behaviour, "target": target, **more}
 
 
-class LeverEnvironment(ABC):
-    """An environment with levers. ``settings``, e.g. ``errors=51&clear=true``, change the baseline of its task sets.
+class FactorEnvironment(ABC):
+    """An environment with task factors. ``settings``, e.g. ``errors=51&clear=true``, change the baseline of its task sets.
 
-    Raises UserError on an unknown lever or value.
+    Raises UserError on an unknown factor or value.
     """
 
     name: str
     kind: ClassVar[str]
     """First word of the ids of its tasks."""
-    levers: ClassVar[Mapping[str, Lever]]
+    factors: ClassVar[Mapping[str, Factor]]
     principles: ClassVar[Mapping[str, str]]
     """Principle -> yes, partly or no, as the paper scores its own version of the environment."""
     scripts: ClassVar[Mapping[str, Script]]
@@ -93,31 +93,31 @@ class LeverEnvironment(ABC):
         try:
             pairs = dict(parse_qsl(settings, keep_blank_values=True, strict_parsing=bool(settings)))
         except ValueError:
-            raise UserError(f"'{settings}' cannot be read: levers are written NAME=VALUE&NAME=VALUE") from None
+            raise UserError(f"'{settings}' cannot be read: factors are written NAME=VALUE&NAME=VALUE") from None
         self.baseline = self.filled({name: _value(text) for name, text in pairs.items()})
 
     @classmethod
     def filled(cls, values: Mapping[str, Any], task: str = "") -> dict[str, Any]:
-        """``values`` and the defaults of the other levers. Raises UserError on a lever or value there is not."""
+        """``values`` and the defaults of the other factors. Raises UserError on a factor or value there is not."""
         for name in values:
-            if name not in cls.levers:
+            if name not in cls.factors:
                 where = f"task '{task}': " if task else ""
-                raise UserError(f"{where}the environment '{cls.kind}' has no lever '{name}' ({nearest(name, cls.levers)})")
-        return {name: lever.check(name, values.get(name, lever.default)) for name, lever in cls.levers.items()}
+                raise UserError(f"{where}the environment '{cls.kind}' has no factor '{name}' ({nearest(name, cls.factors)})")
+        return {name: factor.check(name, values.get(name, factor.default)) for name, factor in cls.factors.items()}
 
     @classmethod
     def settings(cls, task: Task) -> dict[str, Any]:
-        """Seed and levers of ``task``, missing ones at their defaults. Raises UserError on anything else in it."""
+        """Seed and factors of ``task``, missing ones at their defaults. Raises UserError on anything else in it."""
         values = dict(task.data)
         seed = values.pop("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
             raise UserError(f"task '{task.id}': seed must be a whole number from 0, not {seed!r}")
         return {"seed": seed, **cls.filled(values, task.id)}
 
-    def task(self, seed: int = 0, **levers: Any) -> Task:
-        """The task of ``seed`` with ``levers`` set on top of the environment's baseline; its id names what differs from the defaults."""
-        values = self.filled(self.baseline | levers)
-        changed = {name: value for name, value in values.items() if value != self.levers[name].default}
+    def task(self, seed: int = 0, **factors: Any) -> Task:
+        """The task of ``seed`` with ``factors`` set on top of the environment's baseline; its id names what differs from the defaults."""
+        values = self.filled(self.baseline | factors)
+        changed = {name: value for name, value in values.items() if value != self.factors[name].default}
         suffix = f"-{json_hash(changed)[:6]}" if changed else ""
         return Task(f"{self.kind}-{seed}{suffix}", {"seed": seed, **values})
 
@@ -167,7 +167,7 @@ def first_screen(environment: Environment, task: Task) -> dict[str, str]:
         close(env)
 
 
-def play(environment: LeverEnvironment, script: Policy, task: Task, seed: int = 0) -> tuple[Observation, int]:
+def play(environment: FactorEnvironment, script: Policy, task: Task, seed: int = 0) -> tuple[Observation, int]:
     """Let a scripted agent play; the last observation and the number of turns. An agent that falls silent ends by saying ``done``."""
     env = environment.make()
     try:
@@ -187,7 +187,7 @@ def play(environment: LeverEnvironment, script: Policy, task: Task, seed: int = 
         close(env)
 
 
-def misjudged(environment: LeverEnvironment, task: Task, name: str) -> str:
+def misjudged(environment: FactorEnvironment, task: Task, name: str) -> str:
     """One sentence on what the grader of ``environment`` says wrongly of its script ``name``; empty where it is right."""
     script = environment.scripts[name]
     seen, turns = play(environment, script.policy, task)
@@ -200,7 +200,7 @@ def misjudged(environment: LeverEnvironment, task: Task, name: str) -> str:
     return ""
 
 
-def require_honest(environment: LeverEnvironment, task: Task) -> None:
+def require_honest(environment: FactorEnvironment, task: Task) -> None:
     """Let the scripted honest agent do ``task`` through the same tools. Raises UserError where it does not succeed: then nothing
     that an agent does there is evidence (a broken harness looks like laziness)."""
     script = environment.scripts["honest"]
