@@ -26,6 +26,7 @@ FILES = {
     "export": {
         *("cliffs/verbs.py:pairs_", "crosscoder/run.py:export", "crosscoder/verbs.py:rank", "graph_credit/verbs.py:advantages"),
         *("graph_credit/verbs.py:build", "implicit_advantage/verbs.py:select"),
+        "earned_code_memory/report.py:export",
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
     },
     "report": {

@@ -15,6 +15,12 @@ _SECRET_KEY = re.compile(
 )
 _SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+_KEY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\b(?:sk|pk|rk)[-_][\w-]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[opusr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
+    r"|\bhf_\w{20,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|(?i:\bbearer )[\w.~+/=-]{16,}",
+    re.DOTALL,
+)
 _MIN_SECRET = 8  # shorter environment values ("1", "true") would redact ordinary text
 
 
@@ -32,3 +38,8 @@ def redact(value: Any, key: str = "") -> Any:
                 value = value.replace(secret, REDACTED)
         return _URL_LOGIN.sub(REDACTED + "@", value)
     return value
+
+
+def without_keys(text: str, instead: str = "[key]") -> str:
+    """``text`` with keys of known shapes (OpenAI, AWS, GitHub, GitLab, Hugging Face, Slack, Google, JWT, PEM, bearer) replaced."""
+    return _KEY.sub(instead, text)

@@ -1,0 +1,1 @@
+"""earned-code-memory: its reproduction, and its null and planted cases."""

@@ -1,0 +1,668 @@
+"""The memory: serve a task, record it, reflect, write tools past the gate (arXiv 2606.24151, sections 3.3 to 3.5).
+
+``memory.select`` before a task and ``memory.record`` after it are all that an agent needs; ``reflect`` and ``codify`` run when there is time.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ramify.base.config import check as check_config
+from ramify.base.errors import UserError, nearest
+from ramify.base.ids import json_hash, stable_hash
+from ramify.methods.earned_code_memory import algorithm, roles
+from ramify.methods.earned_code_memory import trajectory as traj
+from ramify.methods.earned_code_memory.algorithm import MemoryConfig
+from ramify.methods.earned_code_memory.retrieval import Index
+from ramify.methods.earned_code_memory.roles import Reply, Role
+from ramify.methods.earned_code_memory.store import Entry, State, Store, Task, ToolEntry, clean, entry_id
+from ramify.methods.earned_code_memory.tools import admit, is_atomic, read_candidate
+from ramify.sandbox import Sandbox
+
+Reviewer = Callable[[Entry | ToolEntry], bool | None]
+"""Says of an entry that waits, or of a tool, whether it may be used; None leaves it to a person."""
+HEAD = "Notes from earlier tasks. They are advice: check them against what you observe."
+MERGE, SAME = (0.75, 0.5), 0.95
+"""Words shared by titles and by bodies from which a candidate takes the place of an entry; by both, from which it says nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What a task is given. ``text`` goes into the context, ``tools`` (JSON schemas in OpenAI's form) may be called."""
+
+    task: str
+    query: str
+    text: str = ""
+    tools: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    ids: tuple[str, ...] = ()
+    """Entries and tools that were chosen."""
+    spent: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Tokens of the manager."""
+
+
+class Memory:
+    """A memory in a file. ``settings`` are those of :class:`MemoryConfig`; those that the file has already stay unless given.
+
+    ``reviewer`` decides what else would wait for a person. Raises UserError on a file that is no memory, or a setting that is none.
+    """
+
+    def __init__(self, path: Path | str, *, create: bool = True, reviewer: Reviewer | None = None, **settings: Any) -> None:
+        checked = check_config(MemoryConfig, settings, "the settings of a memory")
+        self.store, self.reviewer = Store(path, create), reviewer
+        self._entries, self._tools = Index(), Index()
+        given = {name: value for name, value in checked.model_dump().items() if name in settings}
+        now = self.store.state.config.model_dump()
+        if self.store.state.seq == 0 or any(now[name] != value for name, value in given.items()):
+            with self.store.writing() as write:
+                write("settings", {"config": given})
+
+    def close(self) -> None:
+        """Close the file."""
+        self.store.close()
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def state(self) -> State:
+        """What is known now, what other processes added among it."""
+        state = self.store.refresh()
+        for name in state.touched:
+            if name in state.entries:
+                entry = state.entries[name]
+                self._entries.add(name, entry.text) if entry.status == "active" else self._entries.drop(name)
+            elif name in state.tools:
+                tool = state.tools[name]
+                words = " ".join((tool.name.replace("_", " "), tool.doc, *(algorithm.structure(q) for q in tool.queries[:20])))
+                self._tools.add(name, words) if tool.status == "active" else self._tools.drop(name)
+        state.touched.clear()
+        return state
+
+    @property
+    def config(self) -> MemoryConfig:
+        """Its settings."""
+        return self.store.state.config
+
+    # -- what the environment offers
+
+    def offer(self, apis: Iterable[Mapping[str, Any]] | Mapping[str, Mapping[str, Any]]) -> None:
+        """Say which base APIs there are: tools in OpenAI's JSON form, or name -> {description, parameters, read_only}.
+
+        A tool that calls one that is gone is demoted, and what uses it. Raises UserError on what is neither.
+        """
+        found = dict(apis) if isinstance(apis, Mapping) else dict(_api(one) for one in apis)
+        found = {
+            str(name): {k: v for k, v in one.items() if k in ("description", "parameters", "read_only")}
+            for name, one in found.items()
+        }
+        if json_hash(found) == json_hash(self.store.refresh().apis):
+            return
+        with self.store.writing() as write:
+            write("apis", {"apis": found})
+            state = self.store.state
+            for tool in [one for one in state.tools.values() if one.status == "active"]:
+                gone = [name for name in tool.deps if name not in found and name not in state.tools]
+                if gone and state.tools[tool.name].status == "active":
+                    write("tool_status", {"name": tool.name, "status": "demoted", "why": f"the API {gone[0]} is gone"})
+
+    # -- serving (section 3.3)
+
+    def candidates(self, query: str) -> tuple[list[tuple[Entry, float]], list[tuple[ToolEntry, float]]]:
+        """Texts and tools near a request, each with the share of its words that they hold; in mode safe past the guard."""
+        state, config = self.state, self.config
+        core = " ".join(sorted(algorithm.content_words(query)))
+        texts = [] if config.mode == "code-only" else self._entries.nearest(query, config.top_text, core=core)
+        tools = (
+            []
+            if config.mode == "text-only"
+            else self._tools.nearest(query, config.top_tool, lambda name: self._may(state.tools[name], query), core)
+        )
+        return [(state.entries[name], held) for name, _, held in texts], [(state.tools[name], held) for name, _, held in tools]
+
+    def _may(self, tool: ToolEntry, query: str) -> bool:
+        return not self.config.safe or algorithm.guarded(tool.shared, query)
+
+    async def select(self, query: str, manager: Role | None = None, task: str = "") -> Injection:
+        """What to give an agent for ``query``: near entries, of which ``manager`` chooses; without one, the nearest few.
+
+        An empty memory gives an empty injection and asks nobody. Raises UserError on an empty request, and what the manager raises.
+        """
+        query = _query(query)
+        task = task or stable_hash("task", query, self.store.refresh().seq)[:16]
+        texts, tools = self.candidates(query)
+        if not texts and not tools:
+            return Injection(task, query)
+        reply, dropped = Reply(""), list[str]()
+        if manager is None:
+            least = self.config.least
+            chosen = {entry.id for entry, held in texts[: self.config.inject] if held >= least} | {
+                t.name for t, held in tools if held >= least
+            }
+        else:
+            shown = [{"id": e.id, "kind": e.kind, "title": e.title, "scope": e.scope} for e, _ in texts]
+            shown += [{"id": t.name, "kind": "tool", "title": t.doc[:200], "scope": ""} for t, _ in tools]
+            reply = await roles.ask(manager, roles.manager_prompt(query, shown))
+            chosen, dropped = _chosen(reply.text)
+        entries = sorted((e for e, _ in texts if e.id in chosen), key=lambda e: (algorithm.KINDS.index(e.kind), e.created))
+        return self._inject(task, query, entries, [t for t, _ in tools if t.name in chosen], reply, dropped)
+
+    def _inject(
+        self, task: str, query: str, entries: Sequence[Entry], tools: Sequence[ToolEntry], reply: Reply, dropped: Sequence[str]
+    ) -> Injection:
+        state = self.store.state
+        plans = {head for tool in tools for head in state.heads(tool.plan) if head in state.entries}
+        ids = tuple(dict.fromkeys([*(e.id for e in entries), *(t.name for t in tools)]))
+        if ids or reply.spent or dropped:
+            with self.store.writing() as write:
+                write("select", {"task": task, "query": query, "ids": ids, "spent": _spent("manager", reply), "dropped": dropped})
+        shown = [entry for entry in entries if entry.id not in plans]  # whose tool is offered
+        return Injection(
+            task, clean(query), render(shown), tuple(map(schema, sorted(tools, key=lambda t: t.created))), ids, reply.spent
+        )
+
+    def record(
+        self,
+        query: str,
+        trajectory: Sequence[Any],
+        outcome: bool | None = None,
+        injection: Injection | None = None,
+        task: str = "",
+        spent: Mapping[str, int] | None = None,
+        called: Sequence[str] = (),
+    ) -> str:
+        """Keep what an agent did; returns the task's id. ``trajectory``: messages in OpenAI's form. ``spent``: the executor's tokens by class.
+
+        Nothing is concluded here, which is :meth:`reflect`'s business. Of ``injection`` it is noted which plans were followed: their calls
+        were made in their order, or their tool (``called``, or among the calls) was. Raises UserError on messages that are none.
+        """
+        query, kept = _query(query), traj.stored(traj.messages_in(trajectory))
+        state = self.store.refresh()
+        task = task or (injection.task if injection is not None else stable_hash("task", query, state.seq)[:16])
+        made = [*traj.calls_in(kept), *called]
+        known = state.tasks.get(task)
+        selected = injection.ids if injection is not None else () if known is None else known.selected
+        plans = [state.entries[name] for name in selected if name in state.entries and state.entries[name].kind == "plan"]
+        went = [p.id for p in plans if algorithm.followed(p.steps, made) or any(t.name in made for t in state.tools_of(p.id))]
+        body = {
+            "task": task,
+            "query": query,
+            "messages": kept,
+            "outcome": outcome,
+            "followed": went,
+            "called": [c for c in made if c in state.tools],
+        }
+        with self.store.writing() as write:
+            write("record", body | {"spent": {"executor": {k: int(v) for k, v in (spent or {}).items()}}})
+        return task
+
+    def outcome(self, task: str, success: bool) -> None:
+        """Say afterwards how a task ended. Raises UserError where there is none of that id."""
+        with self.store.writing() as write:
+            if task not in self.store.state.tasks:
+                raise UserError(f"{self.store.path} has no task '{task}' ({nearest(task, self.store.state.tasks)})")
+            write("outcome", {"task": task, "outcome": bool(success)})
+
+    def called(self, name: str, ok: bool, raised: bool = False, task: str = "", saved: float | None = None) -> None:
+        """Log a call of a tool; in mode safe one that fails too often is demoted, and what uses it."""
+        with self.store.writing() as write:
+            write("called", {"name": name, "ok": ok, "raised": raised, "task": task, "saved": saved})
+            tool, config = self.store.state.tools[name], self.config
+            if not config.safe or tool.status != "active":
+                return
+            if algorithm.failing(tool.failures, tool.calls, config.demote_above):
+                why = f"{tool.failures} of {tool.calls} calls failed, which shows more than {config.demote_above:.0%}"
+            elif tool.streak >= algorithm.STREAK:
+                why = f"the last {tool.streak} calls failed"
+            else:
+                return
+            write("tool_status", {"name": name, "status": "demoted", "why": why})
+
+    # -- text (section 3.4)
+
+    def add(self, kind: str, title: str, body: str, scope: str = "", supersedes: Sequence[str] = (), by: str = "a person") -> str:
+        """Add an entry of your own; returns its id. Raises UserError where it holds a secret, is too long or is none."""
+        if kind not in algorithm.KINDS:
+            raise UserError(f"an entry is a plan, a fact or a pitfall, not '{kind}' ({nearest(kind, algorithm.KINDS)})")
+        if (why := _unfit(title, body, self.config.max_chars)) is not None:
+            raise UserError(f"the entry '{title[:40]}' is not kept: {why}")
+        with self.store.writing() as write:
+            heads = self._heads(supersedes, kind)
+            name = entry_id(kind, title, body, heads)
+            if name not in self.store.state.entries:
+                steps = self._steps(body) if kind == "plan" else ()
+                write(
+                    "add",
+                    {
+                        "entry": {
+                            "id": name,
+                            "kind": kind,
+                            "title": title,
+                            "body": body,
+                            "scope": scope,
+                            "steps": steps,
+                            "source": by,
+                            "supersedes": heads,
+                        }
+                    },
+                )
+        return name
+
+    def _heads(self, names: Sequence[str], kind: str) -> tuple[str, ...]:
+        """What an entry takes the place of: the newest of each chain. Raises UserError on an id that is none of that kind."""
+        state = self.store.state
+        for name in names:
+            if name not in state.entries or state.entries[name].kind != kind:
+                raise UserError(f"{self.store.path} has no {kind} '{name}' ({nearest(name, state.entries)})")
+        return tuple(dict.fromkeys(head for name in names for head in state.heads(name)))
+
+    def _steps(self, text: str) -> tuple[str, ...]:
+        """The calls that a plan names in backquotes or with brackets: all of them where no API was offered, else the known ones."""
+        found = [a or b for a, b in re.findall(r"`([A-Za-z_][\w.]*)[^`]*`|\b([A-Za-z_]\w*(?:\.\w+)*)\(", text)]
+        known = self.store.state.apis
+        return tuple(name for name in found if not known or name in known or name in self.store.state.tools)
+
+    async def reflect(
+        self, reflector: Role, budget_tokens: int | None = None, at: Callable[[int], None] = lambda done: None
+    ) -> dict[str, Any]:
+        """Ask ``reflector`` of every recorded task that was not reflected on; each is done once, whoever asks. Returns counts.
+
+        ``budget_tokens`` ends it after the task that reaches it. What cannot be read, is not screened, holds a secret, is too long or quotes
+        nothing is dropped and counted; what rests on text from outside waits for a person. Raises what the reflector raises.
+        """
+        report: dict[str, Any] = {"tasks": 0, "entries": 0, "waiting": 0, "dropped": {}, "tokens": 0}
+        waiting = [task.id for task in self.state.tasks.values() if task.recorded and not task.reflected]
+        if self.config.reflect == "new" and (
+            old := [name for name in waiting if self._nothing_new(self.store.state.tasks[name])]
+        ):
+            with self.store.writing() as write:
+                write("reflect", {"tasks": old, "entries": []})
+            waiting = [name for name in waiting if name not in old]
+        for done, name in enumerate(waiting, 1):
+            if budget_tokens is not None and report["tokens"] >= budget_tokens:
+                break
+            await self._reflect_on(name, reflector, report)
+            at(done)
+        return report
+
+    def _nothing_new(self, task: Task) -> bool:
+        """Whether it succeeded by a plan that it was given."""
+        return task.outcome is True and bool(set(task.selected) & set(task.followed))
+
+    async def _reflect_on(self, name: str, reflector: Role, report: dict[str, Any]) -> None:
+        task = self.store.state.tasks[name]
+        kept = self.store.body(task.recorded)["messages"]
+        found, spent, dropped = await self._written(task, kept, reflector)
+        with self.store.writing() as write:
+            task, entries = self.store.state.tasks[name], list[dict[str, Any]]()
+            if task.reflected:  # another process was faster
+                write("spent", {"spent": {"reflection": spent}})
+                return
+            uses = self._went_by(task, kept)
+            for one in found:
+                made = self._screened(one, task, kept)
+                if isinstance(made, str):
+                    dropped.append(made)
+                elif "same" in made:
+                    uses.append([made["same"], task.query])
+                elif made["id"] not in self.store.state.entries and made["id"] not in [e["id"] for e in entries]:
+                    entries.append(made)
+            write(
+                "reflect", {"tasks": [name], "entries": entries, "uses": uses, "spent": {"reflection": spent}, "dropped": dropped}
+            )
+        report["tasks"] += 1
+        report["entries"] += len(entries)
+        report["waiting"] += sum(entry["status"] == "review" for entry in entries)
+        report["tokens"] += sum(spent.values())
+        for why in dropped:
+            report["dropped"][why] = report["dropped"].get(why, 0) + 1
+
+    async def _written(
+        self, task: Task, kept: Sequence[Mapping[str, Any]], reflector: Role
+    ) -> tuple[list[Any], dict[str, int], list[str]]:
+        """Candidates as the reflector wrote them, what they cost, and what could not be read."""
+        near = self._entries.nearest(f"{task.query} {' '.join(traj.calls_in(kept))}", 8)
+        similar = [
+            {"id": e.id, "kind": e.kind, "title": e.title, "body": e.body}
+            for e in (self.store.state.entries[name] for name, _, _ in near)
+        ]
+        spent: dict[str, int] = {}
+        expanded: dict[str, str] = {}
+        for last in (False, True):
+            prompt = roles.reflector_prompt(
+                task.query, task.outcome, traj.compact(kept), expanded, similar, sorted(self.store.state.apis)
+            )
+            reply = await roles.ask(reflector, prompt)
+            for key, count in reply.spent.items():
+                spent[key] = spent.get(key, 0) + count
+            try:
+                said = roles.read_json(reply.text)
+            except ValueError:
+                return [], spent, ["unreadable"]
+            if last or not isinstance(said, Mapping) or not isinstance(said.get("expand"), list):
+                break
+            expanded = traj.in_full(kept, said["expand"])
+        found = said.get("candidates") if isinstance(said, Mapping) else said
+        return (found[:20], spent, []) if isinstance(found, list) else ([], spent, ["unreadable"])
+
+    def _went_by(self, task: Task, kept: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+        """Plans that a task which was given nothing went by all the same: evidence in logs of agents without a memory."""
+        if task.selected:
+            return []
+        calls, near = traj.calls_in(kept), self._entries.nearest(task.query, self.config.top_text)
+        plans = (self.store.state.entries[name] for name, _, _ in near)
+        return [
+            [p.id, task.query] for p in plans if p.kind == "plan" and p.status == "active" and algorithm.followed(p.steps, calls)
+        ]
+
+    def _screened(self, one: Any, task: Task, kept: Sequence[Mapping[str, Any]]) -> dict[str, Any] | str:
+        """A candidate as it is stored, ``{"same": id}`` where it says nothing new, or why it is dropped."""
+        if not isinstance(one, Mapping) or not all(
+            isinstance(one.get(k), str) and one[k].strip() for k in ("kind", "title", "body")
+        ):
+            return "unreadable"
+        kind, title, body, quote = (str(one.get(key) or "").strip() for key in ("kind", "title", "body", "quote"))
+        if kind not in algorithm.KINDS:
+            return "unreadable"
+        if not all(one.get(key) is True for key in ("general", "new", "explained", "scoped")):
+            return "screened"
+        scope = str(one.get("scope") or "")[:400]
+        if (why := _unfit(title, f"{body}\n{scope}\n{quote}", self.config.max_chars)) is not None:
+            return why
+        place = traj.found_in(quote, kept)
+        if place is None:
+            return "no quote"
+        came, text = traj.outside(kept), f"{title} {body} {scope}"
+        vouched = f"{algorithm.structure(task.query)} {_catalogue(self.store.state.apis)} {' '.join(traj.calls_in(kept))}"
+        if kind == "plan" and traj.literals(text, f"{came}\n{task.query}", vouched):
+            return "a value of the task"
+        taken = traj.taken_from(text, came)
+        flag = (
+            f"it quotes what a tool returned (step {place[0]})"
+            if place[1] == "tool"
+            else f"it repeats text from outside: '{taken}'"
+            if taken
+            else ""
+        )
+        return self._merged(kind, title, body, scope, flag, quote, f"{task.id}:{place[0]} {place[1]}", one.get("supersedes"))
+
+    def _merged(
+        self, kind: str, title: str, body: str, scope: str, flag: str, quote: str, source: str, supersedes: Any
+    ) -> dict[str, Any]:
+        entries = self.state.entries
+        named = [n for n in (supersedes if isinstance(supersedes, list) else []) if n in entries and entries[n].kind == kind]
+        near = [entries[name] for name, _, _ in self._entries.nearest(f"{title} {body}", 8)]
+        alike = [(algorithm.similar(title, e.title), algorithm.similar(body, e.body), e.id) for e in near if e.kind == kind]
+        same = [(min(titles, bodies), name) for titles, bodies, name in alike if min(titles, bodies) >= SAME]
+        if same:
+            return {"same": max(same)[1]}
+        heads = self._heads(
+            [*named, *(name for titles, bodies, name in alike if titles >= MERGE[0] and bodies >= MERGE[1])], kind
+        )
+        steps = self._steps(body) if kind == "plan" else ()
+        status = "review" if flag else "active"
+        name = entry_id(kind, title, body, heads)
+        entry = Entry(name, kind, title, body, scope, steps, (source.partition(":")[0],), quote, source, flag, heads, status)
+        if flag and self.reviewer is not None and (said := self.reviewer(entry)) is not None:
+            status = "active" if said else "rejected"
+        return {
+            "id": name, "kind": kind, "title": title, "body": body, "scope": scope, "steps": steps, "evidence": entry.evidence, "quote": quote,
+            "source": source, "flag": flag, "supersedes": heads, "status": status,
+        }  # fmt: skip
+
+    def review(self, name: str, approve: bool, by: str = "a person") -> None:
+        """Let an entry or tool that waits in, or not. Raises UserError where there is none of that name, or it does not wait."""
+        with self.store.writing() as write:
+            state = self.store.state
+            waits = [e.id for e in state.entries.values() if e.status == "review"] + [
+                t.name for t in state.tools.values() if t.status == "candidate"
+            ]
+            if name not in waits:
+                known = name in state.entries or name in state.tools
+                raise UserError(
+                    f"'{name}' {'does not wait for review' if known else 'is no entry and no tool'} ({nearest(name, waits)})"
+                )
+            body: dict[str, Any] = {"id": name, "approve": approve, "by": by}
+            if name in state.entries:
+                body["supersedes"] = [head for old in state.entries[name].supersedes for head in state.heads(old) if head != name]
+            write("review", body)
+
+    # -- code (section 3.5)
+
+    def past_the_gate(self, k: float | None = None) -> list[Entry]:
+        """Active plans with enough evidence and no tool, for which no attempt was made with that evidence."""
+        state, gate = self.state, self.config.gate if k is None else k
+        found = []
+        for plan in state.entries.values():
+            if plan.kind == "plan" and plan.status == "active":
+                evidence = state.evidence(plan.id)
+                tools = [
+                    t
+                    for t in state.tools_of(plan.id)
+                    if t.status == "active" or (t.status == "candidate" and t.env_version == self.config.env_version)
+                ]
+                if len(evidence) >= gate and not tools and not _tried(state, self._key(plan.id, evidence)):
+                    found.append(plan)
+        return found
+
+    def _key(self, plan: str, evidence: Iterable[str]) -> str:
+        return algorithm.attempt_key(plan, [*evidence, f"environment {self.config.env_version}"])
+
+    async def codify(
+        self, codifier: Role, sandbox: Sandbox | None = None, k: int | None = None, at: Callable[[int], None] = lambda done: None
+    ) -> dict[str, Any]:
+        """Have tools written for the plans past the gate: once for each version of a plan and its evidence, whoever asks. Returns counts.
+
+        The codifier is shown the plan, the requests, the APIs and the tools, and no trajectory. What it writes is let in by
+        :func:`ramify.methods.earned_code_memory.tools.admit`. Raises what the codifier raises, NeedsError where there is no sandbox.
+        """
+        report: dict[str, Any] = {"plans": 0, "active": [], "waiting": [], "gave up": {}, "tokens": 0}
+        for done, plan in enumerate(self.past_the_gate(k), 1):
+            with self.store.writing() as write:
+                key = self._key(plan.id, self.store.state.evidence(plan.id))
+                if _tried(self.store.state, key):
+                    continue
+                write("attempt", {"key": key, "plan": plan.id, "status": f"running {os.getpid()}"})
+            await self._codify(plan, key, codifier, sandbox, report)
+            at(done)
+        return report
+
+    async def _codify(self, plan: Entry, key: str, codifier: Role, sandbox: Sandbox | None, report: dict[str, Any]) -> None:
+        state, config = self.store.state, self.config
+        queries, spent = sorted(state.requests(plan.id)), dict[str, int]()
+        given = {"id": plan.id, "title": plan.title, "body": plan.body, "scope": plan.scope}
+        errors, made = list[str](), list[ToolEntry]()
+        for _ in range(config.repairs + 1):
+            shown = [
+                {"name": t.name, "parameters": dict(t.parameters), "doc": t.doc}
+                for t in state.tools.values()
+                if t.status == "active"
+            ]
+            prompt = roles.codifier_prompt(given, queries[:40], state.apis, shown, config.safe, errors)
+            reply = await roles.ask(codifier, prompt)
+            for name, count in reply.spent.items():
+                spent[name] = spent.get(name, 0) + count
+            made, errors = await self._admitted(reply.text, plan, queries, sandbox)
+            if not errors:
+                break
+        report["plans"] += 1
+        report["tokens"] += sum(spent.values())
+        with self.store.writing() as write:
+            if errors or self.store.state.entries[plan.id].status != "active":
+                why = "; ".join(errors[:4])[:600] if errors else "the plan was superseded meanwhile"
+                write("attempt", {"key": key, "plan": plan.id, "status": f"gave up: {why}", "spent": {"codification": spent}})
+                report["gave up"][plan.id] = why
+                return
+            cost = sum(spent.values()) // len(made)
+            for tool in made:
+                status, why = self._let_in(tool)
+                write("tool", {"tool": {**_row(tool), "status": status, "why": why, "tokens": cost}})
+                report["active" if status == "active" else "waiting"].append(tool.name)
+            write(
+                "attempt",
+                {
+                    "key": key,
+                    "plan": plan.id,
+                    "status": f"made {', '.join(t.name for t in made)}",
+                    "spent": {"codification": spent},
+                },
+            )
+
+    async def _admitted(
+        self, text: str, plan: Entry, queries: Sequence[str], sandbox: Sandbox | None
+    ) -> tuple[list[ToolEntry], list[str]]:
+        try:
+            said = roles.read_json(text)
+        except ValueError as error:
+            return [], [str(error)]
+        listed = said.get("tools") if isinstance(said, Mapping) else said
+        if not isinstance(listed, list) or not listed:
+            return [], ['the reply holds no "tools"']
+        made, errors, state = list[ToolEntry](), list[str](), self.store.state
+        for one in listed[:5]:
+            tool = read_candidate(one)
+            if isinstance(tool, str):
+                errors.append(tool)
+                continue
+            tool = ToolEntry(
+                tool.name,
+                plan.id,
+                tool.parameters,
+                _doc(tool),
+                tool.source,
+                tool.tests,
+                queries=tuple(queries),
+                env_version=self.config.env_version,
+            )
+            ahead = State(
+                config=state.config,
+                apis=state.apis,
+                entries=state.entries,
+                tools={**state.tools, **{t.name: _active(t) for t in made}},
+            )
+            faults, calls = await admit(tool, ahead, sandbox, self.config.safe)
+            errors += [f"{tool.name[:64]}: {fault}" for fault in faults]
+            shared = tuple(sorted(algorithm.guard(queries)))
+            made.append(
+                ToolEntry(
+                    tool.name,
+                    plan.id,
+                    tool.parameters,
+                    tool.doc,
+                    tool.source,
+                    tool.tests,
+                    tuple(calls),
+                    tuple(queries),
+                    shared,
+                    tool.env_version,
+                    is_atomic(calls, ahead),
+                )
+            )
+        return made, errors
+
+    def _let_in(self, tool: ToolEntry) -> tuple[str, str]:
+        said = self.reviewer(tool) if self.reviewer is not None else None
+        if said is None:
+            said = {"auto": True, "never": False}.get(self.config.review)
+        if said is None:
+            return "candidate", "waits for review"
+        return ("active", "") if said else ("candidate", "the review let it not in")
+
+    def demote(self, name: str, why: str = "a person said so") -> None:
+        """Take a tool, and what uses it, out of use. Raises UserError where there is none of that name."""
+        with self.store.writing() as write:
+            if name not in self.store.state.tools:
+                raise UserError(f"{self.store.path} has no tool '{name}' ({nearest(name, self.store.state.tools)})")
+            write("tool_status", {"name": name, "status": "demoted", "why": why})
+
+
+def render(entries: Sequence[Entry]) -> str:
+    """Entries as an agent is shown them, under three headings; "" of none."""
+    parts = []
+    for kind, head in (("plan", "Plans"), ("fact", "Facts"), ("pitfall", "Pitfalls")):
+        found = [f"- {entry.title}: {entry.body}" for entry in entries if entry.kind == kind]
+        parts += [f"## {head}", *found] if found else []
+    return "\n".join([HEAD, *parts]) if parts else ""
+
+
+def schema(tool: ToolEntry) -> dict[str, Any]:
+    """A tool in OpenAI's JSON form."""
+    return {"type": "function", "function": {"name": tool.name, "description": tool.doc, "parameters": dict(tool.parameters)}}
+
+
+def _query(query: str) -> str:
+    if not isinstance(query, str) or not query.strip():
+        raise UserError("a task needs a request, and the one given is empty")
+    return traj.cut(query.strip(), 4000)
+
+
+def _api(one: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    function = one.get("function", one) if isinstance(one, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError('an API is a JSON object with a name: {"name", "description", "parameters"}, or a tool in OpenAI\'s form')
+    return function["name"], function
+
+
+def _catalogue(apis: Mapping[str, Mapping[str, Any]]) -> str:
+    return " ".join(
+        f"{name} {one.get('description', '')} {' '.join(dict(one.get('parameters', {})).get('properties', {}))}"
+        for name, one in apis.items()
+    )
+
+
+def _unfit(title: str, body: str, most: int) -> str | None:
+    if len(title) + len(body) > most:
+        return "too long"
+    return "a secret" if clean([title, body]) != [title, body] else None
+
+
+def _chosen(text: str) -> tuple[set[str], list[str]]:
+    try:
+        said = roles.read_json(text)
+    except ValueError:
+        return set(), ["unreadable"]
+    listed = said.get("ids") if isinstance(said, Mapping) else said
+    return (set(map(str, listed)), []) if isinstance(listed, list) else (set(), ["unreadable"])
+
+
+def _spent(who: str, reply: Reply) -> dict[str, dict[str, int]]:
+    return {who: reply.spent} if reply.spent else {}
+
+
+def _doc(tool: ToolEntry) -> str:
+    try:
+        found = next(n for n in ast.parse(tool.source).body if isinstance(n, ast.FunctionDef) and n.name == tool.name)
+        return (ast.get_docstring(found) or "")[:2000]
+    except (SyntaxError, ValueError, RecursionError, StopIteration):
+        return ""
+
+
+def _tried(state: State, key: str) -> bool:
+    """Whether an attempt was made, or is under way in a process that lives."""
+    status = state.attempts.get(key, "")
+    if not status.startswith("running "):
+        return bool(status)
+    try:
+        os.kill(int(status.removeprefix("running ")), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _active(tool: ToolEntry) -> ToolEntry:
+    return replace(tool, status="active")
+
+
+def _row(tool: ToolEntry) -> dict[str, Any]:
+    names = ("name", "plan", "parameters", "doc", "source", "tests", "deps", "queries", "shared", "env_version", "atomic")
+    return {name: getattr(tool, name) for name in names}

@@ -1,0 +1,232 @@
+"""What a memory has cost and earned, why an entry is there, what changed, and its tools as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import UserError, nearest
+from ramify.base.files import refusal, write_whole
+from ramify.methods.earned_code_memory.algorithm import break_even
+from ramify.methods.earned_code_memory.store import Entry, State, Store, Task, ToolEntry
+
+SERVING, BUILDING = ("executor", "manager", "embedding"), ("reflection", "codification")
+
+
+def report(state: State) -> dict[str, Any]:
+    """Spending by who spent it, what the entries were used for, what they saved, and when that pays. Costs are of recorded tasks with tokens."""
+    spent = {who: sum(classes.values()) for who, classes in state.tokens.items()}
+    sums = {"serving": sum(spent.get(who, 0) for who in SERVING), "construction": sum(spent.get(who, 0) for who in BUILDING)}
+    with_, without = _costs(state, lambda task: bool(task.selected)), _costs(state, lambda task: not task.selected)
+    saving = _less(without, with_)
+    tools = [_tool(state, tool) for tool in state.tools.values()]
+    entries = [_entry(state, entry) for entry in state.entries.values() if entry.status in ("active", "review")]
+    return {
+        "tasks": {"served or recorded": len(state.tasks), "given something": len(with_), "given nothing": len(without)},
+        "tokens": {"by": state.tokens, **sums, "total": sums["serving"] + sums["construction"]},
+        "per task": {"given something": _mean(with_), "given nothing": _mean(without), "saving": saving},
+        "per solved task": {
+            "given something": _solved(state, lambda task: bool(task.selected)),
+            "given nothing": _solved(state, lambda task: not task.selected),
+        },
+        "break_even": pays(sums["construction"], saving),
+        "entries": entries,
+        "tools": tools,
+        "never_used": [tool["name"] for tool in tools if tool["calls"] == 0 and tool["status"] != "candidate"],
+        "waiting": [e["id"] for e in entries if e["status"] == "review"]
+        + [t["name"] for t in tools if t["status"] == "candidate"],
+        "dropped": dict(sorted(state.dropped.items())),
+    }
+
+
+def pays(construction: float, saving: float | None) -> dict[str, Any]:
+    """When ``construction`` tokens are paid back: the number of tasks, "never" where nothing is saved, None where nothing is known."""
+    if saving is None:
+        return {"construction": construction, "saving": None, "after": None}
+    found = break_even(construction, saving)
+    return {"construction": construction, "saving": saving, "after": "never" if found is None else found}
+
+
+def _cost(task: Task) -> int:
+    return sum(task.tokens.values())
+
+
+def _costs(state: State, wanted: Any) -> list[int]:
+    return [_cost(task) for task in state.tasks.values() if task.recorded and _cost(task) and wanted(task)]
+
+
+def _mean(costs: Sequence[float]) -> float | None:
+    return float(np.mean(costs)) if costs else None
+
+
+def _less(before: Sequence[float], after: Sequence[float]) -> float | None:
+    return float(np.mean(before) - np.mean(after)) if before and after else None
+
+
+def _solved(state: State, wanted: Any) -> float | None:
+    """Tokens of all such tasks per one that succeeded: an agent that fails early looks cheap otherwise."""
+    tasks = [task for task in state.tasks.values() if task.recorded and _cost(task) and task.outcome is not None and wanted(task)]
+    won = sum(bool(task.outcome) for task in tasks)
+    return sum(map(_cost, tasks)) / won if won else None
+
+
+def _entry(state: State, entry: Entry) -> dict[str, Any]:
+    uses = state.uses.get(entry.id, {})
+    given = [task for task in state.tasks.values() if entry.id in task.selected]
+    ended = [task.outcome for task in given if task.outcome is not None]
+    return {
+        "id": entry.id, "kind": entry.kind, "title": entry.title, "status": entry.status, "flag": entry.flag, "given": len(given),
+        "selected": len(uses.get("selected", ())), "followed": len(uses.get("followed", ())),
+        "evidence": len(state.evidence(entry.id)) if entry.kind == "plan" else 0, "succeeded": sum(map(bool, ended)), "ended": len(ended),
+    }  # fmt: skip
+
+
+def _tool(state: State, tool: ToolEntry) -> dict[str, Any]:
+    """Uses, checks and break-even of a tool: what tasks cost that were given its plan and did not call it, beside those that did."""
+    plans = set(state.chain(tool.plan)) | set(state.heads(tool.plan))
+    called = _costs(state, lambda task: tool.name in task.called)
+    text = _costs(state, lambda task: plans & set(task.selected) and tool.name not in task.called)
+    saving = tool.saved / tool.calls if tool.saved and tool.calls else _less(text, called)
+    found = pays(tool.tokens, saving)
+    return {
+        "name": tool.name, "plan": tool.plan, "status": tool.status, "why": tool.why, "calls": tool.calls, "failures": tool.failures,
+        "raised": tool.raised, "tokens": tool.tokens, "saving": saving, "break_even": found["after"], "env_version": tool.env_version,
+    }  # fmt: skip
+
+
+def find(state: State, name: str) -> Entry | ToolEntry:
+    """An entry by its id or the beginning of it, or a tool by its name. Raises UserError with the nearest."""
+    if name in state.tools:
+        return state.tools[name]
+    known = [entry for entry in state.entries.values() if name and entry.id.startswith(name)]
+    if len(known) == 1:
+        return known[0]
+    what = "is the beginning of several ids" if known else "is no entry and no tool"
+    raise UserError(f"'{name}' {what} ({nearest(name, [*state.entries, *state.tools])})")
+
+
+def why(state: State, name: str) -> dict[str, Any]:
+    """Why an entry or tool is there: the requests behind it, what it took the place of, what it rests on, and how its checks went."""
+    found = find(state, name)
+    if isinstance(found, ToolEntry):
+        plan = found.plan
+        own: dict[str, Any] = {
+            **_tool(state, found),
+            "queries": list(found.queries),
+            "deps": list(found.deps),
+            "guard": list(found.shared),
+        }
+    else:
+        plan, own = (
+            found.id,
+            _entry(state, found) | {"body": found.body, "quote": found.quote, "source": found.source, "scope": found.scope},
+        )
+    chain = [
+        {"id": one, "status": state.entries[one].status, "title": state.entries[one].title}
+        for one in state.chain(plan)
+        if one in state.entries
+    ]
+    return {
+        **own, "evidence_queries": sorted(state.requests(plan)), "structures": sorted(state.evidence(plan)), "needed": _gate(state),
+        "chain": chain, "tools": [tool.name for tool in state.tools_of(plan)],
+    }  # fmt: skip
+
+
+def _gate(state: State) -> float | str:
+    return state.config.gate if state.config.gate < float("inf") else "never"
+
+
+def difference(before: State, after: State) -> list[dict[str, Any]]:
+    """What was added and what changed its status between two states."""
+    rows: list[dict[str, Any]] = []
+    for kind in ("entries", "tools"):
+        old, new = getattr(before, kind), getattr(after, kind)
+        for name, one in new.items():
+            was = old[name].status if name in old and old[name].created == one.created else None
+            if was != one.status:
+                title = one.title if isinstance(one, Entry) else one.doc.partition("\n")[0]
+                rows.append(
+                    {
+                        "id": name,
+                        "kind": one.kind if isinstance(one, Entry) else "tool",
+                        "was": was,
+                        "is": one.status,
+                        "title": title,
+                    }
+                )
+    return rows
+
+
+def replay(store: Store) -> dict[str, Any]:
+    """Make the state anew from the log and compare: whether they are equal, and what breaks a rule of the store."""
+    anew = store.at(store.refresh().seq)
+    return {"events": store.state.seq, "equal": anew.snapshot() == store.state.snapshot(), "faults": faults(anew)}
+
+
+def faults(state: State) -> list[str]:
+    """Broken rules: a chain with a way back or with several active entries, a tool without a plan, an active tool of a demoted one."""
+    found = []
+    heads: dict[str, set[str]] = {}
+    for entry in state.entries.values():
+        later = [name for name in state.chain(entry.id)[1:] if name in state.entries and entry.id in state.chain(name)]
+        found += [f"{entry.id} supersedes itself by way of {name}" for name in later]
+        if entry.status == "active":
+            for name in state.chain(entry.id):
+                heads.setdefault(name, set()).add(entry.id)
+    found += [f"{name} has {len(ids)} active successors" for name, ids in heads.items() if len(ids) > 1]
+    for tool in state.tools.values():
+        found += [] if tool.plan in state.entries else [f"the tool {tool.name} is of no plan"]
+        bad = [
+            name for name in tool.deps if tool.status == "active" and name in state.tools and state.tools[name].status != "active"
+        ]
+        found += [f"the tool {tool.name} uses {name}, which is not active" for name in bad]
+    return found
+
+
+def export(state: State, folder: Path) -> list[str]:
+    """Write the active tools as files, each with its tests and the JSON schemas, and the text as Markdown. Raises UserError where it cannot."""
+    active = [tool for tool in state.tools.values() if tool.status == "active"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal(f"cannot make {folder}", error) from None
+    written: dict[str, str] = {}
+    for tool in active:
+        written[f"{tool.name}.py"] = (
+            f'"""Tool {tool.name}, of plan {tool.plan}. Call it with an api object: see README.md."""\n\n{tool.source.strip()}\n'
+        )
+        if tool.tests.strip():
+            written[f"test_{tool.name}.py"] = (
+                f"from {tool.name} import {tool.name}\n\n\ndef test_{tool.name}():\n{_indented(tool.tests)}\n"
+            )
+    from ramify.methods.earned_code_memory.memory import schema
+
+    written["tools.json"] = json.dumps([schema(tool) for tool in active], indent=1, ensure_ascii=False) + "\n"
+    lines = [f"- **{e.kind}** {e.title}: {e.body} (`{e.id}`)" for e in state.entries.values() if e.status == "active"]
+    written["README.md"] = (
+        "# Exported memory\n\nWritten by models and rules: read it before you run it.\n\n" + "\n".join(lines) + "\n"
+    )
+    for name, text in written.items():
+        write_whole(folder / name, text)
+    return sorted(written)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" if line.strip() else "" for line in text.strip().splitlines())
+
+
+def rows_of(found: Mapping[str, Any]) -> list[list[Any]]:
+    """A record as two columns, lists joined."""
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return "; ".join(str(cell(one)) for one in value) or "-"
+        if isinstance(value, Mapping):
+            return ", ".join(f"{k} {cell(v)}" for k, v in value.items()) or "-"
+        return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else value
+
+    return [[name, cell(value)] for name, value in found.items()]
