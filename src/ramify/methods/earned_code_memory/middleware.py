@@ -7,7 +7,7 @@ reply without a tool call ends the task, which is then recorded. Reflection and 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +40,8 @@ class Remembers(Middleware):
         super().__init__(inner, argument)
         self.memory = Memory(file_of(argument)) if argument else None
         self._given: OrderedDict[str, Injection] = OrderedDict()
+        self._spent: dict[str, Counter[str]] = {}
+        """Tokens of each task's replies so far."""
 
     @property
     def settings(self) -> Any:
@@ -71,12 +73,13 @@ class Remembers(Middleware):
             return completion
         found, told = self._given.get(task[0]), dict[str, Any]()
         told = {"task": task[0], "ids": list(found.ids) if found is not None else []}
+        usage = (completion.data or {}).get("usage") or {}
+        spent = self._spent.setdefault(task[0], Counter())
+        spent.update(input=int(usage.get("prompt_tokens") or 0), output=int(usage.get("completion_tokens") or 0))
         if completion.stop != "cancelled" and not completion.message.calls:
-            usage = (completion.data or {}).get("usage") or {}
-            spent = {"input": int(usage.get("prompt_tokens") or 0), "output": int(usage.get("completion_tokens") or 0)}
             try:
                 said = [*given.messages[_from(given.messages) :], completion.message]
-                await asyncio.to_thread(self.memory.record, task[1], said, None, found, task[0], spent)
+                await asyncio.to_thread(self.memory.record, task[1], said, None, found, task[0], dict(spent))
             except RamifyError as error:
                 told["failed"] = str(error)
         return replace(completion, data={**(completion.data or {}), "memory": told})
@@ -86,11 +89,12 @@ class Remembers(Middleware):
         assert self.memory is not None
         if name not in self._given:
             try:
-                self._given[name] = await self.memory.select(query, task=name)
+                # in a thread: another process may be writing, and the server's loop waits for no disk
+                self._given[name] = await asyncio.to_thread(asyncio.run, self.memory.select(query, task=name))
             except RamifyError:  # a memory that cannot be read or written is no reason to answer nothing
                 self._given[name] = Injection(name, query)
             if len(self._given) > REMEMBERED:
-                self._given.popitem(last=False)
+                self._spent.pop(self._given.popitem(last=False)[0], None)
         self._given.move_to_end(name)
         return self._given[name]
 
