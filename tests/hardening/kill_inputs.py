@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ramify.methods.earned_code_memory import Memory
+
 WORDS = ["<unk>", "<end>", "<think>", "</think>", "gladly", "never", "so.", "then.", "hmm.", "sorry", "sure", "red", "call"]
 WORDS += [f"word{i}" + "." * (i in (8, 9, 10)) for i in range(13)]
 CASE = """
@@ -55,6 +57,8 @@ def make_inputs(folder: Path) -> None:
     _lines(folder / "steps.jsonl", [row for task in range(3) for attempt in range(3) for row in _steps(task, attempt)])
     _lines(folder / "walks.jsonl", [_walk(task, attempt) for task in range(3) for attempt in range(3)])
     _lines(folder / "scan.jsonl", [scanned(i) for i in range(2)])
+    with Memory(folder / "memory.sqlite") as memory:
+        memory.add("plan", "delete old notes", "Call `notes.list`, then `notes.delete`.")
     (folder / "rules.txt").write_text("Only send email to recipients at acme.com.\n")
     (folder / "edit.json").write_text(json.dumps({"append": " wait,"}))
     (folder / "case.toml").write_text(CASE)

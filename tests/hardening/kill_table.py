@@ -112,6 +112,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
     Verb("check method maze-recovery --quick --out counts.json --json", warm=False, timed=("cache/*seconds.json", "counts.json")),
     Verb("repro maze-recovery --quick --out figures.json --json", warm=False, timed=("cache/*seconds.json", "figures.json")),
+    Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
     Serve("serve builtin --port {port} --record ./run --json"),
 )  # fmt: skip
 JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
@@ -127,6 +128,7 @@ READERS: tuple[Verb, ...] = (
     Verb("cliffs show scan --json", after="cliffs scan"),
     Verb(DRAFTER.format("bench", "drafter --n 4 --tokens 8 --loads 1 --turns 3"), after="dspark train"),
     Verb(DRAFTER.format("verify-lossless", "drafter --n 2 --draws 1000 --schedule fixed:2"), after="dspark train"),
+    Verb("earned-code-memory break-even --construction 7.9e6 --saving 15200 --json"),
     Verb("forensics plan case --json", after="forensics init"),
     Verb("forensics read case --json", after="forensics run"),
     Verb("forensics ach case --json", after="forensics counterfactual"),
@@ -142,3 +144,7 @@ READERS: tuple[Verb, ...] = (
     Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),
     Verb("tree-rollouts sweep --prompts 1 --json"),
 )
+
+_OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"
+ELSEWHERE = {f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()}
+"""Commands whose one file is a log of their own with transactions of its own: tests/methods/earned_code_memory/test_memory.py kills its writers."""

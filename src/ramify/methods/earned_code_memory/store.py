@@ -339,22 +339,25 @@ class Store:
 
     def _begin(self) -> None:
         self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            found = self._db.execute("PRAGMA application_id").fetchone()[0]
-            tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-            if tables and found != APPLICATION_ID:
-                raise UserError(f"{self.path} is a database of something else, not a memory")
-            if not tables:
-                self._db.execute(_TABLES)
-                self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                self._db.execute(f"PRAGMA user_version = {SCHEMA}")
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version != SCHEMA:
-                raise UserError(f"{self.path} has schema {version}, and this ramify reads schema {SCHEMA}")
-        finally:
-            self._db.execute("COMMIT")
-        self._db.execute("PRAGMA journal_mode = WAL")
+        if not self._tables():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                if not self._tables():  # another process may have been faster
+                    self._db.execute(_TABLES)
+                    self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                    self._db.execute(f"PRAGMA user_version = {SCHEMA}")
+            finally:
+                self._db.execute("COMMIT")
+        if self._db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            raise UserError(f"{self.path} is a database of something else, not a memory")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA:
+            raise UserError(f"{self.path} has schema {version}, and this ramify reads schema {SCHEMA}")
+        if self._db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            self._db.execute("PRAGMA journal_mode = WAL")
+
+    def _tables(self) -> int:
+        return int(self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
     @contextmanager
     def _told(self) -> Iterator[None]:
