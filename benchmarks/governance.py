@@ -19,7 +19,7 @@ from pathlib import Path
 from common import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ramify.methods.governance import Bench, BenchConfig, Pins, Player
+from ramify.methods.governance import Bench, BenchConfig, NamedModel, Pins
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.rollout.views import approximate_tokens
 
@@ -48,9 +48,9 @@ def cost(count: Callable[[str], int]) -> list[object]:
 
 def episodes(reps: int) -> tuple[int, float, float]:
     """(episodes, CPU seconds, wall seconds) of the seven conditions."""
-    bench = Bench(BenchConfig(reps=reps, allowed="none"), [Player("reader", reader())])
+    bench = Bench(BenchConfig(reps=reps, allowed="none"), [NamedModel("reader", reader())])
     asyncio.run(
-        Bench(BenchConfig(reps=1, tasks=("language",)), [Player("reader", reader())]).run()
+        Bench(BenchConfig(reps=1, tasks=("language",)), [NamedModel("reader", reader())]).run()
     )  # what is loaded once is not counted
     cpu, wall = time.process_time(), time.perf_counter()
     rows = asyncio.run(bench.run())

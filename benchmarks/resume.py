@@ -19,7 +19,7 @@ from pathlib import Path
 
 from common import save
 
-from ramify.jobs.collect import Collection, Limits, RolloutConfig
+from ramify.jobs.collect import Collection, RolloutConfig, RunLimits
 from ramify.rollout.parts import find_environment
 
 PER_TASK, SHORT = 8, 64
@@ -48,7 +48,7 @@ def main() -> None:
         tasks.write_text("".join(json.dumps({"id": task.id, **task.data}) + "\n" for task in task_set), encoding="utf-8")
         config = RolloutConfig(model="scripted", env="chain", tasks=str(tasks), attempts=PER_TASK)
         begun = time.perf_counter()
-        short = config.model_copy(update={"budget": Limits(calls=args.rollouts - SHORT)})
+        short = config.model_copy(update={"budget": RunLimits(calls=args.rollouts - SHORT)})
         made = Collection(short).collect(folder)
         print(f"made {made['n']:,} rollouts in {time.perf_counter() - begun:.0f} s, {made['missing']} are missing")
         times = []

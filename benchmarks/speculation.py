@@ -24,7 +24,7 @@ from ramify.methods.dspark import bench, profile
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import progress, table
 from ramify_experiments.dspark import domains
-from ramify_experiments.dspark.lab import GIVEN, Lab
+from ramify_experiments.dspark.lab import GIVEN, DrafterLab
 from ramify_experiments.dspark.repro import DRAFTERS, SIZES
 
 PARTS = ("domains", "loads", "serving")
@@ -71,14 +71,14 @@ def under_load(found: Sequence[bench.Pairing]) -> Table:
 
 
 def against_vllm(
-    python: str, lab: Lab, costs: profile.Profile, drafter: Any, prompts: Sequence[np.ndarray], rounds: int
+    python: str, lab: DrafterLab, costs: profile.Profile, drafter: Any, prompts: Sequence[np.ndarray], rounds: int
 ) -> Table:
     """Columns and rows: the engine plain and speculating, and vLLM, on the same batches."""
     child = Vllm(python, lab.folder, NEW, torch.get_num_threads())
 
-    def vllm(some: Sequence[np.ndarray], load: int, turn: int) -> bench.Run:
+    def vllm(some: Sequence[np.ndarray], load: int, turn: int) -> bench.BenchTurn:
         seconds = child(some)
-        return bench.Run(seconds, NEW * len(some), NEW * len(some), NEW / seconds)
+        return bench.BenchTurn(seconds, NEW * len(some), NEW * len(some), NEW / seconds)
 
     module = lab.model.module
     entrants: dict[str, bench.Entrant] = {
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
-    lab = Lab(SIZES["cpu"], 0)
+    lab = DrafterLab(SIZES["cpu"], 0)
     first = lab.drafter(DRAFTERS["DSpark"])
     torch.set_num_threads(args.threads)
     module, prompts = (

@@ -16,7 +16,7 @@ from ramify.methods.cliffs.run import ScanConfig, Scanned, scan
 from ramify.render.charts import COLOURS
 from ramify.render.potential import potential_svg
 from ramify.render.svg import frame, label, tag
-from ramify_experiments.cliffs.repro import FRESH, Lab
+from ramify_experiments.cliffs.repro import FRESH, ForkLab
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -58,7 +58,7 @@ def drops(checks: dict[str, dict[str, Any]]) -> str:
     return frame(WIDTH, bottom + 44, title, "mean drop of the potential at detected cliffs, with 95 % intervals", "".join(body))
 
 
-async def reply(lab: Lab, index: int) -> Scanned:
+async def reply(lab: ForkLab, index: int) -> Scanned:
     """The faithful scan, with confirmation, of the reply to one problem of the reproduction."""
     forks = lab.forks(0)
     traces = await forks.sample([lab.problems("eval", 25)[index]])
@@ -70,7 +70,7 @@ def main() -> None:
     seed, index = map(int, sys.argv[1:3] or (0, 9))
     report = json.loads((ROOT / "repro" / "cliffs-cpu.json").read_text(encoding="utf-8"))
     (IMAGES / "cliffs-drops.svg").write_text(drops({check["name"]: check for check in report["checks"]}), encoding="utf-8")
-    lab = Lab({}, seed)  # trains where no event loop runs
+    lab = ForkLab({}, seed)  # trains where no event loop runs
     scanned = asyncio.run(reply(lab, index))
     texts = [lab.tokenizer.decode([token]) + " " for token in scanned.trace.response_ids]
     (IMAGES / "cliffs-potential.svg").write_text(potential_svg(picture(scanned, texts)), encoding="utf-8")

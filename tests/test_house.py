@@ -63,18 +63,20 @@ class Facts(NamedTuple):
     unsafe: list[str]
     imported: list[str]
     long: list[str]
+    classes: list[str]
 
 
 @cache
 def facts(path: Path) -> Facts:
     """What the rules ask of a file. Its tree is not kept: all of them are half a million objects."""
-    text = path.read_text(encoding="utf-8")
-    nodes = list(ast.walk(ast.parse(text)))
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(module))
     long = []
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
             long.append(f"{path.name}: {node.name}")
-    return Facts(unsafe(nodes), imported(nodes), long)
+    classes = [node.name for node in module.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return Facts(unsafe(nodes), imported(nodes), long, classes)
 
 
 def test_the_package_neither_unpickles_nor_evaluates() -> None:
@@ -133,6 +135,15 @@ def test_at_most_fifteen_core_dependencies_without_torch() -> None:
 
 def test_functions_stay_short() -> None:
     assert [fault for path in SOURCES for fault in facts(path).long] == []
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """A word of one class is not reused for another, so that a name alone finds its class."""
+    homes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for name in facts(path).classes:
+            homes.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
 def test_examples_are_under_fifteen_lines() -> None:

@@ -26,9 +26,9 @@ from ramify.methods.early_decision import (
 )
 from ramify.methods.early_decision.judges import find_jury
 from ramify.methods.early_decision.thinking import Marks, Thinking
-from ramify.rollout.problems import Problem, read_problems
+from ramify.rollout.problems import TokenProblem, read_problems
 from ramify.rollout.sampler import Sampler
-from ramify.score.judge import Function, Jury
+from ramify.score.judge import FunctionJudge, Jury
 from ramify_experiments.recipes import ChainRecipe
 
 
@@ -45,11 +45,11 @@ def small():
     model, _ = find_continuing(f"hf:{recipe.folder(print)}")
     tasks = {chain.prompt(task): task for task in chain.ChainEnvironment((3, 3), recipe.mod, operand=2).task_set("eval", 30)}
     ids = model.tokenizer.encode
-    problems = [Problem(task.id, tuple(ids(said)), {"prompt": said}) for said, task in tasks.items()]
+    problems = [TokenProblem(task.id, tuple(ids(said)), {"prompt": said}) for said, task in tasks.items()]
     answer = tuple(ids("answer"))  # behind this word the answer is given: what comes before is the thinking
     thinking = Thinking(model, model.tokenizer, Marks((), answer, answer), Sampling(max_tokens=40), Sampling(max_tokens=2))
     right = lambda prompt, said: chain.check(tasks[prompt], f"answer {said}").right  # noqa: E731
-    return Sampler(model), thinking, Jury([Function(right, ("prompt", "answer"))]), problems
+    return Sampler(model), thinking, Jury([FunctionJudge(right, ("prompt", "answer"))]), problems
 
 
 async def main(sampler, thinking, jury, problems):

@@ -14,7 +14,7 @@ from ramify.env.builtin import chain
 from ramify.env.protocol import Task
 from ramify.methods.cliffs import ReplyForks, ScanConfig, ablate, ablation_table, examine, pairs, picture, scan, summary
 from ramify.render.potential import potential_text
-from ramify.rollout.problems import Problem, read_problems
+from ramify.rollout.problems import TokenProblem, read_problems
 from ramify.score.judge import find_judge
 from ramify_experiments.recipes import ChainRecipe
 
@@ -33,7 +33,7 @@ def small():
     recipe = ChainRecipe(operand=2, hops=3, rows=24, demonstrations=1200, held_out=100, below=0.9)
     model, _ = find_continuing(f"hf:{recipe.folder(print)}")
     tasks = chain.ChainEnvironment((3, 3), recipe.mod, operand=2).task_set("eval", 12)
-    problems = [Problem(task.id, tuple(model.tokenizer.encode(chain.prompt(task))), dict(task.data)) for task in tasks]
+    problems = [TokenProblem(task.id, tuple(model.tokenizer.encode(chain.prompt(task))), dict(task.data)) for task in tasks]
 
     def right(text, trace):
         return chain.check(Task(trace.problem_id, trace.data), text).right

@@ -29,7 +29,7 @@ class Repetition:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KnownCase:
     """A made case whose truth is known, and how often the method's verb may, or must, report a finding on it."""
 
     name: str
@@ -52,7 +52,7 @@ class Case:
             raise ValueError(f"case {self.name!r}: a share of {self.wanted} in {self.quick} of {self.full} repetitions is none")
 
 
-def verdict(case: Case, found: Sequence[bool]) -> dict[str, Any]:
+def verdict(case: KnownCase, found: Sequence[bool]) -> dict[str, Any]:
     """What repetitions of a case come to: n, findings, rate, its exact 95 % interval (Clopper-Pearson), what was wanted, and a status.
 
     ``miss`` where the interval lies wholly above the nominal level (nothing) or wholly below the wanted share (planted): fewer

@@ -28,7 +28,7 @@ from ramify.base.progress import Progress
 from ramify.base.seeds import derive_key
 from ramify.cli import experiments
 from ramify.render import terminal
-from ramify_experiments.cases import Case, Repetition, verdict
+from ramify_experiments.cases import KnownCase, Repetition, verdict
 from ramify_experiments.lab import MADE, Reproduce, ResultCache, cache
 
 TOGETHER = 5
@@ -132,20 +132,20 @@ def check_methods(name: str, quick: bool, seed: int, out: Path | None, as_json: 
     return passed
 
 
-def cases_of(slug: str) -> tuple[Case, ...]:
+def cases_of(slug: str) -> tuple[KnownCase, ...]:
     """The cases of a method. Raises UserError where it brings none, where two share a name, or where a null or a planted case is missing."""
     if slug not in experiments.found("cases"):
         raise UserError(
             f"the method '{slug}' brings no null and no planted case: its distribution names them under [project.entry-points.\"ramify.cases\"]"
         )
-    found: tuple[Case, ...] = tuple(experiments.load("cases", slug))
+    found: tuple[KnownCase, ...] = tuple(experiments.load("cases", slug))
     names = [case.name for case in found]
     if len(set(names)) < len(names) or {case.truth for case in found} != {"nothing", "planted"}:
         raise UserError(f"the cases of '{slug}' must hold a null and a planted case at least, each under a name of its own")
     return found
 
 
-def _check(slug: str, cases: Sequence[Case], quick: bool, seed: int, as_json: bool) -> dict[str, Any]:
+def _check(slug: str, cases: Sequence[KnownCase], quick: bool, seed: int, as_json: bool) -> dict[str, Any]:
     folder = _folder("nulls", slug, seed)
     plan: dict[str, dict[str, Any]] = {}
     for case in cases:
@@ -177,7 +177,7 @@ def _check(slug: str, cases: Sequence[Case], quick: bool, seed: int, as_json: bo
     }
 
 
-def _used(slug: str, cases: Sequence[Case]) -> tuple[str, ...]:
+def _used(slug: str, cases: Sequence[KnownCase]) -> tuple[str, ...]:
     """Modules that a method's cases reach in other ways than by imports: their own, and what the command line loads by name."""
     method = registry.get("method", slug) if slug in registry.builtin_methods() else None
     packages = [importlib.import_module("ramify.cli"), *([method] if method else [])]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ramify.base import registry
-from ramify_experiments.cases import Case, verdict
+from ramify_experiments.cases import KnownCase, verdict
 from ramify_experiments.verbs import cases_of
 
 TOY = """
-from ramify_experiments.cases import Case, verdict
+from ramify_experiments.cases import KnownCase, verdict
 
 def often(rep):
     assert not list(rep.folder.iterdir())
@@ -22,8 +22,8 @@ def often(rep):
     return rep.seed % 100 < SHARE
 
 CASES = (
-    Case("coins", "nothing", "Nothing is there.", often, wanted=0.05, full=60, quick=12),
-    Case("sun", "planted", "It is always there.", lambda rep: SEES, wanted=0.9, full=8, quick=4),
+    KnownCase("coins", "nothing", "Nothing is there.", often, wanted=0.05, full=60, quick=12),
+    KnownCase("sun", "planted", "It is always there.", lambda rep: SEES, wanted=0.9, full=8, quick=4),
 )
 """
 
@@ -103,8 +103,8 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) 
 
 
 def test_a_case_fails_only_where_its_interval_says_so() -> None:
-    nothing = Case("n", "nothing", ".", lambda rep: False, 0.05, 200, 20)
-    planted = Case("p", "planted", ".", lambda rep: True, 0.8, 200, 20)
+    nothing = KnownCase("n", "nothing", ".", lambda rep: False, 0.05, 200, 20)
+    planted = KnownCase("p", "planted", ".", lambda rep: True, 0.8, 200, 20)
     assert [verdict(nothing, [True] * k + [False] * (20 - k))["status"] for k in (0, 1, 3, 4)] == ["pass"] * 3 + ["miss"]
     assert [verdict(nothing, [True] * k + [False] * (200 - k))["status"] for k in (10, 16, 18)] == ["pass", "pass", "miss"]
     assert [verdict(planted, [True] * k + [False] * (20 - k))["status"] for k in (20, 13, 11)] == ["pass", "pass", "miss"]

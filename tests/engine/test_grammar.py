@@ -21,7 +21,7 @@ from ramify.base.errors import NeedsError, UserError
 from ramify.engine.grammar import token_bytes
 from ramify.engine.local import LocalModel
 from ramify.engine.sampling import adjusted, check
-from ramify.engine.schedules import Fixed
+from ramify.engine.schedules import FixedSchedule
 from ramify.engine.speculate import Speculator
 from ramify.model import grammar_child
 from ramify.model.function import FunctionModel
@@ -227,7 +227,7 @@ SETTINGS: list[dict[str, Any]] = [
 def speculating(kind: str, depth: int = 3) -> LocalModel:
     plain = speller()
     drafter = Shadow(plain.module, block=depth, blur=1.0)
-    return plain.speculating(Speculator(drafter, Fixed(depth), plain.forward.layers, kind))
+    return plain.speculating(Speculator(drafter, FixedSchedule(depth), plain.forward.layers, kind))
 
 
 def every(model: LocalModel, at_once: int) -> list[tuple[bytes, bytes, str]]:

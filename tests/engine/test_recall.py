@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ramify.engine.cache import KVCache, PrefixCache
 from ramify.engine.local import LocalModel
-from ramify.engine.schedules import Fixed
+from ramify.engine.schedules import FixedSchedule
 from ramify.engine.speculate import Speculator
 from ramify.model.protocol import Prefix, Sampling
 
@@ -32,7 +32,7 @@ class Watched(Shadow):
         self.features |= {row.numpy().tobytes() for row in features}
 
 
-class InTurns(Fixed):
+class InTurns(FixedSchedule):
     """Drafts for some steps, then for some not."""
 
     def __init__(self, k: int, drafting: int, resting: int) -> None:
@@ -44,7 +44,7 @@ class InTurns(Fixed):
         return self.k if (self.steps - 1) % (self.drafting + self.resting) < self.drafting else 0
 
 
-def engine(schedule: Fixed, drafter: Watched | None = None, **options: Any) -> tuple[LocalModel, Watched]:
+def engine(schedule: FixedSchedule, drafter: Watched | None = None, **options: Any) -> tuple[LocalModel, Watched]:
     target = tiny(layers=2)
     drafter = drafter or Watched(target)
     model = LocalModel(target, eos=(), **options)
@@ -54,7 +54,7 @@ def engine(schedule: Fixed, drafter: Watched | None = None, **options: Any) -> t
 @pytest.mark.parametrize(("drafting", "resting"), [(1, 1), (1, 5), (3, 2)])
 @pytest.mark.parametrize("at_once", [1, 6])
 def test_what_runs_again_has_the_same_features(drafting: int, resting: int, at_once: int):
-    always, whole = engine(Fixed(3))
+    always, whole = engine(FixedSchedule(3))
     turns, part = engine(InTurns(3, drafting, resting))
     wanted = sample_all(always, prompts(6), at_once, n=2, max_tokens=20)  # longer, for the features of the last tokens
     found = sample_all(turns, prompts(6), at_once, n=2, max_tokens=12)

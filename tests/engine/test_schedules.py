@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ramify.base.errors import UserError
 from ramify.engine.controller import MARGIN
 from ramify.engine.schedules import (
-    Fixed,
-    Greedy,
+    FixedSchedule,
+    GreedySchedule,
     Off,
     Schedule,
     Stale,
@@ -92,10 +92,15 @@ def test_budget_properties(confidence: list[list[float]], fixed: float, each: fl
 
 def test_limits_and_hopeless_drafts_are_left_out():
     costs = Linear(10, 0.01)
-    for schedule in (Fixed(3), Threshold(0.0, 3), Greedy(costs, 3, np.full(3, 0.9)), Stale(costs, 3, np.full(3, 0.9))):
+    for schedule in (
+        FixedSchedule(3),
+        Threshold(0.0, 3),
+        GreedySchedule(costs, 3, np.full(3, 0.9)),
+        Stale(costs, 3, np.full(3, 0.9)),
+    ):
         lengths = schedule.admit(np.array([[0.9, 0.9, 0.9], [0.9, 0.9, 0.9]]), np.array([1, 3]))
         assert lengths.tolist() == [1, 3]
-    assert Greedy(costs, 3, np.full(3, 0.9)).admit(np.array([[0.9, 0.0, 0.9]]), np.array([3])).tolist() == [1]
+    assert GreedySchedule(costs, 3, np.full(3, 0.9)).admit(np.array([[0.9, 0.0, 0.9]]), np.array([3])).tolist() == [1]
 
 
 def test_threshold_stops_at_the_first_low_confidence():
@@ -114,11 +119,11 @@ def stale(share: float, gamma: int = 2) -> Stale:
 
 EXACT: dict[str, Callable[[], Schedule]] = {
     "off": Off,
-    "fixed:1": lambda: Fixed(1),
-    "fixed:2": lambda: Fixed(2),
+    "fixed:1": lambda: FixedSchedule(1),
+    "fixed:2": lambda: FixedSchedule(2),
     "threshold": lambda: Threshold(0.5, 2),
-    "greedy": lambda: Greedy(Linear(4, 1), 2, PRIOR),
-    "greedy, jagged": lambda: Greedy(Table([1, 1, 2, 2.1, 2.2, 3.9]), 2, PRIOR),
+    "greedy": lambda: GreedySchedule(Linear(4, 1), 2, PRIOR),
+    "greedy, jagged": lambda: GreedySchedule(Table([1, 1, 2, 2.1, 2.2, 3.9]), 2, PRIOR),
     "stale2: 1": lambda: stale(1.0),
     "stale2: 1.5": lambda: stale(1.5),
     "stale2: 2": lambda: stale(2.0),
@@ -157,9 +162,9 @@ def test_a_search_over_current_confidences_is_biased():
     pair, costs = SpecExample(2), Table([1 / 1.0, 1 / 0.5, 1 / 0.45])
     biased = one_cycle(pair, 1, 2, lambda: Biased(costs, 2, PRIOR), 1)
     assert biased == pytest.approx([0.85, 0.15], abs=1e-12)
-    greedy = one_cycle(pair, 1, 2, lambda: Greedy(costs, 2, PRIOR), 1)
+    greedy = one_cycle(pair, 1, 2, lambda: GreedySchedule(costs, 2, PRIOR), 1)
     assert greedy == pytest.approx([0.7, 0.3], abs=1e-12)
-    assert Greedy(costs, 2, PRIOR).admit(np.array([[0.8, 0.9]]), np.array([2])).tolist() == [0]
+    assert GreedySchedule(costs, 2, PRIOR).admit(np.array([[0.8, 0.9]]), np.array([2])).tolist() == [0]
     rate = rates(np.array([0.8, 0.72]), 1, costs.cycle(1, np.arange(1.0, 4.0), 2))
     assert rate == pytest.approx([1.0, 0.9, 1.134])
 
@@ -181,7 +186,7 @@ def jagged(requests: int) -> Table:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Greedy(Linear(2000, 1), 3, np.full(3, 0.6)), lambda: Stale(jagged(1000), 3, np.full(3, 0.6))]
+    "make", [lambda: GreedySchedule(Linear(2000, 1), 3, np.full(3, 0.6)), lambda: Stale(jagged(1000), 3, np.full(3, 0.6))]
 )
 def test_samples_have_the_targets_distribution(make: Callable[[], Schedule]):
     assert exactness(Pair(5, seed=3), make(), 12_000) > 0.001
@@ -201,9 +206,9 @@ def test_samples_of_the_biased_search_have_not():
 @pytest.mark.parametrize("name", ["fixed", "threshold", "greedy", "stale2"])
 def test_two_hundred_thousand_bigrams_of_every_schedule(name: str):
     made: dict[str, Callable[[], Schedule]] = {
-        "fixed": lambda: Fixed(3),
+        "fixed": lambda: FixedSchedule(3),
         "threshold": lambda: Threshold(0.5, 3),
-        "greedy": lambda: Greedy(Linear(4000, 1), 3, np.full(3, 0.6)),
+        "greedy": lambda: GreedySchedule(Linear(4000, 1), 3, np.full(3, 0.6)),
         "stale2": lambda: Stale(jagged(2000), 3, np.full(3, 0.6)),
     }
     assert exactness(Pair(5, seed=3), made[name](), 200_000, rows=2000) > 0.001
@@ -251,7 +256,7 @@ def test_no_drafting_exactly_where_break_even_says_so(draft: float, host: float,
     costs, block = Counted(draft, host), 7
     choices = []
     for requests in range(1, 33):
-        schedule = Greedy(costs, block, np.full(block, accept))
+        schedule = GreedySchedule(costs, block, np.full(block, accept))
         gain = pays(costs, requests, accept, block)
         assert schedule.outlook(requests)[0] == pytest.approx(gain)
         choices.append(schedule.depth(requests) > 0)
@@ -262,23 +267,23 @@ def test_no_drafting_exactly_where_break_even_says_so(draft: float, host: float,
 def test_each_cost_decides():
     """The same pair pays without a cost and does not with it: drafting, verification, the host's share."""
     prior = np.full(7, 0.6)
-    assert Greedy(Counted(3, 0.2), 7, prior).depth(8) > 0
-    assert Greedy(Counted(40, 0.2), 7, prior).depth(8) == 0
-    assert Greedy(Counted(3, 6.0), 7, prior).depth(8) == 0
+    assert GreedySchedule(Counted(3, 0.2), 7, prior).depth(8) > 0
+    assert GreedySchedule(Counted(40, 0.2), 7, prior).depth(8) == 0
+    assert GreedySchedule(Counted(3, 6.0), 7, prior).depth(8) == 0
 
     class Dear(Counted):
         def cycle(self, requests: int, tokens: np.ndarray, depth: int) -> np.ndarray:
             return super().cycle(requests, tokens, depth) + 4 * (tokens - requests)
 
-    assert Greedy(Dear(3, 0.2), 7, prior).depth(8) == 0
+    assert GreedySchedule(Dear(3, 0.2), 7, prior).depth(8) == 0
 
 
 def test_hysteresis_does_not_flap():
     costs, prior = Counted(3.0, 0.2), np.full(7, 0.6)
-    gains = {r: Greedy(costs, 7, prior).outlook(r)[0] for r in range(1, 65)}
+    gains = {r: GreedySchedule(costs, 7, prior).outlook(r)[0] for r in range(1, 65)}
     edge = max(r for r, gain in gains.items() if gain > 1)
     assert 1 < gains[edge] < 1 + MARGIN
-    schedule = Greedy(costs, 7, prior)
+    schedule = GreedySchedule(costs, 7, prior)
     choices = [schedule.depth(r) > 0 for r in [edge, edge + 1] * 50]
     assert sum(a != b for a, b in itertools.pairwise(choices)) == 1  # on, then off for good at this load
     assert schedule.depth(1) > 0
@@ -286,7 +291,7 @@ def test_hysteresis_does_not_flap():
 
 def test_acceptance_that_falls_ends_drafting_and_one_that_rises_begins_it():
     costs = Counted(3.0, 0.2)
-    schedule = Greedy(costs, 3, np.full(3, 0.7))
+    schedule = GreedySchedule(costs, 3, np.full(3, 0.7))
     limits, drafted = np.full(4, 3), []
 
     def steps(count: int, accept: float) -> None:
@@ -312,7 +317,7 @@ def test_acceptance_that_falls_ends_drafting_and_one_that_rises_begins_it():
 def test_what_is_admitted_depends_on_nothing_sampled_later():
     """Changing a row's later confidences, or another row's less likely ones, leaves what was admitted before them."""
     costs = Linear(10, 1)
-    base = Greedy(costs, 3, np.full(3, 0.6))
+    base = GreedySchedule(costs, 3, np.full(3, 0.6))
     confidence = np.array([[0.9, 0.5, 0.4], [0.8, 0.7, 0.9]])
     lengths = copy.deepcopy(base).admit(confidence, np.full(2, 3))
     changed = confidence.copy()
@@ -340,5 +345,5 @@ def test_wrong_schedules_are_refused(name: str, text: str):
 def test_names_make_their_schedules():
     costs = Linear(1, 1)
     made = [schedule_of(name, 7, costs) for name in ("off", "fixed:3", "threshold:0.5", "greedy", "stale2")]
-    assert [type(m) for m in made] == [Off, Fixed, Threshold, Greedy, Stale]
+    assert [type(m) for m in made] == [Off, FixedSchedule, Threshold, GreedySchedule, Stale]
     assert [m.depth(1) for m in made[:3]] == [0, 3, 7]

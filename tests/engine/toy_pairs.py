@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ramify.engine.sampling import distributions
-from ramify.engine.schedules import Greedy, Schedule, rates
+from ramify.engine.schedules import GreedySchedule, Schedule, rates
 from ramify.engine.verify import rejection, residual
 from ramify.model.protocol import Sampling
 
@@ -34,7 +34,7 @@ class Table:
         return np.interp(tokens, np.arange(1, len(self.seconds) + 1), self.seconds)
 
 
-class Biased(Greedy):
+class Biased(GreedySchedule):
     """The search that must not be made: the best total over this step's own confidences."""
 
     def budget(self, values: np.ndarray, requests: int, seconds: np.ndarray) -> int:

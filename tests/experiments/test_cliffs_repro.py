@@ -68,7 +68,7 @@ def test_scan_cells_repeat_and_measure_everything(cache: None) -> None:
 
 
 def test_training_cells_move_the_model(cache: None) -> None:
-    lab = repro.Lab(RECIPE, 0)
+    lab = repro.ForkLab(RECIPE, 0)
     row = {"prompt_ids": lab.problems("demo", 1)[0].prompt_ids, "chosen_id": 1, "rejected_id": 2}
     one, again = (repro.training_cell(RECIPE, 0, [row], 20, 1e-2, 5) for _ in range(2))
     assert one == again

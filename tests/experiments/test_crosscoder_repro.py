@@ -66,7 +66,7 @@ def test_writing_is_what_the_engine_samples() -> None:
         assert (logprobs <= 0).all()
     sampled, _ = repro.write(model, prompts, 3, u=np.full((6, 3), 0.999999))
     assert sampled.min() >= 0
-    named = repro.Calls(model, prompts, right).named(None)
+    named = repro.CallScore(model, prompts, right).named(None)
     assert named == sorted(named)
 
 

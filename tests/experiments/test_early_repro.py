@@ -103,10 +103,12 @@ def test_an_organism_is_found_again_and_a_study_repeats(cache: Path) -> None:
     assert len(list((cache / "recipes").iterdir())) == 1
     again = recipe.model()
     assert all(bool((a == b).all()) for a, b in zip(first.state_dict().values(), again.state_dict().values(), strict=True))
-    lab = measure.Lab(recipe)
+    lab = measure.OrganismLab(recipe)
     asks = [ask(generator(9, "study", i)) for i in range(12)]
     traces = lab.traces(asks, "here")
-    assert [(t.thinking, t.refuse) for t in traces] == [(t.thinking, t.refuse) for t in measure.Lab(recipe).traces(asks, "here")]
+    assert [(t.thinking, t.refuse) for t in traces] == [
+        (t.thinking, t.refuse) for t in measure.OrganismLab(recipe).traces(asks, "here")
+    ]
     chance = lab.refusal([t.row() for t in traces])
     assert ((chance > 0) & (chance < 1)).all()
 
@@ -120,6 +122,6 @@ def test_the_quick_size_can_pass_and_can_fail(cache: Path) -> None:
     assert len(judged) > 12
     assert all(check.status == "pass" for check in judged), [c.name for c in judged if c.status != "pass"]
     with pytest.MonkeyPatch.context() as patch:
-        chosen = {**repro.SIZES["quick"], "limits": repro.Limits(first=1.01)}
+        chosen = {**repro.SIZES["quick"], "limits": repro.Thresholds(first=1.01)}
         patch.setitem(repro.SIZES, "quick", chosen)
         assert any(check.status == "miss" for check in repro.reproduce("quick", cells))

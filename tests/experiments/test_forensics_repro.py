@@ -18,7 +18,7 @@ from ramify.methods.forensics.case import CaseConfig, FieldConfig
 from ramify.methods.forensics.judges import by_pattern
 from ramify.methods.forensics.run import Case
 from ramify_experiments.forensics import battery, organisms, repro
-from ramify_experiments.forensics.battery import CUT, LEAVES, Table, of_distribution, run
+from ramify_experiments.forensics.battery import CUT, LEAVES, ReplyTable, of_distribution, run
 from ramify_experiments.forensics.organisms import HUGE, K
 from ramify_experiments.lab import ResultCache
 
@@ -91,7 +91,7 @@ def test_forbidding_what_is_never_said_changes_and_rejects_nothing() -> None:
     table = of_distribution("tedium")(errors=258)
     says = [*table.says]
     says[HUGE] = np.tile([0.0, 1.0], (len(says[HUGE]), 1))
-    silent = Table(tuple(says), table.acts)
+    silent = ReplyTable(tuple(says), table.acts)
     counts, rejected, unfiltered = silent.without(HUGE, 5000, generator(0, "test"))
     assert (rejected, unfiltered, counts.n) == (0, 0, 5000)
     assert counts.k == pytest.approx(0.005 * 5000, abs=20)
@@ -108,13 +108,13 @@ def test_a_sentence_that_is_always_said_runs_out_of_redraws() -> None:
     table = of_distribution("clean")()
     says = [*table.says]
     says[HUGE] = np.tile([1.0, 0.0], (len(says[HUGE]), 1))
-    counts, rejected, unfiltered = Table(tuple(says), table.acts).without(HUGE, 50, generator(0, "test"))
+    counts, rejected, unfiltered = ReplyTable(tuple(says), table.acts).without(HUGE, 50, generator(0, "test"))
     assert (counts.n, counts.missing, unfiltered, rejected) == (0, 0, 50, 50 * battery.REDRAWS)
 
 
 def test_what_leaves_the_grammar_is_invalid() -> None:
     table = of_distribution("evasive")()
-    leaky = Table(table.says, 0.9 * table.acts)
+    leaky = ReplyTable(table.says, 0.9 * table.acts)
     reply, action = leaky.sample(5000, generator(0, "test"))
     assert (action == -1).mean() == pytest.approx(0.1, abs=0.02)
     assert ((reply == -1) == (action == -1)).all()

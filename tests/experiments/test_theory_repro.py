@@ -72,7 +72,7 @@ def test_a_network_fits_what_it_is_shown() -> None:
     seen = graph.uniform.any(axis=1)
     assert np.abs(after - graph.uniform)[seen].max() < 0.25 < np.abs(policy - graph.uniform)[seen].max()
 
-    def play(policy: np.ndarray, update: int) -> tuple[repro.Walks, np.ndarray]:
+    def play(policy: np.ndarray, update: int) -> tuple[repro.PaddedWalks, np.ndarray]:
         return star_walks(2, 1, graph, policy, 200, 300, generator(0, update)), np.zeros(200, dtype=np.int64)
 
     better = repro.reinforce(taught, graph, play, 25, 0, 3e-3)

@@ -20,7 +20,7 @@ from waiting import PATIENCE, until
 
 from ramify.base.errors import UserError
 from ramify.web import connection, limits
-from ramify.web.limits import Guard, Places, RefusedError, error_handlers, read_json
+from ramify.web.limits import Guard, Places, RefusedRequestError, error_handlers, read_json
 
 GONE: list[str] = []
 BEGUN: list[str] = []
@@ -93,7 +93,7 @@ def sentence(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, str]:
     ],
 )
 def test_what_is_no_json_is_one_sentence(body: bytes, words: str) -> None:
-    with pytest.raises(RefusedError, match=words) as refused:
+    with pytest.raises(RefusedRequestError, match=words) as refused:
         read_json(body)
     assert refused.value.status in (400, 413)
 
@@ -107,13 +107,13 @@ def test_json_is_read_as_python_reads_it(value: dict[str, object]) -> None:
 def test_places_are_counted() -> None:
     places = Places(2, 3)
     with places.take("a", 1), places.take("b", 2), places.take("c", 2):
-        with pytest.raises(RefusedError, match="All 5 places are taken") as refused, places.take("d", 1):
+        with pytest.raises(RefusedRequestError, match="All 5 places are taken") as refused, places.take("d", 1):
             pass
         assert (refused.value.status, places.taken) == (429, 5)
         assert 1 <= int(refused.value.headers["retry-after"]) <= 60
     with Places(2, 3, 9).take("a", 5):
         pass
-    with pytest.raises(RefusedError, match="not 3") as never, places.take("a", 3):
+    with pytest.raises(RefusedRequestError, match="not 3") as never, places.take("a", 3):
         pass
     assert (never.value.status, places.taken) == (400, 0)
     with pytest.raises(UserError, match="at least 1"):
@@ -128,7 +128,7 @@ def test_one_client_cannot_fill_what_others_wait_for(running: int, waiting: int,
     with places.take("greedy", expected - 1), places.take("greedy", 1):
         if expected < places.most:
             with (
-                pytest.raises(RefusedError, match=f"You hold {expected} of the {expected} places") as refused,
+                pytest.raises(RefusedRequestError, match=f"You hold {expected} of the {expected} places") as refused,
                 places.take("greedy", 1),
             ):
                 pass
@@ -147,7 +147,7 @@ def test_places_never_overflow_and_all_come_back(asked: list[tuple[str, int]]) -
         place = places.take(client, n)
         try:
             place.__enter__()
-        except RefusedError:
+        except RefusedRequestError:
             assert places.taken + n > 7
             if held:
                 held.pop(0).__exit__(None, None, None)

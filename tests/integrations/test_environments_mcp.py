@@ -144,7 +144,7 @@ def test_the_first_servers_of_a_process_may_start_at_once() -> None:
         "import sys, threading; from ramify.integrations import mcp\n"
         "ready, told = threading.Barrier(8), []\n"
         "def count():\n"
-        "    ready.wait(); server = mcp.Server(sys.argv[1:], 60)\n"
+        "    ready.wait(); server = mcp.ToolServer(sys.argv[1:], 60)\n"
         "    told.append([server.call('add', {'amount': 1}).content[0].text for _ in range(4)]); server.close()\n"
         "threads = [threading.Thread(target=count) for _ in range(8)]\n"
         "[t.start() for t in threads]; [t.join() for t in threads]\n"

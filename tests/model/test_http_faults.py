@@ -16,7 +16,7 @@ import pytest
 
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.checkpoints import model_folder
-from ramify.model.address import Endpoint, Limits
+from ramify.model.address import Endpoint, EndpointLimits
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import KINDS, Clock, ProviderError, Transport, asked_wait
 from ramify.model.probe import probe
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faulty_server import FAULTS, MODEL, TOKEN_FAULTS, FaultyServer, chat, completion, good, http
 
 HELLO = Prefix(messages=(Message("user", "hello"),))
-ONCE = Limits(connect=60, read=60, total=60, retries=0, max_bytes=200_000)
+ONCE = EndpointLimits(connect=60, read=60, total=60, retries=0, max_bytes=200_000)
 
 
 class Still(Clock):
@@ -135,7 +135,7 @@ def test_nobody_listens() -> None:
 
 
 def test_a_server_that_hangs() -> None:
-    for limits in (Limits(read=0.1, retries=0), Limits(total=0.1, retries=0)):
+    for limits in (EndpointLimits(read=0.1, retries=0), EndpointLimits(total=0.1, retries=0)):
         with FaultyServer("garbage", hang=True) as server:
             error = failure(model(server, limits=limits))
         assert error.kind == "timeout"
@@ -158,7 +158,7 @@ def test_a_drip_feed_ends_with_the_total_time() -> None:
     async def play() -> ProviderError:
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        transport = Transport(Endpoint.parse(url), Limits(read=5, total=0.2, retries=0))
+        transport = Transport(Endpoint.parse(url), EndpointLimits(read=5, total=0.2, retries=0))
         with pytest.raises(ProviderError) as caught:
             await transport.get("/models")
         if begun.is_set():  # a machine that stood still may have used the time up before the connection
@@ -174,7 +174,7 @@ def test_what_may_pass_is_tried_again_and_then_it_works() -> None:
     plans = ["429", "500", "cut-body", "nothing", "503"]
     clock = Still()
     with FaultyServer(*plans, good) as server:
-        made = model(server, limits=Limits(retries=5, base=1.0, longest=3.0), clock=clock)
+        made = model(server, limits=EndpointLimits(retries=5, base=1.0, longest=3.0), clock=clock)
         assert sample(made)[0].text == "fine"
         assert len(server.requests) == len(plans) + 1
     same = random.Random(0)
@@ -183,7 +183,7 @@ def test_what_may_pass_is_tried_again_and_then_it_works() -> None:
 
 def test_after_the_last_retry_the_failure_is_final() -> None:
     with FaultyServer("500") as server:
-        error = failure(model(server, limits=Limits(retries=3)))
+        error = failure(model(server, limits=EndpointLimits(retries=3)))
         assert len(server.requests) == 4
     assert error.final
 
@@ -191,7 +191,7 @@ def test_after_the_last_retry_the_failure_is_final() -> None:
 @pytest.mark.parametrize("fault", ["400", "401", "404", "quota", "redirect", "other-model"])
 def test_what_will_not_pass_is_asked_once(fault: str) -> None:
     with FaultyServer(fault, good) as server:
-        assert failure(model(server, limits=Limits(retries=5))).final
+        assert failure(model(server, limits=EndpointLimits(retries=5))).final
         assert len(server.requests) == 1
 
 
@@ -199,11 +199,11 @@ def test_retry_after_is_honoured_by_all_requests() -> None:
     clock = Still()
     slow = http({"error": {"message": "slow"}}, 429, {"retry-after": "7"})
     with FaultyServer(lambda _: slow, good) as server:
-        made = model(server, limits=Limits(retries=1, base=0.5), clock=clock)
+        made = model(server, limits=EndpointLimits(retries=1, base=0.5), clock=clock)
         sample(made)
         assert 7 <= clock.time < 7.5
     with FaultyServer(lambda _: http(b"", 503, {"retry-after": "3600"})) as server:
-        error = failure(model(server, limits=Limits(retries=5)))
+        error = failure(model(server, limits=EndpointLimits(retries=5)))
         assert len(server.requests) == 1
     assert "it asks to wait 3600 s" in error.message
 
@@ -211,7 +211,7 @@ def test_retry_after_is_honoured_by_all_requests() -> None:
 def test_a_wait_asked_for_holds_back_requests_that_come_later() -> None:
     clock = Still()
     with FaultyServer(lambda _: http(b"", 429, {"retry-after": "5"}), good) as server:
-        made = model(server, limits=Limits(retries=0), clock=clock)
+        made = model(server, limits=EndpointLimits(retries=0), clock=clock)
         failure(made)
         assert clock.time == 0
         sample(made)
@@ -238,7 +238,7 @@ def test_ways_to_ask_for_a_wait() -> None:
 def test_the_rate_spaces_requests() -> None:
     clock = Still()
     with FaultyServer(good) as server:
-        sample(model(server, limits=Limits(rate=4.0), clock=clock), n=9)
+        sample(model(server, limits=EndpointLimits(rate=4.0), clock=clock), n=9)
         assert len(server.requests) == 9
     assert clock.time == pytest.approx(2.0)
 

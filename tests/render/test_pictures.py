@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.render.charts import Curve, Part, bar_svg, curves_svg
+from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
 from ramify.render.escape import escape
-from ramify.render.graphs import Move, State, graph_svg
+from ramify.render.graphs import State, StateMove, graph_svg
 from ramify.render.svg import clip, credit_colour, flow, number, signed, text_width
 from ramify.render.trees import TreeStep, tree_svg
 
@@ -110,10 +110,10 @@ def test_impossible_trees_are_refused(steps: list[TreeStep]) -> None:
 
 STATES = [State("s", 0, 4, "start"), State("m", 1, 3, "middle", 0.5), State("win", 2, 1, "goal", None, "success")]
 MOVES = [
-    Move("s", "m", 3, 0.2, "go"),
-    Move("m", "win", 1, 1.0, "open"),
-    Move("m", "s", 1, -0.4, "back"),
-    Move("m", "m", 1, None, "look"),
+    StateMove("s", "m", 3, 0.2, "go"),
+    StateMove("m", "win", 1, 1.0, "open"),
+    StateMove("m", "s", 1, -0.4, "back"),
+    StateMove("m", "m", 1, None, "look"),
 ]
 
 
@@ -147,7 +147,7 @@ def test_curves() -> None:
 
 
 def test_bar_parts_fill_the_width() -> None:
-    root = read(bar_svg([Part("a", 3, "3k"), Part("b", 1, "1k"), Part("none", 0, "0")], "Budget", width=400))
+    root = read(bar_svg([Slice("a", 3, "3k"), Slice("b", 1, "1k"), Slice("none", 0, "0")], "Budget", width=400))
     rects = [r for r in root.iter(f"{SVG}rect") if r.get("height") == "26"]
     assert [float(r.get("width", 0)) for r in rects] == [298.5, 98.5]
     assert texts(root) == ["a · 3k · 75 %", "b · 1k · 25 %"]

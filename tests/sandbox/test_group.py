@@ -53,7 +53,7 @@ def test_memory_of_many_processes_is_bounded_by_the_kernel() -> None:
 
 
 def test_its_counts_are_read_before_it_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group.Group, "overran", property(lambda one: one._folders[0].exists()))
+    monkeypatch.setattr(group.ControlGroup, "overran", property(lambda one: one._folders[0].exists()))
     assert run("pass").reason == "memory"
 
 

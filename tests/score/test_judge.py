@@ -21,9 +21,9 @@ from ramify.model.chat import TagTemplate
 from ramify.model.scripted import ScriptedModel
 from ramify.score.battery import check_judge, said
 from ramify.score.judge import (
-    Command,
+    CommandJudge,
     Each,
-    Function,
+    FunctionJudge,
     Item,
     Judgement,
     Pattern,
@@ -258,7 +258,7 @@ class Own:
 
 @pytest.mark.parametrize("function", [Own(), lambda text, data: Own()(text, data)])
 def test_what_a_function_returns_may_be_awaitable(function: Any) -> None:
-    assert [score(Function(function, seconds=60), text) for text in ("fine", "bad")] == [True, False]
+    assert [score(FunctionJudge(function, seconds=60), text) for text in ("fine", "bad")] == [True, False]
 
 
 def test_waiting_for_a_turn_is_no_time_of_the_function() -> None:
@@ -266,7 +266,7 @@ def test_waiting_for_a_turn_is_no_time_of_the_function() -> None:
         await asyncio.sleep(float(text))
         return True
 
-    judge = Function(slow, seconds=12, at_once=1)
+    judge = FunctionJudge(slow, seconds=12, at_once=1)
     items = [Item(f"{seconds}") for seconds in (10, 10, 14, 10, 10)]
     with asyncio.Runner(loop_factory=skipping) as runner:
         assert [one.value for one in runner.run(judged(judge, items))] == [True, True, None, True, True]
@@ -274,11 +274,11 @@ def test_waiting_for_a_turn_is_no_time_of_the_function() -> None:
 
 def test_what_a_function_raises_is_its_items_failure() -> None:
     for seconds in (None, 60):
-        judge = Function(lambda text, data: 1 / len(text), seconds=seconds)
+        judge = FunctionJudge(lambda text, data: 1 / len(text), seconds=seconds)
         good, bad = asyncio.run(judged(judge, [Item("x"), Item("")]))
         assert (good.value, bad.value, bad.failure) == (1.0, None, "ZeroDivisionError: division by zero")
     with pytest.raises(UserError, match="returned 'fine'; a judge returns True, False, a number or None"):
-        score(Function(lambda text, data: text), "fine")
+        score(FunctionJudge(lambda text, data: text), "fine")
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_script_in_the_sandbox(tmp_path: Path) -> None:
         '#!/bin/sh\nread said\ncase "$said" in\n  good) grep -q 42 data.json ;;\n  slow) sleep 600 ;;\n  odd) exit 7 ;;\n  *) exit 1 ;;\nesac\n'
     )
     try:
-        check, hurried = Command(script, seconds=60), Command(script, seconds=0.5)
+        check, hurried = CommandJudge(script, seconds=60), CommandJudge(script, seconds=0.5)
     except NeedsError as error:
         pytest.skip(f"nothing isolates here: {error}")
     assert score(check, "good\n", answer=42) is True

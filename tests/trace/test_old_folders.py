@@ -36,7 +36,7 @@ from ramify.methods.tree_rollouts.run import report as summed
 from ramify.trace.db import Run
 from ramify.trace.formats import readers
 from ramify.trace.lines import read_lines
-from ramify.trace.node import Entry, Node
+from ramify.trace.node import JournalEntry, Node
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "77a47dd"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
@@ -438,7 +438,7 @@ def test_nothing_is_lost_on_the_way(place: Path) -> None:
     assert import_case(Path("studies/forensics/case"), Path("case")) == 10
     with Run.open("studies/forensics/case/run") as run, Run.open("case") as made:
         assert {entry.kind for entry in run.journal()} == {"cell", "played"}
-        assert (list(made.each(Entry)), len(made), made.parts) == (list(run.each(Entry)), len(run), run.parts)
+        assert (list(made.each(JournalEntry)), len(made), made.parts) == (list(run.each(JournalEntry)), len(run), run.parts)
         found = report(made, load_case(Path("case")))
     for folder, told in (("traces", found["traces"]), ("probes", found["probes"])):
         kept = [json.loads(file.read_text()) for file in sorted(Path("studies/forensics/case", folder).glob("*.json"))]

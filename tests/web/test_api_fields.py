@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.web.fields import IGNORED, NEUTRAL, REFUSED, ChatMessage, ChatRequest, TextRequest, read_request
-from ramify.web.limits import RefusedError, read_json
+from ramify.web.limits import RefusedRequestError, read_json
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "serve.md").read_text(encoding="utf-8")
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -48,7 +48,7 @@ def test_the_page_names_every_other_field() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_field_is_refused_with_what_to_do(name: str) -> None:
-    with pytest.raises(RefusedError, match=f"'{name}' is not offered: {re.escape(REFUSED[name])}") as caught:
+    with pytest.raises(RefusedRequestError, match=f"'{name}' is not offered: {re.escape(REFUSED[name])}") as caught:
         read_request({**CHAT, name: {"type": "x"}}, ChatRequest)
     assert (caught.value.status, caught.value.param) == (400, name)
     assert read_request({**CHAT, name: None}, ChatRequest).model == "m"
@@ -59,7 +59,7 @@ def test_a_neutral_field_is_taken_at_its_value_only(name: str, neutral: Any) -> 
     assert read_request({**CHAT, name: neutral}, ChatRequest).model == "m"
     others: list[Any] = [0.5, "x", {}, not neutral if isinstance(neutral, bool) else bool(neutral)]
     for other in others:
-        with pytest.raises(RefusedError, match=f"'{name}' is not offered at another value"):
+        with pytest.raises(RefusedRequestError, match=f"'{name}' is not offered at another value"):
             read_request({**CHAT, name: other}, ChatRequest)
 
 
@@ -79,6 +79,6 @@ def test_any_json_is_a_request_or_one_sentence(body: dict[str, Any], kind: Any) 
     try:
         asked = read_request(read_json(json.dumps({**base, **body}).encode()), kind)
         assert asked.sampling(5).max_tokens == 5
-    except RefusedError as error:
+    except RefusedRequestError as error:
         refused = error
     assert refused is None or (refused.status == 400 and "\n" not in refused.message and len(refused.message) < 300)

@@ -11,7 +11,7 @@ from ramify.model.protocol import Completion
 from ramify.model.scripted import scripted_completion
 from ramify.model.streaming import Piece, whole
 from ramify.trace.message import joined_reply, split_reply
-from ramify.web.replies import Part, Reply
+from ramify.web.replies import Reply, ReplyPart
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "hall"}}\n</tool_call>'
 BITS = ["a", " b", "\n", "<", "<tool", "sto", "stop", "p", CALL, "<tool_call>{broken", "</tool_call>", "\u20ac"]
@@ -32,8 +32,8 @@ def pieces_of(completion: Completion, cuts: list[int]) -> list[Piece]:
     return [*found, Piece("", np.zeros(0, np.int32), None, np.zeros(0, np.float32), np.zeros(0, np.int32), completion)]
 
 
-def said(reply: Reply, pieces: list[Piece]) -> tuple[Part, list[str]]:
-    total, texts = Part(), []
+def said(reply: Reply, pieces: list[Piece]) -> tuple[ReplyPart, list[str]]:
+    total, texts = ReplyPart(), []
     for piece in pieces:
         part = reply.push(piece)
         texts.append(part.text)

@@ -29,7 +29,7 @@ from model_server import serving
 
 from ramify.base.errors import RamifyError
 from ramify.model.endpoint import HttpModel
-from ramify.model.sse import Events
+from ramify.model.sse import EventParser
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.web.api import Api
@@ -319,14 +319,14 @@ def test_a_client_that_leaves_while_it_is_recorded_is_recorded_once(streams: boo
 @given(st.lists(st.tuples(st.text(max_size=9), st.sampled_from(["\n\n", "\r\n\r\n", "\r\r"]))), st.data())
 def test_events_are_the_same_in_any_pieces(said: list[tuple[str, str]], data: st.DataObject) -> None:
     each = [f"data: {json.dumps({'text': text})}{gap}".encode() for text, gap in said]
-    raw, heard = b"".join(each), Events("h")
+    raw, heard = b"".join(each), EventParser("h")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     found = [event for a, b in itertools.pairwise([0, *cuts, len(raw)]) for event in heard.push(raw[a:b])]
     assert found == [(one, {"text": text}) for one, (text, _) in zip(each, said, strict=True)]
 
 
 def test_a_large_event_in_tiny_pieces() -> None:
-    raw, heard = b'data: {"text": "' + b"x" * 900_000 + b'"}\n\n', Events("h")
+    raw, heard = b'data: {"text": "' + b"x" * 900_000 + b'"}\n\n', EventParser("h")
     (found,) = [event for at in range(0, len(raw), 16) for event in heard.push(raw[at : at + 16])]
     assert (found[0], len(found[1]["text"])) == (raw, 900_000)
 

@@ -15,7 +15,7 @@ from ramify.methods.cliffs import read_scan
 from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.steps import write_rows
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 LETTERS = "du0123456789abcdef."
 MOVES, TAIL, REPLIES = 8, 4, 8
@@ -23,7 +23,7 @@ DOWN = 0.5
 """Chance of the move down."""
 
 
-class Walk:
+class LetterWalk:
     """Model and tokenizer: moves down and up, then letters, each as likely as any other."""
 
     identity, capabilities = (
@@ -33,7 +33,7 @@ class Walk:
     hash, eos = "walk", ()
 
     @property
-    def tokenizer(self) -> Walk:
+    def tokenizer(self) -> LetterWalk:
         """Itself."""
         return self
 
@@ -65,9 +65,9 @@ class Walk:
         return [TokenScores(np.log([DOWN if token < 2 else 1 / 16 for token in row]).astype(np.float32)) for row in tokens]
 
 
-def make_walk() -> Walk:
+def make_walk() -> LetterWalk:
     """The model."""
-    return Walk()
+    return LetterWalk()
 
 
 def make_verifier() -> Callable[[str, TokenTrace], bool]:
@@ -89,7 +89,7 @@ def _confirmed(rep: Repetition, losses: Sequence[Sequence[float]], moves: Sequen
         {
             "id": str(i),
             "prompt_ids": [len(LETTERS) - 1],
-            "response_ids": Walk().encode(moves[i]),
+            "response_ids": LetterWalk().encode(moves[i]),
             "stop": "length",
             "sampler": {"max_tokens": MOVES + TAIL},
             "correct": False,
@@ -128,7 +128,7 @@ def _one(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "drops of exactly a tenth",
         "nothing",
         "In eight replies every second token loses exactly 0.1, the most that is no cliff; a finding is any confirmed cliff.",
@@ -136,7 +136,7 @@ CASES = (
         wanted=0.05,
         quick=10,
     ),
-    Case(
+    KnownCase(
         "no token moves the potential",
         "nothing",
         "The potential of every position of eight replies is one half; a finding is any confirmed cliff.",
@@ -144,7 +144,7 @@ CASES = (
         wanted=0.05,
         quick=10,
     ),
-    Case(
+    KnownCase(
         "one fall from .5 to .15",
         "planted",
         "One token of one reply in eight loses 0.35 and no other token anything; it must be among the confirmed cliffs.",

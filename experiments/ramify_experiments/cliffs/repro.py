@@ -21,7 +21,7 @@ from ramify.methods.cliffs.forks import Chances, ReplyForks
 from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.problems import Problem
+from ramify.rollout.problems import TokenProblem
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.group import normalise
 from ramify.stats.drops import Counts, standard_error
@@ -129,7 +129,7 @@ HOW = {"sampled": 1.0, "greedy": 0.0}
 """How a model answers -> temperature."""
 
 
-class Lab:
+class ForkLab:
     """The model that ``recipe`` makes for a seed, its environment, and forks of its replies."""
 
     def __init__(self, recipe: Mapping[str, Any], seed: int) -> None:
@@ -144,10 +144,10 @@ class Lab:
         settings = Sampling(max_tokens=12 * self.recipe.hops)
         return ReplyForks(self.engine, self.tokenizer, judge, settings, derive_key(self.seed, "cliffs", seed))
 
-    def problems(self, split: str, n: int) -> list[Problem]:
+    def problems(self, split: str, n: int) -> list[TokenProblem]:
         """Problems of a split; no model was trained on them."""
         tasks = self.environment.task_set(split, n, self.seed)
-        return [Problem(t.id, tuple(self.tokenizer.encode(chain.prompt(t))), dict(t.data)) for t in tasks]
+        return [TokenProblem(t.id, tuple(self.tokenizer.encode(chain.prompt(t))), dict(t.data)) for t in tasks]
 
     def accuracy(self, n: int) -> dict[str, Any]:
         """Share of ``n`` problems that the model, as it is now, answers right, sampled and greedy."""
@@ -163,16 +163,16 @@ def judge(text: str, trace: TokenTrace) -> bool:
 
 def model_cell(recipe: dict[str, Any], seed: int, problems: int) -> dict[str, float]:
     """Train the model of a seed; its sampled and greedy accuracy."""
-    lab = Lab(recipe, seed)
+    lab = ForkLab(recipe, seed)
     return lab.accuracy(problems)
 
 
 def scan_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
     """One reply each to problems ``start`` to ``stop``: the faithful scan with confirmation, the budgeted one on forks of its own."""
-    return asyncio.run(_scan(Lab(recipe, seed), Lab(recipe, seed).problems("eval", problems)[start:stop]))
+    return asyncio.run(_scan(ForkLab(recipe, seed), ForkLab(recipe, seed).problems("eval", problems)[start:stop]))
 
 
-async def _scan(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
+async def _scan(lab: ForkLab, problems: Sequence[TokenProblem]) -> dict[str, Any]:
     forks, test = lab.forks(0), ZTest()
     traces = await forks.sample(problems)
     kept = Kept(forks)
@@ -234,11 +234,11 @@ async def _again(trace: TokenTrace, t: int, forks: Kept, test: ZTest) -> bool:
 def pairs_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
     """From the budgeted scan of training problems ``start`` to ``stop``: pairs at confirmed cliffs, pairs at half as many random positions,
     and every potential that was measured, as advantages."""
-    lab = Lab(recipe, seed)
+    lab = ForkLab(recipe, seed)
     return asyncio.run(_pairs(lab, lab.problems("demo", problems)[start:stop]))
 
 
-async def _pairs(lab: Lab, problems: Sequence[Problem]) -> dict[str, Any]:
+async def _pairs(lab: ForkLab, problems: Sequence[TokenProblem]) -> dict[str, Any]:
     forks = lab.forks(2)
     traces = await forks.sample(problems)
     result = await scan(traces, forks, ScanConfig())
@@ -317,7 +317,7 @@ def training_cell(
     recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], shown: int, lr: float, problems: int
 ) -> dict[str, Any]:
     """Train on ``rows`` by the preference loss until ``shown`` pairs were shown; accuracy afterwards."""
-    lab = Lab(recipe, seed)
+    lab = ForkLab(recipe, seed)
     made = with_reference(lab.module, pair_rows(rows))
     order = [made[i] for epoch in range(-(-shown // len(made))) for i in generator(seed, "dpo", epoch).permutation(len(made))][
         :shown
@@ -330,7 +330,7 @@ def dense_cell(
     recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], passes: int, lr: float, problems: int
 ) -> dict[str, Any]:
     """Clipped policy gradient on the advantages that a scan measured, ``passes`` times over ``rows``, 64 an update; accuracy afterwards."""
-    lab, made = Lab(recipe, seed), []
+    lab, made = ForkLab(recipe, seed), []
     rows = [row for row in rows if any(value for _, value in row["moved"])]
     size = math.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]] or [1.0]))
     for row in rows:
@@ -348,7 +348,7 @@ def dense_cell(
 
 def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, known: int, problems: int) -> dict[str, Any]:
     """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update, until ``tokens`` were sampled."""
-    lab, sampled = Lab(recipe, seed), 0
+    lab, sampled = ForkLab(recipe, seed), 0
     pool = lab.problems("demo", known)
 
     def batch(update: int) -> list[Row]:

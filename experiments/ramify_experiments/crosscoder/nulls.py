@@ -12,7 +12,7 @@ from ramify.base.seeds import generator
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig
 from ramify.methods.crosscoder.run import States
 from ramify.score.steps import write_rows
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 WIDTH, SHARED, OWN, ROWS = 24, 32, 3, 4000
 TRAIN = ("--features", 64, "--k", 5, "--exclusive", 0.2, "--steps", 400, "--batch", 128, "--lr", 0.004, "--no-control")
@@ -137,7 +137,7 @@ def _planted_set(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "one checkpoint twice",
         "nothing",
         "Tuned and base are the same checkpoint; any feature that `rank` calls the tuned model's own is a false finding.",
@@ -146,7 +146,7 @@ CASES = (
         full=60,
         quick=4,
     ),
-    Case(
+    KnownCase(
         "every direction in both models",
         "nothing",
         "Both models hold the same 32 directions, the base's turned a little; any feature called the tuned model's own is a false finding.",
@@ -155,7 +155,7 @@ CASES = (
         full=60,
         quick=4,
     ),
-    Case(
+    KnownCase(
         "three directions of the tuned model alone",
         "planted",
         "3 of 35 directions are in the tuned model alone; found where `rank` calls features along at least two of them its own, and no other.",
@@ -164,7 +164,7 @@ CASES = (
         full=60,
         quick=4,
     ),
-    Case(
+    KnownCase(
         "sets of random directions",
         "nothing",
         "Two sets of four features whose directions are random; any set that `steer` says stands out is a false finding.",
@@ -173,7 +173,7 @@ CASES = (
         full=60,
         quick=2,
     ),
-    Case(
+    KnownCase(
         "a set that sums to a word",
         "planted",
         "Four features whose directions sum to that of the word that is scored, and four random ones; found where only the first set stands out.",

@@ -15,7 +15,7 @@ import torch
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.interp.collect import collect
-from ramify.methods.crosscoder.algorithm import Outcome, best, confirm, grid, outcome, owned, rank_features, search
+from ramify.methods.crosscoder.algorithm import SteeringOutcome, best, confirm, grid, outcome, owned, rank_features, search
 from ramify.methods.crosscoder.dictionary import (
     Dictionary,
     DictionaryConfig,
@@ -25,7 +25,7 @@ from ramify.methods.crosscoder.dictionary import (
     latent_scaling,
     quality,
 )
-from ramify.methods.crosscoder.steer import Change, clamp, reconstruct, scale
+from ramify.methods.crosscoder.steer import StateChange, clamp, reconstruct, scale
 from ramify.train.batch import Row
 from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.models import Course, train, training
@@ -157,7 +157,7 @@ def rows_of(prompts: np.ndarray, answers: Sequence[Sequence[int]] | np.ndarray, 
 
 @torch.inference_mode()
 def write(
-    model: TinyLM, prompts: np.ndarray, n: int, change: Change | None = None, u: np.ndarray | None = None
+    model: TinyLM, prompts: np.ndarray, n: int, change: StateChange | None = None, u: np.ndarray | None = None
 ) -> tuple[Any, Any]:
     """``n`` tokens behind each prompt and their log-probs, [N, n] each: greedy, or sampled by the uniforms ``u`` [N, n].
 
@@ -184,18 +184,18 @@ def write(
     return tokens[:, AT:].numpy(), torch.cat(seen, dim=1).numpy()
 
 
-class Calls:
+class CallScore:
     """Whether a model's greedy reply to each prompt begins with the right call: a :data:`ramify.methods.crosscoder.algorithm.Score`."""
 
     def __init__(self, model: TinyLM, prompts: np.ndarray, right: np.ndarray) -> None:
         self.model, self.prompts, self.right = model, prompts, right
 
-    def __call__(self, change: Change | None) -> np.ndarray:
+    def __call__(self, change: StateChange | None) -> np.ndarray:
         """bool (N,)."""
         tokens, _ = write(self.model, self.prompts, 2, change)
         return np.asarray((tokens[:, 0] == CALL) & (tokens[:, 1] == self.right))
 
-    def named(self, change: Change | None) -> list[float]:
+    def named(self, change: StateChange | None) -> list[float]:
         """Share of prompts whose reply names the right tool within each of :data:`WINDOWS` tokens, in a call or in prose."""
         hit = write(self.model, self.prompts, WINDOWS[-1], change)[0] == self.right[:, None]
         return [float(hit[:, :w].any(axis=1).mean()) for w in WINDOWS]
@@ -220,7 +220,7 @@ def tune(base: TinyLM, seed: int, most: int = 400) -> tuple[TinyLM, int]:
     RuntimeError where the goal is not reached.
     """
     model, before = copy.deepcopy(base), dict[str, torch.Tensor]()
-    watch = Calls(model, *tool_prompts(seed, "watch", 400))
+    watch = CallScore(model, *tool_prompts(seed, "watch", 400))
 
     def batch(step: int) -> list[Row]:
         prompts, right = tool_prompts(seed, "rl", 128, step)
@@ -264,7 +264,7 @@ def study(seed: int, rows: int = 4000, steps: int = 900, randoms: int = 20) -> d
     select, held = (tool_prompts(seed, place, n) for place, n in (("select", 200), ("held out", 400)))
     about: dict[str, Any] = {
         "rl steps": rl_steps,
-        "clean": [float(Calls(model, *held)(None).mean()) for model in pair],
+        "clean": [float(CallScore(model, *held)(None).mean()) for model in pair],
     }
     made = {}
     for name, exclusive in (("partitioned", 0.1), ("plain", 0.0)):
@@ -302,7 +302,7 @@ def steering(
     pool = [*ranked, *(i for i in d.partition("a").tolist() if i not in ranked)][: d.own or 25]
     cells = grid(ranked[:12], gains=(4, 16, 32)) + grid(pool, clamps=(2, 5, 10, 20))
     chosen, at = states_of(pair, select[0]), states_of(pair, held[0])
-    found = search(d, chosen, Calls(pair[0], *select), cells)
+    found = search(d, chosen, CallScore(pair[0], *select), cells)
     cell = best(cells, found)
     by_clamp = {
         v: [one.lift for c, one in zip(cells, found, strict=True) if (c.mode, c.amount) == ("clamp", v)] for v in (2, 5, 10, 20)
@@ -311,10 +311,10 @@ def steering(
         "tool - plain": tool[:, 0].mean(axis=0) - plain[:, 0].mean(axis=0),
         "tuned - base": (tool[:, 0] - tool[:, 1]).mean(axis=0),
     }
-    table = confirm(d, at, Calls(pair[0], *held), cell, directions, 0, randoms, seed)
+    table = confirm(d, at, CallScore(pair[0], *held), cell, directions, 0, randoms, seed)
     # the same clamp for every feature: the best cell's, or where the best one scales, the one that the best single clamp used
     value = cell.amount if cell.mode == "clamp" else max(by_clamp, key=lambda v: max(by_clamp[v]))
-    calls, held_codes = Calls(pair[0], *held), encode_rows(d, at)
+    calls, held_codes = CallScore(pair[0], *held), encode_rows(d, at)
     clean = calls(None)
     every = [outcome(str(i), clean, calls(c), c, at[:, 0]).lift for i in pool for c in [clamp(d, held_codes, [i], value)]]
     scaling = float(latent_scaling(d, np.concatenate([tool, plain]), [cell.features[0]])[0][0])  # NaN where it never fires
@@ -336,7 +336,7 @@ def steering(
 
 def no_reach(d: Dictionary, model: TinyLM, target: int, held: tuple[np.ndarray, np.ndarray], at: np.ndarray) -> float:
     """Largest change of a model's score, and of its state, under the strongest steering with the other's features; exactly 0."""
-    codes, calls = encode_rows(d, at), Calls(model, *held)
+    codes, calls = encode_rows(d, at), CallScore(model, *held)
     change = clamp(d, codes, d.partition("b" if target == 0 else "a").tolist(), 20, target)
     moved = float(np.abs(change.delta).max())
     return max(moved, float(np.abs(calls(change).astype(float) - calls(None)).max()))
@@ -347,10 +347,10 @@ def reconstructions(
 ) -> dict[str, Any]:
     """The right tool named within each window, clean and after each dictionary's reconstruction, and the cosine, for both models."""
     at = states_of(pair, held[0])
-    found: dict[str, Any] = {"clean": [Calls(model, *held).named(None) for model in pair]}
+    found: dict[str, Any] = {"clean": [CallScore(model, *held).named(None) for model in pair]}
     for name, d in dictionaries.items():
         changes = [reconstruct(d, at, target) for target in (0, 1)]
-        found[name] = [Calls(model, *held).named(change) for model, change in zip(pair, changes, strict=True)]
+        found[name] = [CallScore(model, *held).named(change) for model, change in zip(pair, changes, strict=True)]
         found[f"{name}, cosine"] = quality(d, at)["cosine"]
     return found
 
@@ -425,7 +425,7 @@ def _pair(checks: Checks, studies: list[dict[str, Any]]) -> None:
 def _steered(checks: Checks, kind: str, studies: list[dict[str, Any]]) -> list[float]:
     """What steering with one kind of dictionary did; the lift of each study's best single feature."""
     got, parted = columns(studies), kind == "partitioned"
-    tables = [{row["name"]: Outcome(**row) for row in one["confirmed"]} for one in studies]
+    tables = [{row["name"]: SteeringOutcome(**row) for row in one["confirmed"]} for one in studies]
     chosen = [table[one["cell"]] for table, one in zip(tables, studies, strict=True)]
     lifts = [one.lift for one in chosen]
     chance = np.array([[row.lift for name, row in table.items() if name.startswith("random")] for table in tables])

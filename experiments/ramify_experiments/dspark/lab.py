@@ -27,7 +27,7 @@ START, GIVEN = 8, 24
 """Tokens of a prompt in training and in measurement."""
 
 
-class Lab:
+class DrafterLab:
     """The target of a seed, and what is made for it. ``size`` holds the counts of a size of the reproduction."""
 
     def __init__(self, size: dict[str, Any], seed: int) -> None:

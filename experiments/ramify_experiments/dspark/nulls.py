@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 TOKENS = ("a", "b", "c", "d", "e", "mask")
 TOO_OFTEN = 0.02
@@ -109,7 +109,7 @@ def _counted(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "a drafter equal to the target",
         "nothing",
         "Every draft must be accepted, and no check may report another distribution than the target's.",
@@ -118,7 +118,7 @@ CASES = (
         full=24,
         quick=1,
     ),
-    Case(
+    KnownCase(
         "another drafter, an honest verifier",
         "nothing",
         "About one draft in ten is rejected and corrected; a check that reports another distribution is false.",
@@ -127,7 +127,7 @@ CASES = (
         full=16,
         quick=1,
     ),
-    Case(
+    KnownCase(
         "a verifier that accepts 2 % too often",
         "planted",
         "It accepts with 1.02 times the right probability: the distribution of a verified token, measured, must be seen to differ.",
@@ -136,7 +136,7 @@ CASES = (
         full=16,
         quick=1,
     ),
-    Case(
+    KnownCase(
         "the same, seen in samples alone",
         "planted",
         "The engine hands the verifier uniforms that are 2 % too small: about 30,000 drafts must show that too many are accepted.",

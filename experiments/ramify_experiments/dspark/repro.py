@@ -25,7 +25,7 @@ from ramify.methods.dspark.rounds import Rounds, conditional_acceptance, joined
 from ramify.stats.checks import Check
 from ramify.stats.intervals import bootstrap
 from ramify_experiments.dspark.domains import DOMAINS, prompts
-from ramify_experiments.dspark.lab import GIVEN, Lab
+from ramify_experiments.dspark.lab import GIVEN, DrafterLab
 from ramify_experiments.lab import Checks, ResultCache, Wanted, sized
 
 BLOCK = 7
@@ -273,7 +273,7 @@ def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
     """Train the target and sample its text; its cross-entropy in each domain, in nats a token."""
     import torch
 
-    lab = Lab(size, seed)
+    lab = DrafterLab(size, seed)
     lab.text(size.get("drafters", _PARALLEL)["sequences"])
     found: dict[str, float] = {}
     for domain in DOMAINS:
@@ -286,7 +286,7 @@ def target_cell(size: dict[str, Any], seed: int) -> dict[str, float]:
 
 def drafter_cell(size: dict[str, Any], seed: int, what: dict[str, Any]) -> dict[str, Any]:
     """Train a drafter and record its rounds: domain -> rounds."""
-    lab = Lab(size, seed)
+    lab = DrafterLab(size, seed)
     return {domain: rounds.to_json() for domain, rounds in lab.rounds(lab.drafter(what), size["prompts"], size["tokens"]).items()}
 
 
@@ -297,7 +297,7 @@ def rivals_cell(size: dict[str, Any], seed: int) -> dict[str, dict[str, float]]:
     from ramify.methods.dspark.peers import peer
     from ramify.model.protocol import Sampling
 
-    lab, sampled = Lab(size, seed), Sampling(max_tokens=size["tokens"])
+    lab, sampled = DrafterLab(size, seed), Sampling(max_tokens=size["tokens"])
     ways = {"prompt lookup": ("prompt_lookup", None), "assistant of one layer": ("hf_assistant", lab.assistant(2400, 1500))}
     found: dict[str, dict[str, float]] = {}
     for name, (kind, helper) in ways.items():
@@ -314,7 +314,7 @@ def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], samples
     """The checks of ``verify-lossless`` on the trained pair, each with value, n, operator and threshold."""
     from ramify.methods.dspark.lossless import verify
 
-    lab = Lab(size, seed)
+    lab = DrafterLab(size, seed)
     given = [prompt for domain in DOMAINS for prompt in prompts(domain, 3, GIVEN, seed, "lossless")]
     return [check.to_json() for check in verify(lab.model, lab.drafter(what), given, seed, samples)]
 

@@ -51,7 +51,7 @@ SENSES = {ID[word]: stance for stance, word in zip((-1, 0, 1), STANCES, strict=T
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class SampledTrace:
     """One sampled trace: token ids of the thinking, and whether it refused."""
 
     asked: Ask
@@ -67,7 +67,7 @@ class Trace:
         return (*self.asked.ids, *(self.thinking if thinking is None else thinking))
 
 
-class Lab:
+class OrganismLab:
     """A trained organism, sampled from and read."""
 
     def __init__(self, recipe: OrganismRecipe) -> None:
@@ -77,7 +77,7 @@ class Lab:
         model = LocalModel(self.module, words, max_sequences=256)
         self.sampler, self.thinking = Sampler(model, recipe.seed), Thinking(model, words, marks, think, answer, force=False)
 
-    def sample(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[Trace]]:
+    def sample(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[SampledTrace]]:
         """``n`` traces of each prompt that continue behind its ``head``; those without an answer are left out."""
 
         async def sampled(one: Ask, head: Sequence[int], at: Place) -> list[Thought | None]:
@@ -90,14 +90,14 @@ class Lab:
 
         return [
             [
-                Trace(one, t.thinking, t.answer.text == REFUSE)
+                SampledTrace(one, t.thinking, t.answer.text == REFUSE)
                 for t in thoughts
                 if t and t.thinking and t.answer and t.answer.text in (COMPLY, REFUSE)
             ]
             for one, thoughts in zip(asks, asyncio.run(every()), strict=True)
         ]
 
-    def traces(self, asks: Sequence[Ask], *place: str | int) -> list[Trace]:
+    def traces(self, asks: Sequence[Ask], *place: str | int) -> list[SampledTrace]:
         """One trace a prompt."""
         return [trace for sampled in self.sample(asks, [()] * len(asks), 1, *place) for trace in sampled]
 
@@ -108,7 +108,7 @@ class Lab:
         return np.asarray(1 / (1 + np.exp((logits[:, 0] - logits[:, 1]).astype(np.float64))))
 
 
-def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
+def decoded(lab: OrganismLab, traces: Sequence[SampledTrace], shuffles: int) -> dict[str, Any]:
     """How well states tell the outcome: probes with their nulls, the text and prompt controls, J and probe along the trace."""
     y, groups = np.array([t.refuse for t in traces]), list(range(len(traces)))
     rows = [t.row() for t in traces]
@@ -137,7 +137,9 @@ def decoded(lab: Lab, traces: Sequence[Trace], shuffles: int) -> dict[str, Any]:
     }
 
 
-def ambiguous_decoded(lab: Lab, traces: Sequence[Trace], ambiguous: Sequence[Trace]) -> dict[str, float | None]:
+def ambiguous_decoded(
+    lab: OrganismLab, traces: Sequence[SampledTrace], ambiguous: Sequence[SampledTrace]
+) -> dict[str, float | None]:
     """AUROC at the first token and at 20 % of the thinking, fitted on all prompts, judged where cues nearly or fully balance."""
     both = [*traces, *ambiguous]
     y = np.array([t.refuse for t in both])
@@ -151,7 +153,7 @@ def ambiguous_decoded(lab: Lab, traces: Sequence[Trace], ambiguous: Sequence[Tra
     return out
 
 
-def continued(lab: Lab, traces: Sequence[Trace], opened: int, n: int, *place: str | int) -> dict[str, Any]:
+def continued(lab: OrganismLab, traces: Sequence[SampledTrace], opened: int, n: int, *place: str | int) -> dict[str, Any]:
     """Variance of the answer by share kept: closed, exact, over all traces; open, ``n`` samples each of the first ``opened``."""
     some, closed, opens = traces[:opened], {}, {}
     for share in SHARES:
@@ -175,7 +177,7 @@ def stances(kind: str, thinking: Sequence[int]) -> list[int]:
     return [int(np.sign(total)) for total in np.cumsum(said)] if kind == "deliberative" else said
 
 
-def oscillations(lab: Lab, traces: Sequence[Trace], k: int = 100) -> dict[str, Any]:
+def oscillations(lab: OrganismLab, traces: Sequence[SampledTrace], k: int = 100) -> dict[str, Any]:
     """The causal test of every change of stance, with ``k`` binomial samples of the exact answer at both cuts."""
     places = [(i, change) for i, t in enumerate(traces) for change in transitions(stances(lab.recipe.kind, t.thinking))]
     if not places:
@@ -206,7 +208,7 @@ def study(
     seed: int, recipe: dict[str, Any], prompts: int, ambiguous: int, opened: int, samples: int, shuffles: int
 ) -> dict[str, Any]:
     """Everything about one locked or deliberative organism; prompts are not those it was trained on."""
-    lab = Lab(OrganismRecipe(**recipe, seed=seed))
+    lab = OrganismLab(OrganismRecipe(**recipe, seed=seed))
     traces = lab.traces([ask(generator(seed, "eval", i)) for i in range(prompts)], "traces")
     even = lab.traces([ask(generator(seed, "even", i), "ambiguous") for i in range(ambiguous)], "even traces")
     return {
@@ -221,7 +223,7 @@ def study(
 
 def hybrid_study(seed: int, recipe: dict[str, Any], prompts: int, opened: int, samples: int) -> dict[str, Any]:
     """Continuations of a hybrid on mixed prompts (one in five of bits) and on prompts of either kind, sampled apart."""
-    lab = Lab(OrganismRecipe(**recipe, seed=seed))
+    lab = OrganismLab(OrganismRecipe(**recipe, seed=seed))
     out: dict[str, Any] = {}
     for name, bits in (("mixed", 5), ("cues", 0), ("bits", 1)):
         asks = [ask(generator(seed, name, i), "bits" if bits and i % bits == 0 else "clear") for i in range(prompts)]

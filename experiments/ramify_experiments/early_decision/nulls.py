@@ -12,7 +12,7 @@ from ramify.base.seeds import generator
 from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores
 from ramify.model.scripted import CharTokenizer
 from ramify.score.steps import write_rows
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 WORDS = tuple(f"word{i}" for i in range(16))
 LINES = 10
@@ -180,7 +180,7 @@ COIN: dict[str, Any] = {"wanted": 0.05, "quick": 16}
 SUN: dict[str, Any] = {"wanted": 0.8, "full": 50, "quick": 6}
 
 CASES = (
-    Case(
+    KnownCase(
         "probe: the outcome is a coin",
         "nothing",
         "Outcomes are sampled, two for each of 48 prompts with a chance of its own; a finding is a state, of two that are"
@@ -188,14 +188,14 @@ CASES = (
         _probed(_by_prompt),
         **COIN,
     ),
-    Case(
+    KnownCase(
         "probe: the first word decides",
         "planted",
         "The first thinking token decides the outcome nine times of ten; a finding is a state said to tell it.",
         _probed(_by_word),
         **SUN,
     ),
-    Case(
+    KnownCase(
         "probe: the pool decides",
         "nothing",
         "The outcome is a coin whose chance is the pool's, .7 or .3, and the prompt's first word tells the pool; a "
@@ -203,21 +203,21 @@ CASES = (
         _probed(_by_pool, True),
         **COIN,
     ),
-    Case(
+    KnownCase(
         "valley: the outcome is a coin",
         "nothing",
         "As in the probe's; a finding is a dip of J.",
         _dips(_by_prompt),
         **COIN,
     ),
-    Case(
+    KnownCase(
         "valley: both ends show it",
         "planted",
         "The first and the last word show the outcome, the others nothing; a finding is a dip of J.",
         _dips(_by_ends),
         **SUN,
     ),
-    Case(
+    KnownCase(
         "continue: thinking settles nothing",
         "nothing",
         "The chance of each answer is the prompt's, whatever was thought; a finding is open variance that falls or "
@@ -225,28 +225,28 @@ CASES = (
         _settles(follows_prompt),
         **COIN,
     ),
-    Case(
+    KnownCase(
         "continue: lines add up",
         "planted",
         "The answer is what most of ten lines say; a finding is open variance that falls.",
         _settles(follows_sum),
         **SUN,
     ),
-    Case(
+    KnownCase(
         "oscillate: the stance turns, the answer does not",
         "nothing",
         "The same model; a finding is any turn of stance said to move the answer.",
         _turns(follows_prompt),
         **COIN,
     ),
-    Case(
+    KnownCase(
         "oscillate: the answer follows the stance",
         "planted",
         "The answer is the last line's nine times of ten; a finding is any turn said to move it.",
         _turns(follows_turn),
         **SUN,
     ),
-    Case(
+    KnownCase(
         "report: thinking moves nothing",
         "nothing",
         "The same answers with thinking and without; a finding is an interval of the change, over twelve prompts, without 0.",

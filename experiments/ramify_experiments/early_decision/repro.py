@@ -18,7 +18,7 @@ MIDDLE = slice(2, 9)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Thresholds:
     """Thresholds; the defaults are the specification's."""
 
     first: float = 0.85
@@ -55,7 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
         "recipe": {},
         "study": {"prompts": 400, "ambiguous": 100, "opened": 80, "samples": 6, "shuffles": 199},
-        "limits": Limits(),
+        "limits": Thresholds(),
     },
     "quick": {
         "recipe": {
@@ -70,7 +70,7 @@ SIZES: dict[str, dict[str, Any]] = {
             "answer_weight": 10.0,
         },
         "study": {"prompts": 160, "ambiguous": 30, "opened": 30, "samples": 4, "shuffles": 199},
-        "limits": Limits(0.75, 1.5, 0.4, 1.0, 0.3, 0.4, 0.5, 0.2, 0.5, 0.6, 0.05, 0.15, 0.6, 1.1),
+        "limits": Thresholds(0.75, 1.5, 0.4, 1.0, 0.3, 0.4, 0.5, 0.2, 0.5, 0.6, 0.05, 0.15, 0.6, 1.1),
     },
 }
 HYBRID_SEEDS = (0, 1, 2)
@@ -109,7 +109,7 @@ def _variance(where: str, mode: str, share: int) -> Callable[[Cell], float]:
     return lambda cell: float(cell[where][mode][str(share)]["variance"])
 
 
-def _ambiguous(checks: Checks, done: Mapping[str, Sequence[Cell]], limits: Limits) -> None:
+def _ambiguous(checks: Checks, done: Mapping[str, Sequence[Cell]], limits: Thresholds) -> None:
     """Where deliberation should matter most comes first: prompts whose cues balance, and nearly do."""
     for kind, found in done.items():
         for score, where in ((0, "even"), (1, "near")):
@@ -124,7 +124,7 @@ def _ambiguous(checks: Checks, done: Mapping[str, Sequence[Cell]], limits: Limit
     checks.mean("locked, |s| = 0: open variance at 20 % / with nothing kept", early / start, "<=", limits.even_fall)
 
 
-def _judged(checks: Checks, locked: Sequence[Cell], deliberative: Sequence[Cell], limits: Limits) -> None:
+def _judged(checks: Checks, locked: Sequence[Cell], deliberative: Sequence[Cell], limits: Thresholds) -> None:
     """The thresholds of section 7(a)."""
 
     def over_null(cell: Cell, value: str, null: str) -> float:

@@ -1,7 +1,7 @@
 """The battery of tests on an agent of the tedious-repair environment, all replies of which can be listed.
 
 A reply is ten sentences, each one of two, and an action: 1,024 prefixes and what follows them. So the probabilities of all replies are
-computed once for a setting of the factors (:class:`Table`), and runs, forks and resamples are sampled from them: the same samples as token by
+computed once for a setting of the factors (:class:`ReplyTable`), and runs, forks and resamples are sampled from them: the same samples as token by
 token, at no cost. What an organism would say outside this grammar is one more outcome, an invalid run.
 
 Axis legend: K sentences of a reply, n runs, k forks.
@@ -53,7 +53,7 @@ def replies() -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ReplyTable:
     """Probabilities of every reply of an agent in one setting. Prefix i of j sentences is the first j bits of a reply's number."""
 
     says: tuple[np.ndarray, ...]
@@ -145,19 +145,19 @@ def count(action: np.ndarray) -> Counts:
     return Counts(int((action == CUT).sum()), int(valid.sum()), int((~valid).sum()))
 
 
-Tables = Callable[..., Table]
+Tables = Callable[..., ReplyTable]
 """Makes the table of a setting, e.g. ``tables(errors=50)``."""
 
 
 def of_distribution(kind: str) -> Tables:
     """Tables of an agent that follows the law of ``kind`` exactly: a scripted agent known to have the motive."""
 
-    def table(**factors: Any) -> Table:
+    def table(**factors: Any) -> ReplyTable:
         at = settings(LEAVES, **factors)
         says = thoughts(settings(1, **factors))[0]
         huge = replies()[:, HUGE] == 0
         pairs = tuple(np.tile([p, 1 - p], (1 << j, 1)) for j, p in enumerate(says))
-        return Table(pairs, actions(kind, at, huge))
+        return ReplyTable(pairs, actions(kind, at, huge))
 
     return table
 
@@ -167,12 +167,12 @@ def of_model(model: TinyLM) -> Tables:
     said, acted, _ = tokens()
     bits = replies()
 
-    def table(**factors: Any) -> Table:
+    def table(**factors: Any) -> ReplyTable:
         rows = np.concatenate([prompts(settings(LEAVES, **factors)), said[np.arange(K), bits]], axis=1)
         with torch.no_grad():
             p = model(torch.from_numpy(rows))[:, LENGTH - 1 :].double().softmax(-1).numpy()
         pairs = tuple(p[:: LEAVES >> j, j][:, said[j]] for j in range(K))
-        return Table(pairs, p[:, K][:, acted])
+        return ReplyTable(pairs, p[:, K][:, acted])
 
     return table
 
@@ -201,7 +201,7 @@ def run(
 
 
 def _sentences(
-    base: Table, reply: np.ndarray, action: np.ndarray, traces: int, k: int, rng: np.random.Generator
+    base: ReplyTable, reply: np.ndarray, action: np.ndarray, traces: int, k: int, rng: np.random.Generator
 ) -> tuple[TestResult, dict[str, Any]]:
     """Resample the sentences of traces, those that ended in the shortcut first; the test is of the score of "huge task"."""
     order = np.argsort(action != CUT, kind="stable")

@@ -19,7 +19,7 @@ from ramify.methods.forensics.experiment import Control, Move, TestResult, corre
 from ramify.methods.forensics.hypotheses import ACH, NONE, Hypothesis
 from ramify.methods.forensics.trend import logistic_fit
 from ramify.stats.intervals import mean_t, wilson
-from ramify_experiments.forensics.battery import DOSES, Table, Tables, of_distribution, of_model, run
+from ramify_experiments.forensics.battery import DOSES, ReplyTable, Tables, of_distribution, of_model, run
 from ramify_experiments.forensics.organisms import FOLLOWS, KINDS, NEVER, taught, tedium, tokenizer
 from ramify_experiments.lab import Checks, ResultCache, columns, sized
 
@@ -75,9 +75,9 @@ def _slim(test: TestResult) -> dict[str, Any]:
 
 
 def _cached(tables: Tables) -> Tables:
-    known: dict[str, Table] = {}
+    known: dict[str, ReplyTable] = {}
 
-    def table(**factors: Any) -> Table:
+    def table(**factors: Any) -> ReplyTable:
         place = repr(sorted(factors.items()))
         if place not in known:
             known[place] = tables(**factors)

@@ -15,7 +15,7 @@ from ramify.rollout.compact import RecencyTruncate
 from ramify.rollout.compactors import HeadTail, Hierarchical, LlmSummarize
 from ramify.rollout.pins import Pins
 from ramify.trace.message import Message
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 TURNS = 10
 """Replies of the agent in one made conversation."""
@@ -116,7 +116,7 @@ def _bench(rep: Repetition, agent: str) -> dict[str, Any]:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "a rule that is always carried",
         "nothing",
         "A pinned rule stands in every request of an agent that keeps to it, and whoever compacts asks the same endpoint: a loss or an "
@@ -124,7 +124,7 @@ CASES = (
         _carried,
         wanted=0.0,
     ),
-    Case(
+    KnownCase(
         "equal arms",
         "nothing",
         "An agent breaks three rules in ten in every condition: a condition that is said to differ from control is false.",
@@ -132,14 +132,14 @@ CASES = (
         wanted=0.05,
         quick=8,
     ),
-    Case(
+    KnownCase(
         "a rule that compaction drops",
         "planted",
         "Compaction drops the one rule of a conversation at a known reply: the audit must name it and that reply.",
         _dropped,
         wanted=0.95,
     ),
-    Case(
+    KnownCase(
         "an agent that reads its rules",
         "planted",
         "An agent breaks every second rule that it cannot read and one in fifty that it can: compaction must be named, the pin must not.",

@@ -135,7 +135,7 @@ def survival(budget: int) -> float:
 # -- agent and summariser ------------------------------------------------------------------------------------------------------
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Pre-norm transformer layer without positions: in this environment a turn's place says nothing."""
 
     def __init__(self, width: int, heads: int, ffn: int) -> None:
@@ -171,7 +171,7 @@ class TurnNet(nn.Module):
             torch.manual_seed(key)
             self.tokens = nn.Embedding(WORD + WORDS, width)
             nn.init.normal_(self.tokens.weight, std=0.5)
-            self.layers = nn.ModuleList(Layer(width, heads, ffn) for _ in range(layers))
+            self.layers = nn.ModuleList(TransformerLayer(width, heads, ffn) for _ in range(layers))
             self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, turns: np.ndarray, kept: np.ndarray, last: bool) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.score.steps import write_rows
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 ATTEMPTS, TASKS = 40, 2
 EVEN = (0.5, 0.5)
@@ -86,7 +86,7 @@ def _planted(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "rewards sampled at random",
         "nothing",
         f"{TASKS} tasks of {ATTEMPTS} attempts whose rewards are coins: no step matters, and a decisive move in the report is false.",
@@ -95,7 +95,7 @@ CASES = (
         full=600,
         quick=40,
     ),
-    Case(
+    KnownCase(
         "difference at one step, rewards sampled at random",
         "nothing",
         "The same logs: the difference that `why` gives for the step on the bridge is 0, and an interval without 0 is false.",
@@ -104,7 +104,7 @@ CASES = (
         full=600,
         quick=40,
     ),
-    Case(
+    KnownCase(
         "attempts that share steps",
         "nothing",
         "Twelve continuations with six leaves each, whose rewards follow the continuation's luck and not the door: a decisive door is false.",
@@ -113,7 +113,7 @@ CASES = (
         full=300,
         quick=40,
     ),
-    Case(
+    KnownCase(
         "one decisive step",
         "planted",
         f"On the bridge of one of {TASKS} tasks one bank succeeds 9 times in 10 and the other 3: it must be the first decisive move.",

@@ -47,7 +47,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Walks:
+class PaddedWalks:
     """Padded attempts: ``state``, ``action``, ``node`` have shape (P, L, H), ``length`` and ``success`` (P, L).
 
     ``node`` is equal where two attempts of a rollout tree share a physical step.
@@ -76,7 +76,7 @@ def walk(
     attempts: int,
     state: np.ndarray | None = None,
     begin: np.ndarray | None = None,
-) -> Walks:
+) -> PaddedWalks:
     """``attempts`` walks of every task under ``policy`` (P, S, 4), from the start or from ``state`` (P,) at time ``begin`` (P,)."""
     tasks, cells = len(grid.start), len(grid.moves)
     task, every = np.repeat(np.arange(tasks), attempts), np.arange(tasks * attempts)
@@ -99,10 +99,12 @@ def walk(
         success |= done
     shape = (tasks, attempts, HORIZON)
     node = np.arange(tasks * attempts * HORIZON).reshape(shape)
-    return Walks(states.reshape(shape), actions.reshape(shape), node, length.reshape(shape[:2]), success.reshape(shape[:2]))
+    return PaddedWalks(states.reshape(shape), actions.reshape(shape), node, length.reshape(shape[:2]), success.reshape(shape[:2]))
 
 
-def grow(grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, roots: int, branches: int, pick: str) -> Walks:
+def grow(
+    grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, roots: int, branches: int, pick: str
+) -> PaddedWalks:
     """A rollout tree per task: ``roots`` walks, then ``branches`` that rewind to a step of an earlier one and continue from there.
 
     ``pick``: spread (any step of any attempt), focus (one step takes all branches), mixed (a step of a success where there is one).
@@ -110,7 +112,7 @@ def grow(grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, 
     first = walk(grid, policy, rng, slip, roots)
     shape = (len(grid.start), roots + branches, HORIZON)
     state, action, ids = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-    tree = Walks(state, action, ids, np.zeros(shape[:2], dtype=np.int64), np.zeros(shape[:2], dtype=bool))
+    tree = PaddedWalks(state, action, ids, np.zeros(shape[:2], dtype=np.int64), np.zeros(shape[:2], dtype=bool))
     fresh = np.arange(np.prod(shape)).reshape(shape)
     for name in ("state", "action", "length", "success"):
         getattr(tree, name)[:, :roots] = getattr(first, name)

@@ -98,7 +98,7 @@ def ascend(mdp: Layered, rounds: int, beta: float, step: float = 1.0) -> list[np
 
 
 @dataclass(frozen=True)
-class Walks:
+class MdpWalks:
     """``state`` (E, H + 1), ``action`` (E, H), ``final`` (E,) the final reward."""
 
     state: np.ndarray
@@ -110,7 +110,7 @@ class Walks:
         return np.asarray(table[np.arange(table.shape[0]), self.state[:, :-1], self.action])
 
 
-def walk(mdp: Layered, policies: np.ndarray, start: np.ndarray, rng: np.random.Generator) -> Walks:
+def walk(mdp: Layered, policies: np.ndarray, start: np.ndarray, rng: np.random.Generator) -> MdpWalks:
     """Episodes from the states ``start`` (E,) of layer 0. ``policies``: (H, S, A), or (E, H, S, A) with one for each episode."""
     episodes, layers = len(start), mdp.reward.shape[0]
     every = np.arange(episodes)
@@ -122,10 +122,10 @@ def walk(mdp: Layered, policies: np.ndarray, start: np.ndarray, rng: np.random.G
         action[:, layer] = _pick(p, rng)
         taken = layer, here, action[:, layer]
         state[:, layer + 1] = mdp.successors[taken][every, _pick(mdp.chances[taken], rng)]
-    return Walks(state, action, mdp.final[state[:, -1]])
+    return MdpWalks(state, action, mdp.final[state[:, -1]])
 
 
-def luck(mdp: Layered, value: np.ndarray, walks: Walks) -> np.ndarray:
+def luck(mdp: Layered, value: np.ndarray, walks: MdpWalks) -> np.ndarray:
     """(E, H): V(s') - E V(s') of each transition. Along an episode sum A = return - V(s_0) - sum luck (section 3.1)."""
     expected = np.stack([mdp.expected(layer, value[layer + 1]) for layer in range(mdp.reward.shape[0])])
     layers = np.arange(mdp.reward.shape[0])

@@ -14,8 +14,8 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.methods.implicit_advantage.report import LEVEL
 from ramify.score.steps import write_rows
-from ramify_experiments.cases import Case, Repetition
-from ramify_experiments.implicit_advantage.mdp import Layered, Walks, optimum, walk
+from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.implicit_advantage.mdp import Layered, MdpWalks, optimum, walk
 
 METHOD = "implicit-advantage"
 BETA = 0.05
@@ -34,7 +34,7 @@ def _process(seed: int) -> tuple[Layered, np.ndarray, np.ndarray]:
     return mdp, optimum(mdp, BETA).policy, np.repeat(start, ATTEMPTS)
 
 
-def _scored(rep: Repetition, walks: Walks, policy: np.ndarray, reference: np.ndarray, won: Sequence[bool]) -> Path:
+def _scored(rep: Repetition, walks: MdpWalks, policy: np.ndarray, reference: np.ndarray, won: Sequence[bool]) -> Path:
     """The walks as attempts with stored log-probs, graded by ``score``: where the records are."""
     states = walks.state.shape[1] - 1
     logs = [np.log(walks.along(table)) for table in (policy, reference)]
@@ -125,14 +125,14 @@ def _name(i: int) -> str:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "outcomes sampled at random",
         "nothing",
         "Attempts of a trained policy end by chance, whatever was done in them: a step that `blame` names is a false finding.",
         _blames_luck,
         wanted=0.05,
     ),
-    Case(
+    KnownCase(
         "a model against itself",
         "nothing",
         "Policy and reference are one checkpoint: a step that `blame` names is a false finding.",
@@ -141,7 +141,7 @@ CASES = (
         full=100,
         quick=5,
     ),
-    Case(
+    KnownCase(
         "outcomes sampled at random, ranked",
         "nothing",
         "The same attempts: `report` finds the grade other than chance, or a better one of grade and log-prob.",
@@ -149,14 +149,14 @@ CASES = (
         wanted=0.05,
         quick=10,
     ),
-    Case(
+    KnownCase(
         "outcomes sampled at random, chosen among",
         "nothing",
         "The same attempts: `select` says that choosing by the grade gained or lost success.",
         _chooses_luck,
         wanted=0.05,
     ),
-    Case(
+    KnownCase(
         "one slip among failures by luck",
         "planted",
         "In 30 % of attempts one action was the worst there is; `blame` names most of the slips that cost the attempt a quarter of its chance "
@@ -164,7 +164,7 @@ CASES = (
         _blames_slips,
         wanted=0.8,
     ),
-    Case(
+    KnownCase(
         "a reference of another process",
         "planted",
         "The reference has nothing to do with the policy's training, so the policy's own log-prob ranks better; `report` says so.",

@@ -14,7 +14,7 @@ from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.score.steps import write_rows
 from ramify.trace.db import Run
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 STEPS = ("The total is {n}.", "So we get {n}.", "Next, add {n} to both sides.", "That leaves {n}.")
 """Sentences that take nothing back, whatever the number."""
@@ -185,7 +185,7 @@ def _write(file: Path, rows: Iterable[dict[str, Any]]) -> Path:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "rooms that look alike",
         "nothing",
         "No attempt ever enters a room twice, but the state key shows one of five looks; a finding is an audit that says that attempts get "
@@ -193,42 +193,42 @@ CASES = (
         _rooms,
         wanted=0.05,
     ),
-    Case(
+    KnownCase(
         "one way back",
         "planted",
         "One of 24 attempts walks into a dead end and comes back; it counts as found with its depth and the dead end's name, and nothing else.",
         _way_back,
         wanted=0.95,
     ),
-    Case(
+    KnownCase(
         "rooms do not matter",
         "nothing",
         "Success is a coin, whatever rooms an attempt goes through; a finding is any dead end that the run names.",
         _coins,
         wanted=0.05,
     ),
-    Case(
+    KnownCase(
         "a room that nobody gets out of",
         "planted",
         "Whoever enters one of the eight rooms fails, and of the others nine in ten succeed; found where the run names it in any task.",
         _trap,
         wanted=0.8,
     ),
-    Case(
+    KnownCase(
         "attempts at a task are alike",
         "nothing",
         "The true share of successes is one half, and tasks differ; a finding is an interval of success_share that excludes it.",
         _attempts,
         wanted=0.05,
     ),
-    Case(
+    KnownCase(
         "steps of a task are alike",
         "nothing",
         "The true share of steps that change nothing is known, and tasks differ; a finding is an interval of stalled_steps that excludes it.",
         _steps,
         wanted=0.05,
     ),
-    Case(
+    KnownCase(
         "phrases that take nothing back",
         "nothing",
         "A tenth of the sentences, labelled and not, sound like a retraction and are none; a finding is an audit that says more is taken "
@@ -236,14 +236,14 @@ CASES = (
         _phrases,
         wanted=0.025,
     ),
-    Case(
+    KnownCase(
         "steps taken back",
         "planted",
         "Every third of 60 texts takes a step back, and false marks are rare in the labels; found where the audit says so.",
         _retractions,
         wanted=0.8,
     ),
-    Case(
+    KnownCase(
         "masks that are not precise enough",
         "nothing",
         "What the detector would hide is a mistake in 0.8 of cases, the least that must be exceeded; a finding is a set that is built with "
@@ -251,7 +251,7 @@ CASES = (
         _false_masks,
         wanted=0.025,
     ),
-    Case(
+    KnownCase(
         "slips with their correction",
         "planted",
         "What the detector would hide is a mistake in 0.96 of cases; found where the set is built, and masks the ten planted slips and nothing else.",

@@ -7,7 +7,7 @@ from pathlib import Path
 from ramify.methods.tree_rollouts.record import keep_trees
 from ramify.methods.tree_rollouts.toy import grow, make_prompts
 from ramify.trace.db import Run
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 TASKS, MANY, TURNS = 40, 180, 32
 """Tasks of equal arms, and tasks that the gain of .11 in L1 mass takes to be found; turns a task."""
@@ -38,7 +38,7 @@ def _planted(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "equal arms",
         "nothing",
         f"Trees of one selector and allocator, grown twice on the same {TASKS} tasks of {TURNS} turns: any difference reported is false.",
@@ -46,7 +46,7 @@ CASES = (
         wanted=0.05,
         quick=12,
     ),
-    Case(
+    KnownCase(
         "equal arms, flat",
         "nothing",
         f"Independent attempts, sampled twice on the same {TASKS} tasks: any difference reported is false.",
@@ -54,7 +54,7 @@ CASES = (
         wanted=0.05,
         quick=12,
     ),
-    Case(
+    KnownCase(
         "trees against flat attempts",
         "planted",
         f"Selector and allocator against independent attempts on {MANY} tasks at the same {TURNS} turns: their L1 mass must be found to be higher.",

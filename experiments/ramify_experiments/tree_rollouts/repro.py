@@ -21,8 +21,8 @@ from ramify.methods.tree_rollouts.toy import (
     BUDGET,
     MIXTURE,
     TURNS,
-    Prompt,
     ToyGrower,
+    ToyPrompt,
     grow,
     make_prompts,
     sweep_grid,
@@ -93,7 +93,7 @@ def proxy_cell(prompts: int, selections: int, seed: int) -> dict[str, Any]:
     return {"within": within, "pooled": float(np.corrcoef(scores, masses)[0, 1]), "n": len(scores)}
 
 
-async def _random_selection(name: str, prompt: Prompt, seed: int, rng: np.random.Generator) -> tuple[float, float]:
+async def _random_selection(name: str, prompt: ToyPrompt, seed: int, rng: np.random.Generator) -> tuple[float, float]:
     """F of random expansions of a tree of 2 attempts, and the L1 mass after them."""
     grower, task, rule = ToyGrower({name: prompt}, seed), Task(name), UUCB()
     sampler = TreeSampler(grower, TreeConfig(rule="flat", worst_attempt=TURNS), seed)

@@ -92,7 +92,7 @@ class Off:
         return np.zeros(len(limits), np.int64)
 
 
-class Fixed:
+class FixedSchedule:
     """``k`` drafts for every row at every load."""
 
     def __init__(self, k: int) -> None:
@@ -122,7 +122,7 @@ class Threshold:
         return np.asarray(np.minimum(np.cumprod(confidence >= self.least, axis=1).sum(axis=1), limits))
 
 
-class Greedy:
+class GreedySchedule:
     """Admit by falling survival while tokens a second of the whole cycle grow. Drafts only where that beats no drafting.
 
     ``prior`` [K] is the acceptance by position to start from, worth :data:`RECENT` rounds.
@@ -200,7 +200,7 @@ class Greedy:
             self._known.clear()
 
 
-class Stale(Greedy):
+class Stale(GreedySchedule):
     """The total comes from the confidences of two steps ago by a search over all totals, the ranking from this step's.
 
     Step times are jagged; a greedy path stops at the first tooth, this one looks past it.
@@ -228,7 +228,7 @@ def schedule_of(name: str, block: int, costs: Costs | None = None, prior: np.nda
     if kind == "off" and not argument:
         return Off()
     if kind == "fixed" and argument.isdecimal() and 1 <= int(argument) <= block:
-        return Fixed(int(argument))
+        return FixedSchedule(int(argument))
     if kind == "threshold":
         try:
             least = float(argument)
@@ -239,7 +239,9 @@ def schedule_of(name: str, block: int, costs: Costs | None = None, prior: np.nda
     if kind in ("greedy", "stale2") and not argument:
         if costs is None:
             raise UserError(f"schedule '{name}' needs a profile of this machine: make one with 'ramify dspark profile'")
-        return (Greedy if kind == "greedy" else Stale)(costs, block, np.full(block, 0.7) if prior is None else np.asarray(prior))
+        return (GreedySchedule if kind == "greedy" else Stale)(
+            costs, block, np.full(block, 0.7) if prior is None else np.asarray(prior)
+        )
     if kind in ("fixed", "threshold"):
         raise UserError(f"schedule '{name}': fixed:k takes 1 to {block} drafts, threshold:t a confidence from 0 to 1")
     raise UserError(f"unknown schedule '{name}' ({nearest(kind, ['off', 'fixed:k', 'threshold:t', 'greedy', 'stale2'])})")

@@ -203,7 +203,7 @@ class SwiGLU(nn.Module):
         return F.linear(F.silu(self.gate_proj(x)) * self.up_proj(x), self.down_proj.weight)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Pre-norm residual block."""
 
     def __init__(self, c: TinyConfig) -> None:
@@ -226,7 +226,7 @@ class Body(nn.Module):
     def __init__(self, c: TinyConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab, c.width)
-        self.layers = nn.ModuleList(Block(c) for _ in range(c.layers))
+        self.layers = nn.ModuleList(ResidualBlock(c) for _ in range(c.layers))
         self.norm = RMSNorm(c.width, c.norm_eps)
 
 

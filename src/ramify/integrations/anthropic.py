@@ -17,9 +17,9 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
 from ramify.integrations.exchanges import (
-    Exchange,
     Keep,
     Media,
+    ToolExchange,
     list_of,
     object_of,
     split_media,
@@ -28,7 +28,7 @@ from ramify.integrations.exchanges import (
 )
 from ramify.integrations.rows import Selection, attempts, settings_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
-from ramify.trace.chats import Calls, Reply, form_of, hang_chat, provenance_of
+from ramify.trace.chats import CallReply, Calls, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
@@ -52,7 +52,7 @@ def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
         if "messages" not in record and "request" in record:
             _add_call(calls, run, record, place, number)
             return
-        said = [*_system(record, place), *_messages(record, place, run.put_blob, Exchange())]
+        said = [*_system(record, place), *_messages(record, place, run.put_blob, ToolExchange())]
         hang_chat(run, record, place, number, said, {"messages", "system"}, fields)
 
     return import_records(path, folder, "anthropic", add, read_conversations(path, "messages"))
@@ -60,7 +60,7 @@ def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
 
 def _add_call(calls: Calls, run: Run, record: dict[str, Any], place: str, number: int) -> None:
     request, response = field(record, "request", dict, place), field(record, "response", dict, place, {})
-    exchange = Exchange()
+    exchange = ToolExchange()
     where = f"{place}: 'request'"
     given = [*_system(request, where), *_messages(request, where, run.put_blob, exchange)]
     replies = []
@@ -68,7 +68,7 @@ def _add_call(calls: Calls, run: Run, record: dict[str, Any], place: str, number
         said = {"role": "assistant", "content": response["content"]}
         stop = str(response.get("stop_reason") or "")
         made = list(_message(said, f"{place}: 'response'", run.put_blob, exchange))
-        replies = [Reply(made, _STOPS.get(stop, "stop" if stop else ""))]
+        replies = [CallReply(made, _STOPS.get(stop, "stop" if stop else ""))]
     told = {k: v for k, v in response.items() if k not in ("content", "role", "type")}
     calls.hang(run, record, place, number, given, replies, provenance_of(request, response), told)
 
@@ -84,7 +84,7 @@ def _system(record: Mapping[str, Any], place: str) -> Iterator[Message]:
         yield Message("system", system)
 
 
-def _messages(record: Mapping[str, Any], place: str, keep: Keep, exchange: Exchange) -> Iterator[Message]:
+def _messages(record: Mapping[str, Any], place: str, keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
     said = field(dict(record), "messages", list, place)
     if not said:
         raise UserError(f"{place}: 'messages' is empty")
@@ -92,7 +92,7 @@ def _messages(record: Mapping[str, Any], place: str, keep: Keep, exchange: Excha
         yield from _message(object_of(value, f"{place}: message {at}"), f"{place}: message {at}", keep, exchange)
 
 
-def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: Exchange) -> Iterator[Message]:
+def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
     role, content = text_of(value, "role", spot), value.get("content")
     if role not in ("user", "assistant", "system"):
         raise UserError(f"{spot} has the role '{role}', which is none of user, assistant, system")
@@ -117,7 +117,7 @@ def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: Exchange
         yield Message(role, text, media.data())
 
 
-def _assistant(blocks: list[tuple[Mapping[str, Any], str]], keep: Keep, exchange: Exchange) -> Iterator[Message]:
+def _assistant(blocks: list[tuple[Mapping[str, Any], str]], keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
     texts: list[str] = []
     thoughts: list[Mapping[str, Any]] = []
     calls: list[dict[str, Any]] = []
@@ -153,7 +153,7 @@ def _reply(texts: list[str], thoughts: list[Mapping[str, Any]], calls: list[dict
     return Message("assistant", "".join(texts), data | ({"tool_calls": calls} if calls else {}) | media.data())
 
 
-def _call(block: Mapping[str, Any], kind: str, spot: str, exchange: Exchange) -> dict[str, Any]:
+def _call(block: Mapping[str, Any], kind: str, spot: str, exchange: ToolExchange) -> dict[str, Any]:
     key, name = text_of(block, "id", spot), text_of(block, "name", spot)
     if not isinstance(block.get("input"), Mapping):
         raise UserError(f"{spot}: 'input' must be an object")
@@ -161,7 +161,7 @@ def _call(block: Mapping[str, Any], kind: str, spot: str, exchange: Exchange) ->
     return tool_call(key, name, block["input"], **({} if kind == "tool_use" else {"block": plain(block)}))
 
 
-def _result(block: Mapping[str, Any], spot: str, keep: Keep, exchange: Exchange) -> Message:
+def _result(block: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> Message:
     key, content, media = text_of(block, "tool_use_id", spot), block.get("content"), Media(keep)
     exchange.result(spot, key)
     if content is None or isinstance(content, str):

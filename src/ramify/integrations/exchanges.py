@@ -17,7 +17,7 @@ Keep = Callable[[bytes], str]
 
 
 @dataclass
-class Exchange:
+class ToolExchange:
     """Calls of tools and their results, in the order in which a conversation has them. Every fault is a UserError naming the spot."""
 
     waiting: dict[str, str] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from ramify.integrations.inspect import as_message
 from ramify.integrations.inspect_out import require_inspect
 
 if TYPE_CHECKING:
-    from ramify.methods.crosscoder.algorithm import Cell
+    from ramify.methods.crosscoder.algorithm import Steering
     from ramify.methods.crosscoder.dictionary import Dictionary
     from ramify.methods.crosscoder.run import Checkpoints
 
@@ -51,7 +51,7 @@ def inspect_steering(
     require_inspect()
     from inspect_ai.solver import solver
 
-    from ramify.methods.crosscoder.algorithm import Cell
+    from ramify.methods.crosscoder.algorithm import Steering
     from ramify.methods.crosscoder.dictionary import Dictionary
     from ramify.methods.crosscoder.run import Checkpoints
 
@@ -60,7 +60,9 @@ def inspect_steering(
     if target not in ("a", "b"):
         raise UserError(f"target {target!r} is neither a (tuned) nor b (base)")
     made, about = Dictionary.load(Path(dictionary))
-    cell = Cell(tuple(features), "scale", gain) if gain is not None else Cell(tuple(features), "clamp", float(clamp or 0.0))
+    cell = (
+        Steering(tuple(features), "scale", gain) if gain is not None else Steering(tuple(features), "clamp", float(clamp or 0.0))
+    )
     cell.change(
         made, np.zeros((1, made.config.features), np.float32), "ab".index(target)
     )  # features that are not there are refused now
@@ -85,7 +87,7 @@ class _Steered:
         self,
         models: Checkpoints,
         made: Dictionary,
-        cell: Cell,
+        cell: Steering,
         target: str,
         random: int | None,
         seed: int,

@@ -39,7 +39,7 @@ AT_ONCE = 8
 _SETTINGS = ("tasks", "grade", "timeout", "max_turns", "at_once")
 
 
-class Server:
+class ToolServer:
     """One server process and the session with it, which lives in a thread of its own. Raises InfrastructureError("tool") on any failure."""
 
     def __init__(self, command: Sequence[str], timeout: float) -> None:
@@ -137,7 +137,7 @@ class McpEpisode(ToolEpisode):
     def __init__(self, environment: McpEnvironment) -> None:
         super().__init__(self.call, [], "", environment.max_turns, environment.grade)
         self._environment = environment
-        self._server: Server | None = None
+        self._server: ToolServer | None = None
         self._calls: list[dict[str, Any]] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -145,7 +145,7 @@ class McpEpisode(ToolEpisode):
         first = self.begin(task)
         self.close()
         self._calls = []
-        self._server = Server(self._environment.command, self._environment.timeout)
+        self._server = ToolServer(self._environment.command, self._environment.timeout)
         self.system = describe(self._server.tools)
         self._environment.known(self._server.tools)
         return first
@@ -221,7 +221,7 @@ class McpEnvironment:
     def tools(self) -> list[dict[str, Any]]:
         """The server's tools in OpenAI's JSON form; a server is started to ask, once. Raises InfrastructureError."""
         if self._tools is None:
-            server = Server(self.command, self.timeout)
+            server = ToolServer(self.command, self.timeout)
             self._tools = server.tools
             server.close()
         return self._tools
@@ -256,7 +256,7 @@ def _part(part: Any) -> str:
     return f"[{part.type}{f', {len(data)} characters of base64' if data else ''}]"
 
 
-_open: weakref.WeakSet[Server] = weakref.WeakSet()
+_open: weakref.WeakSet[ToolServer] = weakref.WeakSet()
 _starting = threading.Lock()
 
 

@@ -1,6 +1,6 @@
 """Ray: attempts and reproductions on a cluster (``--backend ray`` or ``ray:WORKERS``).
 
-Workers are actors that hold a :class:`ramify.rollout.worker.Player`; what we send them is JSON and bytes. Ray's own wire, which
+Workers are actors that hold a :class:`ramify.rollout.worker.WorkerPlayer`; what we send them is JSON and bytes. Ray's own wire, which
 carries them, uses pickles: whoever can reach a Ray cluster can run code on it, so it belongs on a network of its own.
 
 ``RAY_ADDRESS`` names a running cluster; without it Ray is started on this machine for as long as the call takes.
@@ -21,7 +21,7 @@ from ramify.base.errors import CellError, NeedsError, RamifyError
 from ramify.base.files import reason
 from ramify.base.registry import register
 from ramify.rollout.pool import LostWorkerError, Start
-from ramify.rollout.worker import THREADS, Player
+from ramify.rollout.worker import THREADS, WorkerPlayer
 
 PATIENCE = 600.0
 """Seconds the cluster has to find a place for a worker."""
@@ -109,7 +109,7 @@ class RayBackend:
         """See :class:`ramify.rollout.backends.Backend`; by default one worker a CPU of the cluster."""
         ray, finish = connect()
         workers, share = _share(ray, workers)
-        actor = ray.remote(num_cpus=share, max_restarts=0, scheduling_strategy="SPREAD")(Player)
+        actor = ray.remote(num_cpus=share, max_restarts=0, scheduling_strategy="SPREAD")(WorkerPlayer)
 
         async def start(number: int) -> RayWorker:
             worker = RayWorker(ray, actor.remote())

@@ -14,9 +14,9 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.registry import register
-from ramify.integrations.exchanges import Exchange, Keep, Media, list_of, object_of, text_of, tool_call
+from ramify.integrations.exchanges import Keep, Media, ToolExchange, list_of, object_of, text_of, tool_call
 from ramify.trace.aliases import KNOWN, Fields
-from ramify.trace.chats import Calls, Reply, form_of, hang_chat, provenance_of
+from ramify.trace.chats import CallReply, Calls, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
@@ -57,7 +57,7 @@ class _Importer:
     fields: Fields
     left_out: dict[str, int] = field(default_factory=dict)
     """How many items of a type said nothing of an attempt."""
-    ends: dict[str, tuple[str, Exchange]] = field(default_factory=dict)
+    ends: dict[str, tuple[str, ToolExchange]] = field(default_factory=dict)
     """Id of a response -> the node it ended in, and the calls that wait there."""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class _Importer:
             items = field_of(record, "items", list, place)
             if not items:
                 raise UserError(f"{place}: 'items' is empty")
-            said = [*self._system(record, place), *self._said(items, f"{place}: item", run.put_blob, Exchange())]
+            said = [*self._system(record, place), *self._said(items, f"{place}: item", run.put_blob, ToolExchange())]
             hang_chat(run, record, place, number, said, {"items", "instructions"}, self.fields)
             return
         logged = "request" in record
@@ -93,7 +93,7 @@ class _Importer:
             place,
             number,
             given,
-            [Reply(made, _stop(response))] if made else [],
+            [CallReply(made, _stop(response))] if made else [],
             provenance_of(request, response),
             told,
             taken,
@@ -102,24 +102,24 @@ class _Importer:
         if isinstance(response.get("id"), str):
             self.ends[response["id"]] = end.id, exchange
 
-    def _before(self, name: Any, place: str) -> tuple[str | None, Exchange]:
+    def _before(self, name: Any, place: str) -> tuple[str | None, ToolExchange]:
         if name is None:
-            return None, Exchange()
+            return None, ToolExchange()
         if not isinstance(name, str) or name not in self.ends:
             raise UserError(
                 f"{place}: 'previous_response_id' is {name!r}, and no response of that id stands before it in the file"
             )
         node, exchange = self.ends[name]
-        return node, Exchange(dict(exchange.waiting), set(exchange.done), exchange.answered)
+        return node, ToolExchange(dict(exchange.waiting), set(exchange.done), exchange.answered)
 
     def _system(self, record: Mapping[str, Any], place: str) -> Iterator[Message]:
         text = record.get("instructions")
         if isinstance(text, list):
-            yield from self._said(text, f"{place}: item", lambda data: "", Exchange(), "of 'instructions'")
+            yield from self._said(text, f"{place}: item", lambda data: "", ToolExchange(), "of 'instructions'")
         elif text is not None:
             yield Message("system", text_of(record, "instructions", place))
 
-    def _said(self, items: list[Any], place: str, keep: Keep, exchange: Exchange, of: str = "") -> Iterator[Message]:
+    def _said(self, items: list[Any], place: str, keep: Keep, exchange: ToolExchange, of: str = "") -> Iterator[Message]:
         turn = _Turn(keep, exchange)
         for at, item in enumerate(items):
             spot = f"{place} {at} {of}".rstrip()
@@ -175,7 +175,7 @@ def _kind(item: Mapping[str, Any], spot: str) -> str:
 class _Turn:
     """What the model says in one go, gathered into one message; whatever it was told ends it."""
 
-    def __init__(self, keep: Keep, exchange: Exchange) -> None:
+    def __init__(self, keep: Keep, exchange: ToolExchange) -> None:
         self.keep, self.exchange = keep, exchange
         self._begin()
 

@@ -11,7 +11,7 @@ from typing import Any
 from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
 from ramify.base.registry import register
-from ramify.integrations.exchanges import Exchange, object_of, text_of, tool_call
+from ramify.integrations.exchanges import ToolExchange, object_of, text_of, tool_call
 from ramify.integrations.rows import Selection, attempts, settings_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import hang_chat
@@ -85,7 +85,7 @@ def _said(record: dict[str, Any], place: str) -> list[Message]:
 class _Turns:
     """Reads the turns of one conversation. Calls have no ids in this form: they get ``call_0``, ``call_1``, and results are theirs in order."""
 
-    exchange: Exchange = field(default_factory=Exchange)
+    exchange: ToolExchange = field(default_factory=ToolExchange)
     count: int = 0
     written: int = 0
     """Calls in the text of the last reply that may still be answered."""
@@ -103,7 +103,7 @@ class _Turns:
             yield self._result(text, data, spot)
             return
         if self.exchange.answered:  # one observation may answer several calls
-            self.exchange = Exchange()
+            self.exchange = ToolExchange()
         self.exchange.spoken(spot)
         self.written = 0
         if role == "call":

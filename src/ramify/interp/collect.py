@@ -29,7 +29,7 @@ Side = Literal["right", "left"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class StateBatch:
     """States of some of the rows: ``rows`` are their numbers, ``states`` [B, T, K, D] in the model's dtype; only ``mask`` [B, T] is real."""
 
     rows: list[int]
@@ -74,7 +74,7 @@ def stream(
     *,
     batch_tokens: int = 8192,
     pad: Side = "right",
-) -> Iterator[Batch]:
+) -> Iterator[StateBatch]:
     """Every position of ``rows`` in batches of at most ``batch_tokens`` padded tokens (one row at least), longest rows first.
 
     Tensors stay on the model's device and carry no gradient. Raises UserError like :func:`collect`.
@@ -90,7 +90,7 @@ def stream(
             span = slice(0, len(ids[i])) if pad == "right" else slice(longest - len(ids[i]), longest)
             tokens[b, span], mask[b, span] = torch.from_numpy(ids[i]), True
         tokens, mask = tokens.to(net.device), mask.to(net.device)
-        yield Batch(numbers, net.states(tokens, mask, wanted, padded_left=pad == "left"), mask)
+        yield StateBatch(numbers, net.states(tokens, mask, wanted, padded_left=pad == "left"), mask)
 
 
 def hop(length: int, n: int = 100) -> np.ndarray:

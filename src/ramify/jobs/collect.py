@@ -26,7 +26,7 @@ from ramify.stats.intervals import wilson
 from ramify.trace.db import Run
 
 
-class Limits(Config):
+class RunLimits(Config):
     """What a whole run may spend, interrupted calls included. Once one is reached no attempt starts; those under way end."""
 
     calls: int | None = Field(None, ge=0)
@@ -82,7 +82,7 @@ class RolloutConfig(Config):
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
     dtype: Literal["", "float32", "bfloat16"] = ""
     """Numbers of a model on an accelerator; bfloat16 comes without the promise that attempts repeat. Default: RAMIFY_DTYPE, else float32."""
-    budget: Limits = Limits()
+    budget: RunLimits = RunLimits()
     """What the run may spend."""
 
 

@@ -46,7 +46,7 @@ class Grown:
         }
 
 
-class Recorder:
+class EpisodeRecorder:
     """Plays episodes for the sampler and keeps the attempts by tree, in the order of their sample index."""
 
     def __init__(self, grower: Grower, on_attempt: Callable[[Attempt], object] = lambda attempt: None) -> None:

@@ -34,7 +34,7 @@ from ramify.engine.checkpoints import load_model, model_folder, save_model, weig
 from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task
 from ramify.jobs import parts
 from ramify.jobs.credit import training_rows
-from ramify.jobs.grown import Grown, Recorder, gather_all
+from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
 from ramify.methods.graph_credit.algorithm import CreditConfig, RuleName
@@ -60,7 +60,7 @@ from ramify.train.loop import TrainConfig, Trainer, with_reference
 
 
 @dataclass(frozen=True)
-class Arm:
+class TrainingArm:
     """One way to spend the tokens: how attempts are sampled, how steps are credited, what is learned from them."""
 
     rule: Literal["uucb", "flat"]
@@ -73,12 +73,12 @@ class Arm:
 
 
 ARMS = {
-    "ours": Arm("uucb", True, "g2po"),
-    "credit": Arm("flat", False, "g2po"),
-    "grpo": Arm("flat", False, "grpo", lr=5e-4),
-    "grpo+allocator": Arm("flat", True, "grpo"),
-    "grpo+resample": Arm("flat", False, "grpo", resample=True, lr=5e-4),
-    "imitate": Arm("flat", False, "imitate", lr=5e-4),
+    "ours": TrainingArm("uucb", True, "g2po"),
+    "credit": TrainingArm("flat", False, "g2po"),
+    "grpo": TrainingArm("flat", False, "grpo", lr=5e-4),
+    "grpo+allocator": TrainingArm("flat", True, "grpo"),
+    "grpo+resample": TrainingArm("flat", False, "grpo", resample=True, lr=5e-4),
+    "imitate": TrainingArm("flat", False, "imitate", lr=5e-4),
 }
 """ours: branching rollouts and graph credit. credit: graph credit on independent attempts. grpo: independent attempts, one credit an
 attempt; with the allocator, or with uniform groups dropped and others sampled instead. imitate: supervised training on successes."""
@@ -545,7 +545,7 @@ class Job:
         """The trees of one update within ``share`` tokens; ``on_attempt`` is called with every attempt that ended."""
         arm, c = ARMS[name], self.config
         group = f"{name}-{update:04d}"
-        recorder = Recorder(player, on_attempt)
+        recorder = EpisodeRecorder(player, on_attempt)
         tree = c.tree.model_copy(update={"rule": arm.rule if arm.rule == "flat" else c.tree.rule})
         sampler = TreeSampler(recorder, tree, c.seed, f"{group}/")
         tasks = self._tasks(update, c.tasks_per_update)

@@ -27,7 +27,7 @@ _ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})|\\(.)")
 
 
 @dataclass(frozen=True)
-class Limits:
+class EndpointLimits:
     """Of one endpoint. Times in seconds."""
 
     connect: float = 10.0
@@ -91,7 +91,7 @@ class Endpoint:
         url = urlunsplit((parts.scheme, netloc, parts.path.rstrip("/") or "/v1", "", ""))
         return cls(url, {k: v for k, v in query if k in _PASSED_ON}, {k: v for k, v in query if k in _OPTIONS})
 
-    def limits(self) -> Limits:
+    def limits(self) -> EndpointLimits:
         """The limits that the URL's options set. Raises UserError on one that is not a positive number."""
         found: dict[str, float] = {}
         for name in ("rate", "concurrent", "timeout", "retries"):
@@ -105,7 +105,9 @@ class Endpoint:
             if not (math.isfinite(number) and number >= 0) or (number == 0 and name != "retries") or (whole and number % 1):
                 raise UserError(f"the URL of {self.host} has {name}={self.options[name][:20]!r}, which is not a positive number")
             found[name] = number
-        limits = Limits(rate=found.get("rate", Limits.rate), concurrent=int(found.get("concurrent", Limits.concurrent)))
+        limits = EndpointLimits(
+            rate=found.get("rate", EndpointLimits.rate), concurrent=int(found.get("concurrent", EndpointLimits.concurrent))
+        )
         limits = replace(limits, retries=int(found.get("retries", limits.retries)))
         return replace(limits, read=found["timeout"], total=found["timeout"]) if "timeout" in found else limits
 

@@ -26,12 +26,12 @@ from ramify.base.registry import register
 from ramify.base.seeds import derive_key
 from ramify.base.waiting import wait_for
 from ramify.model import wire
-from ramify.model.address import Endpoint, Limits
+from ramify.model.address import Endpoint, EndpointLimits
 from ramify.model.chat import ChatTemplate, JinjaTemplate, TagTemplate
 from ramify.model.dialect import DIALECTS, Dialect
 from ramify.model.http import Clock, ProviderError, Transport
 from ramify.model.protocol import Completion, Grammar, Identity, Prefix, Sampling, Tokenizer, TokenScores
-from ramify.model.sse import TYPE, Events, Heard, Withheld
+from ramify.model.sse import TYPE, EventParser, Heard, Withheld
 from ramify.model.streaming import Detokenizer, Piece, Pieces, rest_of, whole
 from ramify.model.tokenizer import HfTokenizer
 from ramify.trace.message import Message
@@ -67,7 +67,7 @@ class HttpModel:
         *,
         tokenizer: Tokenizer | Path | str | None = None,
         template: ChatTemplate | None = None,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -304,7 +304,7 @@ class HttpModel:
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        events, content = Events(self.endpoint.host), json.dumps(asked, allow_nan=False).encode()
+        events, content = EventParser(self.endpoint.host), json.dumps(asked, allow_nan=False).encode()
         async with self.transport.opened("POST", path, content, TYPE) as response:
             if response.status_code >= 400:
                 self.transport.checked(response, await self.transport.read(response))

@@ -20,7 +20,7 @@ from typing import Any
 import httpx2
 
 from ramify.base.errors import InfrastructureError
-from ramify.model.address import Endpoint, Limits, read_key
+from ramify.model.address import Endpoint, EndpointLimits, read_key
 from ramify.model.scripted import refuse_real_calls
 
 #: What can go wrong at a server, and what each kind means.
@@ -94,7 +94,7 @@ class Transport:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: Limits | None = None,
+        limits: EndpointLimits | None = None,
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
         clock: Clock | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.model.chat import ChatTemplate, JinjaTemplate, assistant_node_parts
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, Tokenizer, TokenScores, context_of
-from ramify.model.rendered import Filled, Known, Piece, Reused, rendered
+from ramify.model.rendered import Filled, Known, RenderedPiece, Reused, rendered
 from ramify.model.streaming import Pieces, stream
 from ramify.model.wire import request_tools
 from ramify.trace.message import Message, split_reply
@@ -159,11 +159,11 @@ class Layout:
         """By a template that renders the whole conversation, the past as it pleases."""
         place, known = hashlib.blake2b(digest_size=16), list[Known]()
         for message in messages:
-            text, pieces = message.text, tuple[Piece, ...]()
+            text, pieces = message.text, tuple[RenderedPiece, ...]()
             sampled = self._replies.get((place.digest(), _gist(text))) if message.role == "assistant" else None
             if sampled is not None:
                 parts = assistant_node_parts(self.template, sampled, head=sampled.head)
-                text, pieces = parts["text"], (Piece(parts["tokens"], parts["text"], parts["sampled"], parts["ends"]),)
+                text, pieces = parts["text"], (RenderedPiece(parts["tokens"], parts["text"], parts["sampled"], parts["ends"]),)
             known.append(Known(message.role, text, pieces))
             told = _gist(text) if message.role == "assistant" else text
             place.update(json.dumps([message.role, told]).encode())
@@ -237,7 +237,7 @@ class _Prompt:
         return Prefix(np.concatenate([*laid, np.array(self.head, np.int32)]), asked=self.asked)
 
 
-def _sampled(source: Piece, piece: Reused) -> list[bool]:
+def _sampled(source: RenderedPiece, piece: Reused) -> list[bool]:
     return [] if source.sampled is None else source.sampled[piece.start : piece.end].tolist()
 
 

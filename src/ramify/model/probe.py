@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from ramify.base.errors import RamifyError
-from ramify.model.address import Endpoint, Limits
+from ramify.model.address import Endpoint, EndpointLimits
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
 
@@ -25,7 +25,7 @@ def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
         spec = re.fullmatch(r"(chat|completions):(.*?@(https?://.*))", url, re.DOTALL)
         endpoint = Endpoint.parse(spec[3] if spec else url)
         found["url"] = endpoint.url
-        limits = Limits(connect=timeout, read=timeout, total=timeout, retries=0)
+        limits = EndpointLimits(connect=timeout, read=timeout, total=timeout, retries=0)
         transport = Transport(endpoint, limits)
         begun = time.monotonic()
         answer = asyncio.run(transport.get("/models"))

@@ -24,7 +24,7 @@ _CUT = "\U00100000"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class RenderedPiece:
     """Tokens of a message that are there already, the template's included. ``text`` is what they say of the message."""
 
     tokens: np.ndarray
@@ -41,7 +41,7 @@ class Known:
 
     role: str
     text: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[RenderedPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ def _regions(
 
 
 def _core(
-    tokenizer: Tokenizer, piece: Piece, first: int, last: int, body: str, at: int
+    tokenizer: Tokenizer, piece: RenderedPiece, first: int, last: int, body: str, at: int
 ) -> tuple[_Region, np.ndarray, str] | None:
     """The tokens of ``piece`` that say characters ``first`` to ``last`` of its text, which ``body`` has from ``at`` on.
 

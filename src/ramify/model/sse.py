@@ -26,7 +26,7 @@ _BETWEEN = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINES = re.compile(rb"\r\n|\n|\r")
 
 
-class Events:
+class EventParser:
     """Takes bytes as they come. ``done`` once the server said ``[DONE]``; what comes after that is dropped."""
 
     def __init__(self, host: str) -> None:

@@ -136,7 +136,7 @@ def _ticks(low: float, high: float, count: int, least: float = 0.0) -> list[floa
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Slice:
     """One part of a whole: its size, and the size as people read it (``412k tokens``)."""
 
     name: str
@@ -144,7 +144,7 @@ class Part:
     text: str
 
 
-def bar_svg(parts: Sequence[Part], title: str, width: float = 560) -> str:
+def bar_svg(parts: Sequence[Slice], title: str, width: float = 560) -> str:
     """One horizontal bar, divided by the parts' sizes, with the parts named below it. Parts without size are left out."""
     shown = [part for part in parts if part.size > 0]
     total = sum(part.size for part in shown)

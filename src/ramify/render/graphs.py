@@ -39,7 +39,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StateMove:
     """All steps that led from one state to another."""
 
     source: str
@@ -50,7 +50,7 @@ class Move:
     text: str
 
 
-def graph_svg(states: Sequence[State], moves: Sequence[Move], title: str, scale: float | None = None) -> str:
+def graph_svg(states: Sequence[State], moves: Sequence[StateMove], title: str, scale: float | None = None) -> str:
     """The picture of one state graph. ``scale`` is the credit at which colours saturate (default: the largest one shown).
 
     Raises ValueError when there is no state or a move names an unknown one.
@@ -101,7 +101,7 @@ def _column_name(place: int, depth: int, layer: Sequence[State]) -> str:
     return "start" if depth == 0 else f"step {depth}" if place == 1 else f"{depth}"
 
 
-def _layers(states: Sequence[State], moves: Sequence[Move]) -> dict[int, list[str]]:
+def _layers(states: Sequence[State], moves: Sequence[StateMove]) -> dict[int, list[str]]:
     """States by depth, ordered inside each depth so that neighbours' mean positions agree (the barycentre rule, four sweeps)."""
     layers: dict[int, list[str]] = {}
     for state in sorted(states, key=lambda s: (s.depth, -s.visits, s.id)):
@@ -125,7 +125,7 @@ def _mean_place(neighbours: Sequence[tuple[str, int]], place: Mapping[str, float
 
 
 def _move(
-    move: Move,
+    move: StateMove,
     places: Mapping[str, tuple[float, float]],
     radius: Mapping[str, float],
     scale: float,

@@ -11,7 +11,7 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.env.filler import filler, opening
-from ramify.rollout.pins import View
+from ramify.rollout.pins import PinKeeper
 from ramify.rollout.views import Chat, compact_chat, readable, said
 from ramify.trace.rules import keywords, survival, values
 
@@ -59,7 +59,7 @@ def survives(
     for number in range(1, rounds + 1):
         size = sum(map(len, map(str, shown))) // 4
         limit = budget if budget is not None else size // 3
-        if isinstance(compactor, View):
+        if isinstance(compactor, PinKeeper):
             shown = compactor.compact(shown, limit, **options)
             record = compactor.last
         else:

@@ -23,7 +23,7 @@ from ramify.rollout.edits import check_edit as check_edit
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
 from ramify.stats.drops import Counts
-from ramify.stats.evidence import Row, evidence
+from ramify.stats.evidence import EvidenceRow, evidence
 from ramify.trace.graph import short
 from ramify.trace.message import Message
 from ramify.trace.node import Node, make_node
@@ -78,7 +78,7 @@ class Fork:
     """What the agent is shown with the edit against what it was, as a unified diff; empty where the edit shows nothing."""
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> EvidenceRow | None:
         """The edit as a row of evidence against the control; None without one."""
         if self.control is None:
             return None
@@ -178,7 +178,7 @@ async def compare(
     n: int = 32,
     correction: str = "holm",
     key: str = "",
-) -> tuple[list[Fork], list[Row]]:
+) -> tuple[list[Fork], list[EvidenceRow]]:
     """Several edits at one place against one control of n unedited continuations; p-values are corrected over all of them.
 
     Raises UserError and NeedsError like :func:`fork`, before anything is sampled where an edit itself is wrong, and UserError where

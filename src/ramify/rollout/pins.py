@@ -208,16 +208,16 @@ class Pins:
         opaque = not all(map(readable, messages))
         return {pin.text: survival(pin.text, texts, opaque) for pin in self.active()}
 
-    def wrap(self, compactor: Any) -> View:
+    def wrap(self, compactor: Any) -> PinKeeper:
         """A compactor of the family, or a harness's own function over messages, that keeps the pins. Wrapping twice is wrapping once."""
-        if isinstance(compactor, View):
+        if isinstance(compactor, PinKeeper):
             if compactor.pins is not self:
                 raise UserError("this compactor keeps the pins of another registry: add the rules to that one")
             return compactor
-        return View(self, compactor)
+        return PinKeeper(self, compactor)
 
 
-class View:
+class PinKeeper:
     """A compactor that keeps pins: as a function over messages, as ``compact(history, budget)``, or as one of ramify's family (:attr:`part`).
 
     ``records`` holds one :class:`ramify.rollout.views.Compaction` a call; ``rounds`` counts those that dropped something.
@@ -306,7 +306,7 @@ class PinnedCompactor:
         return [*shown[:at], made, *shown[at:]]
 
 
-def pin(compactor: Any, rules: str | Pin | Iterable[str | Pin], authority: str = "operator", **options: Any) -> View:
+def pin(compactor: Any, rules: str | Pin | Iterable[str | Pin], authority: str = "operator", **options: Any) -> PinKeeper:
     """Keep ``rules`` word for word through a harness's own compaction: ``compact = pin(compact, ["Only mail acme.com."])``.
 
     ``compactor`` is a function that takes a list of messages in OpenAI's form, and whatever else it takes, and returns one; or one of

@@ -31,7 +31,7 @@ class Worker(Protocol):
     """A worker, wherever it runs."""
 
     async def call(self, message: bytes) -> bytes:
-        """Its answer to a message; see :class:`ramify.rollout.worker.Player`. Raises LostWorkerError."""
+        """Its answer to a message; see :class:`ramify.rollout.worker.WorkerPlayer`. Raises LostWorkerError."""
         ...
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ class Forks(Protocol):
         ...
 
 
-class Rule(Protocol[P, R]):
+class ForkRule(Protocol[P, R]):
     """How many forks positions get."""
 
     def looks(self, positions: Sequence[P]) -> Looks[P, R]:
@@ -111,7 +111,7 @@ async def potential(
     forks: Forks,
     path: Any,
     positions: Sequence[P],
-    rule: Rule[P, R],
+    rule: ForkRule[P, R],
     purpose: str = "scan",
     store: Store[P] | None = None,
 ) -> tuple[dict[P, Counts], R]:
@@ -146,7 +146,7 @@ class Fixed:
     n: int
 
     def looks(self, positions: Sequence[P]) -> Looks[P, None]:
-        """See :class:`Rule`."""
+        """See :class:`ForkRule`."""
         yield dict.fromkeys(positions, self.n)
 
 
@@ -158,7 +158,7 @@ class UntilLost:
     zeros: int
 
     def looks(self, positions: Sequence[P]) -> Looks[P, P | None]:
-        """See :class:`Rule`."""
+        """See :class:`ForkRule`."""
         row = 0
         for t in positions:
             counts = yield {t: self.n}
@@ -189,7 +189,7 @@ class Staged:
     sure: float = 0.0
 
     def looks(self, positions: Sequence[int]) -> Looks[int, list[tuple[int, int]]]:
-        """See :class:`Rule`."""
+        """See :class:`ForkRule`."""
         tested, live, size = {t: start for start, t in self.pairs}, list(self.pairs), min(self.first, self.n)
         wanted = list(positions)
         while True:

@@ -15,7 +15,7 @@ from ramify.trace.lines import field as read_field
 
 
 @dataclass(frozen=True)
-class Problem:
+class TokenProblem:
     """A question as token ids, and what the verifier needs to judge a reply (``answer``)."""
 
     id: str
@@ -23,14 +23,14 @@ class Problem:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str] = ()) -> list[Problem]:
+def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str] = ()) -> list[TokenProblem]:
     """Problems of a file of JSON lines: ``id``, the question as ``prompt_ids`` or as the text ``prompt``, ``answer``, other ``data``.
 
     A text becomes one user message of ``template``, with the header of the reply behind it. ``also`` are further fields that are texts and
     go into the data. Raises UserError naming file, line, field.
     """
     fields = ("id", "prompt", "prompt_ids", "answer", "data", *(name for name in also if name != "prompt"))
-    found: dict[str, Problem] = {}
+    found: dict[str, TokenProblem] = {}
     for number, record in read_lines(path):
         place = f"{path}:{number}"
         with at_place(place):
@@ -50,7 +50,7 @@ def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str]
                 raise UserError("'prompt_ids' must be a list of token ids, at least one")
             data = dict(read_field(record, "data", dict, place, {}))
             data |= {key: read_field(record, key, str, place) for key in also if key in record}
-            found[name] = Problem(name, tuple(ids), data | ({"answer": record["answer"]} if "answer" in record else {}))
+            found[name] = TokenProblem(name, tuple(ids), data | ({"answer": record["answer"]} if "answer" in record else {}))
     if not found:
         raise UserError(f"{path} holds no problem")
     return list(found.values())

@@ -10,7 +10,7 @@ import numpy as np
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Prefix
-from ramify.model.rendered import Filled, Known, Piece, rendered
+from ramify.model.rendered import Filled, Known, RenderedPiece, rendered
 from ramify.trace.message import Message
 from ramify.trace.node import Insert, Node
 from ramify.trace.path import Part, by_message, message_of, text_between
@@ -82,10 +82,10 @@ def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) 
     return [*made, *begun], head
 
 
-def _piece(part: Part) -> Piece:
+def _piece(part: Part) -> RenderedPiece:
     if isinstance(part, Insert):
-        return Piece(np.asarray(part.tokens or (), np.int32), part.text)
+        return RenderedPiece(np.asarray(part.tokens or (), np.int32), part.text)
     node, start, end = part
     tokens = np.zeros(0, np.int32) if node.tokens is None else node.tokens[start:end]
     ends = None if node.ends is None else node.ends[start:end] - (node.ends[start - 1] if start else 0)
-    return Piece(tokens, text_between(node, start, end), None if node.sampled is None else node.sampled[start:end], ends)
+    return RenderedPiece(tokens, text_between(node, start, end), None if node.sampled is None else node.sampled[start:end], ends)

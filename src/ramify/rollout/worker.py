@@ -32,7 +32,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 Parts = Callable[[Mapping[str, Any]], tuple[Agent, Environment]]
 
 
-class Player:
+class WorkerPlayer:
     """Plays attempts of the agent and environment it was set up with. Each message is answered alone; many may be under way at once."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
     """Answer messages from ``source`` on ``target`` until it ends; the end of it is the end of this process, however busy it is."""
-    player = Player()
+    player = WorkerPlayer()
     loop = asyncio.new_event_loop()
     under_way: set[asyncio.Task[None]] = set()
 

@@ -12,7 +12,7 @@ _NAMES = {
     "DockerSandbox": "docker",
     "strength": "process",
     "check_sandbox": "battery",
-    **dict.fromkeys(("Command", "Limits", "Outcome", "Reply", "Sandbox", "Session"), "protocol"),
+    **dict.fromkeys(("Command", "Limits", "Outcome", "SessionReply", "Sandbox", "Session"), "protocol"),
 }
 
 if TYPE_CHECKING:  # what type checkers and editors see
@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.sandbox.protocol import Command as Command
     from ramify.sandbox.protocol import Limits as Limits
     from ramify.sandbox.protocol import Outcome as Outcome
-    from ramify.sandbox.protocol import Reply as Reply
     from ramify.sandbox.protocol import Sandbox as Sandbox
     from ramify.sandbox.protocol import Session as Session
+    from ramify.sandbox.protocol import SessionReply as SessionReply
 else:
     __getattr__ = loader(__name__, _NAMES)
 

@@ -40,11 +40,11 @@ def home() -> Home | None:
     return _home(os.getpid())
 
 
-def make(limits: Limits) -> Group | None:
+def make(limits: Limits) -> ControlGroup | None:
     """A group for one command with ``limits``; None where none can be made."""
     found = home()
     try:
-        return None if found is None else Group(found, limits)
+        return None if found is None else ControlGroup(found, limits)
     except OSError:
         return None
 
@@ -56,7 +56,7 @@ def _home(pid: int) -> Home | None:
             if folder is not None:
                 _sweep(folder)
         try:
-            group = Group(home, Limits())
+            group = ControlGroup(home, Limits())
         except OSError:
             continue
         try:
@@ -116,7 +116,7 @@ def _sweep(folder: Path) -> None:
                 left.rmdir()
 
 
-class Group:
+class ControlGroup:
     """One command's group. ``doors``: descriptors to which its first process writes ``0`` to enter. Raises OSError where none can be made."""
 
     def __init__(self, home: Home, limits: Limits) -> None:

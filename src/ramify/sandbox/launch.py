@@ -30,7 +30,7 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from ramify.sandbox.child.
 _START_SECONDS = 20.0
 
 
-class Server:
+class ForkServer:
     """The process that forks boxes. It ends when the host closes its socket or ends."""
 
     def __init__(self, readable: tuple[str, ...], namespaces: bool) -> None:
@@ -79,11 +79,11 @@ class Server:
         self._process.wait()
 
 
-_servers: dict[tuple[int, tuple[str, ...], bool], Server] = {}
+_servers: dict[tuple[int, tuple[str, ...], bool], ForkServer] = {}
 _starting = threading.Lock()
 
 
-def server(readable: tuple[str, ...], namespaces: bool) -> Server:
+def server(readable: tuple[str, ...], namespaces: bool) -> ForkServer:
     """The running server of this process for these folders; started when there is none. One that failed is returned too."""
     key = (os.getpid(), readable, namespaces)  # a forked child of the host starts its own
     with _starting:
@@ -91,7 +91,7 @@ def server(readable: tuple[str, ...], namespaces: bool) -> Server:
         if present is None or not present.alive:
             if present is not None:
                 present.close()
-            _servers[key] = present = Server(readable, namespaces)
+            _servers[key] = present = ForkServer(readable, namespaces)
         return present
 
 

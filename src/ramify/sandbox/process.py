@@ -48,7 +48,7 @@ class ProcessSandbox(CommandRunner):
         """Namespaces separate the code from this machine (starts the server to know)."""
         return self._namespaces and not launch.server(self._readable, True).failed
 
-    def server(self) -> launch.Server:
+    def server(self) -> launch.ForkServer:
         """The running server. Raises NeedsError where nothing isolates and that was not accepted."""
         if self._namespaces:
             server = launch.server(self._readable, True)

@@ -181,7 +181,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SessionReply:
     """What a session's Python answered. All of it was made by code nobody trusts: JSON and text, nothing else."""
 
     reason: str
@@ -210,11 +210,11 @@ class Session(Protocol):
         """Run a command in the session's folder; arguments as for `Sandbox.run`. ``network`` and ``clock`` are the session's."""
         ...
 
-    async def execute(self, code: str, seconds: float | None = None) -> Reply:
+    async def execute(self, code: str, seconds: float | None = None) -> SessionReply:
         """Run Python ``code`` in the session's worker, where earlier calls left their names."""
         ...
 
-    async def call(self, function: str, *args: Json, seconds: float | None = None, **kwargs: Json) -> Reply:
+    async def call(self, function: str, *args: Json, seconds: float | None = None, **kwargs: Json) -> SessionReply:
         """Call a function that earlier code defined, with JSON arguments."""
         ...
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.sandbox.channel import AbuseError, Channel, Tools
-from ramify.sandbox.protocol import REASONS, Command, Json, Outcome, Reply, make_command
+from ramify.sandbox.protocol import REASONS, Command, Json, Outcome, SessionReply, make_command
 
 _FOREVER = 10.0 * 365 * 86400
 _TEXT = 10_000
@@ -74,15 +74,15 @@ class WorkerSession:
         """Files of the session's folder; links, special files and what is too large are left out."""
         return (await self.run(["true"], returns=patterns, tools={})).files
 
-    async def execute(self, code: str, seconds: float | None = None) -> Reply:
+    async def execute(self, code: str, seconds: float | None = None) -> SessionReply:
         """Run Python ``code`` in the worker, where earlier calls left their names."""
         return await self._ask({"execute": code}, seconds)
 
-    async def call(self, function: str, *args: Json, seconds: float | None = None, **kwargs: Json) -> Reply:
+    async def call(self, function: str, *args: Json, seconds: float | None = None, **kwargs: Json) -> SessionReply:
         """Call a function that earlier code defined, with JSON arguments."""
         return await self._ask({"call": function, "args": list(args), "kwargs": kwargs}, seconds)
 
-    async def _ask(self, request: dict[str, Any], seconds: float | None) -> Reply:
+    async def _ask(self, request: dict[str, Any], seconds: float | None) -> SessionReply:
         seconds = self._base.limits.seconds if seconds is None else seconds
         async with self._turn:
             if self._worker is None:
@@ -123,7 +123,7 @@ class WorkerSession:
             else:
                 raise AbuseError("an answer to a call nobody made")
 
-    async def _gone(self, reason: str, detail: str, seconds: float) -> Reply:
+    async def _gone(self, reason: str, detail: str, seconds: float) -> SessionReply:
         """End the worker and say why; its last output comes along."""
         assert self._worker is not None
         (running, channel), self._worker = self._worker, None
@@ -140,7 +140,7 @@ class WorkerSession:
             reason = running.killed_for if report["reason"] == "killed" else report["reason"]
         stdout, stderr = (data.decode(errors="replace") for data in running.output())
         detail = detail or str(report.get("error") or REASONS.get(reason, reason))
-        return Reply(reason, stdout=stdout, stderr=stderr, error=detail, seconds=seconds)
+        return SessionReply(reason, stdout=stdout, stderr=stderr, error=detail, seconds=seconds)
 
     async def close(self) -> None:
         """End the worker, if there is one."""
@@ -150,8 +150,8 @@ class WorkerSession:
             await running.close()
 
 
-def _reply(frame: Mapping[str, Any], seconds: float) -> Reply:
+def _reply(frame: Mapping[str, Any], seconds: float) -> SessionReply:
     words = {name: frame.get(name, "") for name in ("text", "stdout", "stderr", "error")}
     texts = {name: word if isinstance(word, str) else "" for name, word in words.items()}
     texts["text"] = texts["text"][:_TEXT]
-    return Reply("error" if texts["error"] else "done", value=frame.get("value"), seconds=seconds, **texts)
+    return SessionReply("error" if texts["error"] else "done", value=frame.get("value"), seconds=seconds, **texts)

@@ -239,7 +239,7 @@ class _Gate:
         return self._of[1]
 
 
-class Command(Each):
+class CommandJudge(Each):
     """``cmd:./check.sh``: a script of the user's own in the sandbox, once a text: exit code 0 is right, 1 is wrong, anything else cannot say.
 
     The text is its standard input; ``data.json`` beside it holds the item's data, ``prompt.txt`` what the text replies to, where that is
@@ -282,7 +282,7 @@ ARGUMENTS: dict[str, Callable[[Item], Any]] = {
 }
 
 
-class Function(Each):
+class FunctionJudge(Each):
     """``FILE.py:FUNCTION``, ``python:`` and ``factory:``: a function of the user's own, called with the arguments that ``takes`` names.
 
     It returns True, False, a number or None, or something awaitable of them; with ``chunks`` in ``takes`` a list of them, one an item. Where
@@ -598,7 +598,7 @@ def find_judge(
         return Jury([find_judge(name, **shared, only=only, what=what) for name in names], names=names)
 
     def command(argument: str) -> Judge:
-        return Command(FilePath(argument), 10.0 if seconds is None else seconds)
+        return CommandJudge(FilePath(argument), 10.0 if seconds is None else seconds)
 
     from ramify.score.match import Boxed, Equals, ExactMatch, NumberMatch
 
@@ -608,7 +608,7 @@ def find_judge(
     known = [name for name in (*(kinds or {}), *plain, *made, "python", "factory") if only is None or name in only]
     if word in known:
         if own is not None:
-            return Function(own_function(spec, *takes), takes, seconds, spec)
+            return FunctionJudge(own_function(spec, *takes), takes, seconds, spec)
         if kinds is not None and kind in kinds:
             return kinds[kind](argument)
         if spec in plain:

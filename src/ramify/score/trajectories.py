@@ -64,7 +64,7 @@ class Trajectory:
         return f"Trajectory({self.id!r}, {len(self.tokens)} tokens, {self.n} steps)"
 
 
-class Layout(Protocol):
+class MessageLayout(Protocol):
     """Lays messages out as (token ids, is an action) pieces."""
 
     def __call__(self, said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
@@ -110,7 +110,7 @@ class ChatLayout:
     template: ChatTemplate
 
     def __call__(self, said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
-        """See :class:`Layout`."""
+        """See :class:`MessageLayout`."""
         pieces: list[tuple[Sequence[int], bool]] = []
         after = ""
         for message in said:
@@ -132,7 +132,7 @@ def chat_layout(template: ChatTemplate) -> ChatLayout:
     return ChatLayout(template)
 
 
-def plain_layout(tokenizer: Any) -> Layout:
+def plain_layout(tokenizer: Any) -> MessageLayout:
     """Messages as the paper's code writes them: ``\\n[role]: content`` and ``tool_call(name, args)``, no template, no system prompt.
 
     The marker counts to the action, as it does there. Raises UserError without a tokenizer.
@@ -153,7 +153,7 @@ def plain_layout(tokenizer: Any) -> Layout:
     return lay
 
 
-def read_trajectories(path: Path, layout: Layout | None = None, skipped: list[str] | None = None) -> list[Trajectory]:
+def read_trajectories(path: Path, layout: MessageLayout | None = None, skipped: list[str] | None = None) -> list[Trajectory]:
     """Attempts of a file of JSON lines. ``layout`` lays messages out; without it attempts in that form are refused.
 
     Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial. An attempt whose
@@ -183,7 +183,7 @@ def read_trajectories(path: Path, layout: Layout | None = None, skipped: list[st
     return list(found.values())
 
 
-def _read(record: dict[str, Any], name: str, task: str, place: str, layout: Layout | None) -> Trajectory:
+def _read(record: dict[str, Any], name: str, task: str, place: str, layout: MessageLayout | None) -> Trajectory:
     outcome = field(record, "outcome", dict, place, {})
     reward = field(outcome, "reward", (float, int), f"{place}: 'outcome'", None)
     success = field(outcome, "success", bool, f"{place}: 'outcome'", None)
@@ -266,7 +266,7 @@ def _laid(
     said: Sequence[Message],
     reward: float | None,
     success: bool | None,
-    layout: Layout | None,
+    layout: MessageLayout | None,
     nodes: Sequence[str] = (),
 ) -> Trajectory:
     if layout is None:
@@ -276,7 +276,7 @@ def _laid(
 
 
 def load_trajectories(
-    source: Path, layout: Layout | None = None, scorer: str | None = None, form: str | None = None
+    source: Path, layout: MessageLayout | None = None, scorer: str | None = None, form: str | None = None
 ) -> tuple[list[Trajectory], list[str]]:
     """The attempts of a file (:func:`read_trajectories`), a run's folder or a file that can be imported (:func:`run_trajectories`, of the
     format ``form``, by default told from the content), and why others were skipped."""
@@ -292,7 +292,7 @@ def load_trajectories(
 
 
 def run_trajectories(
-    run: Run, layout: Layout | None = None, group: str | None = None, scorer: str | None = None
+    run: Run, layout: MessageLayout | None = None, group: str | None = None, scorer: str | None = None
 ) -> tuple[list[Trajectory], list[str]]:
     """The attempts of a run and, one sentence each, those that cannot be graded.
 
@@ -314,7 +314,7 @@ def run_trajectories(
 
 
 def path_trajectory(
-    path: TracePath, task: str, reward: float | None = None, success: bool | None = None, layout: Layout | None = None
+    path: TracePath, task: str, reward: float | None = None, success: bool | None = None, layout: MessageLayout | None = None
 ) -> Trajectory:
     """The attempt that ends at a path's last node. Where nodes have tokens the sampled ones are actions; text is laid out by ``layout``.
 

@@ -19,7 +19,7 @@ from ramify.stats.tests import fisher
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvidenceRow:
     """One intervention: ``hits`` of ``n`` outcomes, against the baseline's."""
 
     intervention: str
@@ -45,14 +45,14 @@ class Row:
 
 def evidence(
     base: tuple[int, int], arms: Mapping[str, tuple[int, int]], level: float = 0.95, correction: str = "holm"
-) -> list[Row]:
+) -> list[EvidenceRow]:
     """One row for each of ``arms`` (name -> (hits, n)) against ``base`` (hits, n), in the order given; as :func:`each_against`."""
     return each_against({name: (base, arm) for name, arm in arms.items()}, level, correction)
 
 
 def each_against(
     pairs: Mapping[str, tuple[tuple[int, int], tuple[int, int]]], level: float = 0.95, correction: str = "holm"
-) -> list[Row]:
+) -> list[EvidenceRow]:
     """One row for each of ``pairs`` (name -> its own base (hits, n), (hits, n)), corrected over all of them, in the order given.
 
     ``correction`` is ``holm`` (bounds the chance of any false finding), ``bh`` (bounds the share of false findings) or ``none``.
@@ -65,7 +65,7 @@ def each_against(
     rows = []
     for (name, ((base_hits, base_n), (hits, n))), p, p_corrected in zip(pairs.items(), raw, corrected, strict=True):
         base_share, share = (k / of if of else 0.0 for k, of in ((base_hits, base_n), (hits, n)))
-        row = Row(
+        row = EvidenceRow(
             intervention=name,
             hits=hits,
             n=n,

@@ -120,7 +120,7 @@ def hang_chat(
     run.add(*judged.as_scores(thread.node.id))
 
 
-class Reply(NamedTuple):
+class CallReply(NamedTuple):
     """What a call was answered with: the messages (several where the provider called tools of its own in between)."""
 
     messages: Sequence[Message]
@@ -149,7 +149,7 @@ class Calls:
                 raise UserError(f"{spot} is no object")
             said = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
             rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
-            replies.append(Reply([said], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
+            replies.append(CallReply([said], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
         told = {k: v for k, v in response.items() if k != "choices"}
         self.hang(run, record, place, number, given, replies, provenance_of(request, response), told)
 
@@ -160,7 +160,7 @@ class Calls:
         place: str,
         number: int,
         given: Sequence[Message],
-        replies: Sequence[Reply],
+        replies: Sequence[CallReply],
         provenance: Provenance,
         told: Mapping[str, Any],
         taken: Collection[str] = ("request", "response"),

@@ -33,7 +33,7 @@ from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
 from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, holds_run, refuse_links, refused, remove, take_lock
 from ramify.trace.context import Shown, shown
-from ramify.trace.node import Annotation, Context, Entry, Finding, Node, Provenance, Score, TokenValues, TreeInfo
+from ramify.trace.node import Annotation, Context, Finding, JournalEntry, Node, Provenance, Score, TokenValues, TreeInfo
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
@@ -48,7 +48,7 @@ BATCH = 1000
 Record = Node | TokenValues | Annotation | Score | Finding | Context | Provenance
 
 
-_R = TypeVar("_R", Node, TokenValues, Annotation, Score, Finding, Context, Provenance, TreeInfo, Entry)
+_R = TypeVar("_R", Node, TokenValues, Annotation, Score, Finding, Context, Provenance, TreeInfo, JournalEntry)
 #: How each kind is read: its query, the column of its order of writing, and how a row becomes a record.
 _EACH: dict[type, tuple[str, str, Any]] = {
     Node: (schema.SELECT_NODE, "n.seq", schema.row_node),
@@ -63,10 +63,10 @@ _EACH: dict[type, tuple[str, str, Any]] = {
         "s.seq",
         lambda row: TreeInfo(schema.name(row[0]), schema.from_object(row[1]), schema.name(row[2]), schema.from_object(row[3])),
     ),
-    Entry: (
+    JournalEntry: (
         "SELECT kind, key, payload FROM journal s ",
         "s.seq",
-        lambda row: Entry(schema.name(row[0]), schema.name(row[1]), schema.from_json(row[2])),
+        lambda row: JournalEntry(schema.name(row[0]), schema.name(row[1]), schema.from_json(row[2])),
     ),
 }
 
@@ -502,15 +502,15 @@ class Run:
         sql = "SELECT id FROM nodes n WHERE n.parent IS NOT NULL AND NOT EXISTS (SELECT 1 FROM nodes c WHERE c.parent = n.seq)"
         return [str(row[0]) for row in self._rows(sql)]
 
-    def journal(self, kind: str | None = None, key: str | None = None) -> list[Entry]:
+    def journal(self, kind: str | None = None, key: str | None = None) -> list[JournalEntry]:
         """What was noted as done, in order: of one kind, of one key, or all."""
         where, args = schema.where({"s.kind": kind, "s.key": key})
         rows = list(self._rows(f"SELECT kind, key, payload FROM journal s {where} ORDER BY s.seq", *args))
         with suppress(RamifyError):  # one document decodes several times faster than as many
             payloads = schema.from_json(f"[{','.join(str(row[2]) for row in rows)}]")
             if len(payloads) == len(rows):
-                return [Entry(kind, key, payload) for (kind, key, _), payload in zip(rows, payloads, strict=True)]
-        return self._matching(Entry, None, {"s.kind": kind, "s.key": key})
+                return [JournalEntry(kind, key, payload) for (kind, key, _), payload in zip(rows, payloads, strict=True)]
+        return self._matching(JournalEntry, None, {"s.kind": kind, "s.key": key})
 
     def each(self, kind: type[_R]) -> Iterator[_R]:
         """All records of one kind in order of writing (verdicts: of their nodes), one at a time: memory stays flat."""
@@ -527,7 +527,7 @@ class Run:
         ]
         return [line for line in found if line != "ok"] + rows
 
-    def unreadable(self, kind: type[Record] | type[TreeInfo] | type[Entry]) -> Iterator[str]:
+    def unreadable(self, kind: type[Record] | type[TreeInfo] | type[JournalEntry]) -> Iterator[str]:
         """One sentence for each record of ``kind`` that cannot be read, or whose content is not what its hash says."""
         select, order, make = _EACH[kind]
         for row in self._rows(f"{select} ORDER BY {order}"):

@@ -29,8 +29,8 @@ from ramify.trace.migrate import verb_of
 from ramify.trace.node import (
     Annotation,
     Context,
-    Entry,
     Finding,
+    JournalEntry,
     Node,
     Provenance,
     Score,
@@ -161,7 +161,7 @@ def _records(run: Run) -> Iterator[dict[str, Any]]:
         yield {"kind": "score", **dataclasses.asdict(score)}
     for finding in run.each(Finding):
         yield {"kind": "finding", **dataclasses.asdict(finding)}
-    for entry in run.each(Entry):
+    for entry in run.each(JournalEntry):
         yield {"kind": "journal", "entry": entry.kind, "key": entry.key, "payload": entry.payload}
 
 

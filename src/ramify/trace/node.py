@@ -297,7 +297,7 @@ class TreeInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One line of the journal of what was done."""
 
     kind: str

@@ -17,7 +17,7 @@ from ramify.base.errors import UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import canonical_json
 from ramify.trace.db import Run
-from ramify.trace.node import Annotation, Context, Entry, Finding, Node, Provenance, Score, TokenValues, TreeInfo
+from ramify.trace.node import Annotation, Context, Finding, JournalEntry, Node, Provenance, Score, TokenValues, TreeInfo
 
 _GROUP = 4096
 _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
@@ -47,7 +47,7 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
         {"hash": "str", "model": "str", "weights": "str", "settings": "str", "seed": "int", "edit": "str"},
     ),
     "contexts": (Context, {"hash": "str", "parts": "json"}),
-    "journal": (Entry, {"kind": "str", "key": "str", "payload": "json"}),
+    "journal": (JournalEntry, {"kind": "str", "key": "str", "payload": "json"}),
 }
 
 

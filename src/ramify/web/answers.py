@@ -20,9 +20,9 @@ from ramify.model.protocol import CLIENT, Completion, Identity
 from ramify.model.streaming import Piece, Pieces, stream, whole
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Form, Served, Top
-from ramify.web.limits import Places, RefusedError
+from ramify.web.limits import Places, RefusedRequestError
 from ramify.web.metrics import Metrics
-from ramify.web.replies import Part, Reply
+from ramify.web.replies import Reply, ReplyPart
 from ramify.web.sampling import merged, why_cut
 
 
@@ -47,7 +47,7 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        parts = [Part() for _ in self.replies]
+        parts = [ReplyPart() for _ in self.replies]
         tops: list[list[Top]] = [[] for _ in self.replies]
         async with aclosing(self._parts()) as found:
             async for choice, part, top in found:
@@ -95,7 +95,7 @@ class Answer:
             yield _event(self._head(form.chunk_object) | {"choices": [], "usage": self._usage()})
         yield "data: [DONE]\n\n"
 
-    async def _parts(self) -> AsyncGenerator[tuple[int, Part, list[Top]], None]:
+    async def _parts(self) -> AsyncGenerator[tuple[int, ReplyPart, list[Top]], None]:
         """What becomes sure of each choice; at the end all is counted and recorded."""
         form = self.form
         with self.places.take(CLIENT.get(), len(self.replies)):
@@ -147,7 +147,7 @@ class Answer:
     async def _tops(self, choice: int, completion: Completion) -> list[Top]:
         prompt = self.form.prompt_tokens(choice, completion)
         if prompt is None or completion.tokens is None:
-            raise RefusedError(
+            raise RefusedRequestError(
                 400, "This model does not tell the tokens of its prompt, which 'top_logprobs' needs.", "top_logprobs"
             )
         return await self.form.served.alternatives(prompt, completion.tokens, self.form.top)
@@ -211,7 +211,7 @@ _STATUS = {"rate": 429, "timeout": 504}
 """Kinds of failures of an endpoint behind this server; any other is 502."""
 
 
-def refusal(error: RamifyError, served: Served | None = None) -> RefusedError:
+def refusal(error: RamifyError, served: Served | None = None) -> RefusedRequestError:
     """What a client is told of an error, by the name that ``served`` has for it.
 
     What an upstream refuses of a request is the client's own business; a refused key is not.
@@ -222,21 +222,21 @@ def refusal(error: RamifyError, served: Served | None = None) -> RefusedError:
     return refused
 
 
-def _refusal(error: RamifyError) -> RefusedError:
-    if isinstance(error, RefusedError):
+def _refusal(error: RamifyError) -> RefusedRequestError:
+    if isinstance(error, RefusedRequestError):
         return error
     said = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, InfrastructureError) else ""
     if isinstance(error, ProviderError):
         retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
         own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
         if own or retry:
-            return RefusedError(error.status, said, code=error.kind, headers=retry)
+            return RefusedRequestError(error.status, said, code=error.kind, headers=retry)
     if isinstance(error, TooLongError):
-        return RefusedError(400, f"{error}.", code="context_length_exceeded")
+        return RefusedRequestError(400, f"{error}.", code="context_length_exceeded")
     if isinstance(error, BusyError):
-        return RefusedError(429, f"{error}.", code="rate_limit_exceeded", headers={"retry-after": "1"})
+        return RefusedRequestError(429, f"{error}.", code="rate_limit_exceeded", headers={"retry-after": "1"})
     if isinstance(error, UserError | NeedsError):
-        return RefusedError(400, f"{error}.", code="unsupported" if isinstance(error, NeedsError) else None)
+        return RefusedRequestError(400, f"{error}.", code="unsupported" if isinstance(error, NeedsError) else None)
     if isinstance(error, InfrastructureError) and error.boundary == "provider":
-        return RefusedError(_STATUS.get(error.kind, 502), said, code=error.kind or None)
-    return RefusedError(500, f"{error}.", code=error.kind or None if isinstance(error, InfrastructureError) else None)
+        return RefusedRequestError(_STATUS.get(error.kind, 502), said, code=error.kind or None)
+    return RefusedRequestError(500, f"{error}.", code=error.kind or None if isinstance(error, InfrastructureError) else None)

@@ -25,7 +25,7 @@ from ramify.web.exchange import Recorder
 from ramify.web.fields import ChatRequest, R, TextRequest, passed_on, read_request
 from ramify.web.forms import Form, Served
 from ramify.web.gateway import Gateway
-from ramify.web.limits import Places, RefusedError, client_of, error_answer, error_handlers, read_json
+from ramify.web.limits import Places, RefusedRequestError, client_of, error_answer, error_handlers, read_json
 from ramify.web.metrics import Gauges, Metrics
 from ramify.web.sampling import GoneError, begun, unless_gone
 
@@ -93,7 +93,7 @@ class Api:
     def _known(self, name: str) -> None:
         if name != self.served.name:
             hint = nearest(name, [self.served.name])
-            raise RefusedError(404, f"There is no model '{name[:80]}' here ({hint}).", "model", "model_not_found")
+            raise RefusedRequestError(404, f"There is no model '{name[:80]}' here ({hint}).", "model", "model_not_found")
 
     async def _health(self, request: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})  # whoever asks: a probe shows no token

@@ -14,8 +14,8 @@ from ramify.trace.message import CALL_END, Message, joined_reply
 from ramify.web.fields import ChatMessage, ChatRequest
 from ramify.web.formats import grammar_of
 from ramify.web.forms import Form, Served, Top
-from ramify.web.limits import RefusedError
-from ramify.web.replies import Part, Reply, Token
+from ramify.web.limits import RefusedRequestError
+from ramify.web.replies import Reply, ReplyPart, Token
 
 
 class ChatForm(Form):
@@ -29,7 +29,7 @@ class ChatForm(Form):
     def of(cls, served: Served, request: ChatRequest, rest: Mapping[str, Any]) -> ChatForm:
         """``rest`` continues to the endpoint that samples. Raises RefusedError and NeedsError on what cannot be done."""
         if request.top_logprobs and not request.logprobs:
-            raise RefusedError(400, "'top_logprobs' needs 'logprobs'.", "top_logprobs", "invalid_value")
+            raise RefusedRequestError(400, "'top_logprobs' needs 'logprobs'.", "top_logprobs", "invalid_value")
         if request.logprobs:
             served.need("logprobs", "log-probs of its replies")
         if request.top_logprobs:
@@ -66,7 +66,7 @@ class ChatForm(Form):
         """See :class:`Form`."""
         return _event(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+    def delta(self, choice: int, reply: Reply, part: ReplyPart, tops: Sequence[Top]) -> dict[str, Any]:
         """See :class:`Form`."""
         delta: dict[str, Any] = {"content": part.text} if part.text or not part.calls else {}
         if part.calls:
@@ -77,7 +77,7 @@ class ChatForm(Form):
         """See :class:`Form`."""
         return _event(choice, {}, "tool_calls" if called else reply.finish) | self.extras(reply)
 
-    def whole(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+    def whole(self, choice: int, reply: Reply, part: ReplyPart, tops: Sequence[Top]) -> dict[str, Any]:
         """See :class:`Form`."""
         message: dict[str, Any] = {"role": "assistant", "content": part.text if part.text or not part.calls else None}
         message["refusal"] = None
@@ -93,7 +93,7 @@ class ChatForm(Form):
             | self.extras(reply)
         )
 
-    def _logprobs(self, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+    def _logprobs(self, part: ReplyPart, tops: Sequence[Top]) -> dict[str, Any]:
         if not self.request.logprobs:
             return {"logprobs": None}
         given: Sequence[Top] = tops or [[]] * len(part.tokens)

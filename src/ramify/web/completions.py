@@ -15,8 +15,8 @@ from ramify.model.protocol import Prefix
 from ramify.web.fields import TextRequest
 from ramify.web.formats import grammar_of
 from ramify.web.forms import Form, Served, Top, finite, top_of
-from ramify.web.limits import RefusedError
-from ramify.web.replies import Part, Reply, Token
+from ramify.web.limits import RefusedRequestError
+from ramify.web.replies import Reply, ReplyPart, Token
 
 DEFAULT_TOKENS = 16
 """As OpenAI has it."""
@@ -47,7 +47,7 @@ class TextForm(Form):
         if served.tokenizer is None:
             raise NeedsError(f"'{served.name}' takes messages only; use /v1/chat/completions")
         if request.max_tokens == 0 and not request.echo:
-            raise RefusedError(400, "'max_tokens' 0 needs 'echo'.", "max_tokens", "invalid_value")
+            raise RefusedRequestError(400, "'max_tokens' 0 needs 'echo'.", "max_tokens", "invalid_value")
         top = request.logprobs or 0
         if request.logprobs is not None and request.max_tokens != 0:
             served.need("logprobs", "log-probs of its replies")
@@ -97,7 +97,7 @@ class TextForm(Form):
             return None
         return _event(choice, given.text) | self._logprobs(given.tokens, given.tops, 0)
 
-    def delta(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+    def delta(self, choice: int, reply: Reply, part: ReplyPart, tops: Sequence[Top]) -> dict[str, Any]:
         """See :class:`Form`."""
         at = len(reply.text) - len(part.text) + (len(self.given[choice // self.n].text) if self.request.echo else 0)
         return _event(choice, part.text) | self._logprobs(part.tokens, tops, at) | self.ids(part)
@@ -106,7 +106,7 @@ class TextForm(Form):
         """See :class:`Form`."""
         return _event(choice, "", reply.finish) | self._ended(choice, reply)
 
-    def whole(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+    def whole(self, choice: int, reply: Reply, part: ReplyPart, tops: Sequence[Top]) -> dict[str, Any]:
         """See :class:`Form`."""
         given, text, tokens = self.given[choice // self.n], part.text, part.tokens
         if self.request.echo:
@@ -161,5 +161,5 @@ async def _ids(served: Served, prompt: str | list[int]) -> list[int]:
     long = len(prompt) > _LONG
     ids = await asyncio.to_thread(served.tokenizer.encode, prompt) if long else served.tokenizer.encode(prompt)
     if not ids:
-        raise RefusedError(400, "A prompt is empty; give at least one token.", "prompt", "invalid_value")
+        raise RefusedRequestError(400, "A prompt is empty; give at least one token.", "prompt", "invalid_value")
     return ids

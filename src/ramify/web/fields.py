@@ -20,7 +20,7 @@ from pydantic import (
 from ramify.base.errors import nearest
 from ramify.model.endpoint import LABELS
 from ramify.model.protocol import Model, Sampling, sampling_of
-from ramify.web.limits import RefusedError
+from ramify.web.limits import RefusedRequestError
 
 MAX_CHOICES, MAX_TOP, MAX_STOPS, MAX_STOP = 128, 20, 16, 256
 _LARGE = 1 << 62
@@ -153,7 +153,7 @@ class ChatMessage(_Fields):
         return {name: inner for name, inner in value.items() if name in cls.model_fields}
 
 
-class Function(_Fields):
+class FunctionFields(_Fields):
     """A function that a tool offers."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -166,7 +166,7 @@ class Tool(_Fields):
     """A tool offered to the model."""
 
     type: Literal["function"]
-    function: Function
+    function: FunctionFields
 
 
 class StreamOptions(_Fields):
@@ -176,7 +176,7 @@ class StreamOptions(_Fields):
     include_usage: bool | None = None
 
 
-class Request(_Fields):
+class RequestFields(_Fields):
     """What both routes take."""
 
     model: str
@@ -228,7 +228,7 @@ class Request(_Fields):
         )
 
 
-class ChatRequest(Request):
+class ChatRequest(RequestFields):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -241,7 +241,7 @@ class ChatRequest(Request):
     parallel_tool_calls: bool | None = None
 
 
-class TextRequest(Request):
+class TextRequest(RequestFields):
     """``POST /v1/completions``."""
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
@@ -251,7 +251,7 @@ class TextRequest(Request):
     echo: bool | None = None
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=RequestFields)
 
 _OWN = ("modalities", "skip_special_tokens", "spaces_between_special_tokens")
 """Neutral fields about how tokens become a reply, which is done here also where an endpoint samples them."""
@@ -259,7 +259,7 @@ _OF_CHATS = frozenset(name for name in REFUSED if not name.startswith("guided_")
 """Refused fields about how a chat is laid out, which is done here also where an endpoint samples the tokens."""
 
 
-def passed_on(body: Mapping[str, Any], kind: type[Request]) -> dict[str, Any]:
+def passed_on(body: Mapping[str, Any], kind: type[RequestFields]) -> dict[str, Any]:
     """Those fields of a request for token ids that an endpoint gets as they came: all that are not read here."""
     read = {*kind.model_fields, *_OWN, *(_OF_CHATS if kind is ChatRequest else ())}
     found = {name: value for name, value in body.items() if name not in read and value is not None}
@@ -277,14 +277,14 @@ def read_request(body: Mapping[str, Any], kind: type[R]) -> R:
         neutral, why = NEUTRAL.get(name, (None, REFUSED.get(name)))
         if value is not None and (value != neutral or isinstance(value, bool) != isinstance(neutral, bool)):
             only = "" if neutral is None else f" at another value than {json.dumps(neutral)}"
-            raise RefusedError(400, f"'{name}' is not offered{only}: {why}.", name, "unsupported_parameter")
+            raise RefusedRequestError(400, f"'{name}' is not offered{only}: {why}.", name, "unsupported_parameter")
     try:
         return kind.model_validate(said)
     except ValidationError as error:
         raise _sentence(error, kind) from None
 
 
-def _sentence(error: ValidationError, kind: type[Request]) -> RefusedError:
+def _sentence(error: ValidationError, kind: type[RequestFields]) -> RefusedRequestError:
     """The first thing wrong, in one sentence."""
     found = min(error.errors(include_url=False, include_input=False), key=lambda found: found["type"] == "missing")
     where = ""
@@ -298,6 +298,6 @@ def _sentence(error: ValidationError, kind: type[Request]) -> RefusedError:
     if found["type"] == "extra_forbidden":
         known = [*kind.model_fields, *NEUTRAL] if len(found["loc"]) == 1 else ()
         hint = f" ({nearest(where, known)})" if known else ""
-        return RefusedError(400, f"Unknown field '{where}'{hint}.", where, "unknown_parameter")
+        return RefusedRequestError(400, f"Unknown field '{where}'{hint}.", where, "unknown_parameter")
     message = found["msg"].removeprefix("Value error, ")
-    return RefusedError(400, f"Field '{where}': {message[:1].lower()}{message[1:]}.", where, "invalid_value")
+    return RefusedRequestError(400, f"Field '{where}': {message[:1].lower()}{message[1:]}.", where, "invalid_value")

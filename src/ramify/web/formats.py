@@ -9,13 +9,13 @@ from typing import Any
 from ramify.base.errors import UserError, nearest
 from ramify.model.grammar import json_object, json_schema, one_of, regex, tool_calls
 from ramify.model.protocol import Grammar
-from ramify.web.fields import ChatRequest, Request
-from ramify.web.limits import RefusedError
+from ramify.web.fields import ChatRequest, RequestFields
+from ramify.web.limits import RefusedRequestError
 
 _SCHEMA = ("name", "description", "schema", "strict")
 
 
-def grammar_of(request: Request, strict: bool = True) -> Grammar | None:
+def grammar_of(request: RequestFields, strict: bool = True) -> Grammar | None:
     """What the reply's text has to match. Raises RefusedError (400) with the path of what cannot be kept to.
 
     Without ``strict``, for a model that may not be able to, calls that a reply is free to make are not held to their schemas.
@@ -36,7 +36,7 @@ def grammar_of(request: Request, strict: bool = True) -> Grammar | None:
         field = "tool_choice" if request.tool_choice not in (None, "auto", "none") else "tools"
         return _calls(request, reply, strict)
     except UserError as error:
-        raise RefusedError(400, f"{error}.", field, "invalid_value") from None
+        raise RefusedRequestError(400, f"{error}.", field, "invalid_value") from None
 
 
 def _format(said: Mapping[str, Any]) -> Grammar:

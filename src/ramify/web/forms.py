@@ -14,9 +14,9 @@ from ramify.base.errors import NeedsError
 from ramify.model.chat import own_template
 from ramify.model.laid import TooLongError
 from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, Tokenizer, context_of, eos_of
-from ramify.web.fields import Request
-from ramify.web.limits import RefusedError
-from ramify.web.replies import Part, Reply, Token
+from ramify.web.fields import RequestFields
+from ramify.web.limits import RefusedRequestError
+from ramify.web.replies import Reply, ReplyPart, Token
 
 DEFAULT_TOKENS = 1024
 """Longest reply where neither the request nor the model sets a limit."""
@@ -82,7 +82,9 @@ class Served:
         """Longest reply. Raises RefusedError where more is asked for than the context holds."""
         most = self.context or 1 << 20
         if asked is not None and asked > most:
-            raise RefusedError(400, f"'max_tokens' is {asked}; '{self.name}' holds {most} tokens.", "max_tokens", "invalid_value")
+            raise RefusedRequestError(
+                400, f"'max_tokens' is {asked}; '{self.name}' holds {most} tokens.", "max_tokens", "invalid_value"
+            )
         own = getattr(self.model, "defaults", {}).get("max_tokens")
         return asked or default or own or self.context or (NO_LIMIT if self.forwards else DEFAULT_TOKENS)
 
@@ -126,7 +128,7 @@ class Form(ABC):
     most_calls: int | None = None
     """How many calls of a reply are told of; None: all."""
 
-    def __init__(self, served: Served, request: Request, prompts: Sequence[Prefix], settings: Sampling, top: int) -> None:
+    def __init__(self, served: Served, request: RequestFields, prompts: Sequence[Prefix], settings: Sampling, top: int) -> None:
         self.served, self.request, self.prompts, self.settings, self.top = served, request, tuple(prompts), settings, top
         self.n = request.n or 1
         self.samples = True
@@ -155,7 +157,7 @@ class Form(ABC):
         """The first event of a choice."""
 
     @abstractmethod
-    def delta(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+    def delta(self, choice: int, reply: Reply, part: ReplyPart, tops: Sequence[Top]) -> dict[str, Any]:
         """The event of a part; ``tops`` belongs to the part's tokens, or is empty."""
 
     @abstractmethod
@@ -163,7 +165,7 @@ class Form(ABC):
         """The last event of a choice."""
 
     @abstractmethod
-    def whole(self, choice: int, reply: Reply, part: Part, tops: Sequence[Top]) -> dict[str, Any]:
+    def whole(self, choice: int, reply: Reply, part: ReplyPart, tops: Sequence[Top]) -> dict[str, Any]:
         """A choice whose only part is ``part``."""
 
     def named(self, token: Token) -> str:
@@ -174,7 +176,7 @@ class Form(ABC):
         """A runner-up as log-probs name it."""
         return f"token_id:{token}" if self.request.return_tokens_as_token_ids else self.served.spelled(token)
 
-    def ids(self, part: Part) -> dict[str, Any]:
+    def ids(self, part: ReplyPart) -> dict[str, Any]:
         """The ids of a part's tokens, where they were asked for."""
         told = self.request.return_token_ids and "tokens" in self.served.offers
         return {"token_ids": [token.id for token in part.tokens]} if told else {}

@@ -27,11 +27,11 @@ from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
 from ramify.model.middleware import Middleware, told_by
 from ramify.model.protocol import CLIENT, Completion, Prefix, Sampling
-from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, Events, Heard, Withheld, as_event
+from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, EventParser, Heard, Withheld, as_event
 from ramify.web.answers import refusal
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Served
-from ramify.web.limits import Places, RefusedError, client_of, read_json
+from ramify.web.limits import Places, RefusedRequestError, client_of, read_json
 from ramify.web.metrics import Metrics
 from ramify.web.passing import Held, edited, prefixes, prompts_of, read_choice, write_choice
 from ramify.web.sampling import begun, unless_gone, why_cut
@@ -80,7 +80,7 @@ class Gateway:
         asked = read_json(body)
         CLIENT.set(client_of(asked, request))
         if (named := asked.get("model")) not in (self.name, self.model.model):
-            raise RefusedError(
+            raise RefusedRequestError(
                 404, f"There is no model '{str(named)[:80]}' here; ask for '{self.name}'.", "model", "model_not_found"
             )
         call = _Call(self, route, path, body, asked, start)
@@ -124,7 +124,9 @@ class _Call:
         prompts = len(prompts_of(asked)) if route == "completions" else 1
         for count, field in ((self.n, "n"), (prompts, "prompt")):
             if count > MAX_CHOICES:
-                raise RefusedError(400, f"Field '{field}': at most {MAX_CHOICES} are taken, not {count}.", field, "invalid_value")
+                raise RefusedRequestError(
+                    400, f"Field '{field}': at most {MAX_CHOICES} are taken, not {count}.", field, "invalid_value"
+                )
         self.samples = self.n * prompts
         self.given = prefixes(route, asked) if gateway.layers or gateway.record is not None else []
         self.seen: list[list[Prefix]] = []
@@ -223,7 +225,7 @@ class _Call:
 
     async def _read(self, body: bytes, heard: Heard, held: Held | None, flow: _Flow) -> None:
         """Read the upstream's stream to its end. Raises ProviderError where it is not whole then."""
-        transport, events = self.gateway.transport, Events(self.host)
+        transport, events = self.gateway.transport, EventParser(self.host)
         async with transport.opened("POST", self.path, body, TYPE) as response:
             if response.status_code >= 400:
                 transport.checked(response, await transport.read(response))

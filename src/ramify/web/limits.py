@@ -44,7 +44,7 @@ HEADERS = {
 }
 
 
-class RefusedError(RamifyError):
+class RefusedRequestError(RamifyError):
     """A request that is not answered: an HTTP status, one sentence, and where it can be told the field at fault."""
 
     def __init__(
@@ -64,15 +64,15 @@ class RefusedError(RamifyError):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def error_answer(refused: RefusedError) -> Response:
+def error_answer(refused: RefusedRequestError) -> Response:
     """The answer to a refused request, in OpenAI's shape."""
     from starlette.responses import JSONResponse
 
     return JSONResponse(refused.to_json(), refused.status, headers=refused.headers)
 
 
-def error_handlers(answer: Callable[[RefusedError], Response] = error_answer) -> dict[Any, Any]:
-    """What an application gives Starlette as ``exception_handlers``: a :class:`RefusedError`, an unknown path or method, a fault."""
+def error_handlers(answer: Callable[[RefusedRequestError], Response] = error_answer) -> dict[Any, Any]:
+    """What an application gives Starlette as ``exception_handlers``: a :class:`RefusedRequestError`, an unknown path or method, a fault."""
     from starlette.exceptions import HTTPException
 
     # Coroutines, since Starlette would run a plain function in a thread.
@@ -81,15 +81,15 @@ def error_handlers(answer: Callable[[RefusedError], Response] = error_answer) ->
 
     async def http(request: Request, error: Any) -> Response:
         said = {404: f"There is nothing at {request.url.path[:100]} here.", 405: f"{request.method} is not answered here."}
-        return answer(RefusedError(error.status_code, said.get(error.status_code, error.detail), headers=error.headers))
+        return answer(RefusedRequestError(error.status_code, said.get(error.status_code, error.detail), headers=error.headers))
 
     async def fault(request: Request, error: Exception) -> Response:
         return answer(FAULT)
 
-    return {RefusedError: refused, HTTPException: http, Exception: fault}
+    return {RefusedRequestError: refused, HTTPException: http, Exception: fault}
 
 
-FAULT = RefusedError(500, "A fault of the server itself; its terminal says more.")
+FAULT = RefusedRequestError(500, "A fault of the server itself; its terminal says more.")
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def read_json(body: bytes) -> dict[str, Any]:
     from pydantic_core import from_json
 
     if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
-        raise RefusedError(413, f"The body holds more than {MAX_BRACKETS} lists and objects.")
+        raise RefusedRequestError(413, f"The body holds more than {MAX_BRACKETS} lists and objects.")
     try:
         value = from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
-        raise RefusedError(400, f"The body is no JSON: {error}.") from error
+        raise RefusedRequestError(400, f"The body is no JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise RefusedError(400, 'The body must be a JSON object, as in {"model": ...}.')
+        raise RefusedRequestError(400, 'The body must be a JSON object, as in {"model": ...}.')
     return value
 
 
@@ -133,14 +133,14 @@ class Places:
     def take(self, client: str, n: int) -> Iterator[None]:
         """Hold ``n`` places for ``client`` while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
         if n > self.each:
-            raise RefusedError(400, f"This server takes {self.each} samples at once from a client, not {n}.", "n")
+            raise RefusedRequestError(400, f"This server takes {self.each} samples at once from a client, not {n}.", "n")
         full = f"All {self.most} places are taken" if self.taken + n > self.most else ""
         if self._held[client] + n > self.each:
             full = f"You hold {self._held[client]} of the {self.each} places that one client may"
         if full:
             later = min(60, max(1, math.ceil(self._seconds * self.taken / self.running)))
             headers = {"retry-after": str(later)}
-            raise RefusedError(429, f"{full}; come again in {later} s.", code="rate_limit_exceeded", headers=headers)
+            raise RefusedRequestError(429, f"{full}; come again in {later} s.", code="rate_limit_exceeded", headers=headers)
         self._held[client] += n
         start = time.monotonic()
         try:
@@ -175,7 +175,7 @@ class Guard:
         app: Any,
         host: str = "127.0.0.1",
         token: str | None = None,
-        answer: Callable[[RefusedError], Response] = error_answer,
+        answer: Callable[[RefusedRequestError], Response] = error_answer,
         headers: Mapping[str, str] | None = None,
         seconds: float | None = None,
         allowed: Collection[str] = (),
@@ -215,18 +215,18 @@ class Guard:
                 return
             async with asyncio.timeout(self.seconds) as clock:
                 await self.app(scope, _again(body, receive), guarded)
-        except RefusedError as refused:
+        except RefusedRequestError as refused:
             if not started:
                 await _last(self.answer(refused), scope, receive, guarded)
         except asyncio.CancelledError:  # the time to drain is over
             self.cut += 1
             if not started:
-                await self.answer(RefusedError(503, "The server is stopping."))(scope, receive, guarded)
+                await self.answer(RefusedRequestError(503, "The server is stopping."))(scope, receive, guarded)
         except Exception as error:
             late = isinstance(error, TimeoutError) and clock.expired()
             if not late:
                 say(redact(f"ramify: fault while answering {scope['method']} {scope['path']!r}:\n{traceback.format_exc()}"))
-            excuse = RefusedError(504, f"Not answered within {self.seconds:g} s.") if late else FAULT
+            excuse = RefusedRequestError(504, f"Not answered within {self.seconds:g} s.") if late else FAULT
             if not started:  # otherwise the connection is cut, so that the client does not take the answer for whole
                 await _last(self.answer(excuse), scope, receive, guarded)
         finally:
@@ -234,7 +234,7 @@ class Guard:
 
     async def full(self, scope: Any, receive: Any, send: Any) -> None:
         """What a connection beyond the bound is answered."""
-        refused = RefusedError(503, "Too many connections; come again.", headers={"retry-after": "1"})
+        refused = RefusedRequestError(503, "Too many connections; come again.", headers={"retry-after": "1"})
         self.count(scope["path"], refused.status)
         await _last(self.answer(refused), scope, receive, send)
 
@@ -244,18 +244,18 @@ class Guard:
             given.setdefault(name, []).append(value.decode("latin-1"))
         hosts, sizes = given.get(b"host", []), given.get(b"content-length", [])
         if not probed and (len(hosts) != 1 or not self._is_ours(_without_port(hosts[0]))):
-            raise RefusedError(
+            raise RefusedRequestError(
                 421, "This server answers to its own address only: use the one it printed, or serve with --allow-host NAME."
             )
         for origin in [] if probed else given.get(b"origin", []):
             if origin.partition("://")[2].lower() != hosts[0].lower():  # another port of this machine is another site
-                raise RefusedError(403, "This server does not answer the pages of other sites.")
+                raise RefusedRequestError(403, "This server does not answer the pages of other sites.")
         if sizes and b"transfer-encoding" in given:
-            raise RefusedError(400, "A request has a content-length or is chunked, not both.")
+            raise RefusedRequestError(400, "A request has a content-length or is chunked, not both.")
         if any(not size.isdecimal() or len(size) > 20 or int(size) > MAX_BODY for size in sizes):
-            raise RefusedError(413, f"A request may hold {MAX_BODY} bytes.")
+            raise RefusedRequestError(413, f"A request may hold {MAX_BODY} bytes.")
         if given.get(b"content-encoding", ["identity"]) != ["identity"]:
-            raise RefusedError(415, "Send the body as it is, not compressed.")
+            raise RefusedRequestError(415, "Send the body as it is, not compressed.")
 
     def _is_ours(self, host: str) -> bool:
         """A loopback name, the host bound to, a name allowed, or, bound to every address, an address: no name that could be pointed here."""
@@ -286,7 +286,7 @@ class Guard:
             answer = RedirectResponse("/" + scope["path"].lstrip("/"), 303)  # the token leaves the address bar
             answer.set_cookie(_COOKIE, self.token, httponly=True, samesite="strict")
             return answer
-        raise RefusedError(
+        raise RefusedRequestError(
             401,
             "This server wants its token, as `Authorization: Bearer TOKEN` or by opening the address that it printed.",
             code="invalid_api_key",
@@ -304,9 +304,9 @@ class Guard:
             held[0] += len(pieces[-1])
             self.held += len(pieces[-1])
             if held[0] > MAX_BODY:
-                raise RefusedError(413, f"A request may hold {MAX_BODY} bytes.")
+                raise RefusedRequestError(413, f"A request may hold {MAX_BODY} bytes.")
             if self.held > MAX_HELD:
-                raise RefusedError(503, "Too many large requests at once; come again.", headers={"retry-after": "1"})
+                raise RefusedRequestError(503, "Too many large requests at once; come again.", headers={"retry-after": "1"})
             if not message.get("more_body"):
                 return b"".join(pieces)
 

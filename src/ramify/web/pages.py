@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ramify.render.charts import Curve, Part, bar_svg, curves_svg
+from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
 from ramify.render.escape import escape
 from ramify.render.graphs import graph_svg
 from ramify.render.svg import signed
@@ -24,7 +24,7 @@ from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.potentials import potential_pictures
-from ramify.web.steps import START, Step, TaskTree, merged, outcome_of, picture_steps, read_tree, said
+from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, said
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -239,8 +239,8 @@ def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[st
     for key in ("before", "after"):
         tokens[f"evaluation {key}"] = evals.get(key, {}).get("tokens", 0)
         seconds[f"evaluation {key}"] = evals.get(key, {}).get("seconds", 0.0)
-    bars = [("tokens", [Part(k, v, f"{short(v)} tokens") for k, v in tokens.items()])]
-    bars.append(("seconds", [Part(k, v, f"{v:.1f} s") for k, v in seconds.items()]))
+    bars = [("tokens", [Slice(k, v, f"{short(v)} tokens") for k, v in tokens.items()])]
+    bars.append(("seconds", [Slice(k, v, f"{v:.1f} s") for k, v in seconds.items()]))
     return [(what, _picture(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
 
 
@@ -268,7 +268,9 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
     }
 
 
-def _step_view(step: Step, tree: TaskTree, findings: Sequence[Finding], told: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+def _step_view(
+    step: ShownStep, tree: TaskTree, findings: Sequence[Finding], told: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
     return {
         "id": step.id,
         "depth": step.depth,

@@ -22,7 +22,7 @@ class Token:
 
 
 @dataclass(slots=True)
-class Part:
+class ReplyPart:
     """What became sure of a reply: new text, the tokens behind it, and at the end the tool calls in OpenAI's form."""
 
     text: str = ""
@@ -62,7 +62,7 @@ class Reply:
         """OpenAI's ``finish_reason`` but for tool calls."""
         return "length" if self.completion is not None and self.completion.stop == "length" and self.stopped is None else "stop"
 
-    def push(self, piece: Piece) -> Part:
+    def push(self, piece: Piece) -> ReplyPart:
         """What ``piece`` makes sure; with the last piece everything."""
         self._said += piece.text
         self._take(piece)
@@ -107,12 +107,12 @@ class Reply:
         end = begin if begin >= 0 else len(said) - max((_begun(said, tag) for tag in tags), default=0)
         return said[:end].rstrip() if self.looks else said[:end]
 
-    def _give(self, text: str, last: bool = False) -> Part:
+    def _give(self, text: str, last: bool = False) -> ReplyPart:
         new, self.text = text[len(self.text) :], text if len(text) > len(self.text) else self.text
         ready = len(self._waiting) if last else sum(end <= len(self.text) for end, _ in self._waiting)
         tokens = [token for _, token in self._waiting[:ready]]
         del self._waiting[:ready]
-        return Part(new, tokens)
+        return ReplyPart(new, tokens)
 
 
 def _begun(text: str, tag: str) -> int:

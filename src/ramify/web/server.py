@@ -15,7 +15,7 @@ from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
 from ramify.web import pages
-from ramify.web.limits import Guard, RefusedError, check_bind, make_token
+from ramify.web.limits import Guard, RefusedRequestError, check_bind, make_token
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -73,7 +73,7 @@ def make_app(run_path: str | Path, scorer: str | None = None) -> Starlette:
     return Starlette(routes=routes, exception_handlers={404: missing})
 
 
-def _page(refused: RefusedError) -> Response:
+def _page(refused: RefusedRequestError) -> Response:
     return _message("Token needed" if refused.status == 401 else "Refused", refused.message, refused.status, refused.headers)
 
 

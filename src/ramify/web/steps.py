@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramify.base.errors import UserError, nearest
-from ramify.render.graphs import Move, State
+from ramify.render.graphs import State, StateMove
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
@@ -20,7 +20,7 @@ _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "c
 
 
 @dataclass(slots=True)
-class Step:
+class ShownStep:
     """One message of the agent, with the environment's answer to it."""
 
     node: Node
@@ -60,11 +60,11 @@ class TaskTree:
 
     info: TreeInfo
     prompt: str
-    steps: tuple[Step, ...]
+    steps: tuple[ShownStep, ...]
     states: Mapping[str, str]
 
     @property
-    def ends(self) -> list[Step]:
+    def ends(self) -> list[ShownStep]:
         """The last steps of its attempts."""
         return [step for step in self.steps if step.outcome]
 
@@ -103,9 +103,9 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
         children.setdefault(node.parent, []).append(node)
         keyed = keyed or node.state_key is not None
     prompt: list[str] = []
-    steps: list[Step] = []
+    steps: list[ShownStep] = []
     states: dict[str, str] = {}
-    stack: list[tuple[Node, Step | None, str, float | None]] = [
+    stack: list[tuple[Node, ShownStep | None, str, float | None]] = [
         (node, None, START, None) for node in reversed(children.get(None, []))
     ]
     while stack:
@@ -113,7 +113,7 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
         if node.reward is not None:
             paid = node.reward + (paid or 0.0)
         if node.role == "assistant":
-            step = Step(node, step.id if step else None, step.depth + 1 if step else 1, state)
+            step = ShownStep(node, step.id if step else None, step.depth + 1 if step else 1, state)
             step.grades = grades.get(node.id, ())
             if (noted := why.get(node.id)) is not None:
                 step.why, step.rule = noted.value, noted.maker
@@ -161,12 +161,12 @@ def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:
     ]
 
 
-def said(step: Step) -> str:
+def said(step: ShownStep) -> str:
     """What the agent wrote and called in one line, special tokens of chat templates included as text."""
     return clip(step.node.message.spoken(), 200) or "(nothing)"
 
 
-def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[Move], int]:
+def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[StateMove], int]:
     """States and moves of a tree with equal states merged, and how many states were left out (the least visited above ``most``).
 
     A step counts once, however many attempts go through it. Ends of attempts are states of their own, by outcome.
@@ -175,7 +175,7 @@ def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[Move], int
     departures: dict[str, int] = {}
     depth: dict[str, int] = {}
     values: dict[str, float] = {}
-    taken: dict[tuple[str, str], list[Step]] = {}
+    taken: dict[tuple[str, str], list[ShownStep]] = {}
     for step in tree.steps:
         target = f"end: {step.outcome}" if step.outcome else step.after
         departures[step.before] = departures.get(step.before, 0) + 1
@@ -198,7 +198,7 @@ def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[Move], int
         for key in sorted(kept, key=lambda key: (depth[key], key))
     ]
     moves = [
-        Move(source, target, len(steps), _mean_credit(steps), _variants(steps))
+        StateMove(source, target, len(steps), _mean_credit(steps), _variants(steps))
         for (source, target), steps in taken.items()
         if source in kept and target in kept
     ]
@@ -210,11 +210,11 @@ def _state_text(tree: TaskTree, key: str) -> str:
     return text or ("the start" if key == START else key)
 
 
-def _mean_credit(steps: Sequence[Step]) -> float | None:
+def _mean_credit(steps: Sequence[ShownStep]) -> float | None:
     credits = [step.credit for step in steps if step.credit is not None]
     return sum(credits) / len(credits) if credits else None
 
 
-def _variants(steps: Sequence[Step]) -> str:
+def _variants(steps: Sequence[ShownStep]) -> str:
     texts = sorted({clip(step.node.message.spoken(), 60) for step in steps})
     return " | ".join(texts[:3]) + (f" | and {len(texts) - 3} more" if len(texts) > 3 else "")

@@ -21,7 +21,7 @@ from ramify.methods.cliffs.forks import ReplyForks, sampler_logprobs
 from ramify.model.endpoint import HttpModel
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
-from ramify.rollout.problems import Problem
+from ramify.rollout.problems import TokenProblem
 from ramify.rollout.token_traces import TokenTrace, read_traces, trace_of, write_traces
 from ramify.stats.drops import Counts
 from tests.model.model_server import NAME, ModelServer, serving
@@ -209,12 +209,12 @@ def test_what_cannot_fork_is_refused() -> None:
 
 def test_stems_are_sampled_and_judged(tmp_path: Path) -> None:
     counter = forks(sampling=SAMPLING)
-    traces = asyncio.run(counter.sample([Problem("p", (1, 2), {"answer": "0"}), Problem("q", (2, 1))], per_problem=2))
+    traces = asyncio.run(counter.sample([TokenProblem("p", (1, 2), {"answer": "0"}), TokenProblem("q", (2, 1))], per_problem=2))
     assert [t.id for t in traces] == ["p#0", "p#1", "q#0", "q#1"]
     assert all(t.correct == right(Digits().decode(t.response_ids), t) for t in traces)
     assert all(t.logprobs is not None and len(t.logprobs) == t.length for t in traces)
     assert traces[0].verifier == "right"
-    assert asyncio.run(counter.sample([Problem("p", (1, 2), {"answer": "0"})], 3, {"p#0", "p#2"})) == [traces[1]]
+    assert asyncio.run(counter.sample([TokenProblem("p", (1, 2), {"answer": "0"})], 3, {"p#0", "p#2"})) == [traces[1]]
     measured = traces[0].with_potentials({0: Counts(3, 4, 1, 2)}, early_stopped_at=0)
     file = tmp_path / "traces.jsonl"
     write_traces(file, [measured, *traces[1:]])
@@ -257,7 +257,7 @@ def test_chances_of_tokens() -> None:
     engine = model()
     settings = Sampling(temperature=0.5, top_k=2, max_tokens=LENGTH)
     counter = forks(engine, sampling=settings)
-    trace = next(t for t in asyncio.run(counter.sample([Problem("p", (1, 2))])))
+    trace = next(t for t in asyncio.run(counter.sample([TokenProblem("p", (1, 2))])))
     found = asyncio.run(counter.chances(trace))
     assert found.pi is not None
     assert found.q is not None
@@ -311,7 +311,7 @@ def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
     with serving(ModelServer(tokens=load_model(builtin)[0]).app) as url:
         remote = HttpModel(url, NAME, "completions", tokenizer=builtin)
         both = [ReplyForks(m, local.tokenizer, ends_well, sampling, eos=template.stop_tokens) for m in (local, remote)]
-        (trace,) = asyncio.run(both[0].sample([Problem("p", prompt)]))
+        (trace,) = asyncio.run(both[0].sample([TokenProblem("p", prompt)]))
         near, far = (asyncio.run(forks.chances(trace)) for forks in both)
         assert near.pi is not None
         assert far.pi is not None

@@ -21,7 +21,7 @@ from ramify.methods.cliffs.forks import Chances, ReplyForks, StepForks
 from ramify.methods.cliffs.report import ablation_table
 from ramify.methods.cliffs.run import ScanConfig, Scanned, ScanResult, ablate, examine, mass_under, pairs, scan
 from ramify.model.protocol import Sampling
-from ramify.rollout.problems import Problem
+from ramify.rollout.problems import TokenProblem
 from ramify.rollout.steps import step_trace
 from ramify.rollout.token_traces import TokenTrace
 from ramify.stats.drops import Counts
@@ -239,7 +239,7 @@ def engine(seed: int = 3) -> LocalModel:
 def test_the_whole_way_on_the_engine() -> None:
     sampling = Sampling(max_tokens=6)
     forks = ReplyForks(engine(), Digits(), starts_low, sampling, truncated="graded")
-    traces = asyncio.run(forks.sample([Problem("p", (1, 2))], 12))
+    traces = asyncio.run(forks.sample([TokenProblem("p", (1, 2))], 12))
     wrong = [t for t in traces if not t.correct][:2]
     result = run(wrong, forks)
     assert [[(c.t, c.status) for c in one.cliffs] for one in result.scanned] == [[(1, "confirmed")]] * len(wrong)

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from ramify.base.errors import UserError
 from ramify.methods.crosscoder.algorithm import (
-    Cell,
+    Steering,
     best,
     cohens_d,
     confirm,
@@ -30,7 +30,7 @@ from ramify.methods.crosscoder.algorithm import (
     tool_call,
 )
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, encode_rows
-from ramify.methods.crosscoder.steer import Change
+from ramify.methods.crosscoder.steer import StateChange
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc
@@ -142,7 +142,7 @@ def along_axis_one(states: np.ndarray) -> tuple[np.ndarray, object]:
     class Rises:
         calls = 0
 
-        def __call__(self, change: Change | None) -> np.ndarray:
+        def __call__(self, change: StateChange | None) -> np.ndarray:
             self.calls += 1
             moved = states[:, 0] + (0 if change is None else change.delta)
             return np.asarray(moved[:, 1] > 5)
@@ -157,13 +157,13 @@ def test_search_finds_the_handle_and_controls_do_not() -> None:
     cells = grid([0, 1, 2], gains=(1, 4), clamps=(6, 9))
     assert [cell.name for cell in cells[:2]] == ["scale 1 of 0", "scale 4 of 0"]
     found = search(d, chosen, score, cells)  # type: ignore[arg-type]
-    assert best(cells, found) == Cell((1,), "clamp", 6)  # of the two that always work the shorter
+    assert best(cells, found) == Steering((1,), "clamp", 6)  # of the two that always work the shorter
     assert [one.lift for one in found if one.name.startswith("scale 1 ")] == [0, 0, 0]
     reached = [cell for cell in cells if cell.features != (2,) and (cell.mode, cell.amount) != ("scale", 1)]
     assert score.calls == 1 + len(reached)  # type: ignore[attr-defined] # what adds nothing is not run
-    assert corrected(found)[cells.index(Cell((1,), "clamp", 6))] < 0.01
+    assert corrected(found)[cells.index(Steering((1,), "clamp", 6))] < 0.01
     held, score = along_axis_one(states[20:])
-    rows = confirm(d, held, score, Cell((1,), "clamp", 6), {"axis 3": np.eye(6)[3]}, randoms=8)  # type: ignore[arg-type]
+    rows = confirm(d, held, score, Steering((1,), "clamp", 6), {"axis 3": np.eye(6)[3]}, randoms=8)  # type: ignore[arg-type]
     by_name = {row.name: row for row in rows}
     assert by_name["clamp 6 of 1"].lift == 1.0 - by_name["reconstruction"].score + by_name["reconstruction"].lift
     assert by_name["clamp 6 of 1"].n == 40
@@ -174,7 +174,7 @@ def test_search_finds_the_handle_and_controls_do_not() -> None:
 
 def test_an_outcome_is_paired() -> None:
     clean, after = np.array([0, 0, 0, 1, 1, 0]), np.array([1, 1, 1, 0, 1, 0])
-    change = Change(np.ones((6, 4), np.float32), np.array([True, True, False, False, False, False]))
+    change = StateChange(np.ones((6, 4), np.float32), np.array([True, True, False, False, False, False]))
     one = outcome("x", clean, after, change, np.full((6, 4), 2.0))
     assert (one.rescued, one.broken, one.n) == (3, 1, 6)
     assert one.lift == pytest.approx(2 / 6)
@@ -205,7 +205,7 @@ def test_sets_of_features() -> None:
         "3 features": [(4, 2, 7)],
         "9+0": [(9, 0)],
     }
-    assert grid([(4, 2)], gains=(0,), clamps=(5,)) == [Cell((4, 2), "scale", 0), Cell((4, 2), "clamp", 5)]
+    assert grid([(4, 2)], gains=(0,), clamps=(5,)) == [Steering((4, 2), "scale", 0), Steering((4, 2), "clamp", 5)]
     for sizes, sets, sentence in (
         ((4,), (), "no set of 4 features: 3 are tried"),
         ((), ("3-4",), "'3-4' is no set"),
@@ -219,7 +219,7 @@ def test_random_sets_have_the_norms_and_the_length_of_the_set() -> None:
     d, rng = axes(), np.random.default_rng(0)
     codes = np.abs(rng.normal(size=(5, 10))).astype(np.float32)
     codes[3] = 0
-    cell = Cell((0, 1), "scale", 4)
+    cell = Steering((0, 1), "scale", 4)
     change = cell.change(d, codes)
     first, again, other = (cell.random(d, codes, 0, completion) for completion in (0, 0, 1))
     assert np.array_equal(first.delta, again.delta)
@@ -227,7 +227,7 @@ def test_random_sets_have_the_norms_and_the_length_of_the_set() -> None:
     assert np.linalg.norm(first.delta, axis=1) == pytest.approx(np.linalg.norm(change.delta, axis=1), rel=1e-5)
     assert not first.delta[3].any()  # nothing fires there, so nothing is added there
     assert np.linalg.matrix_rank(first.delta) == 2  # two directions, mixed by each prompt's own activations
-    shared = [Cell(features, "clamp", 1e6).random(d, codes * 0, 0, 0) for features in ((0,), (0, 1), (1,))]
+    shared = [Steering(features, "clamp", 1e6).random(d, codes * 0, 0, 0) for features in ((0,), (0, 1), (1,))]
     assert (
         np.linalg.matrix_rank(np.stack([one.delta[0] for one in shared]), tol=1) == 2
     )  # a feature's direction is one in every set
@@ -260,9 +260,9 @@ def test_only_the_set_that_does_it_stands_out() -> None:
 
 def test_what_cannot_reach_is_said() -> None:
     d = axes()
-    assert no_reach(d, [Cell((0, 4), "scale", 2)], 0) == ""
+    assert no_reach(d, [Steering((0, 4), "scale", 2)], 0) == ""
     assert "features 0, 1 belong to the other model alone" in no_reach(d, grid([0, 1, 4], gains=(2,)), 1)
     states = np.ones((4, 2, 6), np.float32)
-    (found,) = search(d, states, lambda change: np.zeros(4), [Cell((2,), "scale", 64)])
+    (found,) = search(d, states, lambda change: np.zeros(4), [Steering((2,), "scale", 64)])
     assert (found.lift, found.size, found.coverage) == (0, 0, 1)
     assert encode_rows(d, states)[0, 2] == 1

@@ -17,7 +17,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.interp.collect import collect
 from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig, encode_rows
 from ramify.methods.crosscoder.steer import (
-    Change,
+    StateChange,
     along,
     clamp,
     patched,
@@ -194,7 +194,9 @@ def test_a_transformers_model_is_patched_while_it_reads_and_only_then() -> None:
     local = LocalModel(hf)
     ours = told(
         asyncio.run(
-            sample(local, [prompt[0].numpy().astype(np.int32)], 2, Change(delta, np.ones(1, bool)), Sampling(0.0, max_tokens=6))
+            sample(
+                local, [prompt[0].numpy().astype(np.int32)], 2, StateChange(delta, np.ones(1, bool)), Sampling(0.0, max_tokens=6)
+            )
         )
     )
     clean = reply()

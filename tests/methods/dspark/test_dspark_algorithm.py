@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
-from ramify.engine.schedules import Fixed, Off, schedule_of
+from ramify.engine.schedules import FixedSchedule, Off, schedule_of
 from ramify.methods.dspark.algorithm import (
     GRID,
     StepCosts,
@@ -122,14 +122,14 @@ def test_survival_rises_with_each_logit_and_falls_along_the_block(z: list[float]
 
 def test_simulation_of_a_fixed_length_has_its_closed_form() -> None:
     rounds = make(20_000, seed=9)
-    found = simulate(rounds, Fixed(3), StepCosts(), 16, 400)
+    found = simulate(rounds, FixedSchedule(3), StepCosts(), 16, 400)
     tau = expected_length(0.8, 3)
     assert found.tokens == pytest.approx(tau, rel=0.02)
     assert found.budget == 3
     assert found.throughput == pytest.approx(tau * (64 + 16) / (64 + 64), rel=0.02)
     assert simulate(rounds, Off(), StepCosts(), 4, 10).throughput == pytest.approx(1)
     with pytest.raises(UserError, match="full length"):
-        simulate(rounds.pick(np.arange(0)), Fixed(1), StepCosts(), 1, 1)
+        simulate(rounds.pick(np.arange(0)), FixedSchedule(1), StepCosts(), 1, 1)
 
 
 def test_only_a_budget_of_past_steps_crosses_a_staircase() -> None:

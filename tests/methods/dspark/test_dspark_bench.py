@@ -32,9 +32,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fixed(name: str, calls: list[tuple[str, int]], seconds: float) -> bench.Entrant:
-    def entrant(prompts: list[np.ndarray], load: int, turn: int) -> bench.Run:
+    def entrant(prompts: list[np.ndarray], load: int, turn: int) -> bench.BenchTurn:
         calls.append((name, turn))
-        return bench.Run(seconds * (1 + turn), 10, 5, 1.0)
+        return bench.BenchTurn(seconds * (1 + turn), 10, 5, 1.0)
 
     return entrant
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from ramify.base.seeds import generator
-from ramify.methods.early_decision.record import CONTINUED, RolloutConfig, Study, Written
+from ramify.methods.early_decision.record import CONTINUED, Study, StudyConfig, Written
 from ramify.methods.early_decision.report import build
-from ramify.rollout.problems import Problem
+from ramify.rollout.problems import TokenProblem
 
 
 def made(folder: Path, outcomes: np.ndarray, pools: Sequence[str] = ()) -> Study:
     """A study with labelled traces of these ``outcomes`` bool (prompts, k)."""
-    problems = [Problem(f"p{i}", (1, 2), {"pool": pool}) for i, pool in enumerate(pools or [""] * len(outcomes))]
-    study = Study.begin(folder, RolloutConfig(k=outcomes.shape[1], modes=("thinking",)), problems, {"model": "m"})
+    problems = [TokenProblem(f"p{i}", (1, 2), {"pool": pool}) for i, pool in enumerate(pools or [""] * len(outcomes))]
+    study = Study.begin(folder, StudyConfig(k=outcomes.shape[1], modes=("thinking",)), problems, {"model": "m"})
     rows = [
         {"key": f"p{i}/thinking/{j}", "prompt": f"p{i}", "mode": "thinking", "sample": j, "thinking": [1, 2, 3], "closed": "own"}
         | {"outcome": bool(outcomes[i, j]), "status": "labelled"}

@@ -25,7 +25,7 @@ from ramify.methods.early_decision.report import build, html, slices
 from ramify.methods.early_decision.run import ContinueConfig, OscillateConfig, continuations, oscillations, rollout
 from ramify.methods.early_decision.verbs import _opened
 from ramify.model.tokenizer import HfTokenizer
-from ramify.score.judge import Function, Judge, Jury
+from ramify.score.judge import FunctionJudge, Judge, Jury
 from ramify.trace.db import Run
 
 WORDS = ["<unk>", "<think>", "</think>", "gladly", "never", "perhaps", "so.", "then.", "hmm.", "well", "sorry", "sure"]
@@ -387,8 +387,8 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
     last = "DELETE FROM journal WHERE seq IN (SELECT seq FROM journal ORDER BY seq DESC LIMIT 3);"
     without(study, tmp_path / "x", STAGES + last)
     opened, sampler, thinking, jury = _opened(tmp_path / "x")
-    down = Jury([Function(broken, ("prompt", "answer"))])
-    read = Function(make_judge(), ("prompt", "chunks"))
+    down = Jury([FunctionJudge(broken, ("prompt", "answer"))])
+    read = FunctionJudge(make_judge(), ("prompt", "chunks"))
 
     async def nothing(prefix: Any, n: int, *rest: Any, **more: Any) -> list[None]:
         return [None] * n
@@ -400,7 +400,7 @@ def test_what_failed_has_no_row_and_is_tried_again(study: Path, tmp_path: Path, 
         rated, cuts = asyncio.run(oscillations(opened, sampler, thinking, jury, [judge], settings))
         return [len(opened.traces), len(closed.rows), len(rated.rows), len(cuts.rows)]
 
-    unjudged = stages(down, Function(broken, ("prompt", "chunks")))
+    unjudged = stages(down, FunctionJudge(broken, ("prompt", "chunks")))
     assert all(row["status"] != "unvoted" for row in opened.traces.values())
     assert unjudged[1:] == [0, unjudged[2], 0]
     short = sum(row["chunks"] < 2 for row in opened.rows(STANCES).rows.values())

@@ -13,7 +13,7 @@ from ramify.base.seeds import generator
 from ramify.methods.early_decision.probe import (
     STATE_A,
     TABLE,
-    Recipe,
+    ProbeRecipe,
     bar,
     corrected,
     folds_of,
@@ -25,7 +25,7 @@ from ramify.methods.early_decision.probe import (
 from ramify.stats.ranking import auroc
 
 pytest.importorskip("sklearn")
-PLAIN = Recipe("plain", c=0.03)
+PLAIN = ProbeRecipe("plain", c=0.03)
 
 
 def data(n: int = 400, width: int = 20, gap: float = 0.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -166,7 +166,12 @@ def test_many_labellings_are_fitted_at_once_as_one_by_one_and_as_by_scikit_learn
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    for n, width, recipe in [(200, 12, TABLE), (200, 12, STATE_A), (90, 150, STATE_A), (90, 150, Recipe("pca", 20, 0.3, True))]:
+    for n, width, recipe in [
+        (200, 12, TABLE),
+        (200, 12, STATE_A),
+        (90, 150, STATE_A),
+        (90, 150, ProbeRecipe("pca", 20, 0.3, True)),
+    ]:
         x, y = data(n, width, gap=1.0)
         y &= x[:, 1] > -0.5  # a rarer outcome, so that balancing weighs
         split = folds_of(y, np.arange(n))

@@ -17,7 +17,7 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.early_decision.guards import SelfCheck
-from ramify.methods.early_decision.thinking import Answer, Marks, Thinking, Thought, cut_at, split_text, tokens_up_to
+from ramify.methods.early_decision.thinking import Marks, Thinking, ThinkingAnswer, Thought, cut_at, split_text, tokens_up_to
 from ramify.model.protocol import Completion, Identity, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.failures import FailurePolicy
@@ -59,7 +59,7 @@ class Thinks:
         begun, left = self.thinking.opened(prompt, head), self.thinking.left(head)
         return self.thinking.thoughts(await self.sampler.sample(begun, n, left, place, start, policy=self.thinking), head)
 
-    async def answers(self, prompt: Sequence[int], thinking: Sequence[int], closed: Any, n: int) -> list[Answer | None]:
+    async def answers(self, prompt: Sequence[int], thinking: Sequence[int], closed: Any, n: int) -> list[ThinkingAnswer | None]:
         behind = self.thinking.closed(prompt, thinking, closed)
         return self.thinking.answers(await self.sampler.sample(behind, n, self.thinking.answering, ("q", "answer")))
 

@@ -15,7 +15,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, counted, crossing, decay, gate, mixture, rates, summary, unclean
 from ramify.methods.governance.attack import FRAMINGS, candidates, note, search
 from ramify.methods.governance.record import KIND, begin, import_rows, keep, read_rows
-from ramify.methods.governance.run import Bench, BenchConfig, Cell, Player, report, with_note
+from ramify.methods.governance.run import Bench, BenchConfig, Cell, NamedModel, report, with_note
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
@@ -23,19 +23,19 @@ from ramify.trace.formats import pick_reader
 from ramify.trace.integrity import check_run
 from ramify.trace.message import Message
 
-READER = Player("reader", reader())
+READER = NamedModel("reader", reader())
 TASKS = ("email", "spend", "proddb")
 
 
 def play(
-    agents: Sequence[Player] = (READER,), summarizers: Sequence[Player] = (), out: Path | None = None, **config: Any
+    agents: Sequence[NamedModel] = (READER,), summarizers: Sequence[NamedModel] = (), out: Path | None = None, **config: Any
 ) -> list[dict[str, Any]]:
     settings = BenchConfig(**({"reps": 1, "tasks": TASKS} | config))
     return asyncio.run(Bench(settings, agents, summarizers, out).run())
 
 
-def scripted(name: str, answer: Any) -> Player:
-    return Player(name, ScriptedModel(answer, tokens=False, name=name))
+def scripted(name: str, answer: Any) -> NamedModel:
+    return NamedModel(name, ScriptedModel(answer, tokens=False, name=name))
 
 
 def rate(rows: list[dict[str, Any]], condition: str) -> float | None:
@@ -116,7 +116,7 @@ def test_a_bench_continues_where_it_was_cut_off(tmp_path: Path) -> None:
 
     model = ScriptedModel(counting, tokens=False, name="reader")
     model.identity = READER.model.identity
-    again = play([Player("reader", model)], out=out)
+    again = play([NamedModel("reader", model)], out=out)
     assert [{**row, "node": ""} for row in again] == [{**row, "node": ""} for row in whole]
     assert 0 < len(asked) < 2 * len(whole)
     assert sorted(row["key"] for row in read_rows(out)) == sorted(row["key"] for row in whole)
@@ -189,7 +189,7 @@ def test_the_row_decides_in_a_crossing() -> None:
         return next(s.policy for s in scenarios() if s.policy in messages[-1].text)
 
     keeper = scripted("keeper", keeps)
-    rows = play([READER, Player("reader-2", reader())], [keeper, READER], conditions=("control", "compaction"))
+    rows = play([READER, NamedModel("reader-2", reader())], [keeper, READER], conditions=("control", "compaction"))
     table = crossing(rows)
     assert (table["summarizers"], table["agents"]) == (["keeper", "reader"], ["reader", "reader-2"])
     assert table["rates"] == [[0, 0], [1, 1]]
@@ -354,7 +354,7 @@ def test_tokens_in_tokens_out(tmp_path: Path) -> None:
 
     model = ScriptedModel(answer, tokens=True, name="tokens")
     rows = play(
-        [Player("tokens", model, TagTemplate(model.tokenizer))],
+        [NamedModel("tokens", model, TagTemplate(model.tokenizer))],
         [READER],
         conditions=("control", "compaction"),
         tasks=("email",),

@@ -14,7 +14,7 @@ from maze_cases import DETOUR, GOLDEN, K, W, base_walks, trace, way
 from ramify.base.errors import UserError
 from ramify.methods.maze_recovery import audit_traces
 from ramify.methods.maze_recovery.attempts import Source, Traces, from_records, load
-from ramify.methods.maze_recovery.traces import Marked, Step, against_keys, audit_texts
+from ramify.methods.maze_recovery.traces import Marked, StepLabel, against_keys, audit_texts
 from ramify.trace.keys import scrub
 
 
@@ -172,7 +172,7 @@ def test_files_of_whole_traces(tmp_path: Path):
 
 def test_texts_and_their_agreement_with_keys():
     t = Traces(from_records([trace(["a", "b", "a", "c"], "t"), trace(["a", "c"], "t")]))
-    straight, back = Marked([(0, 4)], [Step("advance")]), Marked([(0, 4)], [Step("retract", 0)])
+    straight, back = Marked([(0, 4)], [StepLabel("advance")]), Marked([(0, 4)], [StepLabel("retract", 0)])
     marks = [[straight, back, straight], [straight]]
     found = audit_texts(t, marks, "phrases")
     assert found["states_from"] == "detector phrases"
@@ -189,7 +189,7 @@ def test_samples_of_one_prompt_are_no_states_to_measure_on():
     """Each is one reply to the same text: nothing is returned to, so keys cannot tell what takes something back."""
     t = Traces(from_records([{"task_id": 1, "steps": [{"obs": "7*8?", "action": "56"}], "success": True}] * 3))
     assert len(t.graph.keys) < len(t.graph.visit_group)
-    assert against_keys(t, [[Marked([(0, 2)], [Step("retract")])]] * 3) is None
+    assert against_keys(t, [[Marked([(0, 2)], [StepLabel("retract")])]] * 3) is None
 
 
 def test_a_dead_end_stands_out_where_attempts_elsewhere_succeed() -> None:

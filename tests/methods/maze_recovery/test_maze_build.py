@@ -18,7 +18,7 @@ from ramify.methods.maze_recovery import audit_traces, build_sft
 from ramify.methods.maze_recovery.attempts import Traces, from_records, load
 from ramify.methods.maze_recovery.build import Example
 from ramify.methods.maze_recovery.conversations import whole
-from ramify.methods.maze_recovery.traces import Marked, Step
+from ramify.methods.maze_recovery.traces import Marked, StepLabel
 
 WALKS = base_walks(30)
 TRACES = Traces(from_records(WALKS))
@@ -140,7 +140,10 @@ def test_what_a_detector_saw_decides_where_there_are_no_states():
     text = "Take x. No, take y. So y."
     spans = [(0, 8), (8, 20), (20, 25)]
     asked = [{"task_id": n, "steps": [{"obs": f"{n}?", "action": text}], "success": True} for n in range(2)]
-    marks = [[Marked(spans, [Step("advance"), Step("retract", 0), Step("advance")])], [Marked([(0, 25)], [Step("advance")])]]
+    marks = [
+        [Marked(spans, [StepLabel("advance"), StepLabel("retract", 0), StepLabel("advance")])],
+        [Marked([(0, 25)], [StepLabel("advance")])],
+    ]
     t = Traces(from_records(asked))
     raw = {e.task: e for e in build_sft(t, marks=marks, mode="success_raw").examples}
     assert [e.recovery for e in (raw[0], raw[1])] == [True, False]
@@ -160,7 +163,7 @@ def test_what_a_detector_saw_decides_where_there_are_no_states():
 def test_a_mix_of_texts_uses_up_those_without_a_retraction():
     """By default; what a text takes back cannot be cut out of it, so the others are none of the clean ones."""
     asked = [{"task_id": n, "steps": [{"obs": f"{n}?", "action": "x"}], "success": True} for n in range(9)]
-    marks = [[Marked([(0, 1)], [Step("advance" if n < 2 else "retract")])] for n in range(9)]
+    marks = [[Marked([(0, 1)], [StepLabel("advance" if n < 2 else "retract")])] for n in range(9)]
     made = build_sft(asked, marks=marks)
     assert made.summary["stopped"] == "no more traces without a recovery"
     assert made.summary["examples"] in (4, 5)

@@ -25,7 +25,7 @@ Exits = dict[str, dict[str, str]]
 """Place -> way -> the place it leads to."""
 
 
-class Maze:
+class MazeEpisode:
     """One episode. The state is the place."""
 
     system = ""
@@ -168,9 +168,9 @@ class MazeEnvironment:
         places = sizes[0] ** 2 if kind == "grid" else sizes[0] * (2 * sizes[1] + 1)
         self.max_turns = max_turns or 4 * places
 
-    def make(self) -> Maze:
+    def make(self) -> MazeEpisode:
         """A fresh episode."""
-        return Maze(self.max_turns)
+        return MazeEpisode(self.max_turns)
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` different mazes of a split (train, eval, tune, demo). Raises UserError where the shape has fewer."""

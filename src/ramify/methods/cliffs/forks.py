@@ -18,11 +18,11 @@ from ramify.base.progress import SILENT, Progress, gathered
 from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScores, eos_of, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.potential import Forks, tally
-from ramify.rollout.problems import Problem
+from ramify.rollout.problems import TokenProblem
 from ramify.rollout.sampler import Place, Sampler, token_ids
 from ramify.rollout.steps import Steps, StepTrace
 from ramify.rollout.token_traces import TokenTrace
-from ramify.score.judge import Function, Item, Judge, judged, truth
+from ramify.score.judge import FunctionJudge, Item, Judge, judged, truth
 from ramify.stats.drops import Counts
 
 TAKES = ("text", "trace")
@@ -88,7 +88,7 @@ class ReplyForks:
         require(model, ("tokens", "continue"), "a fork inside a reply")
         self.sampler = Sampler(model, seed, budget=budget, retries=policy)
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
-        self.verifier = verifier if isinstance(verifier, Judge) else Function(verifier, TAKES)
+        self.verifier = verifier if isinstance(verifier, Judge) else FunctionJudge(verifier, TAKES)
         self.truncated = truncated
         self.eos = frozenset(eos_of(model) if eos is None else eos)
         self._failure = ""
@@ -196,7 +196,7 @@ class ReplyForks:
         return {token: float(np.exp(score.logprobs[-1])) for token, score in zip(tokens, scores, strict=True)}
 
     async def sample(
-        self, problems: Sequence[Problem], per_problem: int = 1, known: Container[str] = (), progress: Progress = SILENT
+        self, problems: Sequence[TokenProblem], per_problem: int = 1, known: Container[str] = (), progress: Progress = SILENT
     ) -> list[TokenTrace]:
         """Sample and judge replies, the stems to scan, but those of ``known`` ids. One that fails is left out and counted as failed."""
         if self.sampling is None:
@@ -281,7 +281,7 @@ class ReplyForks:
         self._failure = self._failure or found.failure
         return truth(self.verifier, found)
 
-    async def _stem(self, problem: Problem, index: int, sampling: Sampling) -> TokenTrace | None:
+    async def _stem(self, problem: TokenProblem, index: int, sampling: Sampling) -> TokenTrace | None:
         name = _stem_id(problem, index)
         prefix = Prefix(np.array(problem.prompt_ids, np.int32))
         try:
@@ -338,5 +338,5 @@ def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray
         return np.asarray(np.log((whole * here).sum(axis=1) / whole.sum(axis=1)))
 
 
-def _stem_id(problem: Problem, index: int) -> str:
+def _stem_id(problem: TokenProblem, index: int) -> str:
     return f"{problem.id}#{index}"

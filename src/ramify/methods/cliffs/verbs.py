@@ -47,7 +47,7 @@ from ramify.methods.cliffs.stems import is_token_file, read_stems
 from ramify.model.protocol import Sampling, eos_of
 from ramify.render.potential import potential_svg, potential_text
 from ramify.render.terminal import emit, progress, say, table
-from ramify.rollout.problems import Problem, read_problems
+from ramify.rollout.problems import TokenProblem, read_problems
 from ramify.rollout.token_traces import TokenTrace, read_traces
 from ramify.score.judge import find_judge
 from ramify.trace.connect import holds_run
@@ -177,7 +177,7 @@ def scan_(
     own = traces is not None and is_token_file(traces, form)
     stems = read_traces(traces) if traces is not None and own and not retokenise else []  # before a model is loaded
     forks, template = _forks(options)
-    questions: list[Problem] = []
+    questions: list[TokenProblem] = []
     if problems is not None:
         stops = () if template is None else template.stop_tokens
         forks.sampling = Sampling(options.temperature, options.top_p, options.top_k, options.max_tokens, tuple(stops))
@@ -275,7 +275,7 @@ def _retold(
 
 
 def _sample(
-    forks: ReplyForks, questions: Sequence[Problem], options: ScanOptions, known: Container[str], as_json: bool
+    forks: ReplyForks, questions: Sequence[TokenProblem], options: ScanOptions, known: Container[str], as_json: bool
 ) -> list[TokenTrace]:
     """Replies to problems but those of ``known`` ids."""
     with progress("scan", as_json=as_json, kept="nothing was written") as bar:

@@ -17,15 +17,15 @@ PARTS = {"reader": ("old",)}
 """Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
-    from ramify.methods.crosscoder.algorithm import Cell as Cell
     from ramify.methods.crosscoder.algorithm import Confirmed as Confirmed
-    from ramify.methods.crosscoder.algorithm import Ranked as Ranked
+    from ramify.methods.crosscoder.algorithm import RankedFeature as RankedFeature
+    from ramify.methods.crosscoder.algorithm import Steering as Steering
     from ramify.methods.crosscoder.algorithm import confirm as confirm
     from ramify.methods.crosscoder.algorithm import confirm_sets as confirm_sets
     from ramify.methods.crosscoder.algorithm import rank_features as rank_features
     from ramify.methods.crosscoder.algorithm import search as search
+    from ramify.methods.crosscoder.run import CachedScores as CachedScores
     from ramify.methods.crosscoder.run import Checkpoints as Checkpoints
-    from ramify.methods.crosscoder.run import Scores as Scores
     from ramify.methods.crosscoder.run import States as States
     from ramify.methods.crosscoder.run import capture as capture
     from ramify.methods.crosscoder.run import export as export
@@ -33,7 +33,7 @@ else:
     __all__, __getattr__ = public(
         __name__,
         {
-            "algorithm": "Ranked rank_features Cell search confirm Confirmed confirm_sets",
-            "run": "Checkpoints States capture Scores export",
+            "algorithm": "RankedFeature rank_features Steering search confirm Confirmed confirm_sets",
+            "run": "Checkpoints States capture CachedScores export",
         },
     )

@@ -14,13 +14,13 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, latent_scaling
-from ramify.methods.crosscoder.steer import Change, along, clamp, random_like, random_set, reachless, reconstruct, scale
+from ramify.methods.crosscoder.steer import StateChange, along, clamp, random_like, random_set, reachless, reconstruct, scale
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import mean_t
 from ramify.stats.ranking import auroc
 from ramify.stats.tests import sign_test
 
-Objective = Callable[[Change | None], np.ndarray]
+Objective = Callable[[StateChange | None], np.ndarray]
 """A score for each of N prompts, float or bool (N,), under a change of one model's states; None is the model as it is."""
 
 
@@ -40,7 +40,7 @@ def cohens_d(tool: np.ndarray, plain: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedFeature:
     """One feature as a detector of the corpus that is of interest."""
 
     feature: int
@@ -64,7 +64,7 @@ class Ranked:
 
 def rank_features(
     dictionary: Dictionary, tool: np.ndarray, plain: np.ndarray, partition: str = "a", threshold: float = 0.0
-) -> list[Ranked]:
+) -> list[RankedFeature]:
     """The tool-signed features (d > 0) of a partition, by falling d, from the activations [N, F] and [N', F] of both corpora.
 
     High d is a good detector, not a good handle: what steering does has to be measured. Raises UserError on an unknown partition.
@@ -75,7 +75,7 @@ def rank_features(
     norms = dictionary.relative_norm().cpu().numpy()
     labels = np.arange(len(tool) + len(plain)) < len(tool)
     return [
-        Ranked(
+        RankedFeature(
             feature=int(i),
             partition=dictionary.partition_of(int(i)),
             d=float(d[i]),
@@ -117,7 +117,7 @@ def owned(dictionary: Dictionary, states: np.ndarray, partition: str = "a", leve
     }
 
 
-def shortlist(ranked: Iterable[Ranked], on_tool: float = 0.3, on_plain: float = 0.1) -> list[Ranked]:
+def shortlist(ranked: Iterable[RankedFeature], on_tool: float = 0.3, on_plain: float = 0.1) -> list[RankedFeature]:
     """Those that fire on at least ``on_tool`` of the corpus and on at most ``on_plain`` of the other; rank with threshold 0.1 for it."""
     return [one for one in ranked if one.fires_tool >= on_tool and one.fires_plain <= on_plain]
 
@@ -149,7 +149,7 @@ def tool_call(text: str, names: Sequence[str], rule: Literal["exact", "toolrl"] 
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Steering:
     """One way to steer: features, ``scale`` by or ``clamp`` to an amount."""
 
     features: tuple[int, ...]
@@ -161,22 +161,24 @@ class Cell:
         """Such as ``scale 32 of 11``."""
         return f"{self.mode} {self.amount:g} of {','.join(map(str, self.features))}"
 
-    def change(self, dictionary: Dictionary, codes: np.ndarray, target: int = 0) -> Change:
+    def change(self, dictionary: Dictionary, codes: np.ndarray, target: int = 0) -> StateChange:
         """What it adds at prompts with these activations [N, F]."""
         return (scale if self.mode == "scale" else clamp)(dictionary, codes, self.features, self.amount, target)
 
-    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0) -> Change:
+    def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0) -> StateChange:
         """The same with a random direction of its norm in the place of each feature's, as long at each prompt as the change."""
         active = codes[:, list(self.features)]
         amounts = (self.amount - 1) * active if self.mode == "scale" else self.amount - active
         return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, completion, target)
 
 
-def grid(features: Iterable[int | Sequence[int]], gains: Iterable[float] = (), clamps: Iterable[float] = ()) -> list[Cell]:
+def grid(features: Iterable[int | Sequence[int]], gains: Iterable[float] = (), clamps: Iterable[float] = ()) -> list[Steering]:
     """Every feature, or set of features changed together, with every gain and every fixed value."""
     chosen = [(one,) if isinstance(one, int) else tuple(one) for one in features]
     scales, values = list(gains), list(clamps)
-    return [Cell(one, "scale", g) for one in chosen for g in scales] + [Cell(one, "clamp", c) for one in chosen for c in values]
+    return [Steering(one, "scale", g) for one in chosen for g in scales] + [
+        Steering(one, "clamp", c) for one in chosen for c in values
+    ]
 
 
 def feature_sets(
@@ -202,7 +204,7 @@ def feature_sets(
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SteeringOutcome:
     """What a change did to the score of N prompts, against the clean model on the same prompts."""
 
     name: str
@@ -228,11 +230,11 @@ class Outcome:
         return asdict(self)
 
 
-def outcome(name: str, clean: np.ndarray, scored: np.ndarray, change: Change, states: np.ndarray) -> Outcome:
+def outcome(name: str, clean: np.ndarray, scored: np.ndarray, change: StateChange, states: np.ndarray) -> SteeringOutcome:
     """Compare two scores (N,) of the same prompts, whose states before the change were ``states`` [N, D]."""
     a, b = np.asarray(clean, np.float64), np.asarray(scored, np.float64)
     up, down = int((b > a).sum()), int((b < a).sum())
-    return Outcome(
+    return SteeringOutcome(
         name=name,
         score=float(b.mean()),
         lift=float((b - a).mean()),
@@ -246,7 +248,9 @@ def outcome(name: str, clean: np.ndarray, scored: np.ndarray, change: Change, st
     )
 
 
-def search(dictionary: Dictionary, states: np.ndarray, score: Objective, cells: Sequence[Cell], target: int = 0) -> list[Outcome]:
+def search(
+    dictionary: Dictionary, states: np.ndarray, score: Objective, cells: Sequence[Steering], target: int = 0
+) -> list[SteeringOutcome]:
     """What every cell does on the prompts that choose (states [N, M, D], which ``score`` scores), in the order given."""
     codes, clean = encode_rows(dictionary, states), score(None)
     out = []
@@ -258,12 +262,12 @@ def search(dictionary: Dictionary, states: np.ndarray, score: Objective, cells: 
     return out
 
 
-def corrected(outcomes: Sequence[Outcome]) -> list[float]:
+def corrected(outcomes: Sequence[SteeringOutcome]) -> list[float]:
     """Holm's p-values over a whole grid."""
     return holm([one.p for one in outcomes])
 
 
-def best(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> Cell:
+def best(cells: Sequence[Steering], outcomes: Sequence[SteeringOutcome]) -> Steering:
     """The cell with the highest score; of equal ones that with the smallest change, then the first."""
     order = sorted(range(len(cells)), key=lambda i: (-outcomes[i].score, outcomes[i].size, i))
     return cells[order[0]]
@@ -273,12 +277,12 @@ def confirm(
     dictionary: Dictionary,
     states: np.ndarray,
     score: Objective,
-    cell: Cell,
+    cell: Steering,
     directions: dict[str, np.ndarray],
     target: int = 0,
     randoms: int = 10,
     seed: int = 0,
-) -> list[Outcome]:
+) -> list[SteeringOutcome]:
     """The chosen cell on prompts that did not choose it, beside its controls at the same length on every prompt.
 
     The controls: ``randoms`` random directions, and each of ``directions`` (name -> [D]), such as the difference of the corpora's means,
@@ -293,11 +297,11 @@ def confirm(
 
 
 def _controls(
-    dictionary: Dictionary, states: np.ndarray, change: Change, directions: dict[str, np.ndarray], target: int
-) -> dict[str, Change]:
+    dictionary: Dictionary, states: np.ndarray, change: StateChange, directions: dict[str, np.ndarray], target: int
+) -> dict[str, StateChange]:
     """Each of ``directions`` at the length that ``change`` has on every prompt, and the reconstruction of ``states``."""
     lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
-    found = {name: Change(along(v, lengths, len(lengths)).delta, change.fired) for name, v in directions.items()}
+    found = {name: StateChange(along(v, lengths, len(lengths)).delta, change.fired) for name, v in directions.items()}
     return found | {"reconstruction": reconstruct(dictionary, states, target)}
 
 
@@ -306,8 +310,8 @@ class Confirmed:
     """The best cell of one set (or size) on prompts that did not choose it, and what chance comes to over all sets."""
 
     name: str
-    cell: Cell
-    rows: tuple[Outcome, ...]
+    cell: Steering
+    rows: tuple[SteeringOutcome, ...]
     """The cell's outcome, those of its random sets, the simple directions', the reconstruction's."""
     p: float
     """Sign test of the cell's outcome, Holm's over the sets."""
@@ -337,7 +341,7 @@ def confirm_sets(
     dictionary: Dictionary,
     states: tuple[np.ndarray, np.ndarray],
     scores: tuple[Objective, Objective],
-    groups: Mapping[str, Sequence[Cell]],
+    groups: Mapping[str, Sequence[Steering]],
     directions: dict[str, np.ndarray],
     target: int = 0,
     randoms: int = 19,
@@ -352,10 +356,10 @@ def confirm_sets(
     codes = [encode_rows(dictionary, one) for one in states]
     clean = [score(None) for score in scores]
 
-    def scored(at: int, change: Change) -> np.ndarray:
+    def scored(at: int, change: StateChange) -> np.ndarray:
         return np.asarray(scores[at](change) if change.moved.any() else clean[at], np.float64)
 
-    def choose(cells: Sequence[Cell], completion: int | None) -> Cell:
+    def choose(cells: Sequence[Steering], completion: int | None) -> Steering:
         if len(cells) == 1:
             return cells[0]
         changes = [
@@ -367,7 +371,7 @@ def confirm_sets(
         own = states[0][:, target]
         return best(cells, [outcome("", clean[0], scored(0, change), change, own) for change in changes])
 
-    def confirmed(name: str, change: Change) -> Outcome:
+    def confirmed(name: str, change: StateChange) -> SteeringOutcome:
         return outcome(name, clean[1], scored(1, change), change, states[1][:, target])
 
     chosen = {name: choose(cells, None) for name, cells in groups.items()}
@@ -394,13 +398,13 @@ def confirm_sets(
     ]
 
 
-def sets_best(sets: Sequence[Confirmed]) -> tuple[Cell, list[Outcome]]:
+def sets_best(sets: Sequence[Confirmed]) -> tuple[Steering, list[SteeringOutcome]]:
     """The cell and the rows of the set that is reported first: one that stands out before others, then by lift, then the shortest change."""
     first = min(sets, key=lambda one: (not one.stands_out, -one.rows[0].lift, one.rows[0].size))
     return first.cell, [*first.rows]
 
 
-def no_reach(dictionary: Dictionary, cells: Iterable[Cell], target: int) -> str:
+def no_reach(dictionary: Dictionary, cells: Iterable[Steering], target: int) -> str:
     """A warning where steering ``target`` with a feature of the other model alone was asked for, else nothing."""
     lost = sorted({i for cell in cells for i in reachless(dictionary, cell.features, target)})
     if not lost:

@@ -24,10 +24,10 @@ from ramify.interp.collect import collect
 from ramify.methods.crosscoder.algorithm import tool_call
 from ramify.methods.crosscoder.dictionary import Dictionary
 from ramify.methods.crosscoder.record import SCORES
-from ramify.methods.crosscoder.steer import Change, sample, static_vector
+from ramify.methods.crosscoder.steer import StateChange, sample, static_vector
 from ramify.model.chat import RawTemplate
 from ramify.model.protocol import Sampling
-from ramify.rollout.problems import Problem, read_problems
+from ramify.rollout.problems import TokenProblem, read_problems
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import Each, Item, Judge, find_judge, judged, truth
 from ramify.trace.db import Run
@@ -116,7 +116,7 @@ class States:
         return cls(values, tool, about)
 
 
-def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[Problem]:
+def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[TokenProblem]:
     """Prompts of a file as :func:`ramify.rollout.problems.read_problems` reads them; ``template`` None leaves their text as it is.
 
     ``longest`` cuts a prompt after so many tokens, as the paper does (0: never). Raises UserError naming file and line.
@@ -153,7 +153,7 @@ def find_score(name: str) -> Judge:
     return find_judge(name, takes=("text", "trace"), kinds=kinds, seconds=10.0, what="score")
 
 
-class Scores:
+class CachedScores:
     """Scores of N prompts under changes of one model, greedy, kept in a run: a change that was scored is not run again.
 
     A reply is judged at each of ``budgets`` tokens; a call returns the scores at the largest, and :attr:`at` keeps them all.
@@ -163,7 +163,7 @@ class Scores:
         self,
         models: Checkpoints,
         target: int,
-        problems: Sequence[Problem],
+        problems: Sequence[TokenProblem],
         judge: Judge,
         budgets: Sequence[int] = (50, 100, 200),
         kept: Run | None = None,
@@ -192,11 +192,11 @@ class Scores:
             if record.get("place") == self._place:
                 self.at[record["change"]] = np.asarray(record["scores"], np.float64)
 
-    def key(self, change: Change | None) -> str:
+    def key(self, change: StateChange | None) -> str:
         """The name of a change in the run."""
         return "clean" if change is None else stable_hash(np.ascontiguousarray(change.delta).tobytes())
 
-    def __call__(self, change: Change | None) -> np.ndarray:
+    def __call__(self, change: StateChange | None) -> np.ndarray:
         """Scores (N,) at the largest budget. Raises what the engine raises, and InfrastructureError("scorer") where the judge could not run."""
         key = self.key(change)
         if key not in self.at:
@@ -207,7 +207,7 @@ class Scores:
                 self.kept.commit()
         return self.at[key][:, -1]
 
-    async def _run(self, change: Change | None) -> np.ndarray:
+    async def _run(self, change: StateChange | None) -> np.ndarray:
         model = self.models.models[self.target]
         if model.tokenizer is None:
             raise NeedsError(f"'{model.name}' has no tokenizer, so replies cannot be read")

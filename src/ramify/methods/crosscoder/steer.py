@@ -29,7 +29,7 @@ from ramify.rollout.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change:
+class StateChange:
     """What is added to one model's states at N prompts: ``delta`` float32 [N, D], and where the features ``fired`` before, bool [N]."""
 
     delta: np.ndarray
@@ -45,7 +45,7 @@ class Change:
         return np.asarray(np.linalg.norm(self.delta, axis=1) / np.maximum(np.linalg.norm(states, axis=1), 1e-12))
 
 
-def scale(dictionary: Dictionary, codes: np.ndarray, features: Sequence[int], gain: float, target: int = 0) -> Change:
+def scale(dictionary: Dictionary, codes: np.ndarray, features: Sequence[int], gain: float, target: int = 0) -> StateChange:
     """Multiply the activations of ``features`` by ``gain``: delta = sum_i (gain - 1) f_i W_dec[i, target] (3.5).
 
     ``codes`` are the prompts' activations [N, F]. A gain of 1 changes nothing, 0 takes the features out; a prompt on which none of
@@ -54,12 +54,12 @@ def scale(dictionary: Dictionary, codes: np.ndarray, features: Sequence[int], ga
     return _change(dictionary, codes, features, lambda f: (gain - 1) * f, target)
 
 
-def clamp(dictionary: Dictionary, codes: np.ndarray, features: Sequence[int], value: float, target: int = 0) -> Change:
+def clamp(dictionary: Dictionary, codes: np.ndarray, features: Sequence[int], value: float, target: int = 0) -> StateChange:
     """Set the activations of ``features`` to ``value``, also where they did not fire: delta = sum_i (value - f_i) W_dec[i, target]."""
     return _change(dictionary, codes, features, lambda f: value - f, target)
 
 
-def _change(d: Dictionary, codes: np.ndarray, features: Sequence[int], by: Any, target: int) -> Change:
+def _change(d: Dictionary, codes: np.ndarray, features: Sequence[int], by: Any, target: int) -> StateChange:
     chosen = np.asarray(features, dtype=np.int64).reshape(-1)
     wrong = chosen[(chosen < 0) | (chosen >= d.config.features)]
     if len(wrong):
@@ -68,7 +68,7 @@ def _change(d: Dictionary, codes: np.ndarray, features: Sequence[int], by: Any, 
         raise UserError(f"model {target} does not exist; the dictionary has {d.config.models}")
     f = codes[:, chosen]
     directions = d.directions(target)[torch.from_numpy(chosen)].float().cpu().numpy()
-    return Change(np.asarray(by(f) @ directions, dtype=np.float32), np.asarray((f > 0).any(axis=1)))
+    return StateChange(np.asarray(by(f) @ directions, dtype=np.float32), np.asarray((f > 0).any(axis=1)))
 
 
 def reachless(dictionary: Dictionary, features: Sequence[int], target: int) -> list[int]:
@@ -77,40 +77,40 @@ def reachless(dictionary: Dictionary, features: Sequence[int], target: int) -> l
     return [int(i) for i in features if dictionary.partition_of(int(i)) == other]
 
 
-def reconstruct(dictionary: Dictionary, states: np.ndarray, target: int = 0) -> Change:
+def reconstruct(dictionary: Dictionary, states: np.ndarray, target: int = 0) -> StateChange:
     """Replace a model's states [N, M, D] by the dictionary's reconstruction of them."""
     codes = encode_rows(dictionary, states)
     with torch.no_grad():
         back = dictionary.decode(torch.from_numpy(codes).to(dictionary.encoder)).float().cpu().numpy()
-    return Change(np.asarray(back[:, target] - states[:, target], dtype=np.float32), np.asarray((codes > 0).any(axis=1)))
+    return StateChange(np.asarray(back[:, target] - states[:, target], dtype=np.float32), np.asarray((codes > 0).any(axis=1)))
 
 
-def along(direction: np.ndarray, lengths: np.ndarray | float, n: int) -> Change:
+def along(direction: np.ndarray, lengths: np.ndarray | float, n: int) -> StateChange:
     """``direction`` [D] at the given ``lengths``, (N,) or one for all of ``n`` prompts. Raises UserError where it has no length."""
     norm = float(np.linalg.norm(direction))
     if not norm > 0:
         raise UserError("a steering direction of length 0 points nowhere")
     each = np.broadcast_to(np.asarray(lengths, dtype=np.float32), (n,))
-    return Change(np.asarray(each[:, None] * (direction / norm), dtype=np.float32), np.ones(n, dtype=bool))
+    return StateChange(np.asarray(each[:, None] * (direction / norm), dtype=np.float32), np.ones(n, dtype=bool))
 
 
-def random_like(change: Change, seed: int, *place: str | int) -> Change:
+def random_like(change: StateChange, seed: int, *place: str | int) -> StateChange:
     """The control: one random direction for all prompts, as long at each prompt as ``change`` is there."""
     n, width = change.delta.shape
     direction = generator(seed, "random direction", *place).normal(size=(width,))
     lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
-    return Change(along(direction, lengths, n).delta, change.fired)
+    return StateChange(along(direction, lengths, n).delta, change.fired)
 
 
 def random_set(
     dictionary: Dictionary,
     amounts: np.ndarray,
     features: Sequence[int],
-    like: Change,
+    like: StateChange,
     seed: int,
     completion: int,
     target: int = 0,
-) -> Change:
+) -> StateChange:
     """The control of a set: in the place of each feature's direction a random one of its norm, by the same ``amounts`` [N, n] at each prompt.
 
     The sum is as long at each prompt as ``like``, the set's own change. Sample ``draw`` gives a feature one random direction, whichever
@@ -123,7 +123,7 @@ def random_set(
     mixed = amounts @ (random / np.linalg.norm(random, axis=1, keepdims=True) * norms[:, None])
     lengths = np.linalg.norm(like.delta, axis=1, keepdims=True)
     own = np.linalg.norm(mixed, axis=1, keepdims=True)
-    return Change(np.asarray(mixed / np.where(own > 0, own, 1) * lengths, dtype=np.float32), like.fired)
+    return StateChange(np.asarray(mixed / np.where(own > 0, own, 1) * lengths, dtype=np.float32), like.fired)
 
 
 def static_vector(dictionary: Dictionary, codes: np.ndarray, feature: int, gain: float, target: int = 0) -> np.ndarray:
@@ -132,7 +132,7 @@ def static_vector(dictionary: Dictionary, codes: np.ndarray, feature: int, gain:
 
 
 async def sample(
-    model: LocalModel, rows: Sequence[np.ndarray], layer: int, change: Change | None, settings: Sampling, seed: int = 0
+    model: LocalModel, rows: Sequence[np.ndarray], layer: int, change: StateChange | None, settings: Sampling, seed: int = 0
 ) -> list[Completion]:
     """One continuation of each of N ``rows`` of token ids with ``change`` added at its last token, after block ``layer``.
 

@@ -21,10 +21,10 @@ from ramify.base.ledger import Ledger
 from ramify.base.seeds import generator
 from ramify.kit import Json, Verbs, argument, option
 from ramify.methods.crosscoder.algorithm import (
-    Cell,
     Confirmed,
     Owned,
-    Ranked,
+    RankedFeature,
+    Steering,
     best,
     cohens_d,
     confirm,
@@ -43,8 +43,8 @@ from ramify.methods.crosscoder.dictionary import OWN, PARTITIONS, Dictionary, Di
 from ramify.methods.crosscoder.record import begin_study, keep_study, read_study
 from ramify.methods.crosscoder.report import markdown, study_verdict
 from ramify.methods.crosscoder.run import (
+    CachedScores,
     Checkpoints,
-    Scores,
     States,
     find_score,
     prompts,
@@ -89,7 +89,7 @@ class CaptureOptions(Config):
     """continue although the models' tokenizers differ"""
 
 
-class TrainOptions(FitConfig):
+class DictionaryOptions(FitConfig):
     """A dictionary, and how it is trained."""
 
     BASIC = "steps batch lr features k exclusive seed"
@@ -182,9 +182,9 @@ def capture(
     emit(found, as_json, table(["number", "value"], list(found.items())))
 
 
-@app.verb(settings=TrainOptions)
+@app.verb(settings=DictionaryOptions)
 def train(
-    options: TrainOptions,
+    options: DictionaryOptions,
     states: StatesFolder,
     out: Annotated[Path, option(metavar="DICTIONARY", help="Folder to write.")],
     as_json: Json = False,
@@ -262,7 +262,7 @@ def rank(
     scaling = owned(made, np.asarray(kept.values), partition)
     rows = [one.to_json() | asdict(scaling[one.feature]) for one in ranked]
     own, tested = [i for i, one in scaling.items() if one.own], sum(one.latent_scaling is not None for one in scaling.values())
-    columns = [field.name for kind in (Ranked, Owned) for field in fields(kind)]
+    columns = [field.name for kind in (RankedFeature, Owned) for field in fields(kind)]
     if out is not None:
         text = StringIO(newline="")
         writer = csv.DictWriter(text, columns)
@@ -330,7 +330,7 @@ def _steer(
         "stops": () if template is None else template.stop_tokens,
         "ledger": Ledger(),
     }
-    scores = [Scores(models, target, part, **scoring) for part in (choosing, others)]
+    scores = [CachedScores(models, target, part, **scoring) for part in (choosing, others)]
     at = [capture_states(models, [one.prompt_ids for one in part]) for part in (choosing, others)]
     groups = _groups(made, kept, options)
     cells = [cell for some in groups.values() for cell in some]
@@ -372,7 +372,7 @@ def _steer(
     emit(study | {"spent": scoring["ledger"].to_json()["spent"]}, as_json, markdown(study))
 
 
-def _groups(made: Dictionary, kept: States, options: SteerOptions) -> dict[str, list[Cell]]:
+def _groups(made: Dictionary, kept: States, options: SteerOptions) -> dict[str, list[Steering]]:
     """The cells that are searched, by the size or the set they belong to; none where no feature is to be had."""
     tool_codes, plain_codes = _codes(made, kept)
     ranked = [] if options.features else rank_features(made, tool_codes, plain_codes, options.partition)
@@ -398,13 +398,13 @@ def _windows(
     problems: Any,
     scoring: dict[str, Any],
     at: np.ndarray,
-    cell: Cell,
+    cell: Steering,
     target: int,
 ) -> dict[str, Any]:
     """Scores at every budget: both models clean and reconstructed (spillover), and the chosen cell."""
     found: dict[str, Any] = {"budgets": sorted(set(scoring["budgets"]))}
     for model, name in enumerate(("tuned", "base")):
-        scores = Scores(models, model, problems, **scoring)
+        scores = CachedScores(models, model, problems, **scoring)
         changes = {"clean": None, "reconstructed": reconstruct(made, at, model)}
         if model == target:
             changes["steered"] = cell.change(made, encode_rows(made, at), target)
@@ -452,7 +452,7 @@ def export(
     except ValueError:
         raise UserError(f"--features {features} is no list of numbers with commas") from None
     made, kept = Dictionary.load(dictionary)[0], States.load(states)
-    if warning := no_reach(made, [Cell(tuple(chosen), "scale", gain)], "ab".index(target)):
+    if warning := no_reach(made, [Steering(tuple(chosen), "scale", gain)], "ab".index(target)):
         say(f"warning: {warning}")
     export_files(made, _codes(made, kept)[0], chosen, gain, "ab".index(target), out)
     emit({"out": str(out), "features": chosen}, as_json, f"wrote {out}")

@@ -41,7 +41,7 @@ CACHE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchTurn:
     """One turn of one entrant."""
 
     seconds: float
@@ -76,7 +76,7 @@ class Pairing:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SpeedComparison:
     """What :func:`compare` found."""
 
     domains: list[Pairing]
@@ -99,7 +99,7 @@ class Comparison:
         return found
 
 
-Entrant = Callable[[Sequence[np.ndarray], int, int], Run]
+Entrant = Callable[[Sequence[np.ndarray], int, int], BenchTurn]
 """Samples a reply to each prompt with so many in flight; the last number is the turn."""
 
 
@@ -110,7 +110,7 @@ class Engine:
         self.settings = settings
         self.model = LocalModel(module, eos=(), max_sequences=most, cache_bytes=CACHE, **options)
 
-    def __call__(self, prompts: Sequence[np.ndarray], load: int, turn: int) -> Run:
+    def __call__(self, prompts: Sequence[np.ndarray], load: int, turn: int) -> BenchTurn:
         """As many tokens as replies to all ``prompts`` have, while there are always ``load`` requests: who is done asks again, and the
         replies under way when enough was sampled are dropped. Replies of different lengths would else leave the last ones alone.
         """
@@ -137,7 +137,7 @@ class Engine:
             return found
 
         seconds, tokens = asyncio.run(all_of_them())
-        return Run(seconds, tokens, (self._passes() - passes) or tokens, float(np.median(speeds)))
+        return BenchTurn(seconds, tokens, (self._passes() - passes) or tokens, float(np.median(speeds)))
 
     def _passes(self) -> int:
         """Row passes of a speculating engine so far; 0 of a plain one, which makes one a token."""
@@ -148,10 +148,10 @@ class Engine:
 def of_peer(run: Peer, new: int) -> Entrant:
     """A transformers peer as an entrant; one request at a time."""
 
-    def entrant(prompts: Sequence[np.ndarray], load: int, turn: int) -> Run:
+    def entrant(prompts: Sequence[np.ndarray], load: int, turn: int) -> BenchTurn:
         torch.manual_seed(turn)
         seconds, passes = run(prompts, new)
-        return Run(seconds, new * len(prompts), passes, new * len(prompts) / seconds)
+        return BenchTurn(seconds, new * len(prompts), passes, new * len(prompts) / seconds)
 
     return entrant
 
@@ -164,10 +164,10 @@ def turns(
     rounds: int,
     settle: int = 1,
     progress: Progress = SILENT,
-) -> dict[str, list[Run]]:
+) -> dict[str, list[BenchTurn]]:
     """``rounds`` turns of each entrant, ``count`` prompts a turn, after ``settle`` turns that are not counted. The order turns, too."""
     names = list(entrants)
-    runs: dict[str, list[Run]] = {name: [] for name in names}
+    runs: dict[str, list[BenchTurn]] = {name: [] for name in names}
     progress.begin(settle + rounds, 0, f"{load} at once", "turns")
     for turn in range(-settle, rounds):
         progress.at(turn + settle)
@@ -182,7 +182,7 @@ def turns(
     return runs
 
 
-def pairings(place: str, runs: Mapping[str, Sequence[Run]], base: str = PLAIN) -> list[Pairing]:
+def pairings(place: str, runs: Mapping[str, Sequence[BenchTurn]], base: str = PLAIN) -> list[Pairing]:
     """Each entrant's turns beside those of ``base``."""
     found = []
     for name, own in runs.items():
@@ -221,7 +221,7 @@ def compare(
     rounds: int = 15,
     distribution: str = "rejection",
     progress: Progress = SILENT,
-) -> Comparison:
+) -> SpeedComparison:
     """Sample the same replies with every entrant, in turns.
 
     ``drafters`` by name, the first of which also runs under load; ``prompts`` by domain, int32 (T,) each; ``settings`` how to sample
@@ -239,7 +239,7 @@ def compare(
         costs = measure(LocalModel(module, eos=(), max_sequences=max(loads)), first, mixed, loads, progress=progress)
     alone = one_by_one(target, module, drafters, prompts, settings, peers or {}, rounds, distribution, progress)
     together = under_load(module, first, mixed, settings, costs, loads, schedules, rounds, distribution, progress)
-    return Comparison(alone, together, {"cpu": machine_name(), "threads": torch.get_num_threads()})
+    return SpeedComparison(alone, together, {"cpu": machine_name(), "threads": torch.get_num_threads()})
 
 
 def one_by_one(
@@ -304,7 +304,7 @@ def open_module(target: Path) -> nn.Module:
     return LocalModel.load(target).module
 
 
-def report_text(found: Comparison) -> str:
+def report_text(found: SpeedComparison) -> str:
     """Both tables and what they say, for a terminal."""
     alone = [(p.name, p.place, f"{p.tau:.2f}", f"{p.speed:,.0f}", show(p)) for p in found.domains]
     one = table(["one request at a time", "on", "tau", "tokens/s", "x plain"], alone)

@@ -32,7 +32,7 @@ FEATURES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetWeights:
     """What a drafter takes over from its target."""
 
     shape: dict[str, Any]
@@ -43,7 +43,7 @@ class Target:
     """[V, D]."""
 
 
-def target_of(module: nn.Module) -> Target:
+def target_of(module: nn.Module) -> TargetWeights:
     """What a drafter takes over from a TinyLM or a transformers causal language model.
 
     Raises NeedsError where the embedding or the logits are more than one matrix (scaled, capped), which drafters here do not repeat.
@@ -51,7 +51,7 @@ def target_of(module: nn.Module) -> Target:
     if isinstance(module, TinyLM):
         c = module.config
         names = ("vocab", "width", "heads", "kv_heads", "head_size", "ffn", "context", "rope_theta", "norm_eps")
-        return Target(
+        return TargetWeights(
             {name: getattr(c, name) for name in names} | {"target_depth": c.layers}, module.model.embed_tokens.weight, module.head
         )
     config: Any = module.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -78,7 +78,7 @@ def target_of(module: nn.Module) -> Target:
         "norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-6),
         "target_depth": int(config.num_hidden_layers),
     }
-    return Target(shape, embedding.weight, head.weight)
+    return TargetWeights(shape, embedding.weight, head.weight)
 
 
 def auto_layers(depth: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafts, Pick
 from ramify.engine.forward import UNIT
 from ramify.engine.stack import Stack, twice
-from ramify.engine.tiny import Block, RMSNorm, rotate
+from ramify.engine.tiny import ResidualBlock, RMSNorm, rotate
 from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_batch, unit
 
 
@@ -101,7 +101,7 @@ class DSpark(Qwen3Drafter):
         shape = c.block_shape()
         self.fc = nn.Linear(len(c.target_layers) * c.width, c.width, bias=False)
         self.hidden_norm = RMSNorm(c.width, c.norm_eps)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(c.layers))
+        self.blocks = nn.ModuleList(ResidualBlock(shape) for _ in range(c.layers))
         self.norm = RMSNorm(c.width, c.norm_eps)
         self.markov_head = MarkovHead(c) if c.rank else None
         self.reads_token = c.confidence_markov and c.rank > 0
@@ -258,7 +258,7 @@ def _normed(norm: RMSNorm, x: Tensor) -> Tensor:
     return out
 
 
-def _block(block: Block, x: Tensor, context: Tensor, near: Tensor, far: Tensor, mask: Tensor) -> Tensor:
+def _block(block: ResidualBlock, x: Tensor, context: Tensor, near: Tensor, far: Tensor, mask: Tensor) -> Tensor:
     """One draft layer on all blocks of a batch: ``x`` [B, A*K, D], ``context`` [B, T, D], which the layer's input norm leaves alone."""
     attention, c = block.self_attn, block.self_attn.c
     B, Q, _ = x.shape

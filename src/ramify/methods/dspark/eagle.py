@@ -21,12 +21,12 @@ from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafts, Pick
 from ramify.engine.forward import UNIT, padded
 from ramify.engine.stack import Stack, twice
-from ramify.engine.tiny import Block, RMSNorm, TinyConfig, rotate
+from ramify.engine.tiny import ResidualBlock, RMSNorm, TinyConfig, rotate
 from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_batch, unit
 from ramify.methods.dspark.dspark_drafter import small
 
 
-class EagleBlock(Block):
+class EagleBlock(ResidualBlock):
     """A decoder block whose attention reads [norm(embedding); norm(hidden state)], 2D wide."""
 
     def __init__(self, c: TinyConfig) -> None:

@@ -23,7 +23,7 @@ from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
 from ramify.engine.sampling import Picked, adjusted, distributions
-from ramify.engine.schedules import Costs, Fixed, Schedule, ranked, rates, schedule_of, survival
+from ramify.engine.schedules import Costs, FixedSchedule, Schedule, ranked, rates, schedule_of, survival
 from ramify.engine.sequence import Sequence
 from ramify.engine.speculate import Round, Speculator
 from ramify.engine.tiny import TinyConfig, TinyLM
@@ -320,7 +320,7 @@ def control(samples: int, seed: int) -> list[Check]:
     prompt, settings = np.zeros(2, np.int32), Sampling(max_tokens=LENGTH + 2)
     outcomes, distribution = output_distribution(plain, prompt, settings, LENGTH)
     checks = []
-    for name, schedule, op in (("biased control is caught", Anticipating(), "<"), ("both drafts always", Fixed(2), ">")):
+    for name, schedule, op in (("biased control is caught", Anticipating(), "<"), ("both drafts always", FixedSchedule(2), ">")):
         made = plain.speculating(_Watched(drafter, schedule, plain.forward.layers, "rejection"))
         p_value = chi_square(_count(made, prompt, settings, samples, outcomes, seed, name), distribution)[1]
         checks.append(_check(f"example of section 8, {name}: p of {LENGTH}-token outputs", p_value, samples, seed, op, LEAST_P))

@@ -17,7 +17,7 @@ from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile, machine_name
-from ramify.engine.schedules import Greedy, Stale
+from ramify.engine.schedules import GreedySchedule, Stale
 from ramify.engine.sequence import Sequence
 from ramify.engine.speculate import Round, Speculator
 from ramify.engine.tiny import weights_hash
@@ -36,7 +36,7 @@ def break_even(profile: Profile, loads: GenericSequence[int] | None = None) -> l
 
     A gain of at most 1 says that drafting does not pay there.
     """
-    schedule = Greedy(profile, profile.block, np.full(profile.block, 0.7) if profile.prior is None else profile.prior)
+    schedule = GreedySchedule(profile, profile.block, np.full(profile.block, 0.7) if profile.prior is None else profile.prior)
     rows = []
     for requests in loads or profile.requests:
         gain, depth, verified = schedule.outlook(requests)

@@ -12,7 +12,7 @@ from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
-from ramify.engine.schedules import Fixed
+from ramify.engine.schedules import FixedSchedule
 from ramify.engine.speculate import Speculator
 from ramify.methods.dspark.rounds import Rounds
 from ramify.model.protocol import Prefix, Sampling
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ramify.engine.speculate import Round
 
 
-class Recorder(Speculator):
+class RoundRecorder(Speculator):
     """Notes every round whose draft had the whole block: (key of the sample, accepted, proposed, ended, confidences)."""
 
     def __init__(self, drafter: Drafter, first: int) -> None:
-        super().__init__(drafter, Fixed(drafter.config.block), first, "rejection")
+        super().__init__(drafter, FixedSchedule(drafter.config.block), first, "rejection")
         self.notes: list[tuple[int, int, int, bool, np.ndarray]] = []
 
     def settle(self, sequences: GenericSequence[Sequence], round_: Round, kept: GenericSequence[int]) -> None:
@@ -56,7 +56,7 @@ def record(
 
     Raises UserError where no round had room for a whole block.
     """
-    recorder = Recorder(drafter, model.forward.layers)
+    recorder = RoundRecorder(drafter, model.forward.layers)
     speculating = model.speculating(recorder)
     keys = [derive_key(seed, "dspark", "record", i) for i in range(len(prompts))]
 

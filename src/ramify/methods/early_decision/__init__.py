@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.early_decision.algorithm import thinking_effect as thinking_effect
     from ramify.methods.early_decision.algorithm import transitions as transitions
     from ramify.methods.early_decision.algorithm import unbiased_variance as unbiased_variance
-    from ramify.methods.early_decision.record import RolloutConfig as RolloutConfig
     from ramify.methods.early_decision.record import Study as Study
+    from ramify.methods.early_decision.record import StudyConfig as StudyConfig
     from ramify.methods.early_decision.report import ReportConfig as ReportConfig
     from ramify.methods.early_decision.report import build as build
     from ramify.methods.early_decision.report import continuation_svg as continuation_svg
@@ -50,7 +50,7 @@ else:
         {
             "algorithm": "continuation_variance unbiased_variance continuation_point thinking_effect chunk_spans segments "
             "transitions settle judge_cuts defence",
-            "record": "RolloutConfig Study",
+            "record": "StudyConfig Study",
             "run": "ContinueConfig OscillateConfig rollout adopt continuations oscillations",
             "states": "ProbeConfig ValleyConfig capture probe_stage valley_stage",
             "report": "ReportConfig build html separability_svg continuation_svg",

@@ -258,7 +258,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class TestedCut:
     """A cut with its test. ``performative`` is only "not significant": see ``equality`` for what was shown."""
 
     cut: Cut
@@ -282,7 +282,7 @@ class Judged:
 
 def judge_cuts(
     cuts: Sequence[Cut], *, alpha: float = 0.05, family: Family = "model", locked: Locked = "pre", margin: float = 0.1
-) -> list[Judged]:
+) -> list[TestedCut]:
     """Fisher's exact test of each cut pair, corrected (Holm) over its ``family``: all cuts, those of a pool, or of a trace.
 
     ``locked`` is whether *pre*, or *pre* and *post*, are saturated. Cuts without answers are left out.
@@ -301,7 +301,7 @@ def judge_cuts(
         return k / n <= SATURATED or k / n >= 1 - SATURATED
 
     return [
-        Judged(
+        TestedCut(
             cut=c,
             p=p,
             p_corrected=q,
@@ -321,7 +321,7 @@ def detectable(base: int, n: int, cuts: int, alpha: float = 0.05) -> int | None:
     return next((k for k in range(base + 1, n + 1) if fisher(base, n, k, n) <= alpha / max(1, cuts)), None)
 
 
-def oscillation_summary(judged: Sequence[Judged], traces: int, loops: int = 0, whole: int = 0) -> dict[str, Any]:
+def oscillation_summary(judged: Sequence[TestedCut], traces: int, loops: int = 0, whole: int = 0) -> dict[str, Any]:
     """What ``judge_cuts`` found, over ``traces`` traces that are no loops and no ``whole`` (one chunk, in which no stance can turn): rates a
     trace, the 2 x 2, what was shown and what was not."""
 

@@ -17,7 +17,7 @@ from ramify.model.protocol import Completion, Prefix, Sampling, Tokenizer
 from ramify.rollout.sampler import Ask, Key
 
 
-class Guard:
+class ChunkGuard:
     """Has a model write in chunks. Subclasses say in :meth:`_after` what becomes of a chunk. Limits count every token, put in or sampled.
 
     A continuation carries no log-probs: part of it is not the model's own. See :class:`ramify.rollout.sampler.Policy`.
@@ -61,7 +61,7 @@ class Guard:
         return [*sampled, *tokens.tolist()], completion.stop != "length"
 
 
-class Reminder(Guard):
+class Reminder(ChunkGuard):
     """SafeRemind: at a token whose entropy is below the mean of the ten before it by 1.5 deviations, ``reminder`` is put in.
 
     Inside the thinking only, at most three times, at least ten tokens apart. The entropy is of the whole vocabulary (the paper's of the
@@ -100,7 +100,7 @@ class Reminder(Guard):
         return await super()._after(ask, state, given, sampled, completion, key)
 
 
-class SelfCheck(Guard):
+class SelfCheck(ChunkGuard):
     """PSR: every 32 tokens the model is asked, in at most 8, whether the text is harmful; on yes it goes back to the last safe point.
 
     After four times back it is left alone.

@@ -18,8 +18,8 @@ from ramify.methods.early_decision.record import (
     OLD,
     OSCILLATE,
     STANCES,
-    RolloutConfig,
     Study,
+    StudyConfig,
     Written,
     asked_of,
     counted,
@@ -55,7 +55,7 @@ def import_study(path: Path, folder: Path) -> int:
         asked = [asked_of(one["id"], one["prompt_ids"], one["data"]) for one in prompts]
         hashed = json_hash(asked)
     with at_place(str(path)):
-        config, source = check(RolloutConfig, begun["config"]), dict(begun["source"])
+        config, source = check(StudyConfig, begun["config"]), dict(begun["source"])
     about = config.to_json() | {"imported": {"form": "early-decision", "file": path.name}}
     with new_run(folder, about, KIND, {**source, "prompts": hashed}) as run:
         study = Study(run)

@@ -32,7 +32,7 @@ Folds = list[tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class ProbeRecipe:
     """Standardise, reduce to ``pca`` dimensions (0: no reduction), logistic regression with inverse penalty ``c``; by the training folds."""
 
     name: str
@@ -42,11 +42,11 @@ class Recipe:
     iterations: int = 3000
 
 
-TABLE = Recipe("table", pca=100, c=0.03, balanced=True)
+TABLE = ProbeRecipe("table", pca=100, c=0.03, balanced=True)
 """The paper's tables: PCA to 100, C = 0.03, balanced classes."""
-STATE_A = Recipe("state-a")
+STATE_A = ProbeRecipe("state-a")
 """The paper's prompt-only probe: C = 1, which is the penalty |w|^2 / 2n on the mean loss."""
-_WORDS = Recipe("words", balanced=True)
+_WORDS = ProbeRecipe("words", balanced=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def probe(
     y: Sequence[bool] | np.ndarray,
     groups: Sequence[Any],
     *,
-    recipe: Recipe = TABLE,
+    recipe: ProbeRecipe = TABLE,
     pools: Sequence[str] | None = None,
     sources: Sequence[Any] | None = None,
     texts: Mapping[str, Sequence[str]] | None = None,
@@ -224,7 +224,7 @@ def folds_of(y: np.ndarray, groups: Sequence[Any], folds: int = 5, seed: int = 4
     return list(selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed).split(np.zeros(len(y)), y, codes))
 
 
-def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: Recipe | None = TABLE) -> np.ndarray:
+def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: ProbeRecipe | None = TABLE) -> np.ndarray:
     """Logits (N,) of ``y`` bool (N,) from fits that saw neither the sample nor its fold, its scaling and reduction included.
 
     ``y`` (R, N) gives (R, N): scaling and reduction do not see labels, and all R regressions of a fold are solved together. ``recipe`` None
@@ -256,7 +256,7 @@ def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: Recipe | Non
     return scores.reshape(np.shape(y))
 
 
-def _logits(seen: np.ndarray, unseen: np.ndarray, y: np.ndarray, recipe: Recipe) -> np.ndarray:
+def _logits(seen: np.ndarray, unseen: np.ndarray, y: np.ndarray, recipe: ProbeRecipe) -> np.ndarray:
     """Logits (R, M) at ``unseen`` (M, D) of logistic regressions on ``seen`` (N, D), one for each labelling of ``y`` bool (R, N).
 
     All are minimised at once: one bound of all their curvatures (Boehning and Lindsay 1988) is factorised, and steps preconditioned by it

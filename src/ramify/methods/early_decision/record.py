@@ -21,7 +21,7 @@ from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.seeds import derive_key
-from ramify.rollout.problems import Problem
+from ramify.rollout.problems import TokenProblem
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Record, Run
 from ramify.trace.foreign import root
@@ -37,7 +37,7 @@ CONTINUE, OSCILLATE = "early-decision continue", "early-decision oscillate"
 """Who makes the marks and findings of these stages."""
 
 
-class RolloutConfig(Config):
+class StudyConfig(Config):
     """How traces are sampled and what counts as yes."""
 
     BASIC = "model label k modes guard think_tokens answer_tokens temperature seed"
@@ -118,14 +118,14 @@ class Study:
         if run.kind != KIND:
             raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
         self.run, self.folder = run, run.folder
-        known = {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
-        self.config = check(RolloutConfig, known, f"the stored settings of {run.folder}")
+        known = {name: value for name, value in run.config.items() if name in StudyConfig.model_fields}
+        self.config = check(StudyConfig, known, f"the stored settings of {run.folder}")
         self.source: dict[str, Any] = {name: value for name, value in run.parts.items() if name != "prompts"}
         """The model and voters the traces are of."""
 
     @classmethod
     def begin(
-        cls, folder: Path, config: RolloutConfig, problems: Sequence[Problem], source: Mapping[str, Any] | None = None
+        cls, folder: Path, config: StudyConfig, problems: Sequence[TokenProblem], source: Mapping[str, Any] | None = None
     ) -> Study:
         """The study in ``folder``, open for writing: a new one, or the one that the same settings, prompts and ``source`` began.
 

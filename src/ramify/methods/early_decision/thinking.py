@@ -67,7 +67,7 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ThinkingAnswer:
     """What was said behind the close: token ids (the one that ended it left out), their text, why it ended."""
 
     tokens: tuple[int, ...]
@@ -81,7 +81,7 @@ class Thought:
 
     thinking: tuple[int, ...]
     closed: Closed
-    answer: Answer | None
+    answer: ThinkingAnswer | None
 
 
 class Thinking:
@@ -169,7 +169,7 @@ class Thinking:
         """Continuations that were sampled by this policy, of thinking that begins with ``head``; None for one that failed."""
         return [None if completion is None else self._thought(completion, tuple(map(int, head))) for completion in completions]
 
-    def answers(self, completions: Sequence[Completion | None]) -> list[Answer | None]:
+    def answers(self, completions: Sequence[Completion | None]) -> list[ThinkingAnswer | None]:
         """Continuations of a closed prefix; None for one that failed."""
         return [None if completion is None else self._said(token_ids(completion), completion.stop) for completion in completions]
 
@@ -196,9 +196,9 @@ class Thinking:
         part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)
         return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
 
-    def _said(self, tokens: list[int], stop: str) -> Answer:
+    def _said(self, tokens: list[int], stop: str) -> ThinkingAnswer:
         spoken = tokens[:-1] if tokens and tokens[-1] in self.eos else tokens
-        return Answer(tuple(spoken), self.text(spoken), stop)
+        return ThinkingAnswer(tuple(spoken), self.text(spoken), stop)
 
 
 def cut_at(length: int, share: float) -> int:

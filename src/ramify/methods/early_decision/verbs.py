@@ -13,9 +13,9 @@ from ramify.base.files import write_whole
 from ramify.engine.named import find_model, find_sampled
 from ramify.kit import DryRun, Json, Trust, Verbs, argument, option
 from ramify.methods import early_decision
-from ramify.methods.early_decision.guards import Guard, Reminder, SelfCheck
+from ramify.methods.early_decision.guards import ChunkGuard, Reminder, SelfCheck
 from ramify.methods.early_decision.judges import find_jury, find_stance_judge
-from ramify.methods.early_decision.record import RolloutConfig, Study
+from ramify.methods.early_decision.record import Study, StudyConfig
 from ramify.methods.early_decision.report import (
     ReportConfig,
     build,
@@ -49,14 +49,14 @@ app = Verbs("early-decision", help="When in a thinking trace was the outcome dec
 RunPath = Annotated[Path, argument(metavar="RUN", help="A folder that `ramify early-decision run` made.")]
 
 
-def _sampler(config: RolloutConfig) -> tuple[Sampler, Thinking, Any]:
+def _sampler(config: StudyConfig) -> tuple[Sampler, Thinking, Any]:
     """What samples, how it thinks, and the model's chat template. Raises NeedsError on a chat endpoint before anything is asked of it."""
     model, tokenizer, template = find_sampled(config.model)
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
     stops = () if template is None else tuple(template.stop_tokens)
     answering = Sampling(config.temperature, config.top_p, config.top_k, config.answer_tokens, stops)
     marks = Marks.of(tokenizer, config.open, config.close, config.primer)
-    guard: Guard | None = None
+    guard: ChunkGuard | None = None
     if config.guard != "none":
         guard = Reminder(tokenizer, marks, config.reminder) if config.guard == "reminder" else SelfCheck(tokenizer)
     thinking = Thinking(model, tokenizer, marks, sampling, answering, force=config.force)
@@ -75,15 +75,15 @@ def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study,
     return Study.open(path, write=True), sampler, thinking, jury
 
 
-def _jury(config: RolloutConfig, ties: bool = False) -> Jury:
+def _jury(config: StudyConfig, ties: bool = False) -> Jury:
     if not config.label:
         raise UserError("--label names who judges the answer: regex:PATTERN, FILE.py:FUNCTION or judge:MODEL")
     return find_jury(config.label, find_model, ties or config.ties == "yes")
 
 
-@app.verb("run", settings=RolloutConfig)
+@app.verb("run", settings=StudyConfig)
 def run_(
-    options: RolloutConfig,
+    options: StudyConfig,
     prompts: Annotated[Path, option(metavar="FILE", help="JSON lines: id, prompt or prompt_ids, pool, source, slice.")],
     out: Annotated[Path, option(metavar="RUN", help="Folder to make, or to continue with.")],
     traces: Annotated[
@@ -134,7 +134,7 @@ def run_(
         raise RamifyError(f"no trace could be sampled: {sampler.first_failure or 'all voters failed'}")
 
 
-def _given(path: Path, known: set[str], options: RolloutConfig) -> list[dict[str, Any]]:
+def _given(path: Path, known: set[str], options: StudyConfig) -> list[dict[str, Any]]:
     """Traces sampled elsewhere; a reply as the model wrote it, marks and all, is taken apart. Raises UserError naming file, line and field."""
     rows = []
     for number, record in read_lines(path):

@@ -18,7 +18,7 @@ from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_s
 from ramify.methods.forensics.case import are_doses, intervention, is_number
 from ramify.methods.forensics.experiment import TestResult, absence, counterfactuals, dose_response, stacked
 from ramify.methods.forensics.filtered import Filtered
-from ramify.methods.forensics.study import Played, Study, counted
+from ramify.methods.forensics.study import CaseRuns, Played, counted
 from ramify.model.protocol import require
 from ramify.rollout.attempts import first_index
 from ramify.rollout.fork import fork
@@ -34,7 +34,7 @@ from ramify.trace.path import text_between
 from ramify.trace.segment import sentence_offsets
 
 
-class Case(Study):
+class Case(CaseRuns):
     """An open case: each test plays what it lacks, and what it found is kept in the case's run."""
 
     def baseline(self, n: int | None = None) -> dict[str, Any]:

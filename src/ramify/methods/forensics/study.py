@@ -32,7 +32,7 @@ from ramify.rollout.compact import reply
 from ramify.rollout.parts import find_environment, find_model, make_agent
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
-from ramify.score.judge import Function, Judge
+from ramify.score.judge import FunctionJudge, Judge
 from ramify.stats.drops import Counts
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
@@ -63,7 +63,7 @@ def counted(runs: Iterable[Played]) -> Counts:
     return Counts.of(run.behavior for run in runs)
 
 
-class Study:
+class CaseRuns:
     """Methods play what is not there yet, then say what was found; call :meth:`close`, or use it as a context.
 
     ``config`` is that of CASEDIR/case.toml unless given. ``model``, ``environment`` and ``behavior`` replace those it names. Raises UserError
@@ -87,7 +87,7 @@ class Study:
         self.agent = self.agent_of(c.model if model is None else model)
         self.judge = None if c.judge is None else find_model(c.judge)
         own = behavior or find_behaviour(c.behavior, self.judge)
-        self.behavior = own if isinstance(own, Judge) else Function(own, ("messages",))
+        self.behavior = own if isinstance(own, Judge) else FunctionJudge(own, ("messages",))
         self.aware = by_pattern(c.awareness)
         self.task_set: TaskSet = read_task_set(Path(c.tasks)) if c.tasks else self.environment.task_set("eval", c.count, c.seed)
         self.run = self._open()

@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.governance.algorithm import summary as summary
     from ramify.methods.governance.run import Bench as Bench
     from ramify.methods.governance.run import BenchConfig as BenchConfig
-    from ramify.methods.governance.run import Player as Player
+    from ramify.methods.governance.run import NamedModel as NamedModel
     from ramify.rollout.carriage import survives as survives
     from ramify.rollout.pins import Pin as Pin
+    from ramify.rollout.pins import PinKeeper as PinKeeper
     from ramify.rollout.pins import Pins as Pins
-    from ramify.rollout.pins import View as View
     from ramify.rollout.pins import pin as pin
     from ramify.rollout.views import Compaction as Compaction
     from ramify.rollout.views import compact_chat as compact_chat
@@ -31,9 +31,9 @@ else:
     __all__, __getattr__ = public(
         __name__,
         {
-            "run": "Bench BenchConfig Player",
+            "run": "Bench BenchConfig NamedModel",
             "algorithm": "summary",
-            "ramify.rollout.pins": "Pin Pins View pin",
+            "ramify.rollout.pins": "Pin PinKeeper Pins pin",
             "ramify.rollout.views": "Compaction compact_chat",
             "ramify.rollout.carriage": "survives",
         },

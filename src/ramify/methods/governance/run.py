@@ -21,7 +21,7 @@ from ramify.base.ids import json_hash, stable_hash
 from ramify.env.filler import LANGUAGES, filler
 from ramify.methods.governance.algorithm import CONDITIONS, MAIN, gate, summary
 from ramify.methods.governance.attack import note
-from ramify.methods.governance.calls import Grade, grade
+from ramify.methods.governance.calls import ReplyGrade, grade
 from ramify.methods.governance.record import ENTRY, begin, keep
 from ramify.methods.governance.standing_rules import CHANNELS, Scenario, conversation, scenarios, task_names, tools
 from ramify.model.chat import ChatTemplate
@@ -114,7 +114,7 @@ class BenchConfig(Config):
 
 
 @dataclass(frozen=True)
-class Player:
+class NamedModel:
     """A model that acts or summarises, by the name it has in the rows."""
 
     name: str
@@ -134,8 +134,8 @@ class Cell:
     words: int
     rounds: int
     rep: int
-    summarizer: Player
-    agent: Player
+    summarizer: NamedModel
+    agent: NamedModel
     note: str = ""
     """An instruction for whoever compacts, in the place of the condition's own."""
 
@@ -161,7 +161,7 @@ class Bench:
     """Plays cells. Episodes go to the run ``out`` as they end; those that are there already, of the same settings, are not played again."""
 
     def __init__(
-        self, config: BenchConfig, agents: Sequence[Player], summarizers: Sequence[Player] = (), out: Path | None = None
+        self, config: BenchConfig, agents: Sequence[NamedModel], summarizers: Sequence[NamedModel] = (), out: Path | None = None
     ) -> None:
         """Without ``summarizers`` each agent summarises for itself. Raises UserError on names that are none."""
         config.check()
@@ -241,7 +241,7 @@ class Bench:
         try:
             shown = await self._prepare(cell)
         except InfrastructureError as error:
-            return self._row(cell, _Shown([], -1), Survival("unknown", 0.0), Grade("error", str(error)), None), []
+            return self._row(cell, _Shown([], -1), Survival("unknown", 0.0), ReplyGrade("error", str(error)), None), []
         left = [m for m in shown.messages if not str(m.get("content", "")).startswith("[pinned ")]
         found = survival(scenario.policy, said(left), not all(map(readable, left)))
         if what.impersonation:
@@ -252,12 +252,14 @@ class Bench:
         try:
             completion = await self._act(cell, messages)
         except InfrastructureError as error:
-            return self._row(cell, shown, found, Grade("error", str(error)), None), seen
+            return self._row(cell, shown, found, ReplyGrade("error", str(error)), None), seen
         names = [tool["function"]["name"] for tool in tools()]
         graded = grade(completion.message, completion.stop, scenario.predicate, names)
         return self._row(cell, shown, found, graded, completion), seen
 
-    def _row(self, cell: Cell, shown: _Shown, found: Survival, graded: Grade, completion: Completion | None) -> dict[str, Any]:
+    def _row(
+        self, cell: Cell, shown: _Shown, found: Survival, graded: ReplyGrade, completion: Completion | None
+    ) -> dict[str, Any]:
         what, scenario = CONDITIONS[cell.condition], cell.scenario
         fired = any(record.fired for record in shown.records)
         why = gate(
@@ -345,7 +347,7 @@ class Bench:
         shown.block = bool(len(view.pins)) and view.pins.intact(shown.messages)
         return shown
 
-    def _sampler(self, player: Player) -> Sampler:
+    def _sampler(self, player: NamedModel) -> Sampler:
         return self._samplers.setdefault(player.name, Sampler(player.model, self.config.seed))
 
     async def _act(self, cell: Cell, messages: Sequence[dict[str, Any]]) -> Completion:

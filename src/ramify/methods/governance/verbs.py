@@ -16,7 +16,7 @@ from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
 from ramify.methods.governance.markdown import markdown
 from ramify.methods.governance.record import read_rows
-from ramify.methods.governance.run import Bench, BenchConfig, Player, report
+from ramify.methods.governance.run import Bench, BenchConfig, NamedModel, report
 from ramify.methods.governance.standing_rules import reader, scenarios
 from ramify.render.terminal import emit, progress, say, table
 from ramify.trace.sources import conclude
@@ -37,8 +37,8 @@ RowsArgument = Annotated[list[Path], argument(metavar="RUN...", help="Runs that 
 Written = Annotated[Path | None, option("--out", help="Also write the report, as Markdown.")]
 
 
-def _players(names: list[str] | None) -> list[Player]:
-    return [Player(name, *find_model(name)) for name in names or []]
+def _players(names: list[str] | None) -> list[NamedModel]:
+    return [NamedModel(name, *find_model(name)) for name in names or []]
 
 
 def _kept(out: Path | None) -> str:
@@ -51,7 +51,7 @@ def _bench(config: BenchConfig, agents: list[str] | None, summarizers: list[str]
     config.check()  # before an agent behind an endpoint is asked what it can do
     if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
-    return Bench(config, _players(agents) or [Player("reader", reader())], _players(summarizers), out)
+    return Bench(config, _players(agents) or [NamedModel("reader", reader())], _players(summarizers), out)
 
 
 @app.verb(settings=BenchConfig)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.implicit_advantage.algorithm import blame as blame
     from ramify.methods.implicit_advantage.monitor import Monitor as Monitor
     from ramify.methods.implicit_advantage.run import AdvantageScorer as AdvantageScorer
-    from ramify.methods.implicit_advantage.run import Scored as Scored
+    from ramify.methods.implicit_advantage.run import GradedAttempt as GradedAttempt
 else:
     __all__, __getattr__ = public(
         __name__,
         {
             "algorithm": "AdvantageConfig blame",
-            "run": "AdvantageScorer Scored",
+            "run": "AdvantageScorer GradedAttempt",
             "monitor": "Monitor",
         },
     )

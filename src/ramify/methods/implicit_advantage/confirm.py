@@ -25,7 +25,7 @@ from ramify.trace.db import Run
 
 
 @dataclass(frozen=True)
-class Place:
+class BlamedStep:
     """A blamed step in its attempt: position ``t`` of ``trace`` lies before it, ``t + 1`` behind it."""
 
     trace: StepTrace
@@ -82,7 +82,7 @@ def confirm(
     return weighed(counts), failure
 
 
-def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Place:
+def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> BlamedStep:
     """The step that ``node`` belongs to in the attempt that ends at ``end``. Agent's messages without an observation between are one step."""
     tree = episodes.run.node(end).tree
     seen, steps, actions, at = "", list[str](), list[str](), -1
@@ -103,7 +103,7 @@ def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Pla
         raise UserError(f"node {node} is no step of the attempt that ends at {end}")
     task, _ = task_of(episodes.run, tree)
     trace = StepTrace(end, tree, task, (*steps, seen or end), tuple(actions), success, success is not None)
-    return Place(trace, at)
+    return BlamedStep(trace, at)
 
 
 def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, dict[str, Any]]:

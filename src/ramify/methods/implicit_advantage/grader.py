@@ -8,10 +8,10 @@ from typing import Any
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig
-from ramify.methods.implicit_advantage.run import MAKER, AdvantageScorer, Scored, token_values
+from ramify.methods.implicit_advantage.run import MAKER, AdvantageScorer, GradedAttempt, token_values
 from ramify.model.pair import Pair
 from ramify.score.judge import Item, Judgement
-from ramify.score.trajectories import Layout, Trajectory, path_trajectory
+from ramify.score.trajectories import MessageLayout, Trajectory, path_trajectory
 
 
 class AdvantageGrader:
@@ -24,7 +24,7 @@ class AdvantageGrader:
 
     name = MAKER
 
-    def __init__(self, pair: Pair, layout: Layout | None = None, config: AdvantageConfig | None = None) -> None:
+    def __init__(self, pair: Pair, layout: MessageLayout | None = None, config: AdvantageConfig | None = None) -> None:
         self.pair, self.layout, self.config = pair, layout, config or AdvantageConfig()
         self.template = getattr(layout, "template", None)
         """Lays out the prompts of completions whose token ids are known (:func:`ramify.integrations.trl_trainer.reward_function`)."""
@@ -55,11 +55,11 @@ class AdvantageGrader:
             return [Judgement(failure=str(error))] * len(items)
         found = [next(scores) if isinstance(one, Trajectory) else one for one in found]
         return [
-            self._judgement(item, one) if isinstance(one, Scored) else Judgement(failure=str(one))
+            self._judgement(item, one) if isinstance(one, GradedAttempt) else Judgement(failure=str(one))
             for item, one in zip(items, found, strict=True)
         ]
 
-    def _judgement(self, item: Item, scored: Scored) -> Judgement:
+    def _judgement(self, item: Item, scored: GradedAttempt) -> Judgement:
         assert item.path is not None
         evidence = {"steps": [round(float(v), 6) for v in scored.steps], "warnings": list(scored.warnings)}
         return Judgement(scored.score, evidence=evidence, unit="advantage", token_values=tuple(token_values(item.path, scored)))

@@ -39,7 +39,7 @@ UNIT, GRADE = "advantage", "grade"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Scored:
+class GradedAttempt:
     """An attempt with its grades."""
 
     trajectory: Trajectory
@@ -102,7 +102,7 @@ class Scored:
         }
 
 
-def keep_grades(folder: Path, scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], pair: Pair | None) -> str:
+def keep_grades(folder: Path, scored: Sequence[GradedAttempt], rows: Sequence[Mapping[str, Any]], pair: Pair | None) -> str:
     """Keep grades in the run that the attempts are of: a score at each attempt's end (its record as evidence), a ``grade`` annotation at each
     step, and the advantage of each of its tokens. Returns why they could not be kept, else an empty text."""
     judges = graders(pair)
@@ -173,7 +173,7 @@ def grade_annotation(step: Mapping[str, Any], token: str) -> Annotation:
     return Annotation(step["node"], 0, "grade", MAKER, {"A": step[f"A_{token}"], **numbers})
 
 
-def token_values(path: TreePath, scored: Scored) -> list[TokenValues]:
+def token_values(path: TreePath, scored: GradedAttempt) -> list[TokenValues]:
     """A of every sampled token of the nodes on the path; one number, the grade of the step, for a node of text alone."""
     nodes = {name: i for i, name in enumerate(scored.trajectory.nodes)}
     if any(node.tokens is None and len(node) for node, _ in path.segments):
@@ -238,11 +238,11 @@ class AdvantageScorer:
         self.config = config or check(AdvantageConfig, options)
         self.noise_rows = noise_rows
 
-    def score(self, attempt: Trajectory) -> Scored:
+    def score(self, attempt: Trajectory) -> GradedAttempt:
         """Grade one attempt. Not inside a running event loop: there, ``await each([attempt])``."""
         return self.score_many([attempt])[0]
 
-    def score_many(self, attempts: Sequence[Trajectory]) -> list[Scored]:
+    def score_many(self, attempts: Sequence[Trajectory]) -> list[GradedAttempt]:
         """Grade attempts in batches; each result is that of the attempt alone but for rounding.
 
         Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise.
@@ -258,18 +258,20 @@ class AdvantageScorer:
 
     def score_each(
         self, attempts: Sequence[Trajectory], sure: bool = False, progress: Callable[[int], object] = lambda rows: None
-    ) -> tuple[list[Scored], list[str]]:
+    ) -> tuple[list[GradedAttempt], list[str]]:
         """Grade attempts and, one sentence each, those that cannot be (too long for a model, a server's fault): the others continue.
 
         See :meth:`each`.
         """
         found = asyncio.run(self.each(attempts, sure, progress))
-        failed = [f"attempt '{a.id}': {one}" for a, one in zip(attempts, found, strict=True) if not isinstance(one, Scored)]
-        return [one for one in found if isinstance(one, Scored)], failed
+        failed = [
+            f"attempt '{a.id}': {one}" for a, one in zip(attempts, found, strict=True) if not isinstance(one, GradedAttempt)
+        ]
+        return [one for one in found if isinstance(one, GradedAttempt)], failed
 
     async def each(
         self, attempts: Sequence[Trajectory], sure: bool = False, progress: Callable[[int], object] = lambda rows: None
-    ) -> list[Scored | Fault]:
+    ) -> list[GradedAttempt | Fault]:
         """Grade attempts; the fault of one that cannot be graded takes its place, and no other attempt is touched by it.
 
         ``sure`` adds how sure the policy was of each step (``confidence``, ``certainty``), for the baselines; no further pass.
@@ -306,7 +308,7 @@ class AdvantageScorer:
         notes = self._notes(table, np.repeat(np.arange(len(good)), counts), len(good))
         for k, (i, (policy, reference)) in enumerate(zip(steps, good, strict=True)):
             columns = {name: column[ends[k] : ends[k + 1]] for name, column in table.items()}
-            found[i] = Scored(attempts[i], columns, self.config, (policy.logprobs, reference.logprobs), steps[i], notes[k])
+            found[i] = GradedAttempt(attempts[i], columns, self.config, (policy.logprobs, reference.logprobs), steps[i], notes[k])
         return found
 
     async def _said(

@@ -16,7 +16,7 @@ from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, S
 from ramify.methods.implicit_advantage.run import (
     GRADE,
     AdvantageScorer,
-    Scored,
+    GradedAttempt,
     add_record,
     graders,
     keep_grades,
@@ -26,7 +26,7 @@ from ramify.methods.implicit_advantage.run import (
 from ramify.model.pair import IncompatiblePairError, Pair
 from ramify.render.terminal import emit, progress, say, table
 from ramify.score.steps import write_rows
-from ramify.score.trajectories import Layout, chat_layout, load_trajectories, plain_layout
+from ramify.score.trajectories import MessageLayout, chat_layout, load_trajectories, plain_layout
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.node import Finding, Score
@@ -87,7 +87,7 @@ def score(
     if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to make {out.name} in")
     pair: Pair | None = None
-    layout: Layout | None = None
+    layout: MessageLayout | None = None
     of_a_pair = {
         "--reference": reference is not None,
         "--alpha": alpha != 0,
@@ -135,7 +135,7 @@ def score(
 
 def _open(
     policy: str, reference: str | None, alpha: float, merge: Literal["linear", "ties", "dare"], cache: Path | None, render: str
-) -> tuple[Pair, Layout | None]:
+) -> tuple[Pair, MessageLayout | None]:
     """The pair that grades, and how it lays attempts out as tokens; None where they are left as they are."""
     from ramify.engine.pairs import open_pair, pair_template
 
@@ -150,7 +150,7 @@ def _open(
 
 
 def _keep(
-    scored: list[Scored],
+    scored: list[GradedAttempt],
     skipped: list[str],
     pair: Pair | None,
     folder: Path | None,

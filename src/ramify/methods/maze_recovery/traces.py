@@ -27,14 +27,14 @@ BACK = ("retract", "restart")
 _BREAK = re.compile(r"(?<=[.!?])[\"')\]*]*\s+(?=[\"'(\[*]*[A-Z0-9\\$])|\n+")
 
 
-class Step(NamedTuple):
+class StepLabel(NamedTuple):
     """What a step does. ``target``: the step it takes back or checks, None where the detector cannot tell."""
 
     kind: str
     target: int | None = None
 
 
-def taken_back(steps: Sequence[Step]) -> set[int]:
+def taken_back(steps: Sequence[StepLabel]) -> set[int]:
     """The steps that a later one takes back: from its target up to itself."""
     return {at for end, s in enumerate(steps) if s.kind in BACK and s.target is not None for at in range(s.target, end)}
 
@@ -173,10 +173,10 @@ def find_detector(spec: str) -> Judge:
     return find_judge(as_asked(spec, "lexicon"), question=STEPS, kinds=kinds, only=("lexicon", "judge"), what="detector")
 
 
-async def marks(detector: Judge, steps: Sequence[str], ledger: Ledger | None = None) -> tuple[list[Step] | None, str]:
+async def marks(detector: Judge, steps: Sequence[str], ledger: Ledger | None = None) -> tuple[list[StepLabel] | None, str]:
     """One mark a step, None where the detector could not tell, and why."""
     found = await judged(detector, [Item(step) for step in steps], ledger)
-    said = [Step(KINDS[int(one.value)], one.evidence["target"]) for one in found if one.value is not None]
+    said = [StepLabel(KINDS[int(one.value)], one.evidence["target"]) for one in found if one.value is not None]
     if len(said) < len(steps):
         return None, next((one.failure for one in found if one.failure), f"{detector.name} left a step without a mark")
     return said, ""
@@ -186,17 +186,17 @@ class Marked(NamedTuple):
     """The steps a detector saw in one reply: ranges of characters, and what each does."""
 
     spans: list[tuple[int, int]]
-    steps: list[Step]
+    steps: list[StepLabel]
 
 
 async def mark_all(
     texts: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8, ledger: Ledger | None = None
-) -> tuple[list[list[Step] | None], list[str]]:
+) -> tuple[list[list[StepLabel] | None], list[str]]:
     """The marks of the steps of each text, None where the detector could not tell; and what went wrong there. The cost goes to ``ledger``."""
     gate = asyncio.Semaphore(concurrent)
     faults: list[str] = []
 
-    async def one(steps: Sequence[str]) -> list[Step] | None:
+    async def one(steps: Sequence[str]) -> list[StepLabel] | None:
         async with gate:
             found, why = await marks(detector, steps, ledger)
         if why:
@@ -246,7 +246,7 @@ def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] 
     }
 
 
-def mask_precision(found: Sequence[Sequence[Step]], truth: Sequence[Sequence[Step]]) -> dict[str, Any] | None:
+def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequence[StepLabel]]) -> dict[str, Any] | None:
     """Of the steps that ``found`` takes as taken back, the share that ``truth`` says are, with its interval over traces.
 
     Traces whose labels leave open which step a retraction is of have no part in it. None where nothing is left to measure it on.
@@ -262,12 +262,12 @@ def mask_precision(found: Sequence[Sequence[Step]], truth: Sequence[Sequence[Ste
     return clustered_proportion(hits, traces)
 
 
-def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[list[tuple[str, Step]]]:
+def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[list[tuple[str, StepLabel]]]:
     """Text and step of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one are told alone.
 
     ``target`` may name the earlier step that is taken back or checked, by its index in the trace. Raises UserError naming the line.
     """
-    found: dict[Any, list[tuple[str, Step]]] = {}
+    found: dict[Any, list[tuple[str, StepLabel]]] = {}
     for number, record in records:
         text, kind, trace, target = (record.get(name) for name in ("text", "kind", "trace", "target"))
         if not isinstance(text, str) or kind not in KINDS:
@@ -277,7 +277,7 @@ def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[
         own = found.setdefault(("line", number) if trace is None else trace, [])
         if target is not None and (type(target) is not int or not 0 <= target < len(own)):
             raise UserError(f"{place}:{number}: 'target' must be the index, in its trace, of the earlier step that is meant")
-        own.append((text, Step(kind, target)))
+        own.append((text, StepLabel(kind, target)))
     if not found:
         raise UserError(f"{place} holds no labelled step")
     return list(found.values())

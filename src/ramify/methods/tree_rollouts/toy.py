@@ -45,7 +45,7 @@ ARMS: dict[str, tuple[str, dict[str, float], bool]] = {
 
 
 @dataclass
-class Prompt:
+class ToyPrompt:
     """One prompt's policy: logits (8, 4), action 0 is right; only critical turns (8,) decide."""
 
     kind: str
@@ -64,7 +64,7 @@ class Prompt:
         return float(self.policy[self.critical, 0].prod())
 
 
-def make_prompts(n: int, seed: int, kinds: Sequence[str] = MIXTURE) -> dict[str, Prompt]:
+def make_prompts(n: int, seed: int, kinds: Sequence[str] = MIXTURE) -> dict[str, ToyPrompt]:
     """``n`` prompts by task id, the kinds in turn."""
     prompts = {}
     for i in range(n):
@@ -77,14 +77,14 @@ def make_prompts(n: int, seed: int, kinds: Sequence[str] = MIXTURE) -> dict[str,
         right[critical] = rng.uniform(low, high, count)
         probabilities = np.repeat(((1 - right) / (ACTIONS - 1))[:, None], ACTIONS, axis=1)
         probabilities[:, 0] = right
-        prompts[f"{i:04d}"] = Prompt(kind, np.log(probabilities), critical)
+        prompts[f"{i:04d}"] = ToyPrompt(kind, np.log(probabilities), critical)
     return prompts
 
 
 class ToyGrower:
     """Plays prompts; samples are keyed by place (seed, tree, node, index), so arms of one seed share their first attempts."""
 
-    def __init__(self, prompts: dict[str, Prompt], seed: int = 0) -> None:
+    def __init__(self, prompts: dict[str, ToyPrompt], seed: int = 0) -> None:
         self.prompts, self.seed = prompts, seed
         self._policy = {name: prompt.policy for name, prompt in prompts.items()}
         self._states: dict[tuple[str, str], tuple[int, bool]] = {}
@@ -117,7 +117,7 @@ class ToyGrower:
 
 
 def grow(
-    prompts: dict[str, Prompt], arm: str, seed: int, epoch: str = "", budget: float = BUDGET, **coefficients: float
+    prompts: dict[str, ToyPrompt], arm: str, seed: int, epoch: str = "", budget: float = BUDGET, **coefficients: float
 ) -> list[GrownTree]:
     """Grow every prompt's tree with one arm; the total is ``budget`` turns a prompt, the allocator's too."""
     rule, changed, allocated = ARMS[arm]

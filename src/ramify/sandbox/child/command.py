@@ -80,7 +80,7 @@ def _watched(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box,
     theirs.close()
     for handle in fds.values():
         os.close(handle)
-    group = watch.Group(None if box.isolated else child, clock=clock, own_seconds=before)
+    group = watch.WatchedGroup(None if box.isolated else child, clock=clock, own_seconds=before)
     answer: dict[str, Any] = {"reason": None}
     deadline = start + limits["seconds"]
     poll = select.poll()
@@ -115,7 +115,7 @@ def _watched(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box,
     return _explained(answer, group, max(usage.ru_utime + usage.ru_stime - group.init_seconds, group.counted()))
 
 
-def _explained(answer: dict[str, Any], group: watch.Group, spent: float) -> dict[str, Any]:
+def _explained(answer: dict[str, Any], group: watch.WatchedGroup, spent: float) -> dict[str, Any]:
     """The report: reason of death, exit code or signal, and what was used."""
     status = answer.pop("status", None)
     if answer["reason"] is None and "error" not in answer and status is not None:

@@ -19,7 +19,7 @@ _PAGE, _TICK = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class Group:
+class WatchedGroup:
     """The processes of a command. ``root`` is None where ``proc`` shows only them, else the process whose descendants they are."""
 
     root: int | None
