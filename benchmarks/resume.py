@@ -31,7 +31,7 @@ class Clock:
     def at(self, done, note=""):
         print(json.dumps([self.told - float(sys.argv[2]), time.time() - float(sys.argv[2]), sys.argv[3]]), flush=True)
         sys.exit()
-from ramify.jobs.collect import Collection, Limits, RolloutConfig
+from ramify.jobs.collect import Collection, RolloutConfig
 Collection(RolloutConfig.model_validate(json.loads(sys.argv[3]))).collect(__import__("pathlib").Path(sys.argv[1]), Clock())
 """
 

@@ -31,7 +31,7 @@ Write a tuple of cases and name it under the entry point `ramify.cases` ([plug-i
 `verb(...)`, which runs a command of `ramify` with `--json` and returns what it prints last:
 
 ```py
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 
 def sampled_at_random(rep: Repetition) -> bool:
@@ -40,7 +40,7 @@ def sampled_at_random(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "random rewards",
         "nothing",
         "No step decides the reward; a decisive step is a false finding.",

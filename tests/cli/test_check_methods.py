@@ -14,7 +14,7 @@ from ramify_experiments.cases import KnownCase, verdict
 from ramify_experiments.verbs import cases_of
 
 TOY = """
-from ramify_experiments.cases import KnownCase, verdict
+from ramify_experiments.cases import KnownCase
 
 def often(rep):
     assert not list(rep.folder.iterdir())
@@ -86,7 +86,7 @@ def test_a_verb_that_fails_is_no_finding(tmp_path: Path, monkeypatch: pytest.Mon
     make_toy(
         tmp_path,
         monkeypatch,
-        cases="CASES += (Case('bad', 'nothing', '.', lambda rep: rep.verb('show', 'nowhere'), 0.05, 2, 2),)",
+        cases="CASES += (KnownCase('bad', 'nothing', '.', lambda rep: rep.verb('show', 'nowhere'), 0.05, 2, 2),)",
     )
     done = verb("check", "method", "toy", "--quick")
     assert done.code == 1

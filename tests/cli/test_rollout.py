@@ -40,7 +40,7 @@ def test_a_spent_budget_is_exit_code_3_and_can_be_raised(verb, here: Path) -> No
     result = json.loads(out)
     assert (code, result["spent"], result["n"], result["missing"]) == (3, "calls", 1, 2)
     assert err == (
-        "ramify: the budget of calls is spent, 2 attempts were not played: "
+        "ramify: the budget of calls is spent, 2 attempts not played: "
         "raise --budget.calls and give the same command with --out r to continue\n"
     )
     assert verb("rollout", *SMALL, "--budget.calls", "10", "--out", "r", "--json").code == 3

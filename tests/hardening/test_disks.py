@@ -181,7 +181,7 @@ def test_a_read_only_disk(tmp_path: Path, run: Path, chats: Path) -> None:
     try:
         subprocess.run(["cp", "-r", str(run), str(place / "run")], check=True)
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        assert b"1 trees" in ramify("show", place / "run").stdout
+        assert b"1 tree" in ramify("show", place / "run").stdout
         assert ramify("export", place / "run", tmp_path / "out.jsonl").returncode == 0
         refused(ramify("export", place / "run", place / "out.jsonl"), 2, "Read-only file system")
         refused(ramify("show", place / "run", "--html", place / "out.html"), 2, "Read-only file system")

@@ -24,7 +24,7 @@ def test_rules_that_survive_and_rules_that_do_not() -> None:
     ramify = Assertions()
     ramify.assert_survives(pin(newest, RULE), RULE, rounds=3)
     ramify.assert_survives(lambda messages: messages[:5] + messages[-4:], RULE, rounds=1)
-    with pytest.raises(AssertionError, match=r"compaction lost 1 rules: 'Never purchase .*' \(dropped in round 1\)"):
+    with pytest.raises(AssertionError, match=r"compaction lost 1 rule: 'Never purchase .*' \(dropped in round 1\)"):
         ramify.assert_survives(newest, RULE)
     changed = {"role": "user", "content": RULE.replace("100", "900")}
     with pytest.raises(AssertionError, match=r"\(mutated in round 1\)"):

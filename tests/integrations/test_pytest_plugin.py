@@ -116,7 +116,7 @@ def test_same_tree(tmp_path: Path) -> None:
     assert_same_tree(tmp_path / "one", tmp_path / "two")
     with pytest.raises(AssertionError, match=r"differs: only the left run has node [0-9a-f]+ \(assistant: 'answer 1'\)"):
         assert_same_tree(tmp_path / "one", tmp_path / "other")
-    with pytest.raises(AssertionError, match="1 trees are in one run only"):
+    with pytest.raises(AssertionError, match="in one run only: 1 tree"):
         assert_same_tree(tmp_path / "one", tmp_path / "fewer")
 
 

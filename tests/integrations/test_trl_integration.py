@@ -169,7 +169,7 @@ GOOD = {"prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 0], "logpro
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"advantages": [0.5]}, "'advantages' has 1 entries for 2"), ({"advantages": [float("nan"), 0]}, r"'advantages'\[0\]"),
+    [({"advantages": [0.5]}, "'advantages' has 1 entry for 2"), ({"advantages": [float("nan"), 0]}, r"'advantages'\[0\]"),
      ({"advantages": None}, "'advantages' must be a list"), ({"completion_ids": ["x", 1]}, "'completion_ids'"),
      ({"completion_ids": []}, "'completion_ids' is empty"), ({"prompt_ids": []}, "'prompt_ids' is empty"),
      ({"env_mask": [1, 2]}, "'env_mask'"), ({"env_mask": [True, False]}, "'env_mask'"), ({"logprobs": [0, "a"]}, r"'logprobs'\[1\]"),

@@ -121,11 +121,11 @@ def test_graph_picture() -> None:
     root = read(graph_svg(STATES, MOVES, "States"))
     hovers = texts(root, "title")
     assert "3 times, mean credit +0.2: go" in hovers
-    assert "1 times, no credit: look" in hovers
+    assert "1 time, no credit: look" in hovers
     assert "3 visits, value 0.5: middle" in hovers
     assert {"start", "step 1", "end", "0.50"} <= set(texts(root))
     widths = {h: float(p.get("stroke-width", 0)) for p in root.iter(f"{SVG}path") for h in ["".join(p.itertext())] if h}
-    assert widths["3 times, mean credit +0.2: go"] == 8 > widths["1 times, mean credit +1: open"]
+    assert widths["3 times, mean credit +0.2: go"] == 8 > widths["1 time, mean credit +1: open"]
 
 
 def test_graph_refuses_unknown_states() -> None:

@@ -195,7 +195,7 @@ def test_a_users_mistake_in_a_worker_is_the_same_sentence(tmp_path: Path) -> Non
         with pytest.raises(UserError) as caught:
             played(tmp_path / backend, backend, "factory:worker_parts:speechless")
         said.append(str(caught.value))
-    assert said[0] == said[1] == "the script has 1 replies, and reply 2 was asked for"
+    assert said[0] == said[1] == "the script has 1 reply, and reply 2 was asked for"
 
 
 def test_workers_with_another_model_are_refused(tmp_path: Path) -> None:

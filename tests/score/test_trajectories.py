@@ -156,7 +156,7 @@ GOOD = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask":
         ({"task_id": "t", "steps": steps(([-1], True))}, "no token id"),
         ({"task_id": "t", "steps": [7]}, "step 0 is no object"),
         ({k: v for k, v in GOOD.items() if k != "env_mask"}, "mask of actions is missing"),
-        (GOOD | {"env_mask": [1]}, "1 entries for 2"),
+        (GOOD | {"env_mask": [1]}, "1 entry for 2"),
         (GOOD | {"env_mask": [2, 1]}, "something else than 0 and 1"),
         (GOOD | {"env_mask": [0, 0]}, "marks no token"),
         (GOOD | {"old_log_probs": [0.0, "x"]}, r"'old_log_probs'\[1\] is no number"),

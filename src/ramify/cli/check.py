@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from ramify.base import conformance, registry
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.plugins import find_attribute, own_path
+from ramify.base.words import plural
 from ramify.cli import experiments
 from ramify.kit import Json, Verbs, argument, option
 from ramify.trace import integrity
@@ -67,7 +68,7 @@ def check(
     by_check = {check: [problem.message for problem in found if problem.check == check] for check in names}
     rows = [(check.replace("_", " "), message) for check, problems in by_check.items() for message in problems or ["pass"]]
     is_, is_not = ("is undamaged", "is damaged") if kind == "run" else ("conforms", "does not conform")
-    score = f"{kind} '{name}' {is_}" if not found else f"{kind} '{name}' {is_not}: {len(found)} problem{'s'[: len(found) > 1]}"
+    score = f"{kind} '{name}' {is_}" if not found else f"{kind} '{name}' {is_not}: {plural(len(found), 'problem')}"
     record = {
         "kind": kind,
         "name": name,

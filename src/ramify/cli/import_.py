@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from ramify.base.words import plural
 from ramify.kit import Form, Json, Verbs, argument, option
 
 app = Verbs("import")
@@ -41,14 +42,17 @@ def import_(
     reader = pick_reader(file, form)
     count = reader.make(file, run, Fields(task_field, reward_field))
     with Run.open(run) as opened:
-        record = {"run": str(run), "form": reader.name, "records": count, "trees": len(opened.trees()), "nodes": len(opened)}
+        trees, nodes = len(opened.trees()), len(opened)
+        record = {"run": str(run), "form": reader.name, "records": count, "trees": trees, "nodes": nodes}
         scored = sum(success is not None for success in successes(opened, settled(opened)))
         several = undecided(opened)
         failed = failures(opened)
         left = (opened.config.get("imported") or {}).get("left", "")
         ignored = {entry.key: dict(entry.payload) for entry in opened.journal("ignored")}
-    told = f"scores by {', '.join(several)}" if several else f"{scored or 'no'} attempts with a reward"
-    text = f"{run}: {record['trees']} trees, {record['nodes']} nodes, {told}, from {file} ({reader.name})"
+    told = (
+        f"scores by {', '.join(several)}" if several else f"{plural(scored, 'attempt') if scored else 'no attempt'} with a reward"
+    )
+    text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {told}, from {file} ({reader.name})"
     unread = [
         f"'{name}' of {about['count']} {about['what']} says nothing of an attempt: ignored" for name, about in ignored.items()
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import UserError
 from ramify.base.progress import Progress
+from ramify.base.words import plural
 from ramify.cli.show import write_report
 from ramify.kit import Json, Verbs, option
 from ramify.render.terminal import emit, progress, short, table
@@ -76,7 +77,7 @@ def tried(trial: dict[str, Any]) -> str:
     sizes = [f"{name} {trial[name] / 2**20:.1f} MiB" for name in ("checkpoint", "weights", "agent")]
     return (
         f"Trial: {successes} of {trial['n']} episodes succeeded ({trial['success']:.1%}, 95 % interval {low:.1%} to {high:.1%}).\n"
-        f"One training step on {trial['training rows']} rows was made and saved: {', '.join(sizes)}."
+        f"One training step on {plural(trial['training rows'], 'row')} was made and saved: {', '.join(sizes)}."
     )
 
 

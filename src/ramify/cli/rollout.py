@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import BudgetSpentError, RamifyError, UserError
 from ramify.base.progress import Progress
+from ramify.base.words import plural
 from ramify.cli.improve import kept, next_run
 from ramify.kit import DryRun, Json, Verbs, option
 from ramify.render.terminal import emit, progress, say, short, table
@@ -81,7 +82,7 @@ def played(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any
 def ended(folder: Path, result: dict[str, Any]) -> None:
     """Raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed."""
     if result["spent"] is not None:
-        left = "the trees are not grown" if result["missing"] is None else f"{result['missing']} attempts were not played"
+        left = "the trees are not grown" if result["missing"] is None else f"{plural(result['missing'], 'attempt')} not played"
         raise BudgetSpentError(
             f"the budget of {result['spent']} is spent, {left}: "
             f"raise --budget.{result['spent']} and give the same command with --out {folder} to continue"
@@ -105,9 +106,9 @@ def summary(result: dict[str, Any]) -> str:
         text = table(["success", "95 % interval", "successes", "attempts", "tasks solved"], [row])
     if result["failed"]:
         reasons = "\n".join(f"  {count} x {why}" for why, count in result["failures"].items())
-        text += f"\n\n{result['failed']} attempts failed at a boundary and count neither way:\n{reasons}"
+        text += f"\n\n{plural(result['failed'], 'attempt')} failed at a boundary, which counts neither way:\n{reasons}"
     if result["workers_lost"]:
-        text += f"\n\n{result['workers_lost']} workers died; what they were playing was played again."
+        text += f"\n\n{plural(result['workers_lost'], 'worker')} died; what was being played there was played again."
     if "caution" in result:
         text += f"\n\nNote: {result['caution']}."
     spent = f"{short(result['turns'])} turns, {short(result['tokens'])} tokens, {result['seconds']:.0f} s"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
+from ramify.base.words import plural
 from ramify.kit import Json, RunArgument, Verbs, find_run, option
 from ramify.render.terminal import emit, short, table
 from ramify.stats.intervals import wilson
@@ -193,7 +194,9 @@ def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, flo
 
 def _text(record: dict[str, Any]) -> str:
     trees = record["trees"]
-    parts = [f"{record['run']}: {len(trees)} trees, {record['nodes']} nodes, made by ramify {record['ramify']}"]
+    parts = [
+        f"{record['run']}: {plural(len(trees), 'tree')}, {plural(record['nodes'], 'node')}, made by ramify {record['ramify']}"
+    ]
     if record["attempts"] and record["attempts"]["interval"] is None:
         played = record["attempts"]
         parts.append(

@@ -14,6 +14,7 @@ from ramify.base import conformance
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason
 from ramify.base.registry import register
+from ramify.base.words import plural
 
 if TYPE_CHECKING:
     from ramify.trace.db import Run
@@ -27,7 +28,7 @@ def assert_conforms(kind: str, part: Any, **options: Any) -> None:
     found = conformance.check(kind, conformance.named(kind, part) if isinstance(part, str) else part, **options)
     if found:
         listed = "; ".join(f"{problem.check}: {problem.message}" for problem in found)
-        raise AssertionError(f"this {kind} does not conform ({len(found)} problems): {listed}")
+        raise AssertionError(f"this {kind} does not conform ({plural(len(found), 'problem')}): {listed}")
 
 
 @register("assertion", "same-tree")
@@ -49,7 +50,7 @@ def assert_same_tree(left: Run | Path | str, right: Run | Path | str) -> None:
             raise AssertionError("neither run holds a tree, so they show nothing")
         if names[0] != names[1]:
             alone = sorted(names[0] ^ names[1])
-            raise AssertionError(f"{len(alone)} trees are in one run only, the first is {alone[0]!r:.80}")
+            raise AssertionError(f"in one run only: {plural(len(alone), 'tree')}, the first is {alone[0]!r:.80}")
         for name in sorted(names[0]):
             one, other = (run.tree(name) for run in runs)
             if one.hash != other.hash:
@@ -88,7 +89,7 @@ def assert_success_rate(attempts: Iterable[Any], *, at_least: float, confidence:
         left_out = len(outcomes) - len(scored)
         raise AssertionError(
             f"{sum(scored)} of {len(scored)} attempts succeeded: with {confidence:.0%} confidence that is at least {low:.1%}, not "
-            f"{at_least:.1%}" + (f" ({left_out} unscored attempts left out)" if left_out else "")
+            f"{at_least:.1%}" + (f" ({plural(left_out, 'unscored attempt')} left out)" if left_out else "")
         )
 
 
@@ -117,7 +118,7 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
     lost = survives(compactor, rules, rounds, **options)
     if lost:
         listed = "; ".join(f"'{one.rule}' ({one.kind} in round {one.round})" for one in lost)
-        raise AssertionError(f"compaction lost {len(lost)} rules: {listed}")
+        raise AssertionError(f"compaction lost {plural(len(lost), 'rule')}: {listed}")
 
 
 @register("assertion", "no-step-below")

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
+from ramify.base.words import plural
 from ramify.integrations.reading import SINGLE, Forest, add_records, messages, number, parquet_columns, read_records
 from ramify.integrations.rows import (
     Selection,
@@ -118,7 +119,9 @@ def check_steps(row: Mapping[str, Any], place: str) -> None:
                 raise UserError(f"{place}: '{name}'[{at}] is no finite number")
     for name in ("env_mask", "logprobs", "advantages"):
         if len(record[name]) != length:
-            raise UserError(f"{place}: '{name}' has {len(record[name])} entries for {length} completion tokens")
+            raise UserError(
+                f"{place}: '{name}' has {plural(len(record[name]), 'entry')} for {plural(length, 'completion token')}"
+            )
 
 
 def read_trl(path: Path, folder: Path, fields: Fields = KNOWN) -> int:

@@ -21,6 +21,7 @@ from ramify.base.config import Config, check
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.registry import register
+from ramify.base.words import plural
 from ramify.integrations.reading import Forest, add_records, messages
 from ramify.integrations.rows import StepSelection, credited_rows, settings_of, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
@@ -238,7 +239,7 @@ def graph_advantage(
                 f"call graph_advantage from verl-agent's compute_advantage, or use '{STEP_CREDIT}'"
             )
         if len(array) != len(mask):
-            raise UserError(f"'{name}' has {len(array)} entries for {len(mask)} rows")
+            raise UserError(f"'{name}' has {plural(len(array), 'entry')} for {len(mask)} rows")
     keys = [_plain(key) for key in anchor_obs]
     tasks = [str(uid) for uid in index]
     attempt = factorize([[task, str(trajectory)] for task, trajectory in zip(tasks, traj_index, strict=True)])[0]

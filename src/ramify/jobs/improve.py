@@ -30,6 +30,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.plugins import source_of
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
+from ramify.base.words import plural
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task
 from ramify.jobs import parts
@@ -224,7 +225,7 @@ def _doubts(trial: Mapping[str, Any]) -> list[str]:
             f"{'harder' if trial['success'] else 'easier'} tasks"
         )
     if trial["failed"]:
-        found.append(f"{trial['failed']} trial episodes failed at a boundary and count neither way")
+        found.append(f"{plural(trial['failed'], 'trial episode')} failed at a boundary, which counts neither way")
     return found
 
 
@@ -464,7 +465,9 @@ class Job:
             self.save(self.folder / AGENT)
         except (RuntimeError, ValueError, MemoryError) as error:
             why = " ".join(str(error).split())
-            raise RamifyError(f"a training step on {len(rows)} rows of the trial could not be made and saved: {why}") from error
+            raise RamifyError(
+                f"a training step on {plural(len(rows), 'row')} of the trial could not be made and saved: {why}"
+            ) from error
         saved = sum(file.stat().st_size for file in (self.folder / AGENT).iterdir())
         return payload, {"training rows": len(rows), "checkpoint": len(packed), "weights": len(sent), "agent": saved}
 

@@ -19,6 +19,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
+from ramify.base.words import plural
 from ramify.model.chat import END, TAGS
 from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores, require
 from ramify.trace.message import Message
@@ -165,7 +166,7 @@ class ScriptedModel:
         else:
             turn, begun = sum(message.role == "assistant" for message in prefix.messages), ""
         if turn >= len(self._replies):  # type: ignore[arg-type]
-            raise UserError(f"the script has {len(self._replies)} replies, and reply {turn + 1} was asked for")  # type: ignore[arg-type]
+            raise UserError(f"the script has {plural(len(self._replies), 'reply')}, and reply {turn + 1} was asked for")  # type: ignore[arg-type]
         return str(self._replies[turn]), begun  # type: ignore[index]
 
     def _read(self, prefix: Prefix) -> tuple[tuple[Message, ...], str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ramify.base.words import plural
 from ramify.render.svg import (
     clip,
     credit_colour,
@@ -89,7 +90,7 @@ def graph_svg(states: Sequence[State], moves: Sequence[StateMove], title: str, s
     legend, last = flow(_legend_items(saturation, busiest), _MARGIN, bottom + 58, width - 2 * _MARGIN)
     merged = sum(state.visits for state in states if not state.outcome)
     description = (
-        f"{merged} visits merged into {sum(not s.outcome for s in states)} states, {len(moves)} different moves. "
+        f"{plural(merged, 'visit')} merged into {plural(sum(not s.outcome for s in states), 'state')}, {plural(len(moves), 'different move')}. "
         "Position from left to right: the earliest step that reached a state. Width of a move: how often it was taken."
     )
     return frame(width, last + 16, title, description, heads + edges + nodes + legend)
@@ -151,7 +152,7 @@ def _move(
     size = min(size, 3.0) if back else size
     colour = credit_colour(move.credit, scale)
     mean = "no credit" if move.credit is None else f"mean credit {signed(move.credit)}"
-    hover = f"{move.visits} times, {mean}: {clip(move.text, 160)}"
+    hover = f"{plural(move.visits, 'time')}, {mean}: {clip(move.text, 160)}"
     return tag(
         "path", tag("title", words(hover)), d=d, fill="none", stroke="var(--line)" if colour == "none" else colour, stroke_width=size,
         stroke_opacity=0.9, stroke_linecap="butt" if back else "round", stroke_dasharray="5 4" if back else None,
@@ -160,7 +161,7 @@ def _move(
 
 def _state(state: State, x: float, y: float, r: float) -> str:
     value = "" if state.value is None else f", value {state.value:.3g}"
-    hover = tag("title", words(f"{state.visits} visits{value}: {clip(state.text, 300)}"))
+    hover = tag("title", words(f"{plural(state.visits, 'visit')}{value}: {clip(state.text, 300)}"))
     if state.outcome:
         box = tag("rect", x=x - 9, y=y - 9, width=18, height=18, rx=4, class_="rim hollow")
         return tag("g", hover, box, outcome_mark(x, y, state.outcome), label(x, y + 23, state.visits, "soft mid num halo"))
@@ -171,13 +172,13 @@ def _state(state: State, x: float, y: float, r: float) -> str:
 def _legend_items(scale: float, busiest: int) -> list[tuple[str, float]]:
     bar, bar_width = credit_legend(0, 0, scale, "mean credit of a move")
     items = [(bar, bar_width)]
-    thick = tag("path", d="M0 -4h24", class_="edge", stroke_width=8) + label(30, 0, f"taken {busiest} times")
+    thick = tag("path", d="M0 -4h24", class_="edge", stroke_width=8) + label(30, 0, f"taken {plural(busiest, 'time')}")
     thin = tag("path", d="M0 -4h24", class_="edge", stroke_width=1.2 + 6.8 * math.sqrt(1 / busiest)) + label(30, 0, "once")
     back = tag("path", d="M0 -4h24", class_="edge", stroke_width=2, stroke_dasharray="5 4") + label(
         30, 0, "back to an earlier state"
     )
     if busiest > 1:
-        items.append((thick, 30 + text_width(f"taken {busiest} times")))
+        items.append((thick, 30 + text_width(f"taken {plural(busiest, 'time')}")))
     items += [(thin, 30 + text_width("once")), (back, 30 + text_width("back to an earlier state"))]
     state = tag("circle", cx=7, cy=-4, r=7, class_="rim hollow") + label(19, 0, "state (size: visits, number: value)")
     items.append((state, 19 + text_width("state (size: visits, number: value)")))

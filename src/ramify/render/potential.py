@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ramify.base.words import plural
 from ramify.render.svg import clip, flow, frame, label, number, tag, text_width, words
 
 FALL, RISE, LINE = "#d55e00", "#0072b2", "#59626e"
@@ -80,7 +81,9 @@ def potential_svg(shown: Potential, width: float = 860) -> str:
     legend, last = flow(keys, _LEFT, top + 2, width - _LEFT)
     falls = [s for s in shown.spots if s.kind == "cliff"]
     told = "; ".join(f"token {s.t} {clip(shown.tokens[s.t - 1], 20)!r}: {s.note}" for s in falls) or "no cliff"
-    return frame(width, last + 14, shown.title, f"Potential over {len(shown.tokens)} tokens. {told}.", "".join(body) + legend)
+    return frame(
+        width, last + 14, shown.title, f"Potential over {plural(len(shown.tokens), 'token')}. {told}.", "".join(body) + legend
+    )
 
 
 def _rows(tokens: Sequence[str], width: int) -> Iterator[list[tuple[int, str]]]:

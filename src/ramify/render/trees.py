@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ramify.base.words import plural
 from ramify.render.svg import (
     clip,
     credit_colour,
@@ -65,8 +66,8 @@ def tree_svg(steps: Sequence[TreeStep], title: str, scale: float | None = None) 
     counts = {name: sum(step.outcome == name for step in leaves) for name in ("success", "failure", "cut")}
     forks = sum(len(children[step.id]) > 1 for step in steps)
     description = (
-        f"{len(leaves)} attempts from one task: {counts['success']} succeed, {counts['failure']} fail, {counts['cut']} are cut off. "
-        f"{len(steps) - 1} steps, {forks} branch points. Blue steps raised the chance of success, vermilion ones lowered it."
+        f"{plural(len(leaves), 'attempt')} from one task: {counts['success']} succeed, {counts['failure']} fail, {counts['cut']} are cut off. "
+        f"{plural(len(steps) - 1, 'step')}, {plural(forks, 'branch point')}. Blue steps raised the chance of success, vermilion ones lowered it."
     )
     return frame(
         width, last + 16, title, description, _header(deepest, column) + tag("g", edges, stroke_width=1.4) + nodes + legend

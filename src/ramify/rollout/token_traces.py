@@ -15,6 +15,7 @@ import numpy as np
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
+from ramify.base.words import plural
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.model.rendered import laid_out
@@ -65,7 +66,9 @@ class TokenTrace:
             if not getattr(self, name):
                 raise UserError(f"trace '{self.id}': '{name}' is empty")
         if self.logprobs is not None and len(self.logprobs) != self.length:
-            raise UserError(f"trace '{self.id}': 'logprobs' has {len(self.logprobs)} entries for {self.length} tokens")
+            raise UserError(
+                f"trace '{self.id}': 'logprobs' has {plural(len(self.logprobs), 'entry')} for {plural(self.length, 'token')}"
+            )
         if self.potentials is not None and len(self.potentials) != self.length + 1:
             raise UserError(
                 f"trace '{self.id}': potentials have {len(self.potentials)} positions, and a reply of {self.length} tokens has {self.length + 1}"
@@ -247,7 +250,7 @@ def _potentials(record: Mapping[str, Any]) -> tuple[Counts | None, ...] | None:
         value = record.get(name, 0 if name != "n" else None)
         columns[name] = value if isinstance(value, list) else [value] * len(k)
         if len(columns[name]) != len(k):
-            raise UserError(f"'{name}' has {len(columns[name])} entries and 'k' has {len(k)}")
+            raise UserError(f"'{name}' has {plural(len(columns[name]), 'entry')} and 'k' has {len(k)}")
     out: list[Counts | None] = []
     for t, row in enumerate(zip(*columns.values(), strict=True)):
         if row[0] is None:

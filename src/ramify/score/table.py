@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.words import plural
 from ramify.score.returns import remaining
 from ramify.trace.graph import MergedGraph, factorize
 
@@ -117,7 +118,7 @@ def index_steps(
         raise UserError("there are no steps to credit")
     for name, column in (("rewards", rewards), ("truncated", truncated), ("valid", valid), ("nodes", nodes)):
         if column is not None and len(column) != n:
-            raise UserError(f"{name} has {len(column)} entries for {n} steps")
+            raise UserError(f"{name} has {plural(len(column), 'entry')} for {plural(n, 'step')}")
     reward = _numbers(rewards)
     if len(bad := np.flatnonzero(~np.isfinite(reward))):
         raise UserError(f"{step_name(graph, int(bad[0]))}: the reward is {reward[bad[0]]}, not a finite number")

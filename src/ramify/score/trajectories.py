@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.words import plural
 from ramify.trace.aliases import IMPORTED, KNOWN, required
 from ramify.trace.formats import formats
 from ramify.trace.lines import at_place, field, first_record, read_lines
@@ -253,7 +254,7 @@ def _flat(record: dict[str, Any], name: str, task: str, place: str, reward: floa
 def _row(record: dict[str, Any], name: str, length: int, place: str) -> list[float]:
     values: list[float] = field(record, name, list, place)
     if len(values) != length:
-        raise UserError(f"'{name}' has {len(values)} entries for {length} completion tokens")
+        raise UserError(f"'{name}' has {plural(len(values), 'entry')} for {plural(length, 'completion token')}")
     for at, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UserError(f"'{name}'[{at}] is no number")

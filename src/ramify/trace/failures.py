@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ramify.base.words import plural
 from ramify.trace.node import Node, Score
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Failures:
         if not self.reasons:
             return ""
         told = [f"{count} x {reason}" for reason, count in self.counted.items()]
-        told = [*told[:most], *([f"and {len(told) - most} other reasons"] if len(told) > most else [])]
+        told = [*told[:most], *([f"and {plural(len(told) - most, 'other reason')}"] if len(told) > most else [])]
         if self.all:
             return f"{'the only attempt' if self.attempts == 1 else f'all {self.attempts} attempts'} failed: {'; '.join(told)}"
         return f"{len(self.reasons)} of {self.attempts} attempts failed: {'; '.join(told)}"

@@ -16,6 +16,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
+from ramify.base.words import plural
 from ramify.trace.keys import canonical
 
 
@@ -86,7 +87,7 @@ class MergedGraph:
         }
         for name, column in columns.items():
             if column is not None and len(column) != n:
-                raise UserError(f"{name} has {len(column)} entries for {n} visits")
+                raise UserError(f"{name} has {plural(len(column), 'entry')} for {plural(n, 'visit')}")
         task, task_names = factorize(tasks)
         attempt, attempt_rows = _within(task, factorize(attempts)[0])
         attempt_names = [attempts[row] for row in attempt_rows]
@@ -174,7 +175,7 @@ class MergedGraph:
         lines = ["digraph states {", "  node [shape=box];"]
         for node in form["nodes"]:
             notes = [f"{name} {node[name]}" for name in (extra or {})]
-            label = "\n".join([short(node["key"]), f"{node['visits']} visits", *notes])
+            label = "\n".join([short(node["key"]), plural(node["visits"], "visit"), *notes])
             lines.append(f"  {node['id']} [label={dot_quote(label)}{', shape=doublecircle' if node['terminal'] else ''}];")
         for edge in form["edges"]:
             label = f"{short(edge['action'])} x{edge['count']}"

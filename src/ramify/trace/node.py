@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.words import plural
 from ramify.trace.message import Message
 
 #: Why a sampled node ended, or where an environment left the episode ("" while it continues).
@@ -108,7 +109,7 @@ def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, 
     ends = _array(fields.pop("ends", None), np.int32)
     for name, array in (("sampled", sampled), ("logprobs", logprobs), ("ends", ends)):
         if array is not None and (tokens is None or len(array) != len(tokens)):
-            raise ValueError(f"{name} has {len(array)} entries for {0 if tokens is None else len(tokens)} tokens")
+            raise ValueError(f"{name} has {plural(len(array), 'entry')} for {0 if tokens is None else len(tokens)} tokens")
     if fields.get("stop", "") not in STOPS:
         raise ValueError(f"unknown stop reason {fields['stop']!r}")
     offset, index = int(offset), int(fields.pop("index", -1))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import stable_hash
+from ramify.base.words import plural
 from ramify.trace.node import Node
 from ramify.trace.path import Path
 
@@ -85,7 +86,7 @@ class Tree:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"<tree {self.name[:90]!r}:\n {len(self)} nodes, {len(self.leaves())} leaves>"
+        return f"<tree {self.name[:90]!r}:\n {plural(len(self), 'node')}, {plural(len(self.leaves()), 'leaf')}>"
 
 
 def check_offset(node: Node, parent_length: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.base.words import plural
 from ramify.trace.context import context_of_parts, resolve, whole_tokens
 from ramify.trace.node import Insert
 
@@ -30,7 +31,9 @@ class Row:
     def __post_init__(self) -> None:
         for name, values in (("mask", self.mask), *self.token_values.items()):
             if len(values) != len(self.tokens):
-                raise UserError(f"training row: {name} has {len(values)} entries for {len(self.tokens)} tokens")
+                raise UserError(
+                    f"training row: {name} has {plural(len(values), 'entry')} for {plural(len(self.tokens), 'token')}"
+                )
             if name != "mask" and not np.isfinite(values).all():
                 raise UserError(f"training row: stream '{name}' holds a value that is not finite")
 

@@ -240,9 +240,9 @@ def test_bad_trace_files(tmp_path: Path) -> None:
     assert "'sampler' setting 'top_k' cannot be 'x'" in refusal(good | {"sampler": {"top_k": "x"}})
     assert "potentials have 1 positions" in refusal(good | {"k": [3], "n": 4})
     assert "5 right of 4" in refusal(good | {"k": [5, None, None, None], "n": 4})
-    assert "'n' has 1 entries" in refusal(good | {"k": [1, 1, 1, 1], "n": [4]})
+    assert "'n' has 1 entry" in refusal(good | {"k": [1, 1, 1, 1], "n": [4]})
     assert "none above 0" in refusal(good | {"logprobs": [0.5, 0, 0]})
-    assert "'logprobs' has 1 entries for 3 tokens" in refusal(good | {"logprobs": [-0.5]})
+    assert "'logprobs' has 1 entry for 3 tokens" in refusal(good | {"logprobs": [-0.5]})
     assert "a trace of text only" in refusal({"id": "a", "prompt": "0", "response": "1"})
     assert "'id' must be text" in refusal({"prompt_ids": [1], "response_ids": [1]})
     assert refusal() == " holds no trace"

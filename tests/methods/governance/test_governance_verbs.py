@@ -97,7 +97,7 @@ def test_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log.write_text("".join(json.dumps({"request": {"messages": c}, "response": said}) + "\n" for c in chats), encoding="utf-8")
     assert run("audit", log, "--rules", rules, "--out", tmp_path / "audit.md") == 0
     shown = capsys.readouterr().out
-    assert "1 compactions" in shown
+    assert "1 compaction" in shown
     assert f"lost: '{RULE}' (dropped) at reply 2" in shown
     assert "| rule |" in (tmp_path / "audit.md").read_text(encoding="utf-8")
     assert run("audit", log, "--rules", rules, "--strict", "--json") == 1
@@ -193,7 +193,7 @@ def test_an_endpoints_own_compaction_is_unknown_where_it_is_encrypted_and_read_w
         assert [compaction["strategy"] for compaction in found["compactions"]] == ["native"]
         assert (code, len(rule["lost"]), rule["replies_unknown"]) == (fate == "lost", fate == "lost", fate == "unknown")
     assert run("audit", tmp_path / "log.jsonl", "--rules", tmp_path / "log.txt") == 0
-    assert "1 compactions (1 by native)" in capsys.readouterr().out
+    assert "1 compaction (1 by native)" in capsys.readouterr().out
 
 
 def test_attack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,7 +265,7 @@ def test_integer_arrays_are_checked_alike():
         credit(zero, zero + 7, zero, zero, np.zeros(2))
     with pytest.raises(UserError, match="misses step"):
         credit(zero, zero, np.array([0, 2]), zero, np.zeros(2))
-    with pytest.raises(UserError, match="has 1 entries for 2"):
+    with pytest.raises(UserError, match="has 1 entry for 2"):
         credit(zero, zero, zero, zero[:1], np.zeros(2))
 
 
@@ -285,7 +285,7 @@ def test_one_attempt_and_keys_of_any_kind():
         ({"reward": [0.0, "much", 0.0, 0.0]}, "row 1: the reward 'much' is not a number"),
         ({"step": [0, 0, 0, 1]}, "attempt 1 of task 't' has step 0 twice"),
         ({"step": [0, 2, 0, 1]}, "attempt 1 of task 't' misses step 1"),
-        ({"reward": [0.0]}, "rewards has 1 entries for 4 steps"),
+        ({"reward": [0.0]}, "rewards has 1 entry for 4 steps"),
         ({"key": ["A", {1, 2, object()}, "A", "B"]}, "has no canonical key"),
     ],
 )

@@ -178,7 +178,7 @@ def test_nothing_is_known_where_nobody_succeeded():
     g = graph(("fab", "lost"), ("fcd", "goal"), tasks="uv")
     ways = Ways.of(g, Loops.of(g), np.array([False, True]))
     assert keys_of(g, ways.on | ways.off) == "fcd"
-    with pytest.raises(UserError, match="'success' has 1 entries for 2 attempts"):
+    with pytest.raises(UserError, match="'success' has 1 entry for 2 attempts"):
         Ways.of(g, Loops.of(g), np.array([True]))
 
 

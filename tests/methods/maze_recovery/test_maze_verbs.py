@@ -236,7 +236,7 @@ def test_returns_by_a_key_that_hides_the_state_do_not_stand_out(tmp_path: Path, 
     file.write_text("".join(json.dumps(walk) + "\n" for walk in walks))
     found = verb(capsys, "audit", file)
     assert not found["found"]
-    assert "returns are seen, but the same move led elsewhere" in found["verdict"]
+    assert "returns seen, but the same move led elsewhere" in found["verdict"]
     file.write_text(json.dumps(trace(way(0), "b0 leaf")) + "\n")
     assert main(["maze-recovery", "audit", str(file)]) == 0
     assert capsys.readouterr().out.startswith("nothing stands out: no trace gets out of a wrong turn")
@@ -321,7 +321,7 @@ def test_labels_are_measured_first_trace_by_trace(tmp_path: Path, capsys: pytest
     traces = Traces(from_records(base_walks(2)))
     found = audit_replies(traces, detector, labels)
     assert (found["agreement"]["steps"], found["agreement_with"]) == (400, "labels")
-    assert "1 labelled traces could not be marked" in capsys.readouterr().err
+    assert "1 labelled trace left out, could not be marked" in capsys.readouterr().err
     nothing = Failing(most=0)
     with pytest.raises(NeedsError, match="marked none of the labelled steps"):
         audit_replies(traces, nothing, labels)

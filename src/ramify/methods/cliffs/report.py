@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base.words import plural
 from ramify.methods.cliffs.algorithm import KINDS
 from ramify.methods.cliffs.passk import pass_at_k
 from ramify.methods.cliffs.run import ScanConfig, Scanned
@@ -54,7 +55,7 @@ def said(scanned: Sequence[Scanned], config: ScanConfig) -> str:
     if not cliffs:
         return f"nothing stands out: no token was shown to lose more than {config.delta0:g}"
     checked = "confirmed on fresh forks" if config.fresh else "found, none of them checked on fresh forks"
-    return f"{cliffs} cliffs in {having} of {len(scanned)} traces, {checked}"
+    return f"{plural(cliffs, 'cliff')} in {having} of {len(scanned)} traces, {checked}"
 
 
 def _side(scanned: Sequence[Scanned]) -> dict[str, Any]:

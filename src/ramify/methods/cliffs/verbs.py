@@ -16,6 +16,7 @@ from ramify.base.config import Config
 from ramify.base.errors import BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.waiting import complete
+from ramify.base.words import plural
 from ramify.engine.named import find_continuing, find_sampled
 from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.cliffs.forks import TAKES, ReplyForks
@@ -216,7 +217,7 @@ def _scan(
         done[one.trace.id] = one
         bar.at(len(done), f"{sum(len(s.kept) for s in corrected(list(done.values()), config))} cliffs")
 
-    kept, total = lambda: f"{len(done)} traces are in {out}: the same command continues", len(done) + len(stems)
+    kept, total = lambda: f"{out} holds {plural(len(done), 'trace')}: the same command continues", len(done) + len(stems)
     with progress("scan", total, "traces", as_json, len(done), kept) as bar:
         stems = complete(forks.judged(stems))
         result = complete(scan(stems, forks, config, on_trace))
@@ -232,7 +233,9 @@ def _scan(
         raise RamifyError("no trace was scanned")
     _warn(report, config, "seeds" in forks.model.capabilities)
     if result.left:
-        raise BudgetSpentError(f"--budget-rollouts is spent, {len(result.left)} traces were not scanned: raise it to continue")
+        raise BudgetSpentError(
+            f"--budget-rollouts is spent, {plural(len(result.left), 'trace')} not scanned: raise it to continue"
+        )
 
 
 def _warn(report: dict[str, Any], config: ScanConfig, repeats: bool) -> None:
@@ -296,11 +299,13 @@ def _report(report: dict[str, Any]) -> str:
         text += "\n\n" + table(["class", "found", "confirmed", "refuted", "suspect", "drop found", "fresh drop"], classes)
     spent = report["spent"]
     text += (
-        f"\n\n{report['tested']} of {report['tokens']} tokens tested; {report['forks']} forks ({report['share_of_forks'] or 0:.0%} of every "
-        f"position with all forks), {spent['forward_tokens']} tokens run. {report['truncated']} forks truncated, {report['missing']} without "
+        f"\n\n{report['tested']} of {report['tokens']} tokens tested; {plural(report['forks'], 'fork')} ({report['share_of_forks'] or 0:.0%} of every "
+        f"position with all forks), {plural(spent['forward_tokens'], 'token')} run. {plural(report['truncated'], 'fork')} truncated, {report['missing']} without "
         f"a verdict{': ' + spent['first_failure'] if spent['first_failure'] else ''}.\nLook at one with `ramify cliffs show {report['out']} TRACE`."
     )
-    return text + (f"\n{report['unjudged']} traces got no verdict and are neither wrong nor right." if report["unjudged"] else "")
+    return text + (
+        f"\n{plural(report['unjudged'], 'trace')} got no verdict: neither wrong nor right." if report["unjudged"] else ""
+    )
 
 
 @app.verb("ablate", settings=AblateOptions)
@@ -320,14 +325,14 @@ def ablate_(options: AblateOptions, path: ScanPath, as_json: Json = False) -> No
     rows = [[row["arm"], row["undefined"], *(row[f"pass@{one}"] for one in ks)] for row in found["arms"]]
     text = table(["arm", "undefined (scores 0)", *(f"pass@{one}" for one in ks)], rows)
     short = {k: n for k, n in found["short"].items() if n}
-    left = "".join(f"pass@{k}: {n} cliffs have fewer graded forks and count with those.\n" for k, n in short.items())
-    left += f"{found['left_out']} cliffs without a graded fork in some arm are left out.\n" if found["left_out"] else ""
+    left = "".join(f"pass@{k}: {plural(n, 'cliff')} with fewer graded forks, counted with those.\n" for k, n in short.items())
+    left += f"Left out: {plural(found['left_out'], 'cliff')} without a graded fork in some arm.\n" if found["left_out"] else ""
     low, high = found["gap_interval"] or (float("nan"), float("nan"))
     gap = "" if found["gap"] is None else f"del - keep at k = 1: {found['gap']:.3f} [{low:.3f}, {high:.3f}], "
     emit(
         found,
         as_json,
-        f"{text}\n\n{left}{gap}{found['cliffs']} cliffs ({which} of each wrong trace), {found['spent']['forward_tokens']} tokens run.",
+        f"{text}\n\n{left}{gap}{plural(found['cliffs'], 'cliff')} ({which} of each wrong trace), {plural(found['spent']['forward_tokens'], 'token')} run.",
     )
 
 
@@ -355,7 +360,7 @@ def pairs_(
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
     found = {"out": str(out), "cliffs": len(examined), "pairs": len(rows), "masses": masses, "spent": forks.spent()}
     left_out = sum(len(one.kept) for one in scanned) - len(examined)
-    text = f"{len(rows)} pairs of {len(examined)} cliffs are in {out} ({left_out} of other classes, or of several tokens, left out); {forks.spent()['forward_tokens']} tokens run."
+    text = f"{out} holds {plural(len(rows), 'pair')} of {plural(len(examined), 'cliff')} ({left_out} of other classes, or of several tokens, left out); {plural(forks.spent()['forward_tokens'], 'token')} run."
     if masses:
         text += "\n\n" + table(
             ["trace", "token", "cliff mass", f"under {compare}", "difference"], [list(m.values()) for m in masses]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ramify.base.words import plural
+
 
 def verdict(confirmed: list[dict[str, Any]]) -> str:
     """What the confirmation comes to, in a sentence: the chosen cell stands out where it raises the score (sign test, p at most 0.05) and does
@@ -26,7 +28,7 @@ def sets_verdict(sets: list[dict[str, Any]]) -> str:
         named = "; ".join(f"{one['chosen']} (p = {max(one['p_holm'], one['p_random']):.2g})" for one in found)
         return f"{len(found)} of {len(sets)} sets raise the score, and do more than random sets of their size and norms: {named}."
     rule = "raises the score by more than chance and by more than random sets of its size and norms"
-    return f"Nothing stands out: of {len(sets)} set{'s'[: len(sets) != 1]}, none {rule}, corrected over them."
+    return f"Nothing stands out: of {plural(len(sets), 'set')}, none {rule}, corrected over them."
 
 
 def study_verdict(study: dict[str, Any]) -> str:
@@ -45,8 +47,8 @@ def markdown(study: dict[str, Any]) -> str:
         "",
         f"**{study_verdict(study)}**",
         "",
-        f"Chosen on {study['search'][0]['n']} prompts out of {len(study['search'])} cells: **{study['chosen']}** of model {options['target']}.",
-        f"On {chosen['n']} other prompts, scored by `{options['score']}`, the score goes from {_percent(chosen['score'] - chosen['lift'])} "
+        f"Chosen on {plural(study['search'][0]['n'], 'prompt')} out of {plural(len(study['search']), 'cell')}: **{study['chosen']}** of model {options['target']}.",
+        f"On {plural(chosen['n'], 'other prompt')}, scored by `{options['score']}`, the score goes from {_percent(chosen['score'] - chosen['lift'])} "
         f"to {_percent(chosen['score'])} ({_lift(chosen)}; {chosen['rescued']} rescued, {chosen['broken']} broken, p = {chosen['p']:.2g}).",
         f"{'A feature' if len(sets) else 'The feature'} fires on {_percent(chosen['coverage'])} of them; the change is {chosen['size']:.2f} times as long as the state.",
     ]

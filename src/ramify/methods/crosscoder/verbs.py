@@ -19,6 +19,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import generator
+from ramify.base.words import plural
 from ramify.kit import Json, Verbs, argument, option
 from ramify.methods.crosscoder.algorithm import (
     Confirmed,
@@ -274,7 +275,7 @@ def rank(
     emit(
         {"tool_signed": len(signed), "own": own, "verdict": sentence, "features": rows},
         as_json,
-        table(columns, shown, f"{sentence}\n{len(signed)} features are higher on the tool corpus, {len(rows)} listed"),
+        table(columns, shown, f"{sentence}\nhigher on the tool corpus: {plural(len(signed), 'feature')}, {len(rows)} listed"),
     )
 
 
@@ -316,7 +317,9 @@ def _steer(
     template = _template(models, options.tuned or about["tuned"], options.raw)
     read = prompts(problems, models, template)
     if len(read) < 4:
-        raise UserError(f"{problems} holds {len(read)} prompts; some choose and others confirm, so at least 4 are needed")
+        raise UserError(
+            f"{problems} holds {plural(len(read), 'prompt')}; some choose and others confirm, so at least 4 are needed"
+        )
     order = np.random.Generator(np.random.Philox(options.seed)).permutation(len(read))
     cut = min(len(read) - 2, max(2, round(options.select * len(read))))
     choosing, others = ([read[i] for i in sorted(part)] for part in (order[:cut], order[cut:]))

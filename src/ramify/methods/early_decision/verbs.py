@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
+from ramify.base.words import plural
 from ramify.engine.named import find_model, find_sampled
 from ramify.kit import DryRun, Json, Trust, Verbs, argument, option
 from ramify.methods import early_decision
@@ -270,7 +271,7 @@ def oscillate_(
     verdict = oscillation_verdict(found)
     emit({"oscillation": found, "unrated": unrated} | verdict | _spent(sampler), as_json, f"{shown}\n\n{verdict['verdict']}")
     if unrated:
-        say(f"warning: {unrated} traces were rated by no judge and are left out; the same command tries them again")
+        say(f"warning: {plural(unrated, 'trace')} left out, rated by no judge; the same command tries them again")
     _warn(sampler, jury)
 
 
@@ -312,7 +313,7 @@ def _spent(sampler: Sampler) -> dict[str, Any]:
 
 def _warn(sampler: Sampler, jury: Jury) -> None:
     if sampler.failed:
-        say(f"warning: {sampler.failed} samples failed ({sampler.first_failure}); the same command tries them again")
+        say(f"warning: {plural(sampler.failed, 'sample')} failed ({sampler.first_failure}); the same command tries them again")
     if sampler.ledger.spent.get("judge", {}).get("calls"):
         say(f"spent on {sampler.ledger}")
     for name, why in jury.failed.items():

@@ -14,6 +14,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
+from ramify.base.words import plural
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import CaseConfig
 from ramify.methods.forensics.experiment import ALPHA, Control, TestResult, corrected, result_from_json
@@ -151,21 +152,21 @@ def _rate(told: Told) -> float | None:
 
 def _baseline(told: Told) -> Iterator[Finding]:
     """The rate in the incident."""
-    why = f"rate {share_text(told['rate'])}; {told['invalid']} invalid runs ({told['invalid_share']:.0%})"
+    why = f"rate {share_text(told['rate'])}; {plural(told['invalid'], 'invalid run')} ({told['invalid_share']:.0%})"
     yield Finding("baseline", BASELINE, why, value=_rate(told), unit="rate", evidence=told)
 
 
 def _test(told: Told) -> Iterator[Finding]:
     """What was changed, and how far the behaviour moved."""
     unit = "z" if told["kind"] == "dose" else "change of the rate"
-    why = f"{told['statement']} ({told['n']} runs, corrected p {told['p']:.2g}): {told['seen']}"
+    why = f"{told['statement']} ({plural(told['n'], 'run')}, corrected p {told['p']:.2g}): {told['seen']}"
     yield Finding(f"{told['kind']} {told['name']}", TESTS, why, value=told["value"], unit=unit, evidence=told)
 
 
 def _control(told: Told) -> Iterator[Finding]:
     """What a test does on an agent that has the property."""
     did = "fires" if told.get("fired", True) else "does not fire"
-    why = f"{told['test']} {did} on {told['source']} ({told['n']} runs), its power is at least {told['power']:.2f}"
+    why = f"{told['test']} {did} on {told['source']} ({plural(told['n'], 'run')}), its power is at least {told['power']:.2f}"
     yield Finding(f"control {told['test']}", CONTROLS, why, value=told["power"], unit="power", evidence=told)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ramify.base.errors import InfrastructureError
+from ramify.base.words import plural
 from ramify.methods.forensics.algorithm import INVALID, plan
 from ramify.methods.forensics.case import CaseConfig, are_doses
 from ramify.methods.forensics.experiment import ALPHA, TestResult
@@ -49,7 +50,7 @@ def design(config: CaseConfig, n: int = 0, k: int = 50) -> list[dict[str, Any]]:
         rows.append({"test": f"{name}, {len(values)} doses", "runs": runs, "power": power, "n_for_80": None, "finds": ""})
     least = plan(config.expect, config.instead, n, k=k)["sentence_detectable"]
     sees = f"scores of at least {least:.2f}"
-    one = {"test": f"a sentence, {k} forks", "runs": 2 * k, "power": 0.8, "n_for_80": None, "finds": sees}
+    one = {"test": f"a sentence, {plural(k, 'fork')}", "runs": 2 * k, "power": 0.8, "n_for_80": None, "finds": sees}
     return [*rows, contrast("forbid"), one]
 
 
@@ -69,7 +70,7 @@ def as_text(found: Mapping[str, Any]) -> str:
     for trace in found["traces"]:
         rows = [trace["sentences"][i] for i in trace["order"][:5]]
         cells = [[short(r["sentence"], 60), f"{r['held_out']:+.2f}", f"{r['score']:+.2f}", f"{r['sd']:.2f}"] for r in rows]
-        title = f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {trace['k']} forks at each place"
+        title = f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {plural(trace['k'], 'fork')} at each place"
         parts += [title, table(["sentence", "held-out score", "score", "sd"], cells), f"{sentences_text(trace)}."]
     if found["probes"]:
         parts.append("## Questions: what it says, which is no cause")
@@ -93,7 +94,7 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
             notes.append(
                 f"{one['name']}: not calibrated, no grades by people are given."
                 if a is None
-                else f"{one['name']}: with people kappa {a['kappa']:.2f} on {a['n']} runs (p = {a['p']:.2g}), equal {a['equal']:.0%}, within one {a['within_one']:.0%}."
+                else f"{one['name']}: with people kappa {a['kappa']:.2f} on {plural(a['n'], 'run')} (p = {a['p']:.2g}), equal {a['equal']:.0%}, within one {a['within_one']:.0%}."
             )
         if "auroc" in one:
             notes.append(
@@ -116,7 +117,7 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     return [
         table(["name", "what", "beside runs that did it", "beside the others", "p, corrected"], rows),
-        f"{said} (p < {ALPHA:g}, corrected over the {found[0]['looks']} comparisons of the case).",
+        f"{said} (p < {ALPHA:g}, corrected over the {plural(found[0]['looks'], 'comparison')} of the case).",
         *notes,
     ]
 
@@ -125,14 +126,16 @@ def sentences_text(trace: Mapping[str, Any]) -> str:
     """How many sentences of a resampled reply move the rate."""
     moving, n = sum(row["p"] < ALPHA for row in trace["sentences"]), len(trace["sentences"])
     said = f"{moving} of {n} sentences move the rate" if moving else f"{NOTHING}: no sentence moves the rate"
-    return f"{said} (p < {ALPHA:g}, corrected over the {n} sentences of this reply)"
+    return f"{said} (p < {ALPHA:g}, corrected over the {plural(n, 'sentence')} of this reply)"
 
 
 def baseline_text(base: Mapping[str, Any]) -> list[str]:
     """The rate in the incident, and what makes it doubtful."""
     if not base:
         return ["No baseline was run: `ramify forensics run CASEDIR`."]
-    out = [f"## Baseline\n\nRate {share_text(base['rate'])}; {base['invalid']} invalid runs ({base['invalid_share']:.0%})."]
+    out = [
+        f"## Baseline\n\nRate {share_text(base['rate'])}; {plural(base['invalid'], 'invalid run')} ({base['invalid_share']:.0%})."
+    ]
     if base["invalid_share"] > INVALID:
         out.append(f"**More than {INVALID:.0%} of the runs are invalid: mend the grader or the harness first.**")
     aware = base["awareness"]["aware"]
@@ -146,7 +149,7 @@ def baseline_text(base: Mapping[str, Any]) -> list[str]:
     if "absence" in base:
         a = base["absence"]
         out.append(
-            f"The behaviour did not appear: its rate is at most {a['upper']:.1%}; {a['needed']} runs would show a rate of {a['smallest']:.1%} once."
+            f"The behaviour did not appear: its rate is at most {a['upper']:.1%}; {plural(a['needed'], 'run')} would show a rate of {a['smallest']:.1%} once."
         )
     return out
 

@@ -18,6 +18,7 @@ from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
+from ramify.base.words import plural
 from ramify.env.protocol import Environment, Task, TaskSet, read_task_set
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import CaseConfig, check_case, load_case, varied
@@ -186,9 +187,9 @@ class CaseRuns:
         """One sentence on runs of which none counts: why, counted."""
         why = Counter(run.failure or f"no verdict, it ended with {self._ending(run)}" for run in runs)
         told = "; ".join(f"{count} x {reason}" for reason, count in why.most_common(3))
-        more = f"; and {len(why) - 3} other reasons" if len(why) > 3 else ""
+        more = f"; and {plural(len(why) - 3, 'other reason')}" if len(why) > 3 else ""
         return (
-            f"stopped: the first {len(runs)} runs of '{cell}' by '{self.agent.model.identity.name}' in '{self.environment.name}' are all invalid "
+            f"stopped: the first {plural(len(runs), 'run')} of '{cell}' by '{self.agent.model.identity.name}' in '{self.environment.name}' are all invalid "
             f"({told}{more}); no more are played"
         )
 

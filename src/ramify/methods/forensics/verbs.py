@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
+from ramify.base.words import plural
 from ramify.kit import Form, Json, Verbs, argument, option
 from ramify.methods.forensics.ach import BENIGN
 from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
@@ -97,7 +98,7 @@ def plan(
     text = table(["test", "runs", "power", "runs a cell for 0.80", ""], cells)
     text += (
         f"\n\nFor a rate of {config.expect:g} that becomes {config.instead:g}, all tests of the case at one level of {ALPHA:g}; the baseline's "
-        f"{n or config.n} runs come on top."
+        f"{plural(n or config.n, 'run')} on top of that."
     )
     emit({"tests": rows, "expect": config.expect, "instead": config.instead}, as_json, text)
 

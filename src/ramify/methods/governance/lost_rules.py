@@ -14,6 +14,7 @@ from ramify.base.config import read_toml
 from ramify.base.errors import UserError
 from ramify.base.files import reason
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.words import plural
 from ramify.methods.governance.calls import read_calls
 from ramify.methods.governance.predicates import UnreadableError, forbids
 from ramify.rollout.attempts import first_index
@@ -440,9 +441,11 @@ def head(found: Mapping[str, Any]) -> str:
     """What was read, in one line: replies, sessions, compactions and by whom, calls that are no replies of an agent."""
     by = Counter(c["strategy"] for c in found["compactions"] if c["strategy"])
     made = f" ({', '.join(f'{count} by {name}' for name, count in by.items())})" if by else ""
-    apart = [f"{count} calls {_OTHERS.get(purpose, f'for {purpose}')}" for purpose, count in found["other_calls"].items()]
+    apart = [
+        f"{plural(count, 'call')} {_OTHERS.get(purpose, f'for {purpose}')}" for purpose, count in found["other_calls"].items()
+    ]
     said = f"; no replies: {', '.join(apart)}" if apart else ""
-    return f"{found['replies']} replies in {found['sessions']} sessions, {len(found['compactions'])} compactions{made}{said}"
+    return f"{plural(found['replies'], 'reply')} in {plural(found['sessions'], 'session')}, {plural(len(found['compactions']), 'compaction')}{made}{said}"
 
 
 def verdict(rules: Sequence[Mapping[str, Any]]) -> str:
@@ -480,7 +483,9 @@ def lines(found: Mapping[str, Any], most: int = 20) -> list[str]:
             f"lost: {r['rule']!r} ({loss['became']}) at reply {loss['step']} of {loss['session']}" for loss in r["lost"][:most]
         ]
         if r["replies_unknown"]:
-            told.append(f"unknown: {r['rule']!r} at {r['replies_unknown']} replies: a provider's own compaction cannot be read")
+            told.append(
+                f"unknown: {r['rule']!r} at {plural(r['replies_unknown'], 'reply')}: a provider's own compaction cannot be read"
+            )
         for call in r["calls_without"][:most]:
             mark = "FORBIDDEN " if call["forbidden"] else ""
             told.append(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
+from ramify.base.words import plural
 from ramify.engine.named import find_model
 from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Json, Trust, Verbs, argument, check_forks, option
 from ramify.methods.governance import lost_rules
@@ -104,7 +105,7 @@ def attack(
     cells = [[name, *_share(share)] for name, share in shares.items()]
     low, high = found["gain"]
     text = table(["violations", "k", "n", "rate", "95 % interval"], cells)
-    text += f"\n\nbest: {found['best']}\nbest minus none, held out: [{low:+.3f}, {high:+.3f}]; {found['queries']} episodes, all in {out}"
+    text += f"\n\nbest: {found['best']}\nbest minus none, held out: [{low:+.3f}, {high:+.3f}]; {plural(found['queries'], 'episode')}, all in {out}"
     text += f"\n\n{found['verdict']}"
     emit(found, as_json, text)
 
@@ -294,7 +295,9 @@ def _tell(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
     if out is not None:
         body = "\n\n".join("\n".join(markdown(*one)) for one in tables)
         failed = "".join(f"\n\n**{why}**" for why in found["failed"])
-        write_whole(out, f"# Rules under compaction\n\n{found['episodes']} episodes. **{found['verdict']}**\n\n{body}{failed}\n")
+        write_whole(
+            out, f"# Rules under compaction\n\n{plural(found['episodes'], 'episode')}. **{found['verdict']}**\n\n{body}{failed}\n"
+        )
     emit(found, as_json, "\n\n".join([*(table(*one) for one in tables), found["verdict"]]))
     for why in found["failed"]:
         say(f"warning: {why}")

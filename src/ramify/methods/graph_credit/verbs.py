@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
+from ramify.base.words import plural
 from ramify.kit import Json, Verbs, argument, option
 from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.graph_credit.decisive import LEVEL
@@ -130,7 +131,7 @@ def advantages(
     """Write every step with its credit."""
     rows = _graph(source, options).rows(positive)
     write_rows(out, rows)
-    emit({"out": str(out), "steps": len(rows)}, as_json, f"{len(rows)} steps with their credit are in {out}")
+    emit({"out": str(out), "steps": len(rows)}, as_json, f"{out} holds {plural(len(rows), 'step')} with credit")
 
 
 @app.verb(settings=Options)
@@ -291,7 +292,7 @@ def _sentence(found: dict[str, Any]) -> str:
         return "whether it is more than chance was not stored: `ramify graph-credit mark` stores it"
     if found["decisive"] is None:
         return "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be chance"
-    told = f"rewards {found['difference']:+.3g} against the {found['others']} others in its state, corrected p {found['p_corrected']:.2g}"
+    told = f"rewards {found['difference']:+.3g} against {plural(found['others'], 'other')} in its state, corrected p {found['p_corrected']:.2g}"
     return f"the step {'stands' if found['decisive'] else 'does not stand'} out of chance: {told}"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.words import plural
 from ramify.methods.implicit_advantage import algorithm
 from ramify.methods.implicit_advantage.algorithm import A_PRIORI, STEP_AGGS, TOKEN_AGGS, Rule, StepAgg, TokenAgg
 from ramify.methods.implicit_advantage.confidence import bottom10, tail
@@ -299,7 +300,7 @@ def _verdict_on_steps(found: Mapping[str, Any], blamed: Sequence[Mapping[str, An
     named = len({row["trajectory_id"] for row in blamed})
     if level >= 1:
         return f"no noise floor was asked for (level 1): the lowest steps below 0 in {named} of {attempts} attempts, whatever the noise"
-    looked = f"the {found['steps']} steps of {attempts} attempts"
+    looked = f"the {plural(found['steps'], 'step')} of {plural(attempts, 'attempt')}"
     if named:
         return (
             f"steps stand out in {named} of {attempts} attempts: noise floor {found['grade']:.4g}, held against {ordinary} successful "
@@ -311,7 +312,7 @@ def _verdict_on_steps(found: Mapping[str, Any], blamed: Sequence[Mapping[str, An
             f"which takes {math.ceil(1 / level - 1e-9) - 1} or more"
         )
     return (
-        f"nothing stands out in {looked}, held against {ordinary} successful attempts at level {level:g} "
+        f"nothing stands out in {looked}, held against {plural(ordinary, 'successful attempt')} at level {level:g} "
         f"(a step lower than all of theirs would be seen in {found['fewest']} or more attempts)"
     )
 

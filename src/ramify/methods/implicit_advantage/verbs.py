@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ramify.base.errors import EXIT_NEEDS, NeedsError, RamifyError, UserError
 from ramify.base.ledger import Ledger
+from ramify.base.words import plural
 from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Json, Trust, Verbs, check_forks, option
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.algorithm import AdvantageConfig, Rule, StepAgg, TokenAgg
@@ -184,7 +185,7 @@ def _keep(
     }
     lines = ["no attempt was graded, and nothing was written"]
     if rows:
-        lines = [f"{len(rows)} attempts with their grades are in {where}" if where else f"{len(rows)} attempts were graded"]
+        lines = [f"{plural(len(rows), 'graded attempt')} in {where}" if where else f"graded: {plural(len(rows), 'attempt')}"]
     lines += [f"noted on some attempts: {note}" for note in sorted(noted)]
     left = [f"cut from the left: {name}" for name in cut] + [f"skipped: {why}" for why in skipped]
     lines += [" ".join(line.split()) for line in left[:LISTED]]
@@ -455,7 +456,9 @@ def _apart(records: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     """Calibration records. Raises UserError where they share a task with those the choice is judged on."""
     found = read_scores(path)
     if shared := {r["task_id"] for r in records} & {r["task_id"] for r in found}:
-        raise UserError(f"{path} shares {len(shared)} tasks with the scores, such as '{min(shared)}': calibrate on other tasks")
+        raise UserError(
+            f"{path} shares {plural(len(shared), 'task')} with the scores, such as '{min(shared)}': calibrate on other tasks"
+        )
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.words import plural
 from ramify.methods.maze_recovery.attempts import Key, Trace, Traces, from_records
 from ramify.methods.maze_recovery.loops import Recovery, ambiguous
 from ramify.stats.intervals import clustered_proportion
@@ -111,8 +112,11 @@ def _verdict(report: Mapping[str, Any]) -> dict[str, Any]:
         return {"found": False, "verdict": "nothing stands out: no trace gets out of a wrong turn"}
     if odd is not None and odd["value"] > _AMBIGUOUS:
         why = f"the same move led elsewhere in {odd['k']} of {odd['n']} cases, so equal keys may be other states"
-        return {"found": False, "verdict": f"nothing stands out: {n} returns are seen, but {why}"}
-    return {"found": True, "verdict": f"{report['recovery_traces']['k']} of {total} traces get out of a wrong turn, {n} times"}
+        return {"found": False, "verdict": f"nothing stands out: {plural(n, 'return')} seen, but {why}"}
+    return {
+        "found": True,
+        "verdict": f"{report['recovery_traces']['k']} of {total} traces get out of a wrong turn, {plural(n, 'time')}",
+    }
 
 
 def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
@@ -124,7 +128,7 @@ def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
     elif not report["families"]:
         found.append("no state that leads nowhere was visited, so there is nothing to cover: coverage is 0 of 0")
     if report["success_unknown"]:
-        found.append(f"{report['success_unknown']} traces do not say whether they succeeded; they count as not successful")
+        found.append(f"{plural(report['success_unknown'], 'trace')} without a word on success, counted as not successful")
     if report["steps"] > report["traces"] and report["states"] == report["steps"]:
         found.append(
             "no state occurs twice: the key may be too fine (a clock, a step counter, the whole history) to see any loop; "

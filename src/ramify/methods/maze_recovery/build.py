@@ -13,6 +13,7 @@ from pydantic import Field
 from ramify.base.config import Config, check
 from ramify.base.errors import UserError
 from ramify.base.seeds import derive_key
+from ramify.base.words import plural
 from ramify.methods.maze_recovery.attempts import Trace, Traces, from_records
 from ramify.methods.maze_recovery.conversations import Conversation, Spans, counted, whole
 from ramify.methods.maze_recovery.loops import shortest_ways
@@ -257,7 +258,7 @@ def _fill(
         if example is None and len(pools) == 2 and not wanted:
             fault = "every success takes something back, which cannot be cut out of a text (rho 1 takes them as they are)"
         elif example is not None:
-            fault = f"the first trace has {example.cost} tokens, and the budget is {config.token_budget}"
+            fault = f"the first trace has {plural(example.cost, 'token')}, and the budget is {config.token_budget}"
         raise UserError(f"the set is empty: {fault}")
     turns = [turn for e in taken for turn, spans in zip(e.conversation.turns, e.conversation.trained, strict=True) if spans]
     share = sum(e.recovery for e in taken) / len(taken)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.words import plural
 from ramify.trace.graph import MergedGraph, factorize
 
 
@@ -197,7 +198,7 @@ class Ways:
         cut = np.zeros(len(graph.attempts), np.bool_) if cut is None else cut
         for name, flags in (("success", success), ("cut", cut)):
             if len(flags) != len(graph.attempts):
-                raise UserError(f"'{name}' has {len(flags)} entries for {len(graph.attempts)} attempts")
+                raise UserError(f"'{name}' has {plural(len(flags), 'entry')} for {plural(len(graph.attempts), 'attempt')}")
         groups = len(graph.keys)
         won = success[graph.visit_attempt]
         on = np.bincount(graph.visit_group[won & loops.kept], minlength=groups) > 0

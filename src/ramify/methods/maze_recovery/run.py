@@ -12,6 +12,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError
 from ramify.base.ledger import Ledger
+from ramify.base.words import plural
 from ramify.methods.maze_recovery.attempts import Traces
 from ramify.methods.maze_recovery.traces import (
     BACK,
@@ -53,7 +54,7 @@ def mark(traces: Traces, detector: Judge, ledger: Ledger | None = None) -> list[
     if faults and len(faults) == sum(map(len, replies)):
         raise NeedsError(f"{detector.name} labelled no reply: {faults[0]}")
     if faults:
-        say(f"warning: {len(faults)} replies could not be labelled and count as having no steps ({faults[0]})")
+        say(f"warning: {plural(len(faults), 'reply')} could not be labelled, taken as without steps ({faults[0]})")
     return marks
 
 
@@ -105,7 +106,7 @@ def on_labels(detector: Judge, labels: Path, ledger: Ledger | None = None) -> di
     if not truth:
         raise NeedsError(f"{detector.name} marked none of the labelled steps: {faults[0]}")
     if faults:
-        say(f"warning: {len(faults)} labelled traces could not be marked and are left out ({faults[0]})")
+        say(f"warning: {plural(len(faults), 'labelled trace')} left out, could not be marked ({faults[0]})")
     found, wanted = ([step.kind for own in side for step in own] for side in (marked, truth))
     traces = [number for number, own in enumerate(truth) for _ in own]
     return agreement(found, wanted, traces) | {"masks": mask_precision(marked, truth)}

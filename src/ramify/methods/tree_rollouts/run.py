@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ramify.base.errors import UserError, nearest
+from ramify.base.words import plural
 from ramify.methods.tree_rollouts import algorithm
 from ramify.methods.tree_rollouts.record import GrownTree
 from ramify.render.terminal import table
@@ -93,7 +94,7 @@ def _edges(stored: TracePath, turns: int) -> np.ndarray:
         at += node.role == "assistant" and node.opens
         found += [max(at, 0)] * kept
     if at + 1 != turns:
-        raise UserError(f"the stored path has {at + 1} turns where the tree has {turns}")
+        raise UserError(f"the stored path has {plural(at + 1, 'turn')} where the tree has {turns}")
     return np.array(found, dtype=np.int64)
 
 
@@ -178,7 +179,7 @@ def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: floa
         "level": level,
         "compared": compared,
         "differ": out,
-        "verdict": f"{told}, at level {level:g} over {len(pairs)} tasks",
+        "verdict": f"{told}, at level {level:g} over {plural(len(pairs), 'task')}",
     }
 
 
