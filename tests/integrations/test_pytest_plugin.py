@@ -12,10 +12,12 @@ import pytest
 from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.env.builtin.chain import ChainEnvironment
-from ramify.integrations.assertions import assert_conforms, assert_same_tree, assert_success_rate
+from ramify.integrations.assertions import assert_conforms, assert_judge_agrees, assert_same_tree, assert_success_rate
 from ramify.jobs.play import play
 from ramify.model.scripted import ScriptedModel
+from ramify.score.judge import Each, Item
 from ramify.score.match import ExactMatch
+from ramify.trace.db import Run
 
 PLUGIN = "ramify.integrations.pytest_plugin"
 
@@ -136,3 +138,70 @@ def test_success_rate_is_exact() -> None:
     for wrong in ({"at_least": 1.1}, {"at_least": float("nan")}, {"at_least": 0.5, "confidence": 1.0}):
         with pytest.raises(UserError, match="must lie"):
             assert_success_rate([True], **wrong)
+
+
+JUDGED = """
+import pytest
+
+@pytest.mark.judge_slot("reviewer")
+def test_agreed():
+    pass
+
+@pytest.mark.judge_slot("other")
+def test_other():
+    pass
+"""
+
+
+def test_tests_of_a_judge_run_again_where_it_changed(tmp_path: Path) -> None:
+    (tmp_path / "test_judged.py").write_text(JUDGED)
+
+    def judged(*args: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-p", PLUGIN, "-rs", *args]
+        environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    assert "2 passed" in judged()
+    assert "2 passed" in judged("--judge-slot", "reviewer=regex:yes")
+    second = judged("--judge-slot", "reviewer=regex:yes")
+    assert "1 passed, 1 skipped" in second
+    assert "passed with this judge already: reviewer" in second
+    assert "2 passed" in judged("--judge-slot", "reviewer=regex:no")
+    with Run.create(tmp_path / "run", {}) as run:
+        run.replace_judge("reviewer", "version-1")
+    assert "2 passed" in judged("--judge-slot", "reviewer=run")
+    assert "1 skipped" in judged("--judge-slot", "reviewer=run")
+    with Run.open(tmp_path / "run", write=True) as run:
+        run.replace_judge("reviewer", "version-2")
+    assert "2 passed" in judged("--judge-slot", "reviewer=run")
+    (tmp_path / "test_judged.py").write_text(
+        JUDGED.replace("def test_agreed():\n    pass", "def test_agreed():\n    assert False")
+    )
+    assert "1 failed" in judged("--judge-slot", "reviewer=regex:new")
+    assert "1 failed" in judged("--judge-slot", "reviewer=regex:new"), "what failed is not passed by"
+    assert "did you mean 'reviewer'" in judged("--judge-slot", "reviwer=run")
+    assert "unknown judge" in judged("--judge-slot", "reviewer=nobody")
+
+
+class Silent(Each):
+    """Never answers."""
+
+    name, identity = "silent", "0"
+
+    async def one(self, item: Item) -> None:
+        return None
+
+
+def test_a_judge_is_held_to_an_anchor(tmp_path: Path) -> None:
+    anchor = tmp_path / "anchor.jsonl"
+    anchor.write_text(
+        "".join(f'{{"id": {i}, "artefact": "{"good" if i % 2 else "bad"}", "label": {i % 2}}}\n' for i in range(60))
+    )
+    assert_judge_agrees("regex:good", anchor, at_least=0.9)
+    with pytest.raises(AssertionError, match=r"'regex:.' is right on 30 of 60 items .* not 60\.0%"):
+        assert_judge_agrees("regex:.", anchor, at_least=0.6)
+    with pytest.raises(AssertionError, match="did not answer 60 of 60 items"):
+        assert_judge_agrees(Silent(), anchor, at_least=0.6)
+    with pytest.raises(UserError, match="at_least must lie"):
+        assert_judge_agrees("regex:good", anchor, at_least=2)

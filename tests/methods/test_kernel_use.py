@@ -134,6 +134,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
         "forensics",
         "governance",
         "implicit-advantage",
+        "judge-evolution",
         "maze-recovery",
     }
     assert use.methods("forks") >= {"cliffs", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"}
@@ -150,6 +151,7 @@ def audited_by(folder: Path, use: Use) -> None:
     asked = use.ran("implicit-advantage", *blame, *MODEL, "--env", "factory:test_one_record:Recorded")
     assert asked["forks"]
     assert asked["models"] == asked["sampler"] > 0
+    use.ran("judge-evolution", "judge-evolution", "rescore", run, "quality", "--judge", "regex:go")
     use.ran("maze-recovery", "maze-recovery", "audit", run, "--detector", "lexicon")
     use.ran("maze-recovery", "maze-recovery", "audit", run)
     use.ran("governance", "governance", "audit", run, "--rules", folder / "rules.txt")

@@ -13,7 +13,7 @@ import numpy as np
 from ramify.base.seeds import generator
 from ramify.methods.earned_code_memory.memory import Memory
 from ramify.methods.earned_code_memory.roles import payload_of
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 
 CALLS = ("find", "open", "sort", "filter", "rename", "move", "copy", "send", "check", "close")
 THINGS = ("notes", "letters", "photos", "invoices", "tickets", "drafts", "orders", "reports")
@@ -136,7 +136,7 @@ def _spoilt(rep: Repetition) -> bool:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "one request, again and again",
         "nothing",
         "Thirty attempts differ in their values alone: a procedure that is said to recur, or a plan past the gate, is false.",
@@ -145,7 +145,7 @@ CASES = (
         full=100,
         quick=5,
     ),
-    Case(
+    KnownCase(
         "text that asks to be remembered",
         "nothing",
         "Tools' answers ask to be remembered and the reflector obeys: an entry that is active, or served, without a person is false.",
@@ -154,7 +154,7 @@ CASES = (
         full=100,
         quick=5,
     ),
-    Case(
+    KnownCase(
         "a tool that fails as often as it may",
         "nothing",
         "One call in five fails, which is what the settings allow, over sixty calls: a demotion is false.",
@@ -163,7 +163,7 @@ CASES = (
         full=200,
         quick=20,
     ),
-    Case(
+    KnownCase(
         "different requests, one procedure",
         "planted",
         "Requests of five structures go through the same calls, among fifteen others: that procedure must be named.",
@@ -172,7 +172,7 @@ CASES = (
         full=100,
         quick=5,
     ),
-    Case(
+    KnownCase(
         "a tool that is spoilt",
         "planted",
         "After twenty good calls seven in ten fail: the tool must be demoted.",

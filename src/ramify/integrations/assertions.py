@@ -100,6 +100,38 @@ def _outcome(attempt: Any) -> bool | None:
     return outcome
 
 
+@register("assertion", "judge-agrees")
+def assert_judge_agrees(
+    judge: Any, anchor: Path | str, *, at_least: float, confidence: float = 0.95, truth: str | None = None
+) -> None:
+    """Assert with ``confidence`` that ``judge`` (one by name, or a judge) is right on a share of ``at_least`` or more of an anchor's items.
+
+    ``anchor`` is a file of ``{id, artefact, label}`` or a run, as `ramify judge-evolution check` reads it. Items without an answer are
+    left out; where they are more than one in twenty the assertion fails.
+    """
+    import asyncio
+
+    from ramify.score.anchor import answers, quality, read_anchor
+    from ramify.score.judge import find_judge
+    from ramify.stats.intervals import clopper_pearson
+
+    numbers = isinstance(at_least, (int, float)) and isinstance(confidence, (int, float))
+    if not numbers or not 0 <= at_least <= 1 or not 0 < confidence < 1:
+        raise UserError(f"at_least must lie in [0, 1] and confidence in (0, 1), not {at_least!r:.60} and {confidence!r:.60}")
+    items = read_anchor(Path(anchor), truth)
+    found = quality(items, asyncio.run(answers(find_judge(judge) if isinstance(judge, str) else judge, items)))
+    name, share = found["judge"], found["accuracy"] or {"k": 0, "n": 0}
+    if 20 * found["missing"] > len(items):
+        why = next(iter(found["failures"].values()), "")
+        raise AssertionError(f"'{name}' did not answer {found['missing']} of {len(items)} items of {anchor}: {why}")
+    low = clopper_pearson(share["k"], share["n"], 2 * confidence - 1)[0]
+    if low < at_least:
+        raise AssertionError(
+            f"'{name}' is right on {share['k']} of {share['n']} items of {anchor}: with {confidence:.0%} confidence that is at least "
+            f"{low:.1%}, not {at_least:.1%}"
+        )
+
+
 @register("assertion", "survives")
 def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int = 4, **options: Any) -> None:
     """Assert that ``rules`` stated in a conversation are all in the context after each of ``rounds`` compactions.

@@ -1,4 +1,8 @@
-"""The pytest plug-in: ``--ramify-no-real-calls``, and the fixtures ``ramify`` (every assertion by name) and ``forbid_real_calls``.
+"""The pytest plug-in: ``--ramify-no-real-calls``, the fixtures ``ramify`` (every assertion by name) and ``forbid_real_calls``, and ``--judge-slot``.
+
+``--judge-slot SLOT=JUDGE`` is for tests that depend on what a judge says, marked ``@pytest.mark.judge_slot("SLOT")``: they run where the judge
+is another version than that with which they passed last, and are skipped where it is the same. JUDGE is the folder of a run that
+holds the slot, or a judge by name. Without the option they run like any other test.
 
 It loads with pytest wherever ramify is installed, so it imports nothing but pytest until a fixture is used.
 """
@@ -7,13 +11,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
 
 _VARIABLE = "RAMIFY_NO_REAL_CALLS"
 _before = pytest.StashKey[str | None]()
+_versions = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,10 +26,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("ramify").addoption(
         "--ramify-no-real-calls", action="store_true", help="Refuse every call of a real model, in this process and its children."
     )
+    parser.getgroup("ramify").addoption(
+        "--judge-slot",
+        action="append",
+        default=[],
+        metavar="SLOT=JUDGE",
+        help="Run tests marked judge_slot(SLOT) only where JUDGE (a run's folder, or a judge by name) changed since they passed.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse real calls from here on where the flag is given."""
+    """Make the mark known; refuse real calls from here on where the flag is given."""
+    config.addinivalue_line("markers", "judge_slot(name): the test depends on the judge of this slot; see --judge-slot.")
     if config.getoption("--ramify-no-real-calls"):
         config.stash[_before] = os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = "1"
@@ -38,6 +51,70 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             os.environ.pop(_VARIABLE, None)
         else:
             os.environ[_VARIABLE] = before
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by the version of the judges that they depend on; skip those that passed with it."""
+    marked = [(item, _slots(item)) for item in items if _slots(item)]
+    given = dict(one.partition("=")[::2] for one in config.getoption("--judge-slot"))
+    config.stash[_versions] = versions = {slot: _version(slot, spec) for slot, spec in given.items()} if marked else {}
+    for item, slots in marked:
+        own = {slot: versions[slot] for slot in slots if slot in versions}
+        item.user_properties += [(f"judge {slot}", version) for slot, version in own.items()]
+        if own and own.keys() == set(slots) and _passed(config, item) == own:
+            told = ", ".join(f"{slot} {version[:12]}" for slot, version in own.items())
+            item.add_marker(pytest.mark.skip(reason=f"passed with this judge already: {told}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember with which judges a marked test passed; one that fails is forgotten."""
+    report = yield
+    versions = item.config.stash.get(_versions, {})
+    slots = _slots(item) if versions else ()
+    if slots and report.when == "call" and not report.skipped and hasattr(item.config, "cache"):
+        found = {slot: versions[slot] for slot in slots if slot in versions} if report.passed else {}
+        item.config.cache.set(_place(item), found)
+    return report
+
+
+def _slots(item: pytest.Item) -> list[str]:
+    return [str(name) for mark in item.iter_markers("judge_slot") for name in mark.args]
+
+
+def _place(item: pytest.Item) -> str:
+    from ramify.base.ids import stable_hash
+
+    return f"ramify/judges/{stable_hash('test', item.nodeid)}"  # one file a test: workers of one session overwrite none of each other's
+
+
+def _passed(config: pytest.Config, item: pytest.Item) -> dict[str, str] | None:
+    cache = getattr(config, "cache", None)  # -p no:cacheprovider: nothing is remembered, everything runs
+    found: dict[str, str] | None = None if cache is None else cache.get(_place(item), None)
+    return found
+
+
+def _version(slot: str, spec: str) -> str:
+    from pathlib import Path
+
+    from ramify.base.errors import RamifyError, nearest
+    from ramify.score.judge import find_judge
+    from ramify.trace.db import Run
+    from ramify.trace.sources import run_folder
+
+    try:
+        folder = run_folder(Path(spec)) if spec else None
+        if folder is None:
+            return find_judge(spec).identity
+        with Run.open(folder) as run:
+            known = run.incumbents()
+    except RamifyError as error:
+        raise pytest.UsageError(f"--judge-slot {slot}: {error}") from None
+    if slot not in known:
+        raise pytest.UsageError(f"--judge-slot {slot}: {spec} has no judge in that slot ({nearest(slot, known)})")
+    return known[slot]
 
 
 class Assertions:

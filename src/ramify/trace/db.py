@@ -44,6 +44,9 @@ _CALLED = {"producers": "provenances"}
 
 OWNER = "owner"
 """Key in the table ``meta``: who made the run, as a hash; empty where it was imported. No export holds it."""
+JUDGE = "judge of a slot"
+"""What the journal calls an entry of :meth:`Run.replace_judge`."""
+_LISTED = "(SELECT value FROM json_each(?))"
 BATCH = 1000
 Record = Node | TokenValues | Annotation | Score | Finding | Context | Provenance
 
@@ -390,6 +393,24 @@ class Run:
         self.commit()
         return erased
 
+    def replace_judge(self, slot: str, judge: str, about: Mapping[str, Any] | None = None) -> int:
+        """Make ``judge`` (its hash) the one whose scores count in ``slot``. Returns how many scores counted and no longer do.
+
+        One entry of the journal, whatever the run holds: whether a score counts is computed when it is read. Those that depended on
+        another judge of the slot stay stored, and count again where their judge comes back; scores that do not depend on the slot are
+        untouched. The judge that is there already changes nothing; "" is no judge: then nothing that depends on the slot counts.
+        """
+        now = self.incumbents()
+        if now.get(slot) == judge:
+            return 0
+        before = self._erased()
+        with self.transaction():
+            number = sum(1 for one, _ in self._replaced() if one == slot) + 1
+            self.log(JUDGE, f"{slot} {number}", {**(about or {}), "slot": slot, "judge": judge})
+        erased = self._erased() - before
+        sql = f"SELECT count(*) FROM verdicts WHERE judge_set IN {_LISTED}"
+        return next(int(row[0]) for row in self._rows(sql, schema.to_json(sorted(erased), "sets of judges")))
+
     def erase_unscored(self, nodes: Iterable[str], scorer: str, evidence: Mapping[str, str | int]) -> None:
         """Erase the verdicts of ``scorer`` on ``nodes`` that have no value and whose evidence holds these entries."""
         where = " AND ".join(["scorer = ?", *["json_extract(evidence, '$.' || ?) = ?"] * len(evidence)])
@@ -475,9 +496,29 @@ class Run:
         """Marks that match all that is given, in order of first writing."""
         return self._matching(Annotation, tree, {"s.name": name, "s.maker": maker, "n.id": node})
 
-    def scores(self, tree: str | None = None, scorer: str | None = None, node: str | None = None) -> list[Score]:
-        """Verdicts that match all that is given, in order of their nodes and scorers."""
-        return self._matching(Score, tree, {"s.scorer": scorer, "n.id": node})
+    def scores(
+        self, tree: str | None = None, scorer: str | None = None, node: str | None = None, counting: bool | None = True
+    ) -> list[Score]:
+        """Scores that match all that is given, in order of their nodes and scorers.
+
+        ``counting``: those that count; False: those that a replaced judge gave (:meth:`replace_judge`); None: all.
+        """
+        found = self._matching(Score, tree, {"s.scorer": scorer, "n.id": node})
+        if counting is None or not (now := self.incumbents()):
+            return found if counting is not False else []
+        return [one for one in found if counts(one.judges, now) is counting]
+
+    def incumbents(self) -> dict[str, str]:
+        """The judge whose scores count, by slot; slots in which no judge was ever replaced, where all count, are left out."""
+        return dict(self._replaced())
+
+    def tallies(self) -> list[tuple[str, dict[str, str], int, int, float]]:
+        """(scorer, judges, scores, of them with a value, sum of the values) of every scorer and set of judges."""
+        sql = (
+            "SELECT s.scorer, j.judges, count(*), count(s.value), total(s.value) FROM verdicts s "
+            "JOIN judge_sets j ON j.seq = s.judge_set GROUP BY s.judge_set, s.scorer ORDER BY s.scorer, s.judge_set"
+        )
+        return [(str(a), schema.from_object(b), int(n), int(k), float(total)) for a, b, n, k, total in self._rows(sql)]
 
     def findings(self, tree: str | None = None, maker: str | None = None, node: str | None = None) -> list[Finding]:
         """Findings that match all that is given, in order of writing; with ``tree`` none that is about the whole run."""
@@ -485,13 +526,16 @@ class Run:
 
     def scorers(self) -> list[tuple[str, str, bool]]:
         """(scorer, unit, whether a value was given) of every kind of verdict there is."""
-        sql = "SELECT scorer, unit, max(value IS NOT NULL) FROM verdicts GROUP BY scorer, unit ORDER BY scorer, unit"
-        return [(str(scorer), str(unit), bool(given)) for scorer, unit, given in self._rows(sql)]
+        where, args = self._counting()
+        sql = f"SELECT scorer, unit, max(value IS NOT NULL) FROM verdicts s {where} GROUP BY scorer, unit ORDER BY scorer, unit"
+        return [(str(scorer), str(unit), bool(given)) for scorer, unit, given in self._rows(sql, *args)]
 
     def unscored(self) -> list[Score]:
         """Verdicts without a value, in order of their nodes."""
         select, order, make = _EACH[Score]
-        return [make(row) for row in self._rows(f"{select} WHERE s.value IS NULL ORDER BY {order}")]
+        where, args = self._counting()
+        where = f"{where} AND" if where else "WHERE"
+        return [make(row) for row in self._rows(f"{select} {where} s.value IS NULL ORDER BY {order}", *args)]
 
     def failed(self) -> list[Node]:
         """Nodes at which a failure ended an attempt that was imported or recorded (``stop`` is "failed")."""
@@ -609,6 +653,27 @@ class Run:
             self._write("INSERT INTO verdict_judges VALUES (?,?,?)", (seq, slot, judge))
         return seq
 
+    def _erased(self) -> set[int]:
+        """The sets of judges whose scores do not count."""
+        now = self.incumbents()
+        rows = self._rows("SELECT seq, judges FROM judge_sets") if now else iter(())
+        return {int(seq) for seq, judges in rows if not counts(schema.from_object(judges), now)}
+
+    def _counting(self) -> tuple[str, list[Any]]:
+        """A condition on scores ``s`` that leaves out those that do not count, and its arguments."""
+        left = sorted(self._erased())
+        return (f"WHERE s.judge_set NOT IN {_LISTED}", [schema.to_json(left, "sets of judges")]) if left else ("", [])
+
+    def _replaced(self) -> list[tuple[str, str]]:
+        """(slot, judge) of every replacement, in order. Raises RamifyError where an entry is damaged."""
+        found = []
+        for entry in self.journal(JUDGE):
+            told = entry.payload if isinstance(entry.payload, dict) else {}
+            if not isinstance(told.get("slot"), str) or not isinstance(told.get("judge"), str):
+                raise RamifyError(f"cannot read {self.folder / FILE}: the journal's entry '{entry.key}' names no slot and judge")
+            found.append((told["slot"], told["judge"]))
+        return found
+
     def _tree_seq(self, name: str) -> int:
         row = self._row("SELECT seq FROM trees WHERE name = ?", name)
         if row is None:
@@ -670,6 +735,11 @@ class Run:
         if row is None:
             raise UserError(f"{self.folder} has {missing}")
         return row
+
+
+def counts(judges: Mapping[str, str], incumbents: Mapping[str, str]) -> bool:
+    """Whether a score that depended on ``judges`` (slot -> judge) counts: in no slot of its has another judge taken over."""
+    return all(incumbents.get(slot, judge) == judge for slot, judge in judges.items())
 
 
 def _differences(name: str, then: Any, now: Any) -> Iterator[str]:

@@ -209,7 +209,7 @@ def kept_grades(folder: Path) -> list[dict[str, Any]]:
             for v in run.scores(scorer=MAKER)
             if isinstance(v.evidence, dict) and "trajectory_id" in v.evidence
         }
-        grades = [v for v in run.each(Score) if v.unit == GRADE and v.node in records]
+        grades = [v for v in run.scores() if v.unit == GRADE and v.node in records]
     for verdict in grades:
         record = records[verdict.node]
         record["baselines"] = {**record.get("baselines", {}), verdict.scorer: verdict.value}

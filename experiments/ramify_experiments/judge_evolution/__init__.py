@@ -1,0 +1,1 @@
+"""The experiments of judge-evolution: its reproduction, and its null and planted cases."""
