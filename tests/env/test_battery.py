@@ -73,7 +73,8 @@ def found(env: type, environment: type[CounterEnvironment] = CounterEnvironment)
 
 
 @pytest.mark.parametrize(
-    ("world", "actions"), [(ChainEnvironment(), None), (HouseholdEnvironment(), possible_actions), (CounterEnvironment(), None)]
+    ("environment", "actions"),
+    [(ChainEnvironment(), None), (HouseholdEnvironment(), possible_actions), (CounterEnvironment(), None)],
 )
 def test_sound_environments_pass(environment: Any, actions: Any) -> None:
     assert check_env(environment, actions) == []
@@ -230,8 +231,8 @@ def test_task_set_that_varies_or_falls_short() -> None:
         def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
             return super().task_set(split, max(1, n - 1), seed)
 
-    assert "panel" in found(Counter, Varies)
-    assert "panel" in found(Counter, Short)
+    assert "task_set" in found(Counter, Varies)
+    assert "task_set" in found(Counter, Short)
 
 
 class InMemory(Counter):

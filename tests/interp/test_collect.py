@@ -14,7 +14,7 @@ from ramify.base.errors import UserError
 from ramify.engine.local import LocalModel
 from ramify.engine.taps import Read, Taps
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.interp.collect import FINAL, collect, hop, pool, streams
+from ramify.interp.collect import FINAL, collect, hop, pool, stream
 from ramify.model.protocol import Prefix, Sampling
 
 SHAPE = TinyConfig(vocab=40, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=48, context=64)
@@ -87,7 +87,7 @@ def test_a_position_for_each_row_and_half_precision() -> None:
 
 def test_batches_hold_every_position_and_no_gradient() -> None:
     seen = {}
-    for batch in streams(tiny(), ROWS, (1,), batch_tokens=12):
+    for batch in stream(tiny(), ROWS, (1,), batch_tokens=12):
         assert batch.states.numel() == 0 or batch.mask.numel() <= 12
         assert not batch.states.requires_grad
         for b, row in enumerate(batch.rows):

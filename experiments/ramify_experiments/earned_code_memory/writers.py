@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ramify.methods.earned_code_memory.algorithm import HOLE, anti_unify
-from ramify.methods.earned_code_memory.roles import Reply, payload_of
+from ramify.methods.earned_code_memory.roles import RoleReply, payload_of
 from ramify_experiments.earned_code_memory.office import APPS
 from ramify_experiments.earned_code_memory.planner import tokens
 
@@ -34,12 +34,12 @@ def parsed(query: str) -> tuple[str, str, str, dict[str, Any]]:
     raise ValueError(f"no such request: {query}")
 
 
-def _said(prompt: str, value: Any) -> Reply:
+def _said(prompt: str, value: Any) -> RoleReply:
     text = json.dumps(value)
-    return Reply(text, tokens(prompt), tokens(text))
+    return RoleReply(text, tokens(prompt), tokens(text))
 
 
-def manager(prompt: str) -> Reply:
+def manager(prompt: str) -> RoleReply:
     """Facts of the application, pitfalls of the action, plans of this kind of request; tools, too, else any of the action: a near miss."""
     given = payload_of(prompt)
     app, action, selector, _ = parsed(given["query"])
@@ -53,7 +53,7 @@ def manager(prompt: str) -> Reply:
     return _said(prompt, {"ids": [*own["plan"], *facts, *near["pitfall"], *(own["tool"] or near["tool"])]})
 
 
-def reflector(prompt: str) -> Reply:
+def reflector(prompt: str) -> RoleReply:
     """A plan of a success, facts of how lists continue, pitfalls of what was overlooked; of failures only the last two."""
     given = payload_of(prompt)
     app, action, selector, _ = parsed(given["query"])
@@ -102,7 +102,7 @@ _PICK = {
 }  # fmt: skip
 
 
-def codifier(prompt: str) -> Reply:
+def codifier(prompt: str) -> RoleReply:
     """A tool from a plan and its requests: what differs among them is a parameter, what does not is hard-coded."""
     given = payload_of(prompt)
     app, action, selector = given["plan"]["scope"].split()

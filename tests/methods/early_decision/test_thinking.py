@@ -291,7 +291,7 @@ def test_channels_are_thought_and_answer() -> None:
     assert (tool.closed, tool.answer) == ("never", None)  # it called a tool and said nothing
 
 
-@pytest.mark.parametrize("drawn", [2, 3, 12])
+@pytest.mark.parametrize("sampled", [2, 3, 12])
 def test_a_mark_that_the_budget_cuts_in_two_is_written_once(sampled: int) -> None:
     found = channels(f"a{FINAL_HEAD}", "Yes<|return|>", think=sampled)
     thought = one(found, "")

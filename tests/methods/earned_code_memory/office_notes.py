@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ramify.methods.earned_code_memory.roles import Reply
+from ramify.methods.earned_code_memory.roles import RoleReply
 
 PARAMETERS = {"type": "object", "properties": {"page": {"type": "integer"}, "id": {"type": "integer"}}}
 APIS = {
@@ -67,9 +67,9 @@ class Codifier:
     def __init__(self, *tools: Mapping[str, Any]) -> None:
         self.tools, self.prompts = list(tools) or [candidate()], list[str]()
 
-    def __call__(self, prompt: str) -> Reply:
+    def __call__(self, prompt: str) -> RoleReply:
         self.prompts.append(prompt)
-        return Reply(json.dumps({"tools": self.tools}), 100, 50)
+        return RoleReply(json.dumps({"tools": self.tools}), 100, 50)
 
 
 def notes(count: int = 6) -> tuple[list[dict[str, Any]], Any]:
@@ -88,7 +88,7 @@ def notes(count: int = 6) -> tuple[list[dict[str, Any]], Any]:
 def reflecting(candidates: Sequence[Mapping[str, Any]]) -> Any:
     """A reflector that says the same of every task."""
     answers = {"general": True, "new": True, "explained": True, "scoped": True, "scope": ""}
-    return lambda prompt: Reply(json.dumps({"candidates": [{**answers, **one} for one in candidates]}), 30, 20)
+    return lambda prompt: RoleReply(json.dumps({"candidates": [{**answers, **one} for one in candidates]}), 30, 20)
 
 
 PLAN = {

@@ -19,7 +19,7 @@ from ramify.base.errors import UserError
 from ramify.methods.earned_code_memory import rules
 from ramify.methods.earned_code_memory.memory import Memory
 from ramify.methods.earned_code_memory.report import difference, faults, replay, report, why
-from ramify.methods.earned_code_memory.roles import Reply
+from ramify.methods.earned_code_memory.roles import RoleReply
 from ramify.methods.earned_code_memory.tools import ToolBox
 from tests.methods.earned_code_memory.office_notes import (
     APIS,
@@ -61,7 +61,7 @@ def plans(memory: Memory) -> list[str]:
 
 
 def test_an_empty_memory_gives_nothing_and_asks_nobody(memory: Memory) -> None:
-    def manager(prompt: str) -> Reply:
+    def manager(prompt: str) -> RoleReply:
         raise AssertionError("nobody is asked")
 
     given = went(memory.select("delete my 3 oldest notes", manager))
@@ -74,7 +74,7 @@ def test_what_is_given_exists_is_active_and_stands_in_one_order(memory: Memory) 
     assert set(given.ids) == set(names)
     assert given.text.index("## Plans") < given.text.index("## Facts") < given.text.index("## Pitfalls")
     assert went(memory.select("delete oldest notes")).text == given.text
-    chosen = went(memory.select("delete oldest notes", lambda prompt: Reply(json.dumps({"ids": [names[0], "none"]}), 7, 2)))
+    chosen = went(memory.select("delete oldest notes", lambda prompt: RoleReply(json.dumps({"ids": [names[0], "none"]}), 7, 2)))
     assert (chosen.ids, chosen.spent) == ((names[0],), {"input": 7, "output": 2})
     assert went(memory.select("delete oldest notes", lambda prompt: "what?")).ids == ()
     assert memory.state.dropped == {"unreadable": 1}
@@ -299,7 +299,7 @@ def test_what_the_reflector_says_wrongly_is_dropped_and_counted(memory: Memory) 
     ]  # fmt: skip
     for i, text in enumerate(said):
         memory.record(f"task {i}", trajectory("x"), True)
-        went(memory.reflect(lambda prompt, text=text: Reply(text, 5, 5)))
+        went(memory.reflect(lambda prompt, text=text: RoleReply(text, 5, 5)))
     assert memory.state.dropped == {"unreadable": 4, "screened": 1, "too long": 1}
     assert went(memory.reflect(reflecting([PLAN])))["tasks"] == 0, "each task once"
     assert report(memory.state)["tokens"]["by"]["reflection"] == {"input": 15, "output": 15}
@@ -357,7 +357,7 @@ def test_a_plan_that_is_superseded_while_code_is_written_gets_no_tool(memory: Me
     learnt(memory)
     (plan,) = plans(memory)
 
-    def writing(prompt: str) -> Reply:
+    def writing(prompt: str) -> RoleReply:
         memory.add("plan", "delete notes", "Call `notes.delete` alone.", supersedes=[plan])
         return Codifier()(prompt)
 
@@ -376,7 +376,7 @@ def test_replaying_the_log_gives_the_same_store(memory: Memory) -> None:
 
 def test_accounts_add_up(memory: Memory) -> None:
     learnt(memory)
-    went(memory.select("delete notes now", lambda prompt: Reply('{"ids": []}', 11, 3)))
+    went(memory.select("delete notes now", lambda prompt: RoleReply('{"ids": []}', 11, 3)))
     went(memory.codify(Codifier()))
     tokens = report(memory.state)["tokens"]
     assert tokens["serving"] == 3 * 1050 + 14

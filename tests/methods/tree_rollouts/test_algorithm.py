@@ -29,7 +29,7 @@ from ramify.methods.tree_rollouts.algorithm import (
 
 
 @pytest.mark.parametrize(
-    ("n", "p", "law"), [(8, 0.01, 0.077255), (16, 0.01, 0.148542), (64, 0.001, 0.062025), (8, 0.9, 0.569533)]
+    ("n", "p", "distribution"), [(8, 0.01, 0.077255), (16, 0.01, 0.148542), (64, 0.001, 0.062025), (8, 0.9, 0.569533)]
 )
 def test_collapse_law(n: int, p: float, distribution: float) -> None:
     assert p_mix(n, p) == pytest.approx(distribution, abs=5e-7)

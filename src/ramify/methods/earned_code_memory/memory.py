@@ -20,12 +20,12 @@ from ramify.methods.earned_code_memory import algorithm, roles
 from ramify.methods.earned_code_memory import trajectory as traj
 from ramify.methods.earned_code_memory.algorithm import MemoryConfig
 from ramify.methods.earned_code_memory.retrieval import Index
-from ramify.methods.earned_code_memory.roles import Reply, Role
-from ramify.methods.earned_code_memory.store import Entry, State, Store, Task, ToolEntry, clean, entry_id
+from ramify.methods.earned_code_memory.roles import Role, RoleReply
+from ramify.methods.earned_code_memory.store import MemoryEntry, MemoryState, MemoryStore, MemoryTask, ToolEntry, clean, entry_id
 from ramify.methods.earned_code_memory.tools import admit, is_atomic, read_candidate
 from ramify.sandbox import Sandbox
 
-Reviewer = Callable[[Entry | ToolEntry], bool | None]
+Reviewer = Callable[[MemoryEntry | ToolEntry], bool | None]
 """Says of an entry that waits, or of a tool, whether it may be used; None leaves it to a person."""
 HEAD = "Notes from earlier tasks. They are advice: check them against what you observe."
 MERGE, SAME = (0.75, 0.5), 0.95
@@ -54,7 +54,7 @@ class Memory:
 
     def __init__(self, path: Path | str, *, create: bool = True, reviewer: Reviewer | None = None, **settings: Any) -> None:
         checked = check_config(MemoryConfig, settings, "the settings of a memory")
-        self.store, self.reviewer = Store(path, create), reviewer
+        self.store, self.reviewer = MemoryStore(path, create), reviewer
         self._entries, self._tools = Index(), Index()
         given = {name: value for name, value in checked.model_dump().items() if name in settings}
         now = self.store.state.config.model_dump()
@@ -73,7 +73,7 @@ class Memory:
         self.close()
 
     @property
-    def state(self) -> State:
+    def state(self) -> MemoryState:
         """What is known now, what other processes added among it."""
         state = self.store.refresh()
         for name in state.touched:
@@ -116,7 +116,7 @@ class Memory:
 
     # -- serving (section 3.3)
 
-    def candidates(self, query: str) -> tuple[list[tuple[Entry, float]], list[tuple[ToolEntry, float]]]:
+    def candidates(self, query: str) -> tuple[list[tuple[MemoryEntry, float]], list[tuple[ToolEntry, float]]]:
         """Texts and tools near a request, each with the share of its words that they hold; in mode safe past the guard."""
         state, config = self.state, self.config
         core = " ".join(sorted(algorithm.content_words(query)))
@@ -141,7 +141,7 @@ class Memory:
         texts, tools = self.candidates(query)
         if not texts and not tools:
             return Injection(task, query)
-        reply, dropped = Reply(""), list[str]()
+        reply, dropped = RoleReply(""), list[str]()
         if manager is None:
             least = self.config.least
             chosen = {entry.id for entry, held in texts[: self.config.inject] if held >= least} | {
@@ -156,7 +156,13 @@ class Memory:
         return self._inject(task, query, entries, [t for t, _ in tools if t.name in chosen], reply, dropped)
 
     def _inject(
-        self, task: str, query: str, entries: Sequence[Entry], tools: Sequence[ToolEntry], reply: Reply, dropped: Sequence[str]
+        self,
+        task: str,
+        query: str,
+        entries: Sequence[MemoryEntry],
+        tools: Sequence[ToolEntry],
+        reply: RoleReply,
+        dropped: Sequence[str],
     ) -> Injection:
         state = self.store.state
         plans = {head for tool in tools for head in state.heads(tool.plan) if head in state.entries}
@@ -293,7 +299,7 @@ class Memory:
             at(done)
         return report
 
-    def _nothing_new(self, task: Task) -> bool:
+    def _nothing_new(self, task: MemoryTask) -> bool:
         """Whether it succeeded by a plan that it was given."""
         return task.outcome is True and bool(set(task.selected) & set(task.followed))
 
@@ -326,7 +332,7 @@ class Memory:
             report["dropped"][why] = report["dropped"].get(why, 0) + 1
 
     async def _written(
-        self, task: Task, kept: Sequence[Mapping[str, Any]], reflector: Role
+        self, task: MemoryTask, kept: Sequence[Mapping[str, Any]], reflector: Role
     ) -> tuple[list[Any], dict[str, int], list[str]]:
         """Candidates as the reflector wrote them, what they cost, and what could not be read."""
         near = self._entries.nearest(f"{task.query} {' '.join(traj.calls_in(kept))}", 8)
@@ -353,7 +359,7 @@ class Memory:
         found = said.get("candidates") if isinstance(said, Mapping) else said
         return (found[:20], spent, []) if isinstance(found, list) else ([], spent, ["unreadable"])
 
-    def _went_by(self, task: Task, kept: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    def _went_by(self, task: MemoryTask, kept: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         """Plans that a task which was given nothing went by all the same: evidence in logs of agents without a memory."""
         if task.selected:
             return []
@@ -363,7 +369,7 @@ class Memory:
             [p.id, task.query] for p in plans if p.kind == "plan" and p.status == "active" and algorithm.followed(p.steps, calls)
         ]
 
-    def _screened(self, one: Any, task: Task, kept: Sequence[Mapping[str, Any]]) -> dict[str, Any] | str:
+    def _screened(self, one: Any, task: MemoryTask, kept: Sequence[Mapping[str, Any]]) -> dict[str, Any] | str:
         """A candidate as it is stored, ``{"same": id}`` where it says nothing new, or why it is dropped."""
         if not isinstance(one, Mapping) or not all(
             isinstance(one.get(k), str) and one[k].strip() for k in ("kind", "title", "body")
@@ -410,7 +416,9 @@ class Memory:
         steps = self._steps(body) if kind == "plan" else ()
         status = "review" if flag else "active"
         name = entry_id(kind, title, body, heads)
-        entry = Entry(name, kind, title, body, scope, steps, (source.partition(":")[0],), quote, source, flag, heads, status)
+        entry = MemoryEntry(
+            name, kind, title, body, scope, steps, (source.partition(":")[0],), quote, source, flag, heads, status
+        )
         if flag and self.reviewer is not None and (said := self.reviewer(entry)) is not None:
             status = "active" if said else "rejected"
         return {
@@ -437,7 +445,7 @@ class Memory:
 
     # -- code (section 3.5)
 
-    def past_the_gate(self, k: float | None = None) -> list[Entry]:
+    def past_the_gate(self, k: float | None = None) -> list[MemoryEntry]:
         """Active plans with enough evidence and no tool, for which no attempt was made with that evidence."""
         state, gate = self.state, self.config.gate if k is None else k
         found = []
@@ -475,7 +483,7 @@ class Memory:
             at(done)
         return report
 
-    async def _codify(self, plan: Entry, key: str, codifier: Role, sandbox: Sandbox | None, report: dict[str, Any]) -> None:
+    async def _codify(self, plan: MemoryEntry, key: str, codifier: Role, sandbox: Sandbox | None, report: dict[str, Any]) -> None:
         state, config = self.store.state, self.config
         queries, spent = sorted(state.requests(plan.id)), dict[str, int]()
         given = {"id": plan.id, "title": plan.title, "body": plan.body, "scope": plan.scope}
@@ -517,7 +525,7 @@ class Memory:
             )
 
     async def _admitted(
-        self, text: str, plan: Entry, queries: Sequence[str], sandbox: Sandbox | None
+        self, text: str, plan: MemoryEntry, queries: Sequence[str], sandbox: Sandbox | None
     ) -> tuple[list[ToolEntry], list[str]]:
         try:
             said = roles.read_json(text)
@@ -542,7 +550,7 @@ class Memory:
                 queries=tuple(queries),
                 env_version=self.config.env_version,
             )
-            ahead = State(
+            ahead = MemoryState(
                 config=state.config,
                 apis=state.apis,
                 entries=state.entries,
@@ -584,7 +592,7 @@ class Memory:
             write("tool_status", {"name": name, "status": "demoted", "why": why})
 
 
-def render(entries: Sequence[Entry]) -> str:
+def render(entries: Sequence[MemoryEntry]) -> str:
     """Entries as an agent is shown them, under three headings; "" of none."""
     parts = []
     for kind, head in (("plan", "Plans"), ("fact", "Facts"), ("pitfall", "Pitfalls")):
@@ -633,7 +641,7 @@ def _chosen(text: str) -> tuple[set[str], list[str]]:
     return (set(map(str, listed)), []) if isinstance(listed, list) else (set(), ["unreadable"])
 
 
-def _spent(who: str, reply: Reply) -> dict[str, dict[str, int]]:
+def _spent(who: str, reply: RoleReply) -> dict[str, dict[str, int]]:
     return {who: reply.spent} if reply.spent else {}
 
 
@@ -645,7 +653,7 @@ def _doc(tool: ToolEntry) -> str:
         return ""
 
 
-def _tried(state: State, key: str) -> bool:
+def _tried(state: MemoryState, key: str) -> bool:
     """Whether an attempt was made, or is under way in a process that lives."""
     status = state.attempts.get(key, "")
     if not status.startswith("running "):

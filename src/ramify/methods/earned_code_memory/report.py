@@ -12,12 +12,12 @@ import numpy as np
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import refusal, write_whole
 from ramify.methods.earned_code_memory.algorithm import break_even
-from ramify.methods.earned_code_memory.store import Entry, State, Store, Task, ToolEntry
+from ramify.methods.earned_code_memory.store import MemoryEntry, MemoryState, MemoryStore, MemoryTask, ToolEntry
 
 SERVING, BUILDING = ("executor", "manager", "embedding"), ("reflection", "codification")
 
 
-def report(state: State) -> dict[str, Any]:
+def report(state: MemoryState) -> dict[str, Any]:
     """Spending by who spent it, what the entries were used for, what they saved, and when that pays. Costs are of recorded tasks with tokens."""
     spent = {who: sum(classes.values()) for who, classes in state.tokens.items()}
     sums = {"serving": sum(spent.get(who, 0) for who in SERVING), "construction": sum(spent.get(who, 0) for who in BUILDING)}
@@ -51,11 +51,11 @@ def pays(construction: float, saving: float | None) -> dict[str, Any]:
     return {"construction": construction, "saving": saving, "after": "never" if found is None else found}
 
 
-def _cost(task: Task) -> int:
+def _cost(task: MemoryTask) -> int:
     return sum(task.tokens.values())
 
 
-def _costs(state: State, wanted: Any) -> list[int]:
+def _costs(state: MemoryState, wanted: Any) -> list[int]:
     return [_cost(task) for task in state.tasks.values() if task.recorded and _cost(task) and wanted(task)]
 
 
@@ -67,14 +67,14 @@ def _less(before: Sequence[float], after: Sequence[float]) -> float | None:
     return float(np.mean(before) - np.mean(after)) if before and after else None
 
 
-def _solved(state: State, wanted: Any) -> float | None:
+def _solved(state: MemoryState, wanted: Any) -> float | None:
     """Tokens of all such tasks per one that succeeded: an agent that fails early looks cheap otherwise."""
     tasks = [task for task in state.tasks.values() if task.recorded and _cost(task) and task.outcome is not None and wanted(task)]
     won = sum(bool(task.outcome) for task in tasks)
     return sum(map(_cost, tasks)) / won if won else None
 
 
-def _entry(state: State, entry: Entry) -> dict[str, Any]:
+def _entry(state: MemoryState, entry: MemoryEntry) -> dict[str, Any]:
     uses = state.uses.get(entry.id, {})
     given = [task for task in state.tasks.values() if entry.id in task.selected]
     ended = [task.outcome for task in given if task.outcome is not None]
@@ -85,7 +85,7 @@ def _entry(state: State, entry: Entry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tool(state: State, tool: ToolEntry) -> dict[str, Any]:
+def _tool(state: MemoryState, tool: ToolEntry) -> dict[str, Any]:
     """Uses, checks and break-even of a tool: what tasks cost that were given its plan and did not call it, beside those that did."""
     plans = set(state.chain(tool.plan)) | set(state.heads(tool.plan))
     called = _costs(state, lambda task: tool.name in task.called)
@@ -98,7 +98,7 @@ def _tool(state: State, tool: ToolEntry) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def find(state: State, name: str) -> Entry | ToolEntry:
+def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
     """An entry by its id or the beginning of it, or a tool by its name. Raises UserError with the nearest."""
     if name in state.tools:
         return state.tools[name]
@@ -109,7 +109,7 @@ def find(state: State, name: str) -> Entry | ToolEntry:
     raise UserError(f"'{name}' {what} ({nearest(name, [*state.entries, *state.tools])})")
 
 
-def why(state: State, name: str) -> dict[str, Any]:
+def why(state: MemoryState, name: str) -> dict[str, Any]:
     """Why an entry or tool is there: the requests behind it, what it took the place of, what it rests on, and how its checks went."""
     found = find(state, name)
     if isinstance(found, ToolEntry):
@@ -136,11 +136,11 @@ def why(state: State, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gate(state: State) -> float | str:
+def _gate(state: MemoryState) -> float | str:
     return state.config.gate if state.config.gate < float("inf") else "never"
 
 
-def difference(before: State, after: State) -> list[dict[str, Any]]:
+def difference(before: MemoryState, after: MemoryState) -> list[dict[str, Any]]:
     """What was added and what changed its status between two states."""
     rows: list[dict[str, Any]] = []
     for kind in ("entries", "tools"):
@@ -148,11 +148,11 @@ def difference(before: State, after: State) -> list[dict[str, Any]]:
         for name, one in new.items():
             was = old[name].status if name in old and old[name].created == one.created else None
             if was != one.status:
-                title = one.title if isinstance(one, Entry) else one.doc.partition("\n")[0]
+                title = one.title if isinstance(one, MemoryEntry) else one.doc.partition("\n")[0]
                 rows.append(
                     {
                         "id": name,
-                        "kind": one.kind if isinstance(one, Entry) else "tool",
+                        "kind": one.kind if isinstance(one, MemoryEntry) else "tool",
                         "was": was,
                         "is": one.status,
                         "title": title,
@@ -161,13 +161,13 @@ def difference(before: State, after: State) -> list[dict[str, Any]]:
     return rows
 
 
-def replay(store: Store) -> dict[str, Any]:
+def replay(store: MemoryStore) -> dict[str, Any]:
     """Make the state anew from the log and compare: whether they are equal, and what breaks a rule of the store."""
     anew = store.at(store.refresh().seq)
     return {"events": store.state.seq, "equal": anew.snapshot() == store.state.snapshot(), "faults": faults(anew)}
 
 
-def faults(state: State) -> list[str]:
+def faults(state: MemoryState) -> list[str]:
     """Broken rules: a chain with a way back or with several active entries, a tool without a plan, an active tool of a demoted one."""
     found = []
     heads: dict[str, set[str]] = {}
@@ -187,7 +187,7 @@ def faults(state: State) -> list[str]:
     return found
 
 
-def export(state: State, folder: Path) -> list[str]:
+def export(state: MemoryState, folder: Path) -> list[str]:
     """Write the active tools as files, each with its tests and the JSON schemas, and the text as Markdown. Raises UserError where it cannot."""
     active = [tool for tool in state.tools.values() if tool.status == "active"]
     try:

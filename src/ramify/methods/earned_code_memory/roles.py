@@ -1,6 +1,6 @@
 """Who is asked: the manager, who chooses entries; the reflector, who writes text; the codifier, who writes tools. Prompts and how replies are read.
 
-A role is a function from a prompt to a :class:`Reply` (or to its text), plain or async: a model's, or rules of your own. Every prompt ends in a
+A role is a function from a prompt to a :class:`RoleReply` (or to its text), plain or async: a model's, or rules of your own. Every prompt ends in a
 JSON block, which :func:`payload_of` reads back.
 """
 
@@ -22,7 +22,7 @@ from ramify.trace.message import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class RoleReply:
     """What was said, and the tokens that it cost (0 where nobody says)."""
 
     text: str
@@ -36,14 +36,14 @@ class Reply:
         return {name: count for name in ("input", "cached", "output") if (count := getattr(self, name))}
 
 
-Role: TypeAlias = Callable[[str], Reply | str | Awaitable[Reply | str]]
+Role: TypeAlias = Callable[[str], RoleReply | str | Awaitable[RoleReply | str]]
 
 
-async def ask(role: Role, prompt: str) -> Reply:
+async def ask(role: Role, prompt: str) -> RoleReply:
     """What ``role`` says. Raises what it raises."""
     said = role(prompt)
     said = await said if inspect.isawaitable(said) else said
-    return Reply(said) if isinstance(said, str) else said
+    return RoleReply(said) if isinstance(said, str) else said
 
 
 def role_of(model: Model, template: ChatTemplate | None = None, max_tokens: int = 4096) -> Role:
@@ -53,14 +53,14 @@ def role_of(model: Model, template: ChatTemplate | None = None, max_tokens: int 
         temperature=0.0, max_tokens=max_tokens, stop_tokens=tuple(eos_of(model) if template is None else template.stop_tokens)
     )
 
-    async def asked(prompt: str) -> Reply:
+    async def asked(prompt: str) -> RoleReply:
         completion = await reply_to(sampler, template, [Message("user", prompt)], settings, ("memory", prompt))
         usage = (completion.data or {}).get("usage") or {}
         given, said = (
             usage.get("prompt_tokens", 0),
             usage.get("completion_tokens", 0 if completion.tokens is None else len(completion.tokens)),
         )
-        return Reply(completion.text, int(given or 0), int(said or 0))
+        return RoleReply(completion.text, int(given or 0), int(said or 0))
 
     return asked
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ramify.methods.earned_code_memory.algorithm import content_words
-from ramify.methods.earned_code_memory.roles import Reply, payload_of
+from ramify.methods.earned_code_memory.roles import RoleReply, payload_of
 
 _CALLED = re.compile(r"^\d+\. assistant: (.*)$")
 _NAME = re.compile(r"(?:^|\s)([A-Za-z_][\w]*(?:\.[A-Za-z_]\w*)*)\(")
@@ -23,7 +23,7 @@ def procedure(calls: Sequence[str]) -> list[str]:
     return [name for i, name in enumerate(calls) if i == 0 or name != calls[i - 1]]
 
 
-def reflect(prompt: str) -> Reply:
+def reflect(prompt: str) -> RoleReply:
     """A reflector of rules (see :mod:`ramify.methods.earned_code_memory.roles`): a plan of a success, a pitfall of a call that failed and was made otherwise."""
     given = payload_of(prompt)
     calls: list[tuple[str, str]] = []
@@ -56,4 +56,4 @@ def reflect(prompt: str) -> Reply:
                 }
             )
             break
-    return Reply(json.dumps({"candidates": made}))
+    return RoleReply(json.dumps({"candidates": made}))

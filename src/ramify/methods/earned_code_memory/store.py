@@ -33,7 +33,7 @@ LARGEST = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MemoryEntry:
     """A text entry. ``status``: active, review (waits for a person), superseded, rejected."""
 
     id: str
@@ -96,7 +96,7 @@ class ToolEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class MemoryTask:
     """One task that was served or recorded."""
 
     id: str
@@ -112,14 +112,14 @@ class Task:
 
 
 @dataclass
-class State:
+class MemoryState:
     """What the events so far make. Only :meth:`apply` changes it."""
 
     config: MemoryConfig = field(default_factory=MemoryConfig)
     apis: dict[str, dict[str, Any]] = field(default_factory=dict)
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, MemoryEntry] = field(default_factory=dict)
     tools: dict[str, ToolEntry] = field(default_factory=dict)
-    tasks: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, MemoryTask] = field(default_factory=dict)
     attempts: dict[str, str] = field(default_factory=dict)
     """Attempts to write code, by key: running, or what became of them."""
     uses: dict[str, dict[str, set[str]]] = field(default_factory=dict)
@@ -235,7 +235,7 @@ class State:
 
     def _entry(self, seq: int, made: Mapping[str, Any]) -> None:
         lists = {name: tuple(map(str, made.get(name, ()))) for name in ("steps", "evidence", "supersedes")}
-        entry = Entry(**{**made, **lists, "created": seq})
+        entry = MemoryEntry(**{**made, **lists, "created": seq})
         self.entries[entry.id] = entry
         self.touched.add(entry.id)
         for one in entry.evidence:
@@ -245,7 +245,7 @@ class State:
         if entry.status == "active":
             self._supersede(entry)
 
-    def _supersede(self, entry: Entry) -> None:
+    def _supersede(self, entry: MemoryEntry) -> None:
         for name in entry.supersedes:
             if name in self.entries and self.entries[name].status in ("active", "review"):
                 self.entries[name] = replace(self.entries[name], status="superseded")
@@ -295,9 +295,9 @@ class State:
     def _spent(self, seq: int, body: Mapping[str, Any]) -> None:
         """Tokens only."""
 
-    def _task(self, body: Mapping[str, Any]) -> Task:
+    def _task(self, body: Mapping[str, Any]) -> MemoryTask:
         name = str(body["task"])
-        return self.tasks.get(name) or Task(name, str(body["query"]))
+        return self.tasks.get(name) or MemoryTask(name, str(body["query"]))
 
     def _use(self, how: str, ids: Any, query: str) -> None:
         for name in ids:
@@ -309,14 +309,14 @@ _KINDS = "settings apis select record outcome reflect add review attempt tool to
 KINDS_OF_EVENTS = frozenset(_KINDS.split())
 
 
-class Store:
+class MemoryStore:
     """The log in a file, and its state. ``with store.writing() as write: write(kind, body)``; :meth:`refresh` takes in what others wrote.
 
     Raises UserError where the file is none of these, is damaged, or cannot be opened.
     """
 
     def __init__(self, path: Path | str, create: bool = True) -> None:
-        self.path, self.state = Path(path), State()
+        self.path, self.state = Path(path), MemoryState()
         self._lock = threading.RLock()
         if self.path.is_dir():
             raise UserError(f"{self.path} is a folder; a memory is one file")
@@ -373,7 +373,7 @@ class Store:
         """Close the file; closing twice is fine."""
         self._db.close()
 
-    def refresh(self) -> State:
+    def refresh(self) -> MemoryState:
         """Take in what was added since, by whoever."""
         with self._lock, self._told():
             for seq, kind, body in self._db.execute(
@@ -382,11 +382,11 @@ class Store:
                 apply(self.state, seq, kind, body, self.path)
         return self.state
 
-    def at(self, seq: int) -> State:
+    def at(self, seq: int) -> MemoryState:
         """The state as it was after event ``seq``. Raises UserError where there is no such event."""
         if not 0 <= seq <= self.refresh().seq:
             raise UserError(f"{self.path} has events 1 to {self.state.seq}, and no event {seq}")
-        state = State()
+        state = MemoryState()
         for one in self.events(seq):
             apply(state, *one[:1], *one[2:], self.path)
         return state
@@ -421,7 +421,7 @@ class Store:
             except BaseException:
                 with suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
-                self.state = State()  # what was taken back is made again from the log
+                self.state = MemoryState()  # what was taken back is made again from the log
                 self.refresh()
                 raise
 
@@ -439,7 +439,7 @@ class Store:
         return seq
 
 
-def apply(state: State, seq: int, kind: str, body: str, path: Path) -> None:
+def apply(state: MemoryState, seq: int, kind: str, body: str, path: Path) -> None:
     """Take a stored event in. Raises UserError naming the file and the event where it is none."""
     try:
         if kind not in KINDS_OF_EVENTS:

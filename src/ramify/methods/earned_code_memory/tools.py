@@ -13,7 +13,7 @@ from typing import Any, Self
 from ramify.base.errors import UserError, nearest
 from ramify.base.secrets import redact, without_keys
 from ramify.methods.earned_code_memory.algorithm import closure, outline, signature_faults
-from ramify.methods.earned_code_memory.store import State, ToolEntry
+from ramify.methods.earned_code_memory.store import MemoryState, ToolEntry
 from ramify.sandbox import Limits, Sandbox, Session, find_sandbox
 
 Api = Callable[[str, Mapping[str, Any]], Any | Awaitable[Any]]
@@ -81,7 +81,7 @@ def read_candidate(made: Any) -> ToolEntry | str:
     return ToolEntry(texts["name"], "", parameters, "", texts["source"], texts["tests"])
 
 
-async def admit(tool: ToolEntry, state: State, sandbox: Sandbox | None, checked: bool) -> tuple[list[str], list[str]]:
+async def admit(tool: ToolEntry, state: MemoryState, sandbox: Sandbox | None, checked: bool) -> tuple[list[str], list[str]]:
     """What keeps ``tool`` out, and what it calls: names, schema, dependency closure, then compilation and its own tests in the sandbox.
 
     ``checked``: a check of what it promises, and tests, are demanded. The faults quote its own code alone.
@@ -116,7 +116,7 @@ def _refused() -> Any:
     raise UserError("tests run on a fake API of their own: NAME(fake, ...)")
 
 
-def _taken(tool: ToolEntry, state: State) -> list[str]:
+def _taken(tool: ToolEntry, state: MemoryState) -> list[str]:
     if tool.name in state.apis:
         return [f"'{tool.name}' is the name of an API"]
     known = state.tools.get(tool.name)
@@ -133,7 +133,7 @@ def last_line(error: str) -> str:
     return f"{lines[-1][:300] if lines else 'no reason'}{f' ({place})' if place else ''}"
 
 
-def is_atomic(calls: Sequence[str], state: State) -> bool:
+def is_atomic(calls: Sequence[str], state: MemoryState) -> bool:
     """Whether all that a tool calls only reads."""
     return all(state.apis.get(name, {}).get("read_only") or (name in state.tools and state.tools[name].atomic) for name in calls)
 
@@ -207,7 +207,7 @@ class ToolBox:
 
     async def call(self, name: str, arguments: Mapping[str, Any], task: str = "", saved: float | None = None) -> Called:
         """Call a tool, check what it promised, and log it. Raises UserError on a tool that is not active, or hidden."""
-        state: State = self.memory.state
+        state: MemoryState = self.memory.state
         tool = state.tools.get(name)
         if tool is None or tool.status != "active" or name in self.hidden:
             why = "is hidden until the next task: its check failed" if name in self.hidden else "is no active tool"
@@ -227,7 +227,7 @@ class ToolBox:
         self.memory.called(name, done.ok, done.raised, task, saved)
         return done
 
-    async def _called(self, tool: ToolEntry, arguments: Mapping[str, Any], state: State) -> Called:
+    async def _called(self, tool: ToolEntry, arguments: Mapping[str, Any], state: MemoryState) -> Called:
         session = await self._ready(tool, state)
         said = await session.call("_run", tool.name, dict(arguments))
         if not said.ok:
@@ -250,7 +250,7 @@ class ToolBox:
         if reason not in ("done", "error"):  # the worker is gone, and with it what it had loaded
             self._loaded.clear()
 
-    async def _ready(self, tool: ToolEntry, state: State) -> Session:
+    async def _ready(self, tool: ToolEntry, state: MemoryState) -> Session:
         if self._session is None:
             box = self._sandbox or find_sandbox()
             self._session = await self._stack.enter_async_context(box.session(limits=LIMITS, tools={"api": self._api}))
