@@ -24,7 +24,13 @@ WRITERS = {
 WRITERS |= {"np.save", "np.savez", "json.dump"}
 FILES = {
     "export": {
-        *("cliffs/verbs.py:pairs_", "crosscoder/run.py:export", "crosscoder/verbs.py:rank", "graph_credit/verbs.py:advantages"),
+        *(
+            "cliffs/verbs.py:pairs_",
+            "diagnose/verbs.py:run",
+            "crosscoder/run.py:export",
+            "crosscoder/verbs.py:rank",
+            "graph_credit/verbs.py:advantages",
+        ),
         *("graph_credit/verbs.py:build", "implicit_advantage/verbs.py:select"),
         "earned_code_memory/report.py:export",
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),

@@ -41,6 +41,7 @@ EXTRAS = {
     "serve": "reading and writing inspect logs, tests against the OpenAI client",
     "ray": "--backend ray",
     "interp": "probes of hidden states",
+    "diagnose": "imports of JavaScript, TypeScript, Go, Rust and Java, tools over MCP",
     "governance": "graders of SQL, of languages and of mail addresses",
     "forensics": "sentences of a text, the type checker of the pre-commit environment",
     "harnesses": "pinned rules in LangChain, LangMem, the OpenAI Agents SDK and AutoGen",

@@ -1,4 +1,4 @@
-"""The pytest plug-in: ``--ramify-no-real-calls``, the fixtures ``ramify`` (every assertion by name) and ``forbid_real_calls``, and ``--judge-slot``.
+"""The pytest plug-in: ``--ramify-no-real-calls``, the fixtures ``ramify`` (every assertion by name) and ``forbid_real_calls``, ``--judge-slot``, and ``--ramify-diagnose RUN``.
 
 ``--judge-slot SLOT=JUDGE`` is for tests that depend on what a judge says, marked ``@pytest.mark.judge_slot("SLOT")``: they run where the judge
 is another version than that with which they passed last, and are skipped where it is the same. JUDGE is the folder of a run that
@@ -23,15 +23,19 @@ _versions = pytest.StashKey[dict[str, str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flag."""
-    parser.getgroup("ramify").addoption(
+    group = parser.getgroup("ramify")
+    group.addoption(
         "--ramify-no-real-calls", action="store_true", help="Refuse every call of a real model, in this process and its children."
     )
-    parser.getgroup("ramify").addoption(
+    group.addoption(
         "--judge-slot",
         action="append",
         default=[],
         metavar="SLOT=JUDGE",
         help="Run tests marked judge_slot(SLOT) only where JUDGE (a run's folder, or a judge by name) changed since they passed.",
+    )
+    group.addoption(
+        "--ramify-diagnose", metavar="RUN", help="Look for the bug behind each failing test; case files go into this run."
     )
 
 
@@ -41,6 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--ramify-no-real-calls"):
         config.stash[_before] = os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = "1"
+    if config.getoption("--ramify-diagnose") and not hasattr(config, "workerinput"):
+        from ramify.integrations.pytest_diagnose import Diagnose
+
+        config.pluginmanager.register(Diagnose(config.getoption("--ramify-diagnose"), config.rootpath))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

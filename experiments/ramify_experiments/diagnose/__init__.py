@@ -1,0 +1,1 @@
+"""The reproduction of diagnose, and its null and planted cases."""

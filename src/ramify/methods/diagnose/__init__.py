@@ -1,0 +1,45 @@
+"""diagnose: find where a bug is and why, tell a repair agent only what helps it, and measure what looking for bugs costs.
+
+Paper: SHERLOC: Structured Diagnostic Localization for Code Repair Agents, arXiv 2606.24820. Needs any model or endpoint that answers messages;
+without one a rule policy drives the same loop and says what it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ramify.base.lazy import public
+
+NEEDS: tuple[str, ...] = ()
+"""Model capabilities the method needs: none beyond answering messages."""
+
+if TYPE_CHECKING:  # what type checkers and editors see
+    from ramify.methods.diagnose.case import CaseFile as CaseFile
+    from ramify.methods.diagnose.case import Diagnosis as Diagnosis
+    from ramify.methods.diagnose.gate import Agent as Agent
+    from ramify.methods.diagnose.gate import InjectionGate as InjectionGate
+    from ramify.methods.diagnose.injection import inject as inject
+    from ramify.methods.diagnose.localizer import Localizer as Localizer
+    from ramify.methods.diagnose.localizer import evaluate as evaluate
+    from ramify.methods.diagnose.loop import LocalizeConfig as LocalizeConfig
+    from ramify.methods.diagnose.masking import mask as mask
+    from ramify.methods.diagnose.metrics import gold_spans as gold_spans
+    from ramify.methods.diagnose.metrics import scores as scores
+    from ramify.methods.diagnose.snapshot import Snapshot as Snapshot
+    from ramify.methods.diagnose.tools import SCHEMAS as SCHEMAS
+    from ramify.methods.diagnose.tools import Tools as Tools
+else:
+    __all__, __getattr__ = public(
+        __name__,
+        {
+            "case": "CaseFile Diagnosis",
+            "gate": "Agent InjectionGate",
+            "injection": "inject",
+            "localizer": "Localizer evaluate",
+            "loop": "LocalizeConfig",
+            "masking": "mask",
+            "metrics": "gold_spans scores",
+            "snapshot": "Snapshot",
+            "tools": "SCHEMAS Tools",
+        },
+    )
