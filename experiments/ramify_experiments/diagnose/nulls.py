@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ramify.base.seeds import generator
-from ramify_experiments.cases import Case, Repetition
+from ramify_experiments.cases import KnownCase, Repetition
 from ramify_experiments.diagnose.corpus import Instance, instances
 
 
@@ -76,7 +76,7 @@ def _share(rep: Repetition, looks: int) -> float:
 
 
 CASES = (
-    Case(
+    KnownCase(
         "an issue about another program",
         "nothing",
         "The issue names nothing that is in the repository: a finding that is told to a strong agent is false.",
@@ -85,7 +85,7 @@ CASES = (
         full=200,
         quick=10,
     ),
-    Case(
+    KnownCase(
         "an agent that edits first",
         "nothing",
         "The first reply edits: a share of the trace that is said to be localization is false.",
@@ -94,7 +94,7 @@ CASES = (
         full=200,
         quick=10,
     ),
-    Case(
+    KnownCase(
         "a traceback",
         "planted",
         "The traceback of the issue ends in one of 180 functions: the first location must cover it.",
@@ -103,7 +103,7 @@ CASES = (
         full=100,
         quick=10,
     ),
-    Case(
+    KnownCase(
         "an agent that looks first",
         "planted",
         "A known number of replies come before the first edit: the share must be exactly that.",
