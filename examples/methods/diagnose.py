@@ -6,7 +6,7 @@ model give `Localizer(*find_model("chat:MODEL@URL"))`.
 
 from pathlib import Path
 
-from ramify.methods.diagnose import Agent, Localizer, Snapshot, Tools, evaluate, inject, mask
+from ramify.methods.diagnose import Localizer, RepoTools, Snapshot, SolveRates, evaluate, inject, mask
 from ramify.methods.diagnose.gate import InjectionGate
 
 REPO = Path("my_repo")
@@ -33,7 +33,7 @@ def main():
     print(case.to_markdown())
 
     # An agent that solves little without help is told sooner than one that a wrong hint would lead astray.
-    for kind, agent in {"weak": Agent(0.2, 0.7, 0.2), "strong": Agent(0.9, 0.95, 0.5)}.items():
+    for kind, agent in {"weak": SolveRates(0.2, 0.7, 0.2), "strong": SolveRates(0.9, 0.95, 0.5)}.items():
         gate = InjectionGate.default()
         gate = InjectionGate(gate.prior, gate.likelihoods, agent)
         told = "is told" if len(inject(case, gate)) > len(ISSUE) + 10 else "is not told"
@@ -43,7 +43,7 @@ def main():
     print(evaluate([case], {"empty-basket": [("shop/taxes.py", 2, 2)]})["metrics"]["coverage recall"]["value"])
 
     # The same four tools for an agent of yours, and the issue without what gives the place away.
-    print(Tools(Snapshot.open(REPO)).call("connected_tree", {"file": "shop/taxes.py"}).text)
+    print(RepoTools(Snapshot.open(REPO)).call("connected_tree", {"file": "shop/taxes.py"}).text)
     print(mask(ISSUE, ["shop"])[0])
 
 

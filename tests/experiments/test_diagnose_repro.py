@@ -11,14 +11,14 @@ import pytest
 
 from ramify.methods.diagnose.case import Diagnosis
 from ramify.methods.diagnose.loop import LocalizeConfig, played
-from ramify.methods.diagnose.policy import Policy
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.policy import RulePolicy
+from ramify.methods.diagnose.tools import RepoTools
 from ramify_experiments.diagnose.corpus import instances, repository
 from ramify_experiments.diagnose.faulty import Faulty
 from ramify_experiments.diagnose.machine import Machine
 from ramify_experiments.diagnose.measure import HIGH, composite, oracle
 from ramify_experiments.diagnose.mutate import OPERATORS, mutants, repairs
-from ramify_experiments.diagnose.repair import Bench
+from ramify_experiments.diagnose.repair import RepairBench
 
 
 def test_a_repository_is_what_the_specification_says() -> None:
@@ -55,7 +55,7 @@ def test_every_mutation_can_be_undone() -> None:
 
 def test_agents_count_what_they_try() -> None:
     (one,) = instances(11, "test", 1)
-    bench = Bench(one)
+    bench = RepairBench(one)
     told = oracle(one)
     assert composite(told, one) >= HIGH
     assert composite(None, one) == 1
@@ -71,7 +71,7 @@ def test_agents_count_what_they_try() -> None:
 def test_the_faulty_policy_goes_wrong_and_the_loop_recovers() -> None:
     total = {"recovered": 0, "loops": 0, "cut_off": 0}
     for one in instances(13, "test", 4):
-        case, _ = played(Tools(one.snapshot), one.issue, Faulty(Policy(), 5), LocalizeConfig(context=60_000))
+        case, _ = played(RepoTools(one.snapshot), one.issue, Faulty(RulePolicy(), 5), LocalizeConfig(context=60_000))
         assert case.findings
         for name in total:
             total[name] += case.meta[name]

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ramify.methods.diagnose.gate import AGENTS, InjectionGate, rivals, signals_of
 from ramify.methods.diagnose.loop import LocalizeConfig, played
-from ramify.methods.diagnose.policy import Policy
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.policy import RulePolicy
+from ramify.methods.diagnose.tools import RepoTools
 from ramify_experiments.diagnose.corpus import instances
 from ramify_experiments.diagnose.measure import HIGH, composite
 
@@ -22,10 +22,10 @@ def main() -> None:
     for at, one in enumerate(known):
         foreign = at % 4 == 0
         issue = known[at - 9].issue if foreign else one.issue
-        tools = Tools(one.snapshot)
-        cases = [played(tools, issue, Policy(seed=seed), LocalizeConfig(), one.key)[0] for seed in range(3)]
+        tools = RepoTools(one.snapshot)
+        cases = [played(tools, issue, RulePolicy(seed=seed), LocalizeConfig(), one.key)[0] for seed in range(3)]
         cases = [replace(case, issue=issue) for case in cases]
-        signals.append(signals_of(cases[0], tools, cases[1:], None, rivals(cases[0], tools, Policy())))
+        signals.append(signals_of(cases[0], tools, cases[1:], None, rivals(cases[0], tools, RulePolicy())))
         right.append(not foreign and composite(next(iter(cases[0].findings), None), one) >= HIGH)
     gate = InjectionGate.fit(signals, right, AGENTS["strong"])
     table = {name: {level: [round(p, 3) for p in pair] for level, pair in one.items()} for name, one in gate.likelihoods.items()}

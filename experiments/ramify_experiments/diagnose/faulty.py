@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ramify.base.seeds import uniforms
-from ramify.methods.diagnose.loop import SHORTER, Reply, Speaker
-from ramify.methods.diagnose.replies import Call, read_reply
+from ramify.methods.diagnose.loop import SHORTER, Speaker, TurnReply
+from ramify.methods.diagnose.replies import AskedCall, read_reply
 from ramify.trace.message import Message
 
 
@@ -34,24 +34,24 @@ class Faulty:
     def __init__(self, inner: Speaker, seed: int, faults: Faults = Faults()) -> None:
         self.inner, self.seed, self.faults = inner, seed, faults
 
-    def __call__(self, messages: Sequence[Message]) -> Reply:
+    def __call__(self, messages: Sequence[Message]) -> TurnReply:
         """One turn."""
         f = self.faults
         if sum(len(one.text) for one in messages) > f.context:
-            return Reply(Message("assistant", ""), "length")
+            return TurnReply(Message("assistant", ""), "length")
         turn = sum(one.role == "assistant" for one in messages)
         key = np.array([(self.seed * 1_000_003 + turn) % (1 << 63)], np.uint64)
         loop, bare, cut = (float(uniforms(key, np.array([at], np.uint64))[0]) for at in range(3))
         last = [one.text for one in messages if one.role == "assistant"]
         was_cut = bool(last) and last[-1].startswith("<think>so ")
         if messages[-1].text != SHORTER and cut < (f.again if was_cut else f.cut):
-            return Reply(Message("assistant", "<think>so " + "much to think of " * 20), "length")
-        calls = [text for text in last if isinstance(read_reply(Message("assistant", text)), Call)]
+            return TurnReply(Message("assistant", "<think>so " + "much to think of " * 20), "length")
+        calls = [text for text in last if isinstance(read_reply(Message("assistant", text)), AskedCall)]
         repeats = len(calls) > 1 and calls[-1] == calls[-2]
         if calls and not messages[-1].text.startswith("Warning") and loop < (f.stuck if repeats else f.loop):
-            return Reply(Message("assistant", calls[-1]))
+            return TurnReply(Message("assistant", calls[-1]))
         reply = self.inner(messages)
         done = read_reply(reply.message)
-        if isinstance(done, Call) and bare < f.bare:
-            return Reply(Message("assistant", "I will call " + json.dumps({"name": done.name, "arguments": done.arguments})))
+        if isinstance(done, AskedCall) and bare < f.bare:
+            return TurnReply(Message("assistant", "I will call " + json.dumps({"name": done.name, "arguments": done.arguments})))
         return reply

@@ -11,16 +11,16 @@ import numpy as np
 from ramify.base.seeds import derive_key, generator
 from ramify.methods.diagnose.case import CaseFile, Diagnosis
 from ramify.methods.diagnose.code import words
-from ramify.methods.diagnose.gate import Agent, InjectionGate, rivals, signals_of
+from ramify.methods.diagnose.gate import InjectionGate, SolveRates, rivals, signals_of
 from ramify.methods.diagnose.loop import LocalizeConfig, played
 from ramify.methods.diagnose.masking import mask
 from ramify.methods.diagnose.metrics import scores
-from ramify.methods.diagnose.policy import CAUSES, Policy, Weights
-from ramify.methods.diagnose.tools import NAMES, Tools
+from ramify.methods.diagnose.policy import CAUSES, RulePolicy, Weights
+from ramify.methods.diagnose.tools import NAMES, RepoTools
 from ramify_experiments.diagnose.corpus import Instance, instances
 from ramify_experiments.diagnose.faulty import Faulty
 from ramify_experiments.diagnose.ranker import train
-from ramify_experiments.diagnose.repair import Bench
+from ramify_experiments.diagnose.repair import RepairBench
 
 BUDGET = {"weak": 300, "strong": 300}
 """Test runs an agent may make, chosen on training instances of seed 100 so that it solves near 0.40 and 0.80 of them untold."""
@@ -48,9 +48,9 @@ def oracle(one: Instance) -> Diagnosis:
     return Diagnosis(*one.gold, root_cause=said, solution_idea=f"{edit} ({one.operator})")
 
 
-def located(one: Instance, policy: Policy, config: LocalizeConfig, issue: str = "") -> CaseFile:
+def located(one: Instance, policy: RulePolicy, config: LocalizeConfig, issue: str = "") -> CaseFile:
     """One localization."""
-    return played(Tools(one.snapshot, config.without), issue or one.issue, policy, config, one.key)[0]
+    return played(RepoTools(one.snapshot, config.without), issue or one.issue, policy, config, one.key)[0]
 
 
 def first(case: CaseFile) -> Diagnosis | None:
@@ -60,17 +60,17 @@ def first(case: CaseFile) -> Diagnosis | None:
 
 def signs(one: Instance, case: CaseFile, weights: Weights, config: LocalizeConfig) -> dict[str, str]:
     """The patch-free signals: two more localizations, the nearest rivals, and the call of the issue as a reproduction."""
-    tools, found = Tools(one.snapshot), first(case)
+    tools, found = RepoTools(one.snapshot), first(case)
     if found is None:
         return {}
-    others = [located(one, Policy(weights, seed), config) for seed in (1, 2)]
+    others = [located(one, RulePolicy(weights, seed), config) for seed in (1, 2)]
     called = next(
         (at for at in one.failing if f"`{one.repo.tests[at][0]}({', '.join(map(str, one.repo.tests[at][1]))})`" in one.issue),
         one.failing[0],
     )
     names = {s.name for s in tools.code.facts(found.file).symbols if s.start <= found.end and found.start <= s.end}
     executed = "executes" if names & one.coverage[called] else "elsewhere"
-    return signals_of(case, tools, others, executed, rivals(case, tools, Policy(weights)))
+    return signals_of(case, tools, others, executed, rivals(case, tools, RulePolicy(weights)))
 
 
 def bm25(one: Instance) -> tuple[str, int, int]:
@@ -95,7 +95,7 @@ def rank_bm25(documents: Mapping[str, Sequence[str]], query: Sequence[str], k1: 
 def one_span(one: Instance, name: str) -> tuple[str, int, int]:
     """Where a function of an instance is."""
     path = one.repo.functions[name].path
-    symbol = next(s for s in Tools(one.snapshot).code.facts(path).symbols if s.name == name)
+    symbol = next(s for s in RepoTools(one.snapshot).code.facts(path).symbols if s.name == name)
     return path, symbol.start, symbol.end
 
 
@@ -104,7 +104,7 @@ def measured(seed: int, training: int, gating: int, testing: int) -> dict[str, A
     weights = train(instances(seed, "train", training))
     config, rng = LocalizeConfig(), generator(seed, "diagnose", "shuffle")
     known = instances(seed, "gate", gating)
-    cases = [located(one, Policy(weights), config) for one in known]
+    cases = [located(one, RulePolicy(weights), config) for one in known]
     right = [composite(first(case), one) >= HIGH for case, one in zip(cases, known, strict=True)]
     signals = [signs(one, case, weights, config) for one, case in zip(known, cases, strict=True)]
     rates = {kind: _rates(known, cases, right, kind) for kind in BUDGET}
@@ -112,7 +112,7 @@ def measured(seed: int, training: int, gating: int, testing: int) -> dict[str, A
     test = instances(seed, "test", testing)
     order = rng.permutation(len(test))
     order = np.where(order == np.arange(len(test)), np.roll(order, 1), order)
-    found = [located(one, Policy(weights), config) for one in test]
+    found = [located(one, RulePolicy(weights), config) for one in test]
     rows = []
     for at, (one, case) in enumerate(zip(test, found, strict=True)):
         other = first(found[int(order[at])])
@@ -128,23 +128,23 @@ def measured(seed: int, training: int, gating: int, testing: int) -> dict[str, A
     }
 
 
-def _rates(known: Sequence[Instance], cases: Sequence[CaseFile], right: Sequence[bool], kind: str) -> Agent:
+def _rates(known: Sequence[Instance], cases: Sequence[CaseFile], right: Sequence[bool], kind: str) -> SolveRates:
     """Solve rates of an agent on the gate's own instances: untold, told right findings, told wrong ones."""
     untold, told = [], []
     for one, case in zip(known, cases, strict=True):
-        bench = Bench(one)
+        bench = RepairBench(one)
         own = getattr(bench, kind)()
         untold.append(bench.run(own, None, BUDGET[kind])[0])
         told.append(bench.run(own, first(case), BUDGET[kind])[0])
     share = lambda which: float(np.mean([t for t, ok in zip(told, right, strict=True) if ok is which] or [False]))  # noqa: E731
-    return Agent(float(np.mean(untold)), share(True), share(False))
+    return SolveRates(float(np.mean(untold)), share(True), share(False))
 
 
 def _instance(
     one: Instance, case: CaseFile, other: Diagnosis | None, gates: Mapping[str, InjectionGate], signals: Mapping[str, str]
 ) -> dict[str, Any]:
     """What both agents make of one instance under every condition."""
-    bench, mine = Bench(one), first(case)
+    bench, mine = RepairBench(one), first(case)
     quality = composite(mine, one)
     row: dict[str, Any] = {"composite": quality, "operator": one.operator, "leaks": one.leaks}
     for kind, budget in BUDGET.items():
@@ -166,12 +166,12 @@ def _localizers(one: Instance, weights: Weights, config: LocalizeConfig, case: C
     hidden = mask(one.issue)[0]
     word = config.model_copy(update={"without": ("view_file", "connected_tree", "repo_tree")})
     arms = {
-        "L0": located(one, Policy(), word), "L1": located(one, Policy(), config), "L2": case,
-        "L1 masked": located(one, Policy(), config, hidden), "L2 masked": located(one, Policy(weights), config, hidden),
-        "L1 no tools": located(one, Policy(), blind), "L2 no tools": located(one, Policy(weights), blind),
+        "L0": located(one, RulePolicy(), word), "L1": located(one, RulePolicy(), config), "L2": case,
+        "L1 masked": located(one, RulePolicy(), config, hidden), "L2 masked": located(one, RulePolicy(weights), config, hidden),
+        "L1 no tools": located(one, RulePolicy(), blind), "L2 no tools": located(one, RulePolicy(weights), blind),
     }  # fmt: skip
     spans = {name: made.locations for name, made in arms.items()}
-    spans |= {"BM25": [bm25(one)], "Ochiai": [one_span(one, Bench(one).strong()[0])], "L3": [one.gold]}
+    spans |= {"BM25": [bm25(one)], "Ochiai": [one_span(one, RepairBench(one).strong()[0])], "L3": [one.gold]}
     out: dict[str, Any] = {}
     for name, places in spans.items():
         row = scores(places, [one.gold])
@@ -189,7 +189,7 @@ def ablated(seed: int, training: int, testing: int) -> dict[str, list[float]]:
     for name, config in arms.items():
         out[name] = []
         for at, one in enumerate(test):
-            speaker = Faulty(Policy(weights), derive_key(seed, "faults", at))
-            case, _ = played(Tools(one.snapshot, config.without), one.issue, speaker, config, one.key)
+            speaker = Faulty(RulePolicy(weights), derive_key(seed, "faults", at))
+            case, _ = played(RepoTools(one.snapshot, config.without), one.issue, speaker, config, one.key)
             out[name].append(float(scores(case.locations, [one.gold])["file F1"] or 0.0))
     return out

@@ -22,9 +22,9 @@ from ramify.base.waiting import complete
 from ramify.methods.diagnose.code import CodeMap, words
 from ramify.methods.diagnose.loop import LocalizeConfig, played
 from ramify.methods.diagnose.metrics import scores
-from ramify.methods.diagnose.policy import Policy, Weights
+from ramify.methods.diagnose.policy import RulePolicy, Weights
 from ramify.methods.diagnose.snapshot import Snapshot
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.tools import RepoTools
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
 from ramify_experiments.diagnose.corpus import instances
@@ -244,10 +244,10 @@ def _hits(name: str, texts: dict[str, str], row: dict[str, Any], weights: Weight
         "Ochiai": around(row["ochiai"]),
     }
     for arm, policy, issue, settings in (
-        ("L0", Policy(), "issue", word), ("L1", Policy(), "issue", config), ("L2", Policy(replace(weights, certain=0.9)), "issue", config),
-        ("L1 with the traceback", Policy(), "traced", config),
+        ("L0", RulePolicy(), "issue", word), ("L1", RulePolicy(), "issue", config), ("L2", RulePolicy(replace(weights, certain=0.9)), "issue", config),
+        ("L1 with the traceback", RulePolicy(), "traced", config),
     ):  # fmt: skip
-        arms[arm] = played(Tools(snapshot, settings.without), row[issue], policy, settings)[0].locations
+        arms[arm] = played(RepoTools(snapshot, settings.without), row[issue], policy, settings)[0].locations
     found = {arm: scores(spans[:1], [gold]) for arm, spans in arms.items()}
     return {arm: [float(one["hit@1"] or 0), float(_overlaps(arms[arm][:1], gold))] for arm, one in found.items()}
 

@@ -14,8 +14,8 @@ from ramify.methods.diagnose.policy import (
     CAUSE_FEATURES,
     CAUSES,
     FEATURES,
-    Policy,
-    Read,
+    Gathered,
+    RulePolicy,
     Seen,
     Weights,
     cause_features,
@@ -23,7 +23,7 @@ from ramify.methods.diagnose.policy import (
     read,
     seen,
 )
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.tools import RepoTools
 from ramify_experiments.diagnose.corpus import Instance
 
 CERTAIN = 0.9
@@ -31,9 +31,9 @@ CERTAIN = 0.9
 PENALTY = 1e-3
 
 
-def conversation(one: Instance, policy: Policy) -> tuple[list[Seen], Read]:
+def conversation(one: Instance, policy: RulePolicy) -> tuple[list[Seen], Gathered]:
     """What a policy has seen of an instance at the end."""
-    _, history = played(Tools(one.snapshot), one.issue, policy, LocalizeConfig())
+    _, history = played(RepoTools(one.snapshot), one.issue, policy, LocalizeConfig())
     found = read(history)
     return seen(found), found
 
@@ -41,7 +41,7 @@ def conversation(one: Instance, policy: Policy) -> tuple[list[Seen], Read]:
 def train(instances: Sequence[Instance], rounds: int = 300) -> Weights:
     """Weights from instances whose truth is known: what L1 had seen of each at the end of its search."""
     rows, right, causes = [], [], []
-    wide = Policy(Weights(certain=2.0))  # never certain: it looks as long as it may
+    wide = RulePolicy(Weights(certain=2.0))  # never certain: it looks as long as it may
     for one in instances:
         functions, found = conversation(one, wide)
         place = next((at for at, s in enumerate(functions) if (s.file, s.name) == (one.gold[0], one.function)), None)

@@ -20,7 +20,7 @@ from ramify_experiments.diagnose.mutate import OPERATORS, repairs
 
 
 @dataclass
-class Bench:
+class RepairBench:
     """One instance, with what every edit comes to. Edits of functions that a failing test does not call cannot pass it and are not run."""
 
     one: Instance

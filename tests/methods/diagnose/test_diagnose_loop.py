@@ -17,15 +17,15 @@ from ramify.methods.diagnose.loop import (
     LOOK_FIRST,
     SHORTER,
     LocalizeConfig,
-    Reply,
+    TurnReply,
     played,
     written_answer,
     written_call,
 )
-from ramify.methods.diagnose.policy import Policy
-from ramify.methods.diagnose.replies import Answer, Call, Unclear, read_reply
+from ramify.methods.diagnose.policy import RulePolicy
+from ramify.methods.diagnose.replies import AskedCall, Located, Unclear, read_reply
 from ramify.methods.diagnose.snapshot import Snapshot
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.tools import RepoTools
 from ramify.trace.message import Message
 
 SNAPSHOT = Snapshot({"a.py": "".join(f"line_{n} = {n}\n" for n in range(1, 21)), "b.py": "import a\n"}, "demo")
@@ -33,21 +33,21 @@ ANSWER = written_answer([Diagnosis("a.py", 3, 5, "here", "cause", "idea", "nothi
 VIEW = written_call("view_file", path="a.py")
 
 
-def said(*texts: str) -> tuple[Callable[[Sequence[Message]], Reply], list[list[Message]]]:
+def said(*texts: str) -> tuple[Callable[[Sequence[Message]], TurnReply], list[list[Message]]]:
     """A speaker that says these, the last one for ever, and what it was shown."""
     shown: list[list[Message]] = []
 
-    def speaker(messages: Sequence[Message]) -> Reply:
+    def speaker(messages: Sequence[Message]) -> TurnReply:
         shown.append(list(messages))
         text = texts[min(len(shown), len(texts)) - 1]
-        return Reply(Message("assistant", text), "length" if text.startswith("<think>cut") else "eos")
+        return TurnReply(Message("assistant", text), "length" if text.startswith("<think>cut") else "eos")
 
     return speaker, shown
 
 
 def go(*texts: str, **settings: object) -> tuple[CaseFile, list[list[Message]]]:
     speaker, shown = said(*texts)
-    return played(Tools(SNAPSHOT), "It is wrong.", speaker, LocalizeConfig(**settings))[0], shown
+    return played(RepoTools(SNAPSHOT), "It is wrong.", speaker, LocalizeConfig(**settings))[0], shown
 
 
 def test_a_call_then_an_answer() -> None:
@@ -119,7 +119,7 @@ def test_a_long_conversation_keeps_issue_tree_and_what_is_new() -> None:
 )
 def test_a_call_without_its_wrapper_is_run_where_it_can_mean_one_thing(text: str, call: tuple[str, dict[str, object]]) -> None:
     done = read_reply(Message("assistant", text))
-    assert isinstance(done, Call)
+    assert isinstance(done, AskedCall)
     assert (done.name, done.arguments, done.recovered) == (*call, True)
     assert isinstance(read_reply(Message("assistant", text), implicit=False), Unclear)
 
@@ -136,7 +136,7 @@ def test_an_ambiguous_call_is_not_run() -> None:
 @pytest.mark.parametrize("line", ["a.py:3-5", "- `a.py:3-5`", "  a.py: 3 - 5", "./a.py:3-5"])
 def test_locations_as_models_write_them(line: str) -> None:
     done = read_reply(Message("assistant", f"<think>a.py:9-9</think><locations>\n{line}\n</locations>"))
-    assert isinstance(done, Answer)
+    assert isinstance(done, Located)
     assert [one.span for one in done.found] == [("a.py", 3, 5)]
 
 
@@ -163,7 +163,7 @@ def test_locations_are_checked_against_the_repository() -> None:
 
 def test_an_empty_issue_is_refused() -> None:
     with pytest.raises(UserError, match="issue is empty"):
-        played(Tools(SNAPSHOT), " \n", said("x")[0], LocalizeConfig())
+        played(RepoTools(SNAPSHOT), " \n", said("x")[0], LocalizeConfig())
 
 
 def test_the_rule_policy_finds_what_a_traceback_ends_in() -> None:
@@ -173,6 +173,6 @@ def test_the_rule_policy_finds_what_a_traceback_ends_in() -> None:
         "main.py": "from shop.sums import total\n\n\ndef main():\n    print(total([]))\n",
     }
     issue = 'It crashes.\n  File "main.py", line 5, in main\n  File "shop/sums.py", line 5, in total\nZeroDivisionError: division by zero\n'
-    case, _ = played(Tools(Snapshot(texts, "shop")), issue, Policy(), LocalizeConfig())
+    case, _ = played(RepoTools(Snapshot(texts, "shop")), issue, RulePolicy(), LocalizeConfig())
     assert case.locations == [("shop/sums.py", 1, 5)]
     assert "no" in case.findings[0].root_cause or "guess" in case.findings[0].root_cause

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.methods.diagnose.case import CaseFile, Diagnosis
-from ramify.methods.diagnose.gate import LEVELS, Agent, InjectionGate, agreement, threshold
+from ramify.methods.diagnose.gate import LEVELS, InjectionGate, SolveRates, agreement, threshold
 from ramify.methods.diagnose.injection import inject
 from ramify.methods.diagnose.masking import mask
 from ramify.methods.diagnose.metrics import PAPER, gains, gold_spans, scores, summary
@@ -104,14 +104,14 @@ def test_gold_spans_are_those_before_the_patch(end: str) -> None:
 
 
 def test_the_threshold() -> None:
-    assert threshold(Agent(0.6, 0.8, 0.4)) == pytest.approx(0.5)
-    assert threshold(Agent(0.3, 0.8, 0.4)) == 0
+    assert threshold(SolveRates(0.6, 0.8, 0.4)) == pytest.approx(0.5)
+    assert threshold(SolveRates(0.3, 0.8, 0.4)) == 0
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_the_gate(a: float, b: float, c: float, price: float, more: float) -> None:
     wrong, nothing, right = sorted((a, b, c))
-    agent = Agent(nothing, right, wrong)
+    agent = SolveRates(nothing, right, wrong)
     q = threshold(agent)
     assert 0 <= q <= 1
     assert threshold(agent, price + more, 0.1) <= threshold(agent, price, 0.1) <= q
@@ -125,7 +125,7 @@ def test_the_gate(a: float, b: float, c: float, price: float, more: float) -> No
 
 def test_a_gate_is_calibrated_and_refuses_what_it_cannot_learn_from() -> None:
     signals = [{"consistency": "span", "self_check": "executes"}] * 30 + [{"consistency": "none", "self_check": "elsewhere"}] * 30
-    gate = InjectionGate.fit(signals, [True] * 27 + [False] * 3 + [True] * 3 + [False] * 27, Agent(0.6, 0.8, 0.3))
+    gate = InjectionGate.fit(signals, [True] * 27 + [False] * 3 + [True] * 3 + [False] * 27, SolveRates(0.6, 0.8, 0.3))
     high, low = gate.probability(signals[0]), gate.probability(signals[-1])
     assert low < 0.1 < 0.9 < high
     assert gate.probability({}) == pytest.approx(0.5)
@@ -134,9 +134,9 @@ def test_a_gate_is_calibrated_and_refuses_what_it_cannot_learn_from() -> None:
         assert sum(pair[0] for pair in table.values()) == pytest.approx(1)
         assert set(table) == set(LEVELS[name])
     with pytest.raises(UserError, match="right and on wrong"):
-        InjectionGate.fit(signals, [True] * 60, Agent(0.6, 0.8, 0.3))
+        InjectionGate.fit(signals, [True] * 60, SolveRates(0.6, 0.8, 0.3))
     with pytest.raises(UserError, match="did you mean 'consistency'"):
-        InjectionGate.fit([{"consistancy": "span"}] * 2, [True, False], Agent(0.6, 0.8, 0.3))
+        InjectionGate.fit([{"consistancy": "span"}] * 2, [True, False], SolveRates(0.6, 0.8, 0.3))
 
 
 def test_agreement_of_localizations() -> None:
@@ -155,7 +155,7 @@ def test_the_prompt_holds_what_the_gate_lets_through() -> None:
         Diagnosis("b.py", 3, 4, root_cause="unsure", confidence=0.2),
     )
     case = CaseFile("i", "r", "", found, issue="It fails.")
-    gate = InjectionGate(0.5, {}, Agent(0.6, 0.8, 0.4))
+    gate = InjectionGate(0.5, {}, SolveRates(0.6, 0.8, 0.4))
     text = inject(case, gate)
     assert "a.py, lines 1 to 2" in text
     assert "b.py" not in text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
 from ramify.methods.diagnose.snapshot import Snapshot, split_lines
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.tools import RepoTools
 
 PACKAGE = {
     "shop/__init__.py": "from .prices import total\n",
@@ -32,11 +32,11 @@ def write(folder: Path, files: dict[str, str | bytes] | dict[str, str]) -> Path:
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Tools:
-    return Tools(Snapshot.open(write(tmp_path / "repo", PACKAGE)))
+def tools(tmp_path: Path) -> RepoTools:
+    return RepoTools(Snapshot.open(write(tmp_path / "repo", PACKAGE)))
 
 
-def test_lines_are_those_of_the_file(tools: Tools) -> None:
+def test_lines_are_those_of_the_file(tools: RepoTools) -> None:
     found = tools.call("view_file", {"path": "shop/prices.py", "view_range": [7, 8]})
     assert found.text.splitlines()[:3] == [
         "shop/prices.py, lines 7 to 8 of 8",
@@ -45,10 +45,10 @@ def test_lines_are_those_of_the_file(tools: Tools) -> None:
     ]
     assert found.shown == (("shop/prices.py", 7, 8),)
     assert tools.call("view_file", {"path": "./shop/prices.py", "view_range": [7, 8]}) == found  # the same call, the same bytes
-    assert Tools(tools.snapshot).call("view_file", {"path": "shop/prices.py", "view_range": [7, 8]}).digest == found.digest
+    assert RepoTools(tools.snapshot).call("view_file", {"path": "shop/prices.py", "view_range": [7, 8]}).digest == found.digest
 
 
-def test_imports_of_packages_cycles_and_names_handed_on(tools: Tools) -> None:
+def test_imports_of_packages_cycles_and_names_handed_on(tools: RepoTools) -> None:
     imports, importers = tools.code.imports, tools.code.importers
     assert imports["shop/prices.py"] == ("shop/__init__.py", "shop/stock.py", "shop/taxes.py")
     assert imports["shop/stock.py"] == ("shop/prices.py",)  # a cycle
@@ -59,7 +59,7 @@ def test_imports_of_packages_cycles_and_names_handed_on(tools: Tools) -> None:
     assert "  shop/prices.py" in tools.call("connected_tree", {"file": "shop/stock.py"}).text
 
 
-def test_search_is_literal_and_takes_no_heed_of_case(tools: Tools) -> None:
+def test_search_is_literal_and_takes_no_heed_of_case(tools: RepoTools) -> None:
     assert "shop/taxes.py: 2" in tools.call("codebase_search", {"query": "[A-Z]+ tax"}).text
     assert "no line holds" in tools.call("codebase_search", {"query": "t.tal"}).text
     assert "docs/" not in tools.call("codebase_search", {"query": "total"}).text
@@ -68,7 +68,7 @@ def test_search_is_literal_and_takes_no_heed_of_case(tools: Tools) -> None:
 
 @given(st.text(alphabet="ab.*[]()+?^$\\|", min_size=1, max_size=6))
 def test_what_a_file_holds_is_found(query: str) -> None:
-    held = Tools(Snapshot({"a.py": f"x = 1\ny = '{query}'\n"}))
+    held = RepoTools(Snapshot({"a.py": f"x = 1\ny = '{query}'\n"}))
     assert ("a.py: 2" in held.call("codebase_search", {"query": query}).text) == bool(query.strip())
 
 
@@ -90,14 +90,14 @@ def test_what_a_file_holds_is_found(query: str) -> None:
         ("codebase_search", {"query": "a\nb"}, "one line"),
     ],
 )
-def test_a_call_that_cannot_be_made_says_why(tools: Tools, name: str, arguments: dict[str, object], why: str) -> None:
+def test_a_call_that_cannot_be_made_says_why(tools: RepoTools, name: str, arguments: dict[str, object], why: str) -> None:
     found = tools.call(name, arguments)
     assert not found.ok
     assert why in found.text
 
 
-def test_a_tool_that_is_not_offered_is_refused(tools: Tools) -> None:
-    assert "no tool" in Tools(tools.snapshot, ("view_file",)).call("view_file", {"path": "main.py"}).text
+def test_a_tool_that_is_not_offered_is_refused(tools: RepoTools) -> None:
+    assert "no tool" in RepoTools(tools.snapshot, ("view_file",)).call("view_file", {"path": "main.py"}).text
 
 
 def test_a_hostile_folder_is_read_and_what_is_skipped_is_named(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_hostile_folder_is_read_and_what_is_skipped_is_named(tmp_path: Path) -
     (repo / "away").symlink_to(secret)
     (repo / "loop").symlink_to(repo)
     os.mkfifo(repo / "pipe.py")
-    held = Tools(Snapshot.open(repo))
+    held = RepoTools(Snapshot.open(repo))
     assert held.snapshot.lines("a.py") == ("x = '\ufffd\ufffd'", "y = 2")
     assert held.snapshot.lines("wide.py") == ("z = 3",)
     assert held.snapshot.lines("bom.py") == ("q = 1",)
@@ -140,7 +140,7 @@ def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
     write(tmp_path, {"secret.py": "KEY = 1\n"})
     many, snapshot.MANY = snapshot.MANY, 1  # so that files are read when they are asked for
     try:
-        held = Tools(Snapshot.open(repo))
+        held = RepoTools(Snapshot.open(repo))
         (repo / "m1.py").unlink()
         (repo / "m1.py").symlink_to(tmp_path / "secret.py")
         assert "KEY" not in held.call("view_file", {"path": "m1.py"}).text
@@ -156,7 +156,7 @@ def test_a_hundred_thousand_files(tmp_path: Path) -> None:
         (tmp_path / "repo" / f"p{folder}").mkdir(parents=True)
         for file in range(1000):
             (tmp_path / "repo" / f"p{folder}" / f"m{file}.py").write_bytes(b"value = 1\n")
-    held = Tools(Snapshot.open(tmp_path / "repo"))
+    held = RepoTools(Snapshot.open(tmp_path / "repo"))
     tree = held.call("repo_tree", {}).text
     assert "100000 files" in tree
     assert len(tree.splitlines()) < 1600
@@ -200,7 +200,7 @@ def test_other_languages(tmp_path: Path) -> None:
         "j/src/a/B.java": "package a;\nimport a.C;\nclass B { int n() { return 1; } }\n",
         "j/src/a/C.java": "package a;\nclass C {}\n",
     }
-    code = Tools(Snapshot.open(write(tmp_path, files))).code
+    code = RepoTools(Snapshot.open(write(tmp_path, files))).code
     assert code.imports["web/app.ts"] == ("web/lib/sums.ts",)
     assert code.imports["web/old.js"] == ("web/lib/sums.ts",)
     assert code.imports["go/main.go"] == ("go/util/util.go",)

@@ -16,8 +16,8 @@ NEEDS: tuple[str, ...] = ()
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.diagnose.case import CaseFile as CaseFile
     from ramify.methods.diagnose.case import Diagnosis as Diagnosis
-    from ramify.methods.diagnose.gate import Agent as Agent
     from ramify.methods.diagnose.gate import InjectionGate as InjectionGate
+    from ramify.methods.diagnose.gate import SolveRates as SolveRates
     from ramify.methods.diagnose.injection import inject as inject
     from ramify.methods.diagnose.localizer import Localizer as Localizer
     from ramify.methods.diagnose.localizer import evaluate as evaluate
@@ -27,19 +27,19 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.diagnose.metrics import scores as scores
     from ramify.methods.diagnose.snapshot import Snapshot as Snapshot
     from ramify.methods.diagnose.tools import SCHEMAS as SCHEMAS
-    from ramify.methods.diagnose.tools import Tools as Tools
+    from ramify.methods.diagnose.tools import RepoTools as RepoTools
 else:
     __all__, __getattr__ = public(
         __name__,
         {
             "case": "CaseFile Diagnosis",
-            "gate": "Agent InjectionGate",
+            "gate": "InjectionGate SolveRates",
             "injection": "inject",
             "localizer": "Localizer evaluate",
             "loop": "LocalizeConfig",
             "masking": "mask",
             "metrics": "gold_spans scores",
             "snapshot": "Snapshot",
-            "tools": "SCHEMAS Tools",
+            "tools": "SCHEMAS RepoTools",
         },
     )

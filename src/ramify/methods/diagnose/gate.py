@@ -15,8 +15,8 @@ from ramify.base.errors import UserError, nearest
 from ramify.methods.diagnose.case import CaseFile, Diagnosis
 from ramify.methods.diagnose.code import identifiers, words
 from ramify.methods.diagnose.loop import FINAL, TOLD, Speaker, opening, written_call
-from ramify.methods.diagnose.replies import Answer, read_reply
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.replies import Located, read_reply
+from ramify.methods.diagnose.tools import RepoTools
 from ramify.trace.message import Message
 
 Signals = Mapping[str, str]
@@ -33,7 +33,7 @@ LEVELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
+class SolveRates:
     """Solve rates of a repair agent: told nothing, told a right finding, told a wrong one."""
 
     nothing: float
@@ -45,12 +45,12 @@ class Agent:
             raise UserError("solve rates of a repair agent lie between 0 and 1")
 
 
-AGENTS = {"weak": Agent(0.447, 0.760, 0.402), "strong": Agent(0.616, 0.804, 0.313)}
+AGENTS = {"weak": SolveRates(0.447, 0.760, 0.402), "strong": SolveRates(0.616, 0.804, 0.313)}
 """Of the paper's table: weak, Qwen3-Coder-30B under SWE-agent told nothing, the oracle's finding, another issue's; strong, Qwen3-Coder-480B
 under OpenHands told nothing, a finding judged 4 or better, a finding judged worse."""
 
 
-def threshold(agent: Agent, price: float = 0.0, saved: float = 0.0) -> float:
+def threshold(agent: SolveRates, price: float = 0.0, saved: float = 0.0) -> float:
     """q*: the least probability of being right at which telling pays: ``(s0 - s- - price * saved) / (s+ - s-)``, between 0 and 1.
 
     ``saved`` tokens are worth ``price`` each in solved issues. Where a wrong finding does no harm it is 0; where a right one does not help, 1.
@@ -79,7 +79,7 @@ class InjectionGate:
 
     prior: float
     likelihoods: Mapping[str, Mapping[str, tuple[float, float]]]
-    agent: Agent
+    agent: SolveRates
     price: float = 0.0
     saved: float = 0.0
     source: str = field(default="", compare=False)
@@ -89,7 +89,7 @@ class InjectionGate:
         cls,
         signals: Sequence[Signals],
         right: Sequence[bool],
-        agent: Agent,
+        agent: SolveRates,
         price: float = 0.0,
         saved: float = 0.0,
         source: str = "fitted",
@@ -172,7 +172,7 @@ def agreement(cases: Sequence[CaseFile]) -> str:
 
 
 def signals_of(
-    case: CaseFile, tools: Tools, others: Sequence[CaseFile] = (), executed: str | None = None, rival: bool | None = None
+    case: CaseFile, tools: RepoTools, others: Sequence[CaseFile] = (), executed: str | None = None, rival: bool | None = None
 ) -> dict[str, str]:
     """The signals of the first finding of ``case``; empty without one.
 
@@ -193,7 +193,7 @@ def signals_of(
     return found
 
 
-def rival_messages(case: CaseFile, tools: Tools) -> list[Message]:
+def rival_messages(case: CaseFile, tools: RepoTools) -> list[Message]:
     """A conversation that shows the first finding's file and its two or three nearest rivals, and asks for the answer."""
     own = case.findings[0].file
     beside = [path for path in tools.snapshot.paths if PurePosixPath(path).parent == PurePosixPath(own).parent and path != own]
@@ -214,13 +214,13 @@ def rival_messages(case: CaseFile, tools: Tools) -> list[Message]:
 def picks_same(case: CaseFile, message: Message) -> bool:
     """``discrimination``: whether a reply to :func:`rival_messages` names the same lines again."""
     done, own = read_reply(message), case.findings[0]
-    if not isinstance(done, Answer):
+    if not isinstance(done, Located):
         return False
     best = done.found[0]
     return best.file == own.file and best.start <= own.end and own.start <= best.end
 
 
-def rivals(case: CaseFile, tools: Tools, speaker: Speaker) -> bool | None:
+def rivals(case: CaseFile, tools: RepoTools, speaker: Speaker) -> bool | None:
     """:func:`picks_same` of what a function in this process answers; None without a finding."""
     return picks_same(case, speaker(rival_messages(case, tools)).message) if case.findings else None
 
@@ -238,7 +238,7 @@ def _coverage(one: Diagnosis) -> str:
     return "seen" if held == len(lines) else "part" if held else "unseen"
 
 
-def _anchor(one: Diagnosis, issue: str, tools: Tools) -> str:
+def _anchor(one: Diagnosis, issue: str, tools: RepoTools) -> str:
     """``anchor``: whether names or words of the issue occur in the span, or in the files that import it."""
     text = "\n".join(tools.snapshot.lines(one.file)[one.start - 1 : one.end])
     named = {name for name in identifiers([issue]) if "_" in name or any(c.isupper() for c in name[1:])}

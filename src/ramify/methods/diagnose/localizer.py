@@ -14,9 +14,9 @@ from ramify.methods.diagnose.case import CaseFile
 from ramify.methods.diagnose.gate import PRIOR, RULES, InjectionGate, picks_same, rival_messages, rivals, signals_of
 from ramify.methods.diagnose.loop import LocalizeConfig, driven, played
 from ramify.methods.diagnose.metrics import Span, gold_spans, scores, summary
-from ramify.methods.diagnose.policy import NAME, Policy, Weights
+from ramify.methods.diagnose.policy import NAME, RulePolicy, Weights
 from ramify.methods.diagnose.snapshot import Snapshot
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.tools import RepoTools
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
 from ramify.rollout.compact import reply
@@ -63,7 +63,7 @@ class Localizer:
         """:meth:`run`, with the conversation."""
         if not issue.strip():
             raise UserError("the issue is empty: say in a sentence what goes wrong")
-        tools = Tools(repo if isinstance(repo, Snapshot) else Snapshot.open(repo), self.config.without)
+        tools = RepoTools(repo if isinstance(repo, Snapshot) else Snapshot.open(repo), self.config.without)
         made, rival = (
             wait_for(lambda: self._by_model(tools, issue, issue_id, progress))
             if self.model is not None
@@ -91,12 +91,12 @@ class Localizer:
         ]
         return replace(case, meta={**case.meta, **about, "notes": notes}), history
 
-    def _by_rules(self, tools: Tools, issue: str, issue_id: str) -> tuple[list[tuple[CaseFile, list[Message]]], bool | None]:
-        made = [played(tools, issue, Policy(Weights(), seed), self.config, issue_id) for seed in range(self.samples)]
-        return made, rivals(made[0][0], tools, Policy()) if self.samples > 1 else None
+    def _by_rules(self, tools: RepoTools, issue: str, issue_id: str) -> tuple[list[tuple[CaseFile, list[Message]]], bool | None]:
+        made = [played(tools, issue, RulePolicy(Weights(), seed), self.config, issue_id) for seed in range(self.samples)]
+        return made, rivals(made[0][0], tools, RulePolicy()) if self.samples > 1 else None
 
     async def _by_model(
-        self, tools: Tools, issue: str, issue_id: str, progress: Callable[[int], object]
+        self, tools: RepoTools, issue: str, issue_id: str, progress: Callable[[int], object]
     ) -> tuple[list[tuple[CaseFile, list[Message]]], bool | None]:
         assert self.model is not None
         sampler = Sampler(self.model, self.config.seed)

@@ -18,8 +18,8 @@ from ramify.base.config import Config
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import json_hash
 from ramify.methods.diagnose.case import CaseFile, Diagnosis, checked
-from ramify.methods.diagnose.replies import Answer, Call, Unclear, read_reply
-from ramify.methods.diagnose.tools import Observation, Tools, tree_text
+from ramify.methods.diagnose.replies import AskedCall, Located, Unclear, read_reply
+from ramify.methods.diagnose.tools import RepoTools, ToolResult, tree_text
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling
 from ramify.rollout.compact import reply
@@ -59,7 +59,7 @@ class LocalizeConfig(Config):
     """ask for the answer where the turns are spent"""
 
 
-class Reply(NamedTuple):
+class TurnReply(NamedTuple):
     """What came back: the message, why it ended (length: cut off), and its tokens where they are known."""
 
     message: Message
@@ -67,7 +67,7 @@ class Reply(NamedTuple):
     usage: Mapping[str, Any] = {}
 
 
-Speaker = Callable[[Sequence[Message]], Reply]
+Speaker = Callable[[Sequence[Message]], TurnReply]
 """Answers a conversation: what takes a model's place in :func:`played`."""
 
 SYSTEM = """You find where a bug is in a repository; you never repair it and never write code.
@@ -94,7 +94,7 @@ TOLD = "user"
 @dataclass
 class _State:
     history: list[Message]
-    calls: list[tuple[Call, Observation]] = field(default_factory=list)
+    calls: list[tuple[AskedCall, ToolResult]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     meta: dict[str, Any] = field(
         default_factory=lambda: (
@@ -104,7 +104,7 @@ class _State:
     )
 
 
-def opening(tools: Tools, issue: str) -> list[Message]:
+def opening(tools: RepoTools, issue: str) -> list[Message]:
     """System and user message: role and protocol, then the issue and the filtered tree. No file is shown."""
     told = "\n".join(
         f"- {one['function']['name']}({', '.join(one['function']['parameters']['properties'])}): {one['function']['description']}"
@@ -118,9 +118,9 @@ def opening(tools: Tools, issue: str) -> list[Message]:
 
 
 def localize(
-    tools: Tools, issue: str, config: LocalizeConfig, issue_id: str = ""
-) -> Generator[list[Message], Reply, tuple[CaseFile, list[Message]]]:
-    """Yields the messages to answer, is sent a :class:`Reply`, and returns the case file and the whole conversation.
+    tools: RepoTools, issue: str, config: LocalizeConfig, issue_id: str = ""
+) -> Generator[list[Message], TurnReply, tuple[CaseFile, list[Message]]]:
+    """Yields the messages to answer, is sent a :class:`TurnReply`, and returns the case file and the whole conversation.
 
     At most ``config.turns`` calls and one final prompt; an answer given before any tool was called is refused once a turn unless
     ``config.zero_tool``. Raises UserError on an empty issue.
@@ -132,7 +132,7 @@ def localize(
     notes: list[str] = []
     for _ in range(config.turns):
         done = _read((yield shown(state, config)), state, config)
-        if isinstance(done, Answer):
+        if isinstance(done, Located):
             found, notes = checked(done.found, tools.snapshot)
             early = not state.calls
             state.meta["zero_tool"] |= early
@@ -141,7 +141,7 @@ def localize(
             why = LOOK_FIRST if early else "None of these locations can be used: " + "; ".join(notes)
             found = []
             state.history.append(Message(TOLD, why))
-        elif isinstance(done, Call):
+        elif isinstance(done, AskedCall):
             state.history.append(Message(TOLD, _observed(done, tools, state, config), {"name": done.name}))
         else:
             cut = state.meta["cut_off"] and done.why == SHORTER
@@ -151,7 +151,7 @@ def localize(
             state.history.append(Message(TOLD, FINAL))
             state.meta["final"] = True
             done = _read((yield shown(state, config)), state, config)
-            if isinstance(done, Answer):
+            if isinstance(done, Located):
                 found, notes = checked(done.found, tools.snapshot)
                 state.meta["zero_tool"] |= not state.calls
     findings = tuple(replace(one, evidence=_evidence(one, state.calls)) for one in found)
@@ -161,7 +161,7 @@ def localize(
     return case, state.history
 
 
-def _read(reply: Reply, state: _State, config: LocalizeConfig) -> Answer | Call | Unclear:
+def _read(reply: TurnReply, state: _State, config: LocalizeConfig) -> Located | AskedCall | Unclear:
     state.meta["turns"] += 1
     state.history.append(reply.message)
     for name, key in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens")):
@@ -173,7 +173,7 @@ def _read(reply: Reply, state: _State, config: LocalizeConfig) -> Answer | Call 
     return done
 
 
-def _observed(call: Call, tools: Tools, state: _State, config: LocalizeConfig) -> str:
+def _observed(call: AskedCall, tools: RepoTools, state: _State, config: LocalizeConfig) -> str:
     """What the model is told of a call: the result, and a warning where the very same call was made before."""
     result = tools.call(call.name, call.arguments)
     state.meta["calls"] += result.ok
@@ -208,7 +208,7 @@ def shown(state: _State, config: LocalizeConfig) -> list[Message]:
     return messages
 
 
-def _evidence(one: Diagnosis, calls: Sequence[tuple[Call, Observation]]) -> tuple[dict[str, Any], ...]:
+def _evidence(one: Diagnosis, calls: Sequence[tuple[AskedCall, ToolResult]]) -> tuple[dict[str, Any], ...]:
     """The calls that displayed lines of a location."""
     made = []
     for call, result in calls:
@@ -221,7 +221,7 @@ def _evidence(one: Diagnosis, calls: Sequence[tuple[Call, Observation]]) -> tupl
 
 
 def played(
-    tools: Tools, issue: str, speaker: Speaker, config: LocalizeConfig, issue_id: str = ""
+    tools: RepoTools, issue: str, speaker: Speaker, config: LocalizeConfig, issue_id: str = ""
 ) -> tuple[CaseFile, list[Message]]:
     """:func:`localize`, answered by a function."""
     steps = localize(tools, issue, config, issue_id)
@@ -234,7 +234,7 @@ def played(
 
 
 async def driven(
-    tools: Tools, issue: str, sampler: Sampler, template: ChatTemplate | None, config: LocalizeConfig, issue_id: str = "", index: int = 0,
+    tools: RepoTools, issue: str, sampler: Sampler, template: ChatTemplate | None, config: LocalizeConfig, issue_id: str = "", index: int = 0,
     progress: Callable[[int], object] = lambda turn: None,
 ) -> tuple[CaseFile, list[Message]]:  # fmt: skip
     """:func:`localize`, answered by a model. A model that fails ends it: the case file then has no location, and ``failed`` in ``meta``."""
@@ -261,7 +261,7 @@ async def driven(
         progress(turn)
         usage = (sample.data or {}).get("usage") or {}
         try:
-            messages = history = steps.send(Reply(Message("assistant", text, sample.data or {}), sample.stop, usage))
+            messages = history = steps.send(TurnReply(Message("assistant", text, sample.data or {}), sample.stop, usage))
         except StopIteration as ended:
             case, whole = ended.value
             return case, whole

@@ -20,8 +20,8 @@ import numpy as np
 from ramify.base.seeds import derive_key
 from ramify.methods.diagnose.case import Diagnosis
 from ramify.methods.diagnose.code import words
-from ramify.methods.diagnose.loop import FINAL, LOOK_FIRST, Reply, written_answer, written_call
-from ramify.methods.diagnose.replies import Call, read_reply
+from ramify.methods.diagnose.loop import FINAL, LOOK_FIRST, TurnReply, written_answer, written_call
+from ramify.methods.diagnose.replies import AskedCall, read_reply
 from ramify.methods.diagnose.tools import normal
 from ramify.trace.message import Message
 
@@ -158,7 +158,7 @@ class Weights:
 
 
 @dataclass
-class Read:
+class Gathered:
     """What a conversation says so far."""
 
     issue: str = ""
@@ -181,16 +181,16 @@ class Read:
         return frozenset(self.paths)
 
 
-def read(messages: Sequence[Message]) -> Read:
+def read(messages: Sequence[Message]) -> Gathered:
     """The conversation as facts: nothing else is remembered from one turn to the next."""
-    found = Read()
-    call: Call | None = None
+    found = Gathered()
+    call: AskedCall | None = None
     for message in messages:
         if message.role == "system":
             found.tools = set(re.findall(r"^- (\w+)\(", message.text, re.MULTILINE))
         elif message.role == "assistant":
             done = _reply(message.text)
-            call = done if isinstance(done, Call) else None
+            call = done if isinstance(done, AskedCall) else None
         elif "<repository>" in message.text and not found.paths:
             issue, _, tree = message.text.partition("</issue>")
             found.issue = issue.removeprefix("<issue>").strip()
@@ -206,7 +206,7 @@ def _reply(text: str) -> object:
     return read_reply(Message("assistant", text))
 
 
-def _observed(found: Read, call: Call, text: str) -> None:
+def _observed(found: Gathered, call: AskedCall, text: str) -> None:
     key = (call.name, str(sorted((k, str(v)) for k, v in call.arguments.items())))
     found.calls.append(key)
     body = text.partition("<observation>\n")[2].rpartition("\n</observation>")[0]
@@ -303,7 +303,7 @@ _DEF = re.compile(
 )
 
 
-def seen(found: Read) -> list[Seen]:
+def seen(found: Gathered) -> list[Seen]:
     """Every function whose definition was displayed, in the order of files."""
     return [one for path, lines in sorted(found.lines.items()) for one in _functions(path, tuple(sorted(lines.items())))]
 
@@ -469,7 +469,7 @@ def reached(functions: Sequence[Seen], issue: Named) -> list[int]:
     return far
 
 
-def features(functions: Sequence[Seen], found: Read) -> np.ndarray:
+def features(functions: Sequence[Seen], found: Gathered) -> np.ndarray:
     """(functions, F): see :data:`FEATURES`."""
     issue = named(found.issue)
     content, n = set(issue.content), max(1, len(functions))
@@ -551,13 +551,13 @@ def _imports(lines: tuple[tuple[int, str], ...]) -> tuple[tuple[str, frozenset[s
 # -- the policy ----------------------------------------------------------------------------------------------------------------
 
 
-class Policy:
+class RulePolicy:
     """Answers a conversation as a model would. ``seed`` above 0 varies what is looked at and how near calls fall."""
 
     def __init__(self, weights: Weights | None = None, seed: int = 0, noise: float = 0.5) -> None:
         self.weights, self.seed, self.noise = weights or Weights(), seed, noise
 
-    def __call__(self, messages: Sequence[Message]) -> Reply:
+    def __call__(self, messages: Sequence[Message]) -> TurnReply:
         """One turn: a tool call, or the answer."""
         found = read(messages)
         final = any(one.text == FINAL for one in messages[-1:])
@@ -569,9 +569,9 @@ class Policy:
         if step is None and not final and (not sure or messages[-1].text == LOOK_FIRST):
             step = self._next(found, functions, belief)
         text = step or self._answer(found, functions, belief)
-        return Reply(Message("assistant", f"<think>{len(functions)} functions seen</think>{text}"))
+        return TurnReply(Message("assistant", f"<think>{len(functions)} functions seen</think>{text}"))
 
-    def belief(self, functions: Sequence[Seen], found: Read) -> np.ndarray:
+    def belief(self, functions: Sequence[Seen], found: Gathered) -> np.ndarray:
         """(functions,): shares of belief that each is where the bug is."""
         rows = features(functions, found)
         if not len(rows):
@@ -588,7 +588,7 @@ class Policy:
         u = (derive_key(self.seed, "policy", *place) % (1 << 40) + 0.5) / (1 << 40)
         return -self.noise * math.log(-math.log(u))
 
-    def _beside(self, found: Read, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
+    def _beside(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
         """The call that shows a sibling of the likeliest function where none was seen: a search for how its name begins, then the file."""
         best = functions[int(belief.argmax())]
         query = "_".join(best.name.split("_")[:2])
@@ -599,7 +599,7 @@ class Policy:
         near = [path for path in found.hits[query] if path not in found.lines and path in found.defined[query]]
         return self._look(found, near[0], found.hits[query][near[0]]) if near else None
 
-    def _next(self, found: Read, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
+    def _next(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
         """The next call, or None where there is nothing left to look at."""
         issue = named(found.issue)
         for said, line in (*issue.frames[::-1], *((path, 0) for path in issue.paths)):
@@ -626,7 +626,7 @@ class Policy:
                 return step
         return None
 
-    def _look(self, found: Read, path: str, lines: Sequence[int]) -> str | None:
+    def _look(self, found: Gathered, path: str, lines: Sequence[int]) -> str | None:
         """A view of a part of a file that was not displayed yet; of a long file the part around ``lines``."""
         shown = found.lines.get(path, {})
         if "view_file" not in found.tools or (
@@ -646,13 +646,13 @@ class Policy:
         key = ("view_file", str(sorted((k, str(v)) for k, v in arguments.items())))
         return None if key in found.refused or key in found.calls else written_call("view_file", **arguments)
 
-    def _connect(self, found: Read, path: str) -> str | None:
+    def _connect(self, found: Gathered, path: str) -> str | None:
         if "connected_tree" not in found.tools or path in found.near or ("view_file" in found.tools):
             return None
         key = ("connected_tree", str([("file", path)]))
         return None if key in found.calls else written_call("connected_tree", file=path)
 
-    def _file_scores(self, found: Read, functions: Sequence[Seen], belief: np.ndarray) -> dict[str, float]:
+    def _file_scores(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> dict[str, float]:
         """How promising each file is: hits of searches, words in its path, imports by files that hold likely functions, and definitions of
         what functions call that the issue leads to."""
         issue = named(found.issue)
@@ -678,7 +678,7 @@ class Policy:
                 score[path] += 2.0
         return score
 
-    def _called_from(self, found: Read, functions: Sequence[Seen], issue: Named) -> set[str]:
+    def _called_from(self, found: Gathered, functions: Sequence[Seen], issue: Named) -> set[str]:
         """Files that imports say hold functions which are called, but not seen yet, where the issue's calls lead."""
         known = {one.name for one in functions}
         near = [one for one, far in zip(functions, reached(functions, issue), strict=True) if far < 99]
@@ -695,7 +695,7 @@ class Policy:
                     }
         return made
 
-    def _answer(self, found: Read, functions: Sequence[Seen], belief: np.ndarray) -> str:
+    def _answer(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> str:
         if not len(belief):
             if not found.paths:
                 return "<think>there is nothing to name</think>"
@@ -716,7 +716,7 @@ class Policy:
         best = functions[int(belief.argmax())]
         return written_answer([self._diagnosis(best, functions, found, float(belief.max()))])
 
-    def _diagnosis(self, best: Seen, functions: Sequence[Seen], found: Read, share: float) -> Diagnosis:
+    def _diagnosis(self, best: Seen, functions: Sequence[Seen], found: Gathered, share: float) -> Diagnosis:
         row = features([*functions], found)[list(functions).index(best)]
         parts = row * np.array(self.weights.functions)
         why = [FEATURES[at] for at in np.argsort(-parts) if parts[at] > 0.05 and at][:3]

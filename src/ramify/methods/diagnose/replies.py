@@ -23,7 +23,7 @@ _DIRECT = re.compile(rf"\b({'|'.join(NAMES)})\s*\(([^()\n]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AskedCall:
     """A tool call; ``recovered`` where its wrapper was missing."""
 
     name: str
@@ -32,7 +32,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Located:
     """A final answer, locations not yet checked against the repository."""
 
     found: tuple[Diagnosis, ...]
@@ -45,16 +45,16 @@ class Unclear:
     why: str
 
 
-def read_reply(message: Message, implicit: bool = True) -> Answer | Call | Unclear:
+def read_reply(message: Message, implicit: bool = True) -> Located | AskedCall | Unclear:
     """What a reply asks for. A call counts before an answer in the same reply: it was made before its result was known."""
     text = _THOUGHT.sub("", message.text)
     calls = Message(message.role, text, message.data).calls
     good = [one for one in calls if not one.error]
     if good:
-        return Call(good[0].name, good[0].arguments)
+        return AskedCall(good[0].name, good[0].arguments)
     if (found := _LOCATIONS.search(text)) is not None:
         places = _places(found[1], text)
-        return Answer(places) if places else Unclear("<locations> holds no line of the form path/to/file.py:12-20")
+        return Located(places) if places else Unclear("<locations> holds no line of the form path/to/file.py:12-20")
     broken = calls[0].error if calls else ""
     guesses = _guesses(text)
     if len(guesses) == 1 and implicit:
@@ -90,17 +90,17 @@ def _said(text: str) -> list[Mapping[str, Any]]:
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Mapping)]
 
 
-def _guesses(text: str) -> list[Call]:
+def _guesses(text: str) -> list[AskedCall]:
     """Every different call that a reply without a wrapper can be read as: JSON objects with a tool's name, and ``tool(arguments)``."""
-    made: list[Call] = []
+    made: list[AskedCall] = []
     for value in _objects(text):
         name = value.get("name") or value.get("tool") or value.get("tool_name")
         arguments = next((value[key] for key in ("arguments", "args", "parameters", "input") if key in value), None)
         if name in NAMES and isinstance(arguments, Mapping):
-            made.append(Call(str(name), arguments, recovered=True))
+            made.append(AskedCall(str(name), arguments, recovered=True))
     for found in _DIRECT.finditer(text):
         if (arguments := _direct(found[1], found[2])) is not None:
-            made.append(Call(found[1], arguments, recovered=True))
+            made.append(AskedCall(found[1], arguments, recovered=True))
     return [one for at, one in enumerate(made) if one not in made[:at]]
 
 

@@ -7,10 +7,10 @@ import importlib
 from typing import Any
 
 from ramify.base.errors import NeedsError
-from ramify.methods.diagnose.tools import Tools
+from ramify.methods.diagnose.tools import RepoTools
 
 
-def serve(tools: Tools) -> None:
+def serve(tools: RepoTools) -> None:
     """Answer calls until standard input ends. Raises NeedsError where the package mcp is not installed."""
     try:
         lowlevel, stdio, types = (
@@ -21,7 +21,7 @@ def serve(tools: Tools) -> None:
     asyncio.run(_serve(tools, lowlevel, stdio, types))
 
 
-async def _serve(tools: Tools, lowlevel: Any, stdio: Any, types: Any) -> None:
+async def _serve(tools: RepoTools, lowlevel: Any, stdio: Any, types: Any) -> None:
     async def listed(context: Any, params: Any) -> Any:
         made = [
             types.Tool(name=f["name"], description=f["description"], input_schema=f["parameters"])

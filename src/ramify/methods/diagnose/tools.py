@@ -25,7 +25,7 @@ VIEW_LINES, WINDOW, WINDOWS, LISTED, TREE_LINES, WIDTH = 400, 20, 6, 60, 1500, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class ToolResult:
     """What a tool replied."""
 
     text: str
@@ -73,7 +73,7 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 NAMES = tuple(str(one["function"]["name"]) for one in SCHEMAS)
 
 
-class Tools:
+class RepoTools:
     """The four tools on one snapshot. ``without``: names of tools that are not offered."""
 
     def __init__(self, snapshot: Snapshot, without: Sequence[str] = ()) -> None:
@@ -81,10 +81,10 @@ class Tools:
         self.schemas = [one for one in SCHEMAS if one["function"]["name"] not in without]
         self._call = lru_cache(maxsize=4096)(self._fresh)
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """What a tool replies; a call that its schema does not allow is refused with the reason."""
         if why := self._fault(name, arguments):
-            return Observation(f"error: {why}", ok=False)
+            return ToolResult(f"error: {why}", ok=False)
         plain = tuple(
             (key, tuple(value) if isinstance(value, list | tuple) else value)
             for key, value in sorted(arguments.items())
@@ -92,8 +92,8 @@ class Tools:
         )
         return self._call(name, plain)
 
-    def _fresh(self, name: str, arguments: tuple[tuple[str, Any], ...]) -> Observation:
-        made: Observation = getattr(self, f"_{name}")(**dict(arguments))
+    def _fresh(self, name: str, arguments: tuple[tuple[str, Any], ...]) -> ToolResult:
+        made: ToolResult = getattr(self, f"_{name}")(**dict(arguments))
         return made
 
     def _fault(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -120,21 +120,21 @@ class Tools:
 
     # -- the tools
 
-    def _view_file(self, path: str, view_range: tuple[int, int] | None = None) -> Observation:
+    def _view_file(self, path: str, view_range: tuple[int, int] | None = None) -> ToolResult:
         path = normal(path)
         if path not in self.snapshot:
             return self._no_file(path)
         lines = self.snapshot.lines(path)
         if path in self.snapshot.skipped:
-            return Observation(f"error: {path} cannot be shown: {self.snapshot.skipped[path]}", ok=False)
+            return ToolResult(f"error: {path} cannot be shown: {self.snapshot.skipped[path]}", ok=False)
         first, last = view_range or (1, len(lines))
         if first > max(1, len(lines)):
-            return Observation(f"error: {path} has {len(lines)} lines, so there is no line {first}", ok=False)
+            return ToolResult(f"error: {path} has {len(lines)} lines, so there is no line {first}", ok=False)
         end = min(last, len(lines), first + VIEW_LINES - 1)
         head = f"{path}, lines {first} to {end} of {len(lines)}" if lines else f"{path} is empty"
         body = numbered(lines, first, end)
         left = [f"... {len(lines) - end} more lines: ask for view_range"] if end < min(last, len(lines)) else []
-        return Observation("\n".join([head, *body, *left, *self._relations(path)]), ((path, first, end),) if lines else ())
+        return ToolResult("\n".join([head, *body, *left, *self._relations(path)]), ((path, first, end),) if lines else ())
 
     def _relations(self, path: str) -> Iterator[str]:
         if self.snapshot.large:
@@ -145,17 +145,17 @@ class Tools:
         yield f"imports: {', '.join(self.code.imports[path][:20]) or 'no file of this repository'}"
         yield f"imported by: {', '.join(self.code.importers[path][:20]) or 'no file of this repository'}"
 
-    def _no_file(self, path: str) -> Observation:
+    def _no_file(self, path: str) -> ToolResult:
         if path in self.snapshot.skipped:
-            return Observation(f"error: {path} cannot be shown: {self.snapshot.skipped[path]}", ok=False)
+            return ToolResult(f"error: {path} cannot be shown: {self.snapshot.skipped[path]}", ok=False)
         if path.startswith("/") or ".." in path.split("/"):
-            return Observation(f"error: '{path}' lies outside the repository", ok=False)
+            return ToolResult(f"error: '{path}' lies outside the repository", ok=False)
         near = suggestions(path, self.snapshot.paths)
-        return Observation(f"error: there is no file '{path}'" + (f"; did you mean {', '.join(near)}?" if near else ""), ok=False)
+        return ToolResult(f"error: there is no file '{path}'" + (f"; did you mean {', '.join(near)}?" if near else ""), ok=False)
 
-    def _codebase_search(self, query: str) -> Observation:
+    def _codebase_search(self, query: str) -> ToolResult:
         if "\n" in query:
-            return Observation("error: 'query' of codebase_search must be one line", ok=False)
+            return ToolResult("error: 'query' of codebase_search must be one line", ok=False)
         wanted, found = query.lower(), list[tuple[str, int]]()
         more = 0
         for path in self._candidates(query):
@@ -166,7 +166,7 @@ class Tools:
                         more += len(found) >= LISTED
                         found += [(path, number)] if len(found) < LISTED else []
         if not found:
-            return Observation(f"no line holds {query!r}")
+            return ToolResult(f"no line holds {query!r}")
         files = Counter(path for path, _ in found)
         rows = [
             f"{len(found) + more} lines in {len(files)} files hold {query!r}"
@@ -175,7 +175,7 @@ class Tools:
         rows += [f"{path}: {', '.join(str(at) for one, at in found if one == path)}" for path in files]
         for path, first, end in _windows(found, self.snapshot)[:WINDOWS]:
             rows += [f"--- {path}, lines {first} to {end}", *numbered(self.snapshot.lines(path), first, end)]
-        return Observation("\n".join(rows))
+        return ToolResult("\n".join(rows))
 
     def _candidates(self, query: str) -> Sequence[str]:
         """Files that may hold ``query``: all of them, or of a large repository those that ripgrep names, where it is installed."""
@@ -187,28 +187,28 @@ class Tools:
         named = {name.decode("utf-8", "surrogateescape").removeprefix("./") for name in done.stdout.split(b"\0")}
         return [path for path in self.snapshot.paths if path in named]
 
-    def _repo_tree(self) -> Observation:
-        return Observation(tree_text(self.snapshot))
+    def _repo_tree(self) -> ToolResult:
+        return ToolResult(tree_text(self.snapshot))
 
-    def _connected_tree(self, file: str = "") -> Observation:
+    def _connected_tree(self, file: str = "") -> ToolResult:
         if not file:
             if self.snapshot.large:
-                return Observation("error: there are too many files for an overview: name a file", ok=False)
+                return ToolResult("error: there are too many files for an overview: name a file", ok=False)
             degree = {path: len(self.code.imports[path]) + len(self.code.importers[path]) for path in self.snapshot.paths}
             most = sorted((path for path in degree if degree[path]), key=lambda path: (-degree[path], path))[:40]
             rows = [
                 f"{path}: imports {len(self.code.imports[path])}, imported by {len(self.code.importers[path])}" for path in most
             ]
-            return Observation("\n".join(["the most connected files", *rows]) if rows else "no file imports another one")
+            return ToolResult("\n".join(["the most connected files", *rows]) if rows else "no file imports another one")
         path = normal(file)
         if path not in self.snapshot:
             return self._no_file(path)
         if not self.code.readable(path):
-            return Observation(f"{path}: imports are not known for files of this kind")
+            return ToolResult(f"{path}: imports are not known for files of this kind")
         imports, importers = self.code.imports[path], self.code.importers[path]
         text = [f"{path} imports {len(imports)} files", *(f"  {one}" for one in imports[:LISTED])]
         text += [f"{path} is imported by {len(importers)} files", *(f"  {one}" for one in importers[:LISTED])]
-        return Observation("\n".join(text))
+        return ToolResult("\n".join(text))
 
 
 def normal(path: str) -> str:

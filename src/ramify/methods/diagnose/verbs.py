@@ -23,7 +23,7 @@ from ramify.methods.diagnose.metrics import METRICS
 from ramify.methods.diagnose.phases import CLASSES
 from ramify.methods.diagnose.phases import cost as cost_of
 from ramify.methods.diagnose.snapshot import Snapshot
-from ramify.methods.diagnose.tools import SCHEMAS, Tools
+from ramify.methods.diagnose.tools import SCHEMAS, RepoTools
 from ramify.render.terminal import emit, progress, say, table
 from ramify.trace.lines import read_lines
 from ramify.trace.node import Finding
@@ -152,13 +152,13 @@ def inject_(
 def _gate(agent: str) -> InjectionGate:
     if "," not in agent:
         return InjectionGate.default(agent)
-    from ramify.methods.diagnose.gate import Agent
+    from ramify.methods.diagnose.gate import SolveRates
 
     try:
         nothing, right, wrong = (float(one) for one in agent.split(","))
     except ValueError:
         raise UserError(f"--agent: three rates with commas are needed, such as 0.6,0.8,0.3, not '{agent}'") from None
-    return replace(InjectionGate.default(), agent=Agent(nothing, right, wrong))
+    return replace(InjectionGate.default(), agent=SolveRates(nothing, right, wrong))
 
 
 @app.verb("eval")
@@ -222,7 +222,7 @@ def tools(
     if schemas:
         emit({"tools": list(SCHEMAS)}, as_json, json.dumps(list(SCHEMAS), indent=2))
         return
-    held = Tools(Snapshot.open(repo))
+    held = RepoTools(Snapshot.open(repo))
     if call is None:
         from ramify.methods.diagnose.serve import serve
 
