@@ -81,9 +81,9 @@ class LocalModel:
     which rows wait again where it is short; ``max_waiting`` the samples that may wait beside them: more raise BusyError. Rows are shared
     fairly between clients (:data:`ramify.model.protocol.CLIENT`): where others wait, a row gives way after ``quantum`` tokens.
 
-    ``drafter`` (or its folder) drafts tokens, as many as ``schedule`` says (:mod:`ramify.engine.schedules`; by default stale2 with
-    a profile, else whole blocks); ``profile`` gives the costs, by default that in the drafter's folder. Samples have the same distribution with
-    it, and the same tokens where ``verify`` is coupled (:mod:`ramify.engine.verify`).
+    ``drafter`` drafts tokens, as many as ``schedule`` says (:mod:`ramify.engine.schedules`; by default stale2 with a ``profile``, which
+    gives the costs, else whole blocks). Samples have the same distribution with it, and the same tokens where ``verify`` is coupled
+    (:mod:`ramify.engine.verify`).
 
     ``template`` lays chats out as tokens; by default that of the checkpoint in ``folder``, where it came from.
 
@@ -104,7 +104,7 @@ class LocalModel:
         kv_bytes: int | None = None,
         max_waiting: int | None = None,
         quantum: int = QUANTUM,
-        drafter: Drafter | Path | str | None = None,
+        drafter: Drafter | None = None,
         schedule: str = "",
         profile: Profile | None = None,
         verify: str = "coupled",
@@ -118,8 +118,8 @@ class LocalModel:
         self.defaults = dict(defaults or {})
         self.forward: Forward = _forward_of(module)
         self._exact = self.forward.dtype == torch.float32
-        if not self._exact and drafter is not None:
-            raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {self.placed['dtype']}")
+        if drafter is not None:
+            _check_drafted(name, self.forward.dtype)
         self.eos = tuple(_eos_of(module) if eos is None else eos)
         self._bounds = _Bounds(max_sequences, quantum, max_waiting, cache_bytes, kv_bytes)
         self.exactness = exactness(self.forward) if self._exact else Exactness.UNPROVEN
@@ -127,11 +127,6 @@ class LocalModel:
         self._weights = ""
         self._grammars = Grammars(tokenizer, self.forward.vocab, self.eos)
         speculator = None
-        if isinstance(drafter, Path | str):
-            folder = Path(drafter)
-            drafter = load_drafter(folder, module)
-            if profile is None and (folder / PROFILE).is_file():
-                profile = Profile.load(folder)
         if drafter is not None:
             prior, block = None if profile is None else profile.prior, drafter.config.block
             if profile is not None:
@@ -174,13 +169,22 @@ class LocalModel:
         return other
 
     @classmethod
-    def load(cls, path: Path | str, *, base: Path | None = None, device: str = "", dtype: str = "", **options: Any) -> LocalModel:
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        base: Path | None = None,
+        device: str = "",
+        dtype: str = "",
+        drafter: Drafter | Path | str | None = None,
+        **options: Any,
+    ) -> LocalModel:
         """Open a checkpoint folder (config.json, safetensors, tokenizer.json), or that of a LoRA adapter, which is added to its base.
 
         Plain Llama, Qwen2 and Qwen3 checkpoints take the fast path; others, and all in bfloat16, run through transformers, with code
         from the checkpoint never executed. ``base`` stands in for the base that an adapter names; ``device`` and ``dtype`` as in
-        :func:`ramify.engine.devices.placement`; further ``options`` as in the constructor, where ``eos`` and ``defaults`` come from
-        generation_config.json by default. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
+        :func:`ramify.engine.devices.placement`; a ``drafter`` may be named by its folder, whose profile then is the one by default; further
+        ``options`` as in the constructor, where ``eos`` and ``defaults`` come from generation_config.json by default. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
         """
         from ramify.engine.devices import placement
 
@@ -202,7 +206,14 @@ class LocalModel:
             add_adapter(module, folder)
         said = read_generation(folder if (folder / GENERATION).is_file() else whole)
         own: dict[str, Any] = {"name": folder.name, "folder": tokens, "eos": said.eos, "defaults": said.sampling} | options
-        return cls(module.to(place, numbers), tokenizer, **own)
+        module = module.to(place, numbers)
+        if isinstance(drafter, Path | str):
+            _check_drafted(own["name"], numbers)
+            at = Path(drafter)
+            drafter = load_drafter(at, module)
+            if own.get("profile") is None and (at / PROFILE).is_file():
+                own["profile"] = Profile.load(at)
+        return cls(module, tokenizer, drafter=drafter, **own)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -502,6 +513,11 @@ def _refuse_pickles(folder: Path) -> None:
             f"{folder} has its weights in {pickles[0].removesuffix('.index.json')}, a pickle, which may run code when it is opened; "
             "save them as safetensors where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)"
         )
+
+
+def _check_drafted(name: str, dtype: torch.dtype) -> None:
+    if dtype != torch.float32:
+        raise UserError(f"a drafter goes with float32, and the weights of '{name}' are {str(dtype).removeprefix('torch.')}")
 
 
 def _forward_of(module: nn.Module) -> Forward:
