@@ -171,6 +171,16 @@ def test_a_verifier_that_is_handed_small_uniforms_is_seen_by_what_it_accepts(mon
     assert found["distance of the distribution of a verified token"] == "pass"
 
 
+def test_the_checks_of_a_pair_are_made_under_a_grammar_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lossless, "MEASURED", 8)
+    model, grammar = speller(), one_of(WORDS)
+    drafter = Shadow(model.module, block=2, blur=1.0)
+    checks = verify(model, drafter, prompts_of(2), samples=250, loads=(2,), schedules=("fixed:2",), grammar=grammar)
+    found = {check.name: check.status for check in checks}
+    for what in ("coupled samples", "greedy tokens"):
+        assert found[f"fixed:2: {what} that differ"] == found[f"fixed:2: {what} under the grammar that differ"] == "pass"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_checks_of_a_pair_at_their_own_size():

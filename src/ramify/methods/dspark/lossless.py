@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as GenericSequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.engine.verify import rejection
 from ramify.methods.dspark.drafter_files import for_target
 from ramify.methods.dspark.drafters import Qwen3Drafter
-from ramify.model.protocol import Completion, Prefix, Sampling
+from ramify.model.protocol import Completion, Grammar, Prefix, Sampling
 from ramify.stats.checks import Check
 from ramify.stats.intervals import wilson
 from ramify.stats.tests import chi_square
@@ -200,6 +201,7 @@ def verify(
     loads: GenericSequence[int] = LOADS,
     costs: Costs | None = None,
     schedules: GenericSequence[str] = (),
+    grammar: Grammar | None = None,
     progress: Progress = SILENT,
 ) -> list[Check]:
     """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled samples are those without drafts, bit for bit, at each of
@@ -207,7 +209,7 @@ def verify(
     verification is told, and ``draws`` outputs of three tokens the target's distribution; over all schedules, as many drafts are accepted as their
     distributions say. Last, :func:`control`.
 
-    ``model`` samples without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
+    With a ``grammar`` greedy tokens and coupled samples are compared under it, too. ``model`` samples without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
     schedule drafted nothing under its costs. Each schedule is a phase of ``progress``. Raises UserError without prompts and for an unknown
     schedule.
     """
@@ -221,7 +223,10 @@ def verify(
     progress.begin(len(names), 0, "without drafts", "schedules")
     settings, greedy = Sampling(max_tokens=4 * block), Sampling(max_tokens=4 * block, temperature=0.0)
     plain = _bare(model)
-    wanted = {s.temperature: _sample(plain, given, s, max(loads), seed) for s in (settings, greedy)}
+    cases = [("coupled samples", settings, "coupled"), ("greedy tokens", greedy, "rejection")]
+    if grammar is not None:
+        cases += [(f"{title} under the grammar", replace(s, grammar=grammar), kind) for title, s, kind in cases]
+    wanted = {title: _sample(plain, given, s, max(loads), seed) for title, s, _ in cases}
     few = Sampling(max_tokens=LENGTH + 2, top_k=FEW)
     outcomes, distribution = output_distribution(plain, given[0], few, LENGTH)
     checks: list[Check] = []
@@ -233,12 +238,12 @@ def verify(
             made = _Watched(drafter, schedule_of(name, block, costs or _Costs()), model.forward.layers, distribution)
             return plain.speculating(made), made
 
-        for title, sampling, kind in (("coupled samples", settings, "coupled"), ("greedy tokens", greedy, "rejection")):
+        for title, sampling, kind in cases:
             differ = 0
             for load in loads:
                 made = _sample(speculating(kind)[0], given, sampling, load, seed)
                 bits = kind == "coupled"
-                differ += sum(not _same(a, b, bits) for a, b in zip(made, wanted[sampling.temperature], strict=True))
+                differ += sum(not _same(a, b, bits) for a, b in zip(made, wanted[title], strict=True))
             checks.append(_check(f"{name}: {title} that differ", differ, len(loads) * len(given), seed, "==", 0.0))
         sampled, watched = speculating("rejection")
         counts = _count(sampled, given[0], few, samples, outcomes, seed, name)
@@ -333,7 +338,7 @@ def _check(name: str, value: float, n: int, seed: int, op: str, threshold: float
 
 def _bare(model: LocalModel) -> LocalModel:
     """``model`` without a stop token, so that every sample is as long as asked."""
-    return LocalModel(model.module, name=model.name, eos=(), max_sequences=max(LOADS))
+    return LocalModel(model.module, model.tokenizer, name=model.name, eos=(), max_sequences=max(LOADS))
 
 
 def _sample(

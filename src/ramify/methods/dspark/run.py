@@ -26,7 +26,7 @@ from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
 from ramify.methods.dspark.training import DrafterTraining, kept_text, train_drafter, unused_token
 from ramify.model.chat import ChatTemplate
-from ramify.model.protocol import Sampling
+from ramify.model.protocol import Grammar, Sampling
 from ramify.stats.checks import Check
 from ramify.train.batch import Row
 
@@ -192,11 +192,12 @@ def verify(
     seed: int,
     samples: int,
     schedules: Sequence[str] = (),
+    grammar: Grammar | None = None,
     progress: Progress = SILENT,
 ) -> tuple[bool, list[Check]]:
     """Whether the drafter in ``folder`` has a profile, and the checks of :func:`ramify.methods.dspark.lossless.verify` on it."""
     costs = Profile.load(folder) if (folder / FILE).is_file() else None
     drafter = load_drafter(folder, target.model.module)
     return costs is not None, lossless.verify(
-        target.model, drafter, given, seed, samples, costs=costs, schedules=schedules, progress=progress
+        target.model, drafter, given, seed, samples, costs=costs, schedules=schedules, grammar=grammar, progress=progress
     )

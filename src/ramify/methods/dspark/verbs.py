@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.base.files import read_record
 from ramify.kit import DryRun, Json, Seed, Verbs, argument, option
 from ramify.methods.dspark import lossless, run
 from ramify.methods.dspark.drafter_files import load_drafter
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.run import Target, TrainOptions
+from ramify.model.grammar import json_schema
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 
@@ -218,6 +220,9 @@ def verify_lossless(
         list[str] | None,
         option("--schedule", metavar="NAME", help="Only this one (fixed:K, threshold:T, greedy, stale2); may be repeated."),
     ] = None,
+    schema: Annotated[
+        Path | None, option(metavar="FILE", help="Compare greedy and coupled replies held to this JSON schema, too.")
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -225,10 +230,11 @@ def verify_lossless(
 
     greedy and stale2 run under the drafter's profile where it has one.
     """
+    grammar = None if schema is None else json_schema(read_record(schema, "the JSON schema"), str(schema))
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "test")
     with progress("verify", as_json=as_json, kept=UNCHANGED) as bar:
-        profiled, checks = run.verify(opened, drafter, given, seed, samples, schedules or (), bar)
+        profiled, checks = run.verify(opened, drafter, given, seed, samples, schedules or (), grammar, bar)
     passed = all(one.status in ("pass", "reported") for one in checks)
     title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({samples} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
