@@ -1,16 +1,19 @@
 """Speculation on the local engine beside plain decoding, transformers' own ways and vLLM's CPU build, on one target and one set of prompts.
 
-    python benchmarks/speculation.py [--parts domains loads serving] [--vllm PYTHON] [--rounds 15] [--threads 2] [--save]
+    python benchmarks/speculation.py [--parts domains loads serving steps] [--vllm PYTHON] [--rounds 15] [--threads 2] [--cpu-time] [--save]
 
 The target and the drafters are those of ``ramify repro dspark`` (trained first where they are not in the cache yet). Temperature 1, 64 new
 tokens behind 24 given ones. All entrants take turns on the same prompts; a ratio is the median over the turns with its 95% bootstrap interval.
-``--vllm`` names an interpreter of an environment of its own that holds vLLM.
+``--vllm`` names an interpreter of an environment of its own that holds vLLM. The part ``steps`` needs no training: it measures what a
+drafting step costs beside a plain one, on pairs of random weights. ``--cpu-time`` counts processor time, for a machine that does other work.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,15 +22,19 @@ import torch
 from common import save
 from serving_vllm import Vllm
 
+from ramify.base.seeds import derive_key
 from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.dspark import bench, profile
-from ramify.model.protocol import Sampling
+from ramify.methods.dspark.drafter_files import for_target
+from ramify.model.protocol import Prefix, Sampling
 from ramify.render.terminal import progress, table
+from ramify.stats.intervals import bootstrap
 from ramify_experiments.dspark import domains
 from ramify_experiments.dspark.lab import GIVEN, DrafterLab
 from ramify_experiments.dspark.repro import DRAFTERS, SIZES
 
-PARTS = ("domains", "loads", "serving")
+PARTS = ("domains", "loads", "serving", "steps")
 NEW = 64
 SETTINGS = Sampling(max_tokens=NEW)
 BATCHES = (1, 8, 32)
@@ -37,6 +44,13 @@ NAMES = {
     "hf_assistant": "transformers assistant, 1 layer",
     "hf_dflash": "transformers DFlash, our weights",
 }
+SIZES_OF_STEPS = {
+    "0.5 M": TinyConfig(vocab=512, width=96, layers=4, heads=3, kv_heads=3, head_size=32, ffn=256, context=512),
+    "1 M": TinyConfig(vocab=512, width=128, layers=5, heads=4, kv_heads=2, head_size=32, ffn=384, context=512),
+    "5 M": TinyConfig(vocab=512, width=256, layers=7, heads=8, kv_heads=4, head_size=32, ffn=704, context=512),
+    "24 M": TinyConfig(vocab=2048, width=512, layers=8, heads=8, kv_heads=4, head_size=64, ffn=1408, context=512),
+}
+BLOCK = 7
 
 
 Table = tuple[list[str], list[list[Any]]]
@@ -100,6 +114,53 @@ def against_vllm(
     return ["batch", "plain tok/s", "speculating tok/s", "vLLM tok/s", "plain / vLLM", "speculating / vLLM"], rows
 
 
+def step_seconds(model: LocalModel, load: int, turn: int) -> tuple[float, float]:
+    """Seconds of one step of so many requests, and of its target pass (nan without drafts), until the first of them ends."""
+    made = np.random.default_rng((turn, load)).integers(0, model.forward.vocab, (load, 3)).astype(np.int32)
+    before, spec = model.stats.forward_passes, model.speculation
+    target = 0.0 if spec is None else spec.target_seconds
+
+    async def run() -> float:
+        keys = (derive_key(turn, "steps", i) for i in range(load))
+        tasks = [
+            asyncio.ensure_future(model.sample(Prefix(row), 1, SETTINGS, [key])) for row, key in zip(made, keys, strict=True)
+        ]
+        began = time.perf_counter()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        seconds = time.perf_counter() - began
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return seconds
+
+    seconds, steps = asyncio.run(run()), model.stats.forward_passes - before  # so short a prompt has no pass of its own
+    return seconds / steps, float("nan") if spec is None else (spec.target_seconds - target) / steps
+
+
+def steps(rounds: int) -> Table:
+    """Columns and rows: by size and load, a plain step and one that drafts and verifies whole blocks, in turns."""
+    rows: list[list[Any]] = []
+    for name, config in SIZES_OF_STEPS.items():
+        module = TinyLM(config)
+        drafter = for_target(module, "dspark", layers=2, block=BLOCK, rank=64).eval()
+        kept: dict[str, Any] = {"eos": (), "max_sequences": max(BATCHES), "cache_bytes": bench.CACHE}
+        plain = LocalModel(module, **kept)
+        drafting = LocalModel(module, drafter=drafter, schedule=f"fixed:{BLOCK}", verify="rejection", **kept)
+        for load in BATCHES:
+            turns: list[tuple[float, float, float]] = []
+            for turn in range(-2, rounds):
+                one = step_seconds(plain, load, turn + 2)[0] if turn % 2 else None
+                whole, target = step_seconds(drafting, load, turn + 2)
+                one = step_seconds(plain, load, turn + 2)[0] if one is None else one
+                if turn >= 0:
+                    turns.append((one, target / one, (whole - target) / one))
+            one, target, over = np.median(np.array(turns), axis=0).tolist()
+            low, high = bootstrap([turn[2] for turn in turns], lambda draws: np.median(draws, axis=1))
+            rows.append([name, load, f"{1e3 * one:.2f}", f"{target:.2f}", f"{over:.2f} [{low:.2f}, {high:.2f}]"])
+            say("  ".join(map(str, rows[-1])))
+    return ["target", "requests at once", "plain step, ms", "target pass, plain steps", "the rest of the step, plain steps"], rows
+
+
 def prompts_of(seed: int, n: int, part: str) -> dict[str, list[np.ndarray]]:
     """``n`` starts in each domain that no text was sampled from."""
     return {domain: domains.prompts(domain, n, GIVEN, seed, part) for domain in domains.DOMAINS}
@@ -111,11 +172,26 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--cpu-time", action="store_true", help="count processor time")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
+    if args.cpu_time:
+        time.perf_counter = time.process_time
+    torch.set_num_threads(args.threads)
+    tables = {"speculation_steps": steps(args.rounds)} if "steps" in args.parts else {}
+    if set(args.parts) - {"steps"}:
+        tables |= trained(args)
+    for name, (columns, rows) in tables.items():
+        say("\n" + table(columns, rows))
+        if args.save:
+            clock = "processor time" if args.cpu_time else "wall-clock time"
+            save(name, TITLES[name], columns, rows, f"{NOTES[name]} {args.threads} threads, {clock}, {busy()} at the end.")
+
+
+def trained(args: argparse.Namespace) -> dict[str, Table]:
+    """The parts that need the trained pair."""
     lab = DrafterLab(SIZES["cpu"], 0)
     first = lab.drafter(DRAFTERS["DSpark"])
-    torch.set_num_threads(args.threads)
     module, prompts = (
         lab.model.module,
         prompts_of(0, 24 * (args.rounds + bench.SETTLE), "bench"),
@@ -139,15 +215,13 @@ def main() -> None:
         tables["speculation_load"] = under_load(together)
     if "serving" in args.parts and args.vllm:
         tables["serving"] = against_vllm(args.vllm, lab, costs, first, mixed, args.rounds)
-    for name, (columns, rows) in tables.items():
-        say("\n" + table(columns, rows))
-        if args.save:
-            save(name, TITLES[name], columns, rows, f"{NOTES[name]} {args.threads} threads, {busy()} at the end.")
+    return tables
 
 
 TITLES = {
     "speculation": "Speculation, one request at a time",
     "speculation_load": "Speculation under load",
+    "speculation_steps": "What a drafting step costs",
     "serving": "The engine and vLLM's CPU build on one small model",
 }
 NOTES = {
@@ -159,6 +233,11 @@ NOTES = {
     "speculation_load": (
         "DSpark of 3 layers, all domains mixed, so many clients that each ask again at once. 'faster' and 'slower': the 95% interval of the ratio leaves 1 out. "
         "fixed and threshold do what they are told at any load; greedy and stale2 follow the profile of whole cycles measured in the same run."
+    ),
+    "speculation_steps": (
+        "Targets of random weights, each with a DSpark of 2 layers and rank 64: what a step costs does not depend on what it samples. A drafting step "
+        "drafts 7 tokens for each request and verifies all of them by rejection. Its target pass runs 8 tokens a request instead of 1; "
+        "the rest is absorbing, drafting, verifying and taking the tokens in. Medians over turns with the 95% interval."
     ),
     "serving": "Batches that start together, 64 new tokens each, float32; vLLM runs eager in one process. Above 1 ramify is the faster one.",
 }
