@@ -29,11 +29,13 @@ async def gathered(work: Iterable[Awaitable[T]], progress: Progress) -> list[T]:
     """``asyncio.gather`` of ``work`` that reports how many are done."""
     done = 0
 
-    async def one(item: Awaitable[T]) -> T:
+    def count(task: asyncio.Future[T]) -> None:
         nonlocal done
-        result = await item
-        done += 1
-        progress.at(done)
-        return result
+        if not task.cancelled() and task.exception() is None:
+            done += 1
+            progress.at(done)
 
-    return list(await asyncio.gather(*map(one, work)))
+    tasks = [asyncio.ensure_future(item) for item in work]  # tasks at once: one that is cancelled before its turn is closed
+    for task in tasks:
+        task.add_done_callback(count)
+    return list(await asyncio.gather(*tasks))
