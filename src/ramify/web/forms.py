@@ -20,7 +20,7 @@ from ramify.web.replies import Reply, ReplyPart, Token
 
 DEFAULT_TOKENS = 1024
 """Longest reply where neither the request nor the model sets a limit."""
-TOLD = ("scores", "pins")
+TOLD = ("scores", "pins", "memory")
 """What of a sample's data clients are told as ``ramify``: what middleware has to say."""
 Top = list[tuple[int, float]]
 """The likeliest tokens at one place, with their log-probs under the model."""

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,8 @@ def test_accounts_add_up(memory: Memory) -> None:
     tokens = report(memory.state)["tokens"]
     assert tokens["serving"] == 3 * 1050 + 14
     assert tokens["construction"] == 3 * 50 + 150
+    (plan,) = [one for one in report(memory.state)["entries"] if one["kind"] == "plan"]
+    assert (plan["tokens"], plan["given"], plan["saving"], plan["break_even"]) == (50, 2, 0.0, "never")
     assert tokens["total"] == sum(sum(one.values()) for one in memory.state.tokens.values())
 
 
@@ -429,6 +432,18 @@ def test_two_writers_lose_nothing_also_when_one_is_killed(tmp_path: Path) -> Non
         assert set(written) | set(said) <= kept, "what was said to be stored is there"
         assert len(kept - set(written) - set(said)) <= 1, "the kill came between the store and its word"
         assert replay(memory.store)["equal"]
+
+
+def test_threads_of_one_process_search_and_write_at_once(memory: Memory) -> None:
+    def work(name: int) -> None:
+        for i in range(25):
+            memory.add("fact", f"note {name} {i}", f"the note {i} of writer {name}")
+            assert went(memory.select(f"note {i} of writer {name}")).ids
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert len(memory.state.entries) == 100
+    assert replay(memory.store)["equal"]
 
 
 def test_a_file_that_is_no_memory_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ def test_any_client_gets_a_memory_while_another_process_writes(tmp_path: Path) -
     assert server.stderr is not None
     try:
         url = json.loads(server.stdout.readline())["url"]
-        first = ask(url, "delete my 3 oldest notes")["choices"][0]["message"]["content"]
-        assert first.startswith(f"shown: {HEAD}")
+        first = ask(url, "delete my 3 oldest notes")["choices"][0]
+        assert first["message"]["content"].startswith(f"shown: {HEAD}")
+        task = first["ramify"]["memory"]["task"]
         assert ask(url, "what is the weather")["choices"][0]["message"]["content"] == "shown: "
         with Memory(file, create=False) as other:  # written by another process while the server runs
             other.add("fact", "weather today", "The weather comes from `sky.look`.")
@@ -66,10 +67,12 @@ def test_any_client_gets_a_memory_while_another_process_writes(tmp_path: Path) -
         server.stdout.close()
         server.stderr.close()
     with Memory(file, create=False) as memory:
-        assert [task.query for task in memory.state.tasks.values()] == [
+        assert [one.query for one in memory.state.tasks.values()] == [
             "delete my 3 oldest notes",
             "what is the weather",
             "weather today?",
             "delete my 9 oldest notes",
         ]
-        assert all(task.recorded for task in memory.state.tasks.values())
+        memory.outcome(task, True)
+        assert memory.state.tasks[task].query == "delete my 3 oldest notes"
+        assert all(one.recorded for one in memory.state.tasks.values())

@@ -75,16 +75,19 @@ class Memory:
     @property
     def state(self) -> MemoryState:
         """What is known now, what other processes added among it."""
-        state = self.store.refresh()
-        for name in state.touched:
-            if name in state.entries:
-                entry = state.entries[name]
-                self._entries.add(name, entry.text) if entry.status == "active" else self._entries.drop(name)
-            elif name in state.tools:
-                tool = state.tools[name]
-                words = " ".join((tool.name.replace("_", " "), tool.doc, *(algorithm.structure(q) for q in tool.queries[:20])))
-                self._tools.add(name, words) if tool.status == "active" else self._tools.drop(name)
-        state.touched.clear()
+        with self.store.lock:
+            state = self.store.refresh()
+            while state.touched:
+                name = state.touched.pop()
+                if name in state.entries:
+                    entry = state.entries[name]
+                    self._entries.add(name, entry.text) if entry.status == "active" else self._entries.drop(name)
+                elif name in state.tools:
+                    tool = state.tools[name]
+                    words = " ".join(
+                        (tool.name.replace("_", " "), tool.doc, *(algorithm.structure(q) for q in tool.queries[:20]))
+                    )
+                    self._tools.add(name, words) if tool.status == "active" else self._tools.drop(name)
         return state
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,13 @@ def report(state: MemoryState) -> dict[str, Any]:
     with_, without = _costs(state, lambda task: bool(task.selected)), _costs(state, lambda task: not task.selected)
     saving = _less(without, with_)
     tools = [_tool(state, tool) for tool in state.tools.values()]
-    entries = [_entry(state, entry) for entry in state.entries.values() if entry.status in ("active", "review")]
+    given: dict[str, list[MemoryTask]] = defaultdict(list)
+    for task in state.tasks.values():
+        for name in task.selected:
+            given[name].append(task)
+    entries = [
+        _entry(state, entry, given[entry.id], without) for entry in state.entries.values() if entry.status in ("active", "review")
+    ]
     return {
         "tasks": {"served or recorded": len(state.tasks), "given something": len(with_), "given nothing": len(without)},
         "tokens": {"by": state.tokens, **sums, "total": sums["serving"] + sums["construction"]},
@@ -74,14 +81,18 @@ def _solved(state: MemoryState, wanted: Any) -> float | None:
     return sum(map(_cost, tasks)) / won if won else None
 
 
-def _entry(state: MemoryState, entry: MemoryEntry) -> dict[str, Any]:
+def _entry(state: MemoryState, entry: MemoryEntry, given: Sequence[MemoryTask], without: Sequence[float]) -> dict[str, Any]:
+    """Uses of an entry and its break-even: what tasks cost that were given nothing, beside those that were given it."""
     uses = state.uses.get(entry.id, {})
-    given = [task for task in state.tasks.values() if entry.id in task.selected]
     ended = [task.outcome for task in given if task.outcome is not None]
+    saving = _less(
+        _costs(state, lambda task: not task.selected), [_cost(task) for task in given if task.recorded and _cost(task)]
+    )
     return {
         "id": entry.id, "kind": entry.kind, "title": entry.title, "status": entry.status, "flag": entry.flag, "given": len(given),
         "selected": len(uses.get("selected", ())), "followed": len(uses.get("followed", ())),
         "evidence": len(state.evidence(entry.id)) if entry.kind == "plan" else 0, "succeeded": sum(map(bool, ended)), "ended": len(ended),
+        "tokens": entry.tokens, "saving": saving, "break_even": pays(entry.tokens, saving)["after"],
     }  # fmt: skip
 
 
@@ -121,9 +132,11 @@ def why(state: MemoryState, name: str) -> dict[str, Any]:
             "guard": list(found.shared),
         }
     else:
+        given = [task for task in state.tasks.values() if found.id in task.selected]
         plan, own = (
             found.id,
-            _entry(state, found) | {"body": found.body, "quote": found.quote, "source": found.source, "scope": found.scope},
+            _entry(state, found, given, _costs(state, lambda task: not task.selected))
+            | {"body": found.body, "quote": found.quote, "source": found.source, "scope": found.scope},
         )
     chain = [
         {"id": one, "status": state.entries[one].status, "title": state.entries[one].title}

@@ -6,6 +6,7 @@ Axis legend: N documents.
 from __future__ import annotations
 
 import re
+import threading
 import unicodedata
 from array import array
 from collections import Counter
@@ -43,14 +44,21 @@ class Index:
     _alive: bytearray = field(default_factory=bytearray)
     _place: dict[str, int] = field(default_factory=dict)
     _total: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    """Threads of a server add and search: a list whose buffer is being read cannot grow."""
 
     def __len__(self) -> int:
         return sum(self._alive)
 
     def add(self, name: str, text: str) -> None:
         """Add a document; one of that name takes the place of the earlier."""
+        counts = Counter(terms(text))
+        with self._lock:
+            self._add(name, counts)
+
+    def _add(self, name: str, counts: Counter[str]) -> None:
         self.drop(name)
-        place, counts = len(self.names), Counter(terms(text))
+        place = len(self.names)
         self.names.append(name)
         self._place[name] = place
         self._lengths.append(sum(counts.values()))
@@ -63,8 +71,9 @@ class Index:
 
     def drop(self, name: str) -> None:
         """Find it no more."""
-        if (place := self._place.pop(name, None)) is not None:
-            self._alive[place] = 0
+        with self._lock:
+            if (place := self._place.pop(name, None)) is not None:
+                self._alive[place] = 0
 
     def nearest(
         self, query: str, most: int, wanted: Callable[[str], bool] = lambda name: True, core: str | None = None
@@ -76,7 +85,13 @@ class Index:
         asked = sorted(set(terms(query)))
         if not asked or not self._place:
             return []
-        n, inner = len(self.names), set(asked if core is None else terms(core))
+        with self._lock:
+            return self._nearest(asked, set(asked if core is None else terms(core)), most, wanted)
+
+    def _nearest(
+        self, asked: list[str], inner: set[str], most: int, wanted: Callable[[str], bool]
+    ) -> list[tuple[str, float, float]]:
+        n = len(self.names)
         score, held = np.zeros(n, np.float32), np.zeros(n, np.float32)
         lengths = np.frombuffer(self._lengths, np.uint32)
         mean = max(1.0, self._total / n)

@@ -55,6 +55,8 @@ class MemoryEntry:
     status: str = "active"
     created: int = 0
     """Number of the event that made it."""
+    tokens: int = 0
+    """Its share of the reflection that wrote it."""
 
     @property
     def text(self) -> str:
@@ -224,8 +226,9 @@ class MemoryState:
     def _reflect(self, seq: int, body: Mapping[str, Any]) -> None:
         for name in body["tasks"]:
             self.tasks[name] = replace(self.tasks[name], reflected=True)
+        cost = sum((body.get("spent") or {}).get("reflection", {}).values())
         for made in body["entries"]:
-            self._entry(seq, made)
+            self._entry(seq, {**made, "tokens": cost // len(body["entries"])})
         for name, query in body.get("uses", ()):
             self._use("selected", [name], query)
             self._use("followed", [name], query)
@@ -317,7 +320,8 @@ class MemoryStore:
 
     def __init__(self, path: Path | str, create: bool = True) -> None:
         self.path, self.state = Path(path), MemoryState()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while the state changes: threads of a server share it."""
         if self.path.is_dir():
             raise UserError(f"{self.path} is a folder; a memory is one file")
         if self.path.is_symlink():
@@ -375,7 +379,7 @@ class MemoryStore:
 
     def refresh(self) -> MemoryState:
         """Take in what was added since, by whoever."""
-        with self._lock, self._told():
+        with self.lock, self._told():
             for seq, kind, body in self._db.execute(
                 "SELECT seq, kind, body FROM events WHERE seq > ? ORDER BY seq", (self.state.seq,)
             ):
@@ -402,7 +406,7 @@ class MemoryStore:
 
     def body(self, seq: int) -> dict[str, Any]:
         """The body of one event."""
-        with self._lock, self._told():
+        with self.lock, self._told():
             row = self._db.execute("SELECT body FROM events WHERE seq = ?", (seq,)).fetchone()
         found: dict[str, Any] = json.loads(row[0]) if row else {}
         return found
@@ -410,7 +414,7 @@ class MemoryStore:
     @contextmanager
     def writing(self) -> Iterator[Any]:
         """A group of events, whole or not at all, on top of what is there now: yields ``write(kind, body) -> number``."""
-        with self._lock:
+        with self.lock:
             with self._told():
                 self._db.execute("BEGIN IMMEDIATE")
             try:

@@ -293,7 +293,7 @@ def report_(file: File, as_json: Json = False) -> None:
         name: found[name]
         for name in ("tasks", "tokens", "per task", "per solved task", "break_even", "never_used", "waiting", "dropped")
     }
-    names = ("id", "kind", "status", "given", "selected", "followed", "evidence", "succeeded", "ended", "title")
+    names = ("id", "kind", "status", "given", "evidence", "succeeded", "ended", "tokens", "saving", "break_even", "title")
     of_tools = ("name", "status", "calls", "failures", "raised", "tokens", "saving", "break_even")
     text = table(["", ""], reports.rows_of(shown))
     if found["entries"]:
