@@ -200,6 +200,7 @@ class ProcessWorker:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=environment,
+                process_group=0,  # Ctrl-C is the collector's to handle, also while a worker still starts
             )
         except OSError as error:
             raise LostWorkerError(f"no process can be started: {reason(error)}") from error

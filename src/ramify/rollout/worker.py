@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import signal
 import struct
 import sys
 import threading
@@ -149,7 +148,6 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
 def main() -> None:
     """Serve over standard input and output. What parts print goes to standard error, so it cannot end up among the answers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the collector's to handle
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     source = os.fdopen(os.dup(0), "rb")
