@@ -1,6 +1,6 @@
 """Sixty mutants of four published packages whose source distributions bring their tests (section 7, corpus ii): localizers on real code.
 
-The distributions are taken from the package index once, by pip, at fixed versions; without an index the part is not measured. Mutants run in
+``python -m ramify_experiments.diagnose.packages`` prints the table; cells are kept, so it continues where it stopped. The distributions are taken from the package index once, by pip, at fixed versions; without an index the part is not measured. Mutants run in
 a sandbox with the packages' own tests.
 """
 
@@ -25,13 +25,14 @@ from ramify.methods.diagnose.metrics import scores
 from ramify.methods.diagnose.policy import RulePolicy, Weights
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.methods.diagnose.tools import RepoTools
+from ramify.render.terminal import table
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
 from ramify_experiments.diagnose.corpus import instances
 from ramify_experiments.diagnose.measure import rank_bm25
 from ramify_experiments.diagnose.mutate import OPERATORS, mutants
 from ramify_experiments.diagnose.ranker import train
-from ramify_experiments.lab import cache
+from ramify_experiments.lab import ResultCache, cache
 
 PACKAGES = {
     "more-itertools": ("11.2.1", "more_itertools", "tests"),
@@ -258,3 +259,18 @@ def _overlaps(spans: list[tuple[str, int, int]], gold: Any) -> bool:
         path == gold[0] and first <= gold[2] and gold[1] <= last and (last - first) <= 2 * (gold[2] - gold[1]) + 4
         for path, first, last in spans
     )
+
+
+def main() -> None:
+    """Print how often each localizer's first place is right."""
+    cells = ResultCache(cache() / "repro" / "diagnose-packages")
+    done = cells.map(mutated, {f"mutants of {name}": {"name": name, "seed": 0, "training": 100} for name in PACKAGES})
+    rows = []
+    for arm in next(iter(done.values())):
+        hits = [hit for one in done.values() for hit in one[arm]]
+        rows.append([arm, len(hits), *(f"{sum(hit[at] for hit in hits) / len(hits):.3f}" for at in (0, 1))])
+    print(table(["localizer", "mutants", "file", "function"], rows))
+
+
+if __name__ == "__main__":
+    main()
