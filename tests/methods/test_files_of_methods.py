@@ -34,10 +34,11 @@ FILES = {
         *("graph_credit/verbs.py:build", "implicit_advantage/verbs.py:select"),
         "earned_code_memory/report.py:export",
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
+        *("verify_or_ship/verbs.py:calibrate", "verify_or_ship/verbs.py:regimes_"),
     },
     "report": {
         *("crosscoder/verbs.py:report", "early_decision/verbs.py:report_", "forensics/verbs.py:report_"),
-        *("governance/verbs.py:_tell", "governance/verbs.py:audit"),
+        *("governance/verbs.py:_tell", "governance/verbs.py:audit", "verify_or_ship/verbs.py:score"),
     },
     "picture": {"cliffs/verbs.py:show"},
     "weights, states, and what a checkpoint's folder says of itself": {

@@ -90,7 +90,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 @pytest.mark.slow
 def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All methods go through the run; six through forks or potentials of their own; seven through judges."""
+    """All methods go through the run; six through forks or potentials of their own; eight through judges."""
     unpack(tmp_path, "models", "inputs", "studies-crosscoder")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fixtures" / "77a47dd"))
@@ -123,6 +123,13 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     use.ran("tree-rollouts", "tree-rollouts", "report", "trees")
     small = ("--sequences", 18, "--length", 20, "--steps", 2, "--rows", 4, "--anchors", 4, "--layers", 1, "--block", 3)
     sampled("dspark", "dspark", "train", "builtin", "--prompts", "trees", "--out", "drafter", *small)
+    lines = [
+        {"task": f"t{i}", "messages": [{"role": "assistant", "content": text}]}
+        for i, text in enumerate(("go", "no", "go", "hm") * 3)
+    ]
+    (tmp_path / "written.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    use.ran("verify-or-ship", "import", tmp_path / "written.jsonl", "--run", "written")
+    use.ran("verify-or-ship", "verify-or-ship", "calibrate", "written", "--judge", "go=regex:o", "--verify", "regex:go")
     use.ran("crosscoder", *shlex.split(STEER), "--out", "steered")  # it samples with patched states
     record(tmp_path / "run")
     audited_by(tmp_path, use)
@@ -136,6 +143,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
         "implicit-advantage",
         "judge-evolution",
         "maze-recovery",
+        "verify-or-ship",
     }
     assert use.methods("forks") >= {"cliffs", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +18,15 @@ import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config, check
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.registry import register
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.integrations.reading import Forest, add_records, messages
 from ramify.integrations.rows import StepSelection, credited_rows, settings_of, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
+from ramify.score.judge import Item, Judge, judged
 from ramify.trace.aliases import IMPORTED
 from ramify.trace.chats import form_of
 from ramify.trace.db import Run
@@ -279,6 +281,32 @@ def _plain(key: Any) -> Any:
     if isinstance(key, Mapping):
         return {str(k): _plain(v) for k, v in key.items()}
     return [_plain(v) for v in key] if isinstance(key, (list, tuple)) else key
+
+
+# --- judges as reward functions -----------------------------------------------------------------------------------------------
+
+
+def reward_function(judge: Judge) -> Callable[..., float]:
+    """A judge of ramify as verl's ``custom_reward_function``: ``compute_score(data_source, solution_str, ground_truth, extra_info)``.
+
+    The judge's data are ``extra_info`` with ``ground_truth`` as ``answer``. verl has no word for a missing score: a judge that could not run
+    raises InfrastructureError("scorer"), and is never counted as a failed answer.
+    """
+
+    def compute_score(
+        data_source: str = "",
+        solution_str: str = "",
+        ground_truth: Any = None,
+        extra_info: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> float:
+        item = Item(str(solution_str), str(data_source), data={**(extra_info or {}), "answer": ground_truth})
+        (found,) = wait_for(lambda: judged(judge, [item]))
+        if found.value is None:
+            raise InfrastructureError("scorer", found.failure or f"{judge.name} cannot say")
+        return float(found.value)
+
+    return compute_score
 
 
 # --- in ----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Reproduction, null and planted cases of verify-or-ship."""
