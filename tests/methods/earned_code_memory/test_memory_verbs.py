@@ -178,7 +178,7 @@ server.run()
 @pytest.mark.slow
 def test_an_mcp_client_recalls_records_and_calls_tools(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="mcp is not installed: THE MCP SERVER OF A MEMORY IS NOT TESTED")
-    from ramify.integrations.mcp import Server
+    from ramify.integrations.mcp import ToolServer
 
     file = tmp_path / "m.sqlite"
     with Memory(file, review="auto") as memory:
@@ -189,7 +189,7 @@ def test_an_mcp_client_recalls_records_and_calls_tools(tmp_path: Path) -> None:
         asyncio.run(memory.codify(Codifier(candidate())))
     (tmp_path / "notes.py").write_text(SERVER)
     behind = f"{shlex.quote(sys.executable)} {shlex.quote(str(tmp_path / 'notes.py'))}"
-    client = Server([sys.executable, "-m", "ramify", "earned-code-memory", "mcp", str(file), "--behind", behind], 60.0)
+    client = ToolServer([sys.executable, "-m", "ramify", "earned-code-memory", "mcp", str(file), "--behind", behind], 60.0)
     try:
         assert [tool["function"]["name"] for tool in client.tools] == ["memory_recall", "memory_record", "delete_notes"]
         told = json.loads(client.call("memory_recall", {"request": "delete my 2 oldest notes"}).content[0].text)
