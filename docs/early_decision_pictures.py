@@ -72,7 +72,7 @@ def judged(checks: Checks) -> str:
         for name, c in checks.items()
         if c["op"] != "report"
     ]
-    return "\n".join(["| figure | here | 95 % interval | wanted | |", "|---|---|---|---|---|", *rows])
+    return "\n".join(["| result | here | 95 % interval | wanted | |", "|---|---|---|---|---|", *rows])
 
 
 def by_share(checks: Checks, names: Sequence[str]) -> str:
@@ -94,7 +94,7 @@ def beside(checks: Checks, names: Sequence[str]) -> str:
         )
 
     rows = [f"| {name} | {cell('locked', name)} | {cell('deliberative', name)} |" for name in names]
-    return "\n".join(["| figure | locked | deliberative |", "|---|---|---|", *rows])
+    return "\n".join(["| result | locked | deliberative |", "|---|---|---|", *rows])
 
 
 def tables(checks: Checks) -> dict[str, str]:
