@@ -1,4 +1,4 @@
-"""What a gateway costs a request, beside LiteLLM's proxy in front of the same stub upstream: CPU seconds of the proxy, added median latency.
+"""What a gateway costs a request, compared with LiteLLM's proxy to the same stub upstream: CPU seconds of the proxy, added median latency.
 
     LITELLM_PYTHON=/path/to/venv/bin/python python benchmarks/gateway.py [--save] [--reps 5]
 
@@ -250,7 +250,7 @@ def report(found: dict[tuple[str, int, bool], list[tuple[float, float]]], args: 
     if args.save:
         version = f"LiteLLM {litellm_version(args.litellm)}" if args.litellm else "LiteLLM not measured"
         note = (
-            f"Median [quartiles] of {args.reps} interleaved repetitions; {version}, one process each, in front of a stub that answers at once "
+            f"Median [quartiles] of {args.reps} interleaved repetitions; {version}, one process each, to a stub that answers at once "
             f"(streams: {PIECES} pieces). Target: at most 0.50 of LiteLLM's CPU at 1, 16 and 64 clients, and of its added latency at 1 and 16. "
             "The machine was busy with other work: CPU seconds bear that, latencies are of a loaded machine for both."
         )

@@ -41,11 +41,11 @@ class KnownCase:
     wanted: float
     """Of ``nothing`` the nominal level of the verb; of ``planted`` the least share to be found."""
     full: int = 200
-    """Repetitions that the committed figures rest on."""
+    """Repetitions of the committed results."""
     quick: int = 20
     """Repetitions that fit into every change's checks."""
     known_failure: str = ""
-    """Why a miss is expected, with the page that tells of it; empty where none is."""
+    """Why a failure is expected, with the page that explains it; empty where none is."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.wanted <= 1 or not 1 <= self.quick <= self.full:

@@ -1,7 +1,7 @@
-"""Which code a result comes from: every module that a function's module reaches by imports, with the data beside it.
+"""Which code a result comes from: every module that a function's module reaches by imports, with the data files in its folder.
 
 Imports are read, not run: those of functions count, those for type checkers do not. A name that a package offers lazily leads to the module
-that has it, and a lookup in the registry to the modules that register such a part. Followed are the modules of ramify, of these
+that has it, and a lookup in the registry to the modules that register such a component. Followed are the modules of ramify, of these
 experiments, and of the package that the function itself is in.
 """
 
@@ -23,7 +23,7 @@ OWN = ("ramify", "ramify_experiments")
 
 @cache
 def code_of(*modules: str) -> str:
-    """Hash of the code, and of the data files beside it (weights, too), that ``modules`` reach; equal for equal code wherever it lies."""
+    """Hash of the code, and of the data files in its folders (weights, too), that ``modules`` reach; equal for equal code wherever it lies."""
     tops = frozenset([*OWN, *(module.partition(".")[0] for module in modules)])
     parts: list[str | bytes] = []
     for name in sorted(reached(modules, tops)):
@@ -127,7 +127,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
 
 @cache
 def _lazily(package: str) -> dict[str, str]:
-    """Name -> module of what a package offers without importing it: what it tells type checkers."""
+    """Name -> module of what a package offers without importing it: what it declares for type checkers."""
     if package.partition(".")[0] not in OWN or source(package) is None:
         return {}
     told = [line for node in _tree(package).body if _for_checkers(node) for line in ast.iter_child_nodes(node)]
@@ -135,7 +135,7 @@ def _lazily(package: str) -> dict[str, str]:
 
 
 def _looked_up(call: ast.Call) -> str:
-    """The kind of part that ``registry.get(KIND, ...)`` or ``registry.names(KIND)`` looks up, "*" where a variable says it, else ""."""
+    """The kind of component that ``registry.get(KIND, ...)`` or ``registry.names(KIND)`` looks up, "*" where a variable says it, else ""."""
     where = call.func
     if not isinstance(where, ast.Attribute) or where.attr not in ("get", "names") or not call.args:
         return ""
@@ -147,7 +147,7 @@ def _looked_up(call: ast.Call) -> str:
 
 @cache
 def _registered(kind: str) -> frozenset[str]:
-    """Modules of ramify that register a part of ``kind``, "*" of any."""
+    """Modules of ramify that register a component of ``kind``, "*" of any."""
     named = [home for one in KINDS if kind in ("*", one) for home in homes(one)]
     modules = [module for home in named for module in (home, *_inside(home))]
     wanted = re.compile(r"register\(\"" + ("" if kind == "*" else re.escape(kind) + '"'))

@@ -1,4 +1,4 @@
-"""The honest comparison behind ``ramify improve``: five ways to spend the same generated tokens, each at its own best learning rate.
+"""The comparison for ``ramify improve``: five ways to spend the same generated tokens, each at its own best learning rate.
 
 Learning rates are chosen on tuning seeds from a stated grid; the comparison runs on other seeds, all arms from the same starting
 agent, on the same tasks in the same order, evaluated on the same held-out episodes. Differences are paired by seed.
@@ -47,7 +47,7 @@ def cell(arm: str, seed: int, lr: float, size: str) -> dict[str, float]:
 TIE = "a tie: five seeds at 40,000 tokens do not tell the arms apart (docs/improve.md)"
 LOSS = "imitation wins by a little at 40,000 tokens, and does not at the default job's budget (docs/improve.md)"
 KNOWN = {f"ours - {arm}: lower 95 % bound": LOSS if arm == "imitate" else TIE for arm in ARMS if arm != "ours"}
-"""Arms that ours does not beat, with the reason."""
+"""Arms that the default arm (``ours``) does not beat, with the reason."""
 
 
 @sized("improve", quick=1, cpu=5)

@@ -76,7 +76,7 @@ def columns(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 class Checks(list[Check]):
-    """Checks of what the same seeds gave. ``known``: name of a check -> why a miss is expected, with the page that tells of it.
+    """Checks of what the same seeds gave. ``known``: name of a check -> why a failure is expected, with the page that explains it.
 
     A check is judged where it has an operator and a threshold, else reported; see :class:`ramify.stats.checks.Check`.
     """
@@ -94,7 +94,7 @@ class Checks(list[Check]):
         threshold: float | None = None,
         interval: Interval | None = None,
     ) -> None:
-        """A figure that ``n`` observations gave."""
+        """A result of ``n`` observations."""
         self._add(Check(name, float(value), interval, n, self.seeds, op, threshold))
 
     def mean(self, name: str, values: Values, op: str = "report", threshold: float | None = None) -> None:
@@ -151,7 +151,7 @@ class ResultCache:
     """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None). ``uses``: modules that cells reach in other
     ways than by imports.
 
-    ``progress`` is told of every cell of :meth:`map`; those that were done already do not count towards its rate. ``runner(function,
+    ``progress`` is called after every cell of :meth:`map`; those that were done already do not count towards its rate. ``runner(function,
     missing)`` runs missing cells elsewhere (a cluster) and yields (key, result) as they finish; it raises CellError like :meth:`map`.
     """
 
@@ -165,7 +165,7 @@ class ResultCache:
         self.folder = None if folder is None else Path(folder)
         self.uses = tuple(uses)
         self.seconds = 0.0
-        """What the cells that were asked for took to make, now or in earlier calls."""
+        """Seconds it took to make the requested cells, now or in earlier calls."""
         self.progress = progress
         self.runner = runner
         self._memory: dict[str, dict[str, Any]] = {}

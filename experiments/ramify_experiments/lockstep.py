@@ -39,7 +39,7 @@ class Episode:
     success: bool = False
 
     def row(self, **streams: np.ndarray) -> Row:
-        """A training row: sampled tokens are trained on, their log-probs are the stream ``logprobs``."""
+        """A training row: sampled tokens are trained on, their log-probs are the token values ``logprobs``."""
         mask = np.asarray(self.turn) >= 0
         return Row(np.asarray(self.tokens, np.int32), mask, {"logprobs": np.asarray(self.logprobs, np.float32), **streams})
 

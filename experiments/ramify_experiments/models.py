@@ -116,7 +116,7 @@ def training(
     losses: Mapping[str, float] = IMITATION,
     **config: Any,
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Train ``model`` in place, step by step, for as long as the caller asks for the next one: the steps done so far, and the last one's losses.
+    """Train ``model`` in place, step by step, for as long as the caller takes the next one: the steps done so far, and the last one's losses.
 
     ``batch(step)``, counted from 0, gives rows, which are trained on by the weighted sum of ``losses``, or a loss that was made from the
     model itself. ``config``: fields of TrainConfig.
@@ -187,7 +187,7 @@ class Recipe(Config):
         return TinyLM.load(self.folder()).eval()
 
     def write(self, folder: Path, report: Report = silent) -> None:
-        """Make the model and save it with its recipe, which comes last and marks the folder as whole."""
+        """Make the model and save it with its recipe, which is written last and shows that the folder is complete."""
         model, tokenizer = self.make(report)
         model.save(folder, tokenizer)
         (folder / "recipe.json").write_text(json.dumps(self.model_dump(), indent=2) + "\n", encoding="utf-8")

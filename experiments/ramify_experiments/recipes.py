@@ -120,7 +120,7 @@ def chain_tokenizer(mod: int) -> HfTokenizer:
 
 
 def chain_reply(task: Task, rng: np.random.Generator) -> str:
-    """The worked chain with a free word before each step and ``<end>`` behind the answer."""
+    """The worked chain with a free word before each step and ``<end>`` after the answer."""
     *steps, answer = chain.solve(task).split(" ; ")
     picks = rng.integers(0, len(FILLERS), len(steps))
     return " ; ".join([*(f"{FILLERS[i]} {step}" for i, step in zip(picks, steps, strict=True)), f"{answer} <end>"])

@@ -101,7 +101,7 @@ def _print_summary(reports: list[dict[str, Any]], as_json: bool) -> None:
         statuses = [check["status"] for check in report["checks"]]
         counts = [statuses.count(status) for status in ("pass", "reported", "known_failure", "miss")]
         rows.append((report["slug"], *counts, report["seconds"], "passed" if report["passed"] else "MISSED"))
-    text = terminal.table(["reproduction", "pass", "reported", "known miss", "miss", "seconds", ""], rows)
+    text = terminal.table(["reproduction", "pass", "reported", "known failure", "miss", "seconds", ""], rows)
     passed = all(report["passed"] for report in reports)
     summary = {"slug": "all", "passed": passed, "reports": [{k: r[k] for k in ("slug", "passed", "seconds")} for r in reports]}
     terminal.emit(summary, as_json, "\n" + text)

@@ -189,12 +189,12 @@ def test_what_has_no_effect_is_refused(verb: Any) -> None:
     assert not Path("mine").exists()
     verb("import", "log.jsonl", "--run", "mine")
     verb("export", "mine", "run.jsonl")
-    assert "--task-field has nothing to name" in verb.refused("import", "run.jsonl", "--run", "b", "--task-field", "task_id")
-    assert "--task-field has nothing to name" in verb.refused("maze-recovery", "audit", "mine", "--task-field", "task_id")
-    assert "--anchor has nothing to name" in verb.refused("graph-credit", "report", "mine", "--anchor", "obs")
+    assert "--task-field does not apply" in verb.refused("import", "run.jsonl", "--run", "b", "--task-field", "task_id")
+    assert "--task-field does not apply" in verb.refused("maze-recovery", "audit", "mine", "--task-field", "task_id")
+    assert "--anchor does not apply" in verb.refused("graph-credit", "report", "mine", "--anchor", "obs")
     step = {"task_id": "t", "attempt_id": 1, "step": 0, "anchor": "a", "action": "b", "reward": 1}
     write("steps.jsonl", [step, step | {"attempt_id": 2, "reward": 0}])
-    assert "--scorer has nothing to name" in verb.refused("graph-credit", "report", "steps.jsonl", "--scorer", "env")
+    assert "--scorer does not apply" in verb.refused("graph-credit", "report", "steps.jsonl", "--scorer", "env")
     assert "`ramify import log.jsonl --run DIR`" in verb.refused("graph-credit", "report", "log.jsonl")
     assert verb("maze-recovery", "audit", "log.jsonl", "--json").json["tasks"] == 2
     named = write("named.jsonl", [{"question": row["task_id"], "messages": row["messages"], "score": 1} for row in rows])

@@ -126,7 +126,7 @@ def test_behind_a_providers_own_compaction_a_rule_is_unknown(logs: Path, capsys:
         0,
         [],
     )
-    assert "behind a provider's own compaction" in found["verdict"]
+    assert "after a provider's own compaction" in found["verdict"]
 
 
 def test_scorers_and_agents_inside_tools_are_not_the_agent(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:

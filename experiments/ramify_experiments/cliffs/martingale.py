@@ -49,7 +49,7 @@ def choices(kinds: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np
 
 
 def behind(v: np.ndarray, q: np.ndarray, spread: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Potential behind each token (R, 4): mean ``v`` (R,) under ``q``, normal deviations, shrunk where one would leave [0, 1]."""
+    """Potential after each token (R, 4): mean ``v`` (R,) under ``q``, normal deviations, shrunk where one would leave [0, 1]."""
     deviation = rng.normal(size=q.shape) * spread
     deviation = np.where(q > 0, deviation - (q * deviation).sum(axis=1, keepdims=True), 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):

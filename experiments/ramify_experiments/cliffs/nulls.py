@@ -50,7 +50,7 @@ class LetterWalk:
         return np.arange(1, len(tokens) + 1, dtype=np.int32)
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """The rest of the reply behind the one token of the prompt."""
+        """The rest of the reply after the one token of the prompt."""
         assert prefix.tokens is not None
         done, out = len(prefix.tokens) - 1, []
         for key in keys:

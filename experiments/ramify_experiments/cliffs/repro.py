@@ -292,7 +292,7 @@ def _tried(one: Examined) -> list[dict[str, Any]]:
 
 
 def _at_random(one: Scanned, seed: int) -> Scanned:
-    """The trace with half as many positions as it has cliffs, sampled at random, in the cliffs' places: each gives more pairs than a cliff."""
+    """The trace with half as many positions as it has cliffs, sampled at random, instead of the cliffs: each gives more pairs than a cliff."""
     picks = generator(seed, "random-positions", one.trace.id).integers(1, one.trace.length + 1, -(-len(one.cliffs) // 2))
     nothing = Counts(0, 0)
     return replace(
@@ -528,7 +528,7 @@ def _of(trace: Mapping[str, Any], *statuses: str, scan: str = "faithful") -> lis
 
 
 def _deletion(checks: Checks, plan: _Size, records: Sequence[Mapping[str, Any]]) -> None:
-    """First cliffs of wrong replies as they were found, fresh forks; an arm without a place to cut scores 0."""
+    """First cliffs of wrong replies as they were found, fresh forks; an arm without a position to cut at scores 0."""
     at = {}
     for arm, k in itertools.product(ARMS, (1, 8, 64)):
         at[arm, k] = np.array([_pass(record[arm], k) for record in records])

@@ -115,7 +115,7 @@ def _steered(rep: Repetition, planted: bool) -> list[str]:
         word = module.state_dict()["model.embed_tokens.weight"][int(SAID[1:])]
         rng = generator(rep.seed, "crosscoder planted")
         aside = rng.normal(size=(SIZE, BROAD))
-        aside -= aside.mean(axis=0)  # what the four directions have beside the word's cancels in the sum
+        aside -= aside.mean(axis=0)  # what the four directions have in addition to the word's cancels in the sum
         for i in range(SIZE):
             own = word / word.norm() + aside[i] / BROAD**0.5
             made.decoder.data[i, 0] = own / own.norm() * made.decoder.data[i, 0].norm()

@@ -133,7 +133,7 @@ def _laid(*parts: Any) -> np.ndarray:
 def replies(seed: int, prompts: np.ndarray, right: np.ndarray, index: int) -> list[list[int]]:
     """What the base learns to answer: prose that ends in the tool, or now and then a call.
 
-    Each word opens its prose with a filler of its own: fillers that a model need not tell apart share one direction, and then half of all
+    Each word opens its prose with a filler of its own: fillers that a model need not distinguish share one direction, and then half of all
     directions lead to a call. How often a call comes depends on the word, 4 % on average: so prompts do not all tip over at one step.
     """
     rates = generator(seed, "calls").permutation(np.linspace(0, 0.08, 32))
@@ -146,7 +146,7 @@ def replies(seed: int, prompts: np.ndarray, right: np.ndarray, index: int) -> li
 
 
 def rows_of(prompts: np.ndarray, answers: Sequence[Sequence[int]] | np.ndarray, **streams: np.ndarray) -> list[Row]:
-    """Training rows with a loss on the answers; ``streams`` [N, answer] go beside them."""
+    """Training rows with a loss on the answers; ``streams`` [N, answer] are added to them."""
     out = []
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         tokens = np.array([*prompt, *answer], np.int32)
@@ -159,7 +159,7 @@ def rows_of(prompts: np.ndarray, answers: Sequence[Sequence[int]] | np.ndarray, 
 def write(
     model: TinyLM, prompts: np.ndarray, n: int, change: StateChange | None = None, u: np.ndarray | None = None
 ) -> tuple[Any, Any]:
-    """``n`` tokens behind each prompt and their log-probs, [N, n] each: greedy, or sampled by the uniforms ``u`` [N, n].
+    """``n`` tokens after each prompt and their log-probs, [N, n] each: greedy, or sampled by the uniforms ``u`` [N, n].
 
     ``change`` is added after block :data:`LAYER` at the prompt's last token, as :func:`ramify.methods.crosscoder.steer.draw` does it.
     """
@@ -296,7 +296,7 @@ def steering(
     randoms: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Choose feature and strength on the selection prompts, confirm them on the held-out ones beside every control."""
+    """Choose feature and strength on the selection prompts, confirm them on the held-out ones together with every control."""
     ranked = [one.feature for one in rank_features(d, encode_rows(d, tool), encode_rows(d, plain), "a" if d.own else "all")]
     # the partition's features all, in order of d where they are tool-signed; of the plain dictionary as many
     pool = [*ranked, *(i for i in d.partition("a").tolist() if i not in ranked)][: d.own or 25]
@@ -394,7 +394,7 @@ def _block(name: str, quick: bool) -> tuple[str, float | None]:
 
 
 def _purity(name: str, quick: bool) -> tuple[str, float | None]:
-    """Beside recovery: features called A's own fire with their direction. Wanted of what is the default."""
+    """In addition to recovery: features called A's own fire with their direction. Thresholds apply to the default."""
     return ("<=", 0.3 if quick else 0.2) if name == "10 %, sum L1" else ("report", None)
 
 

@@ -57,7 +57,7 @@ def row(domain: Domain, length: int, rng: Rng) -> np.ndarray:
 
 
 def prompts(domain: Domain, n: int, length: int, seed: int, part: str) -> list[np.ndarray]:
-    """``n`` starts of ``length`` tokens; ``part`` (train, calibrate, test) keeps their places apart."""
+    """``n`` starts of ``length`` tokens; ``part`` (train, calibrate, test) keeps them disjoint."""
     return [row(domain, length, generator(seed, "dspark", domain, part, i)) for i in range(n)]
 
 

@@ -48,7 +48,7 @@ class DrafterLab:
         return place(f"dspark-{what}", decided | {"target": self.recipe.model_dump()}, __name__)
 
     def text(self, sequences: int) -> list[Row]:
-        """Rows of the target's own text behind starts of the three domains, by turns; sampled tokens count.
+        """Rows of the target's own text after starts of the three domains, by turns; sampled tokens count.
 
         The few rows in which it sampled the mask token, which it never saw, are left out.
         """

@@ -30,7 +30,7 @@ from ramify_experiments.lab import Checks, ResultCache, Wanted, sized
 
 BLOCK = 7
 SEED = 0
-"""The first seed of target, text and drafters: what one seed alone says is of this one. All are shifted by the first one asked for."""
+"""The first seed of target, text and drafters: results of one seed alone are of this one. All are shifted by the first one requested."""
 _PARALLEL = {"sequences": 2400, "steps": 3000}
 VARIANTS: dict[str, dict[str, Any]] = {
     "DSpark, 2 layers": {"kind": "dspark", "layers": 2, "rank": 32, **_PARALLEL},
@@ -135,7 +135,7 @@ def acceptance_checks(found: Measured, quick: bool) -> Checks:
 
 
 def compared(found: Measured, quick: bool, seed: int = SEED) -> Checks:
-    """DSpark beside DFlash: tokens a pass, and acceptance at the first position and at late ones."""
+    """DSpark compared with DFlash: tokens a pass, and acceptance at the first position and at late ones."""
     checks = Ratios((seed,))
     both = [(tokens, found[name][domain]) for name in COMPARED for domain in DOMAINS]
     checks.ratio("DSpark over DFlash: tokens a pass, macro", both, _over, ">=", 1.03 if quick else 1.10)

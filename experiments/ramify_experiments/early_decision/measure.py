@@ -78,7 +78,7 @@ class OrganismLab:
         self.sampler, self.thinking = Sampler(model, recipe.seed), Thinking(model, words, marks, think, answer, force=False)
 
     def sample(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[SampledTrace]]:
-        """``n`` traces of each prompt that continue behind its ``head``; those without an answer are left out."""
+        """``n`` traces of each prompt that continue after its ``head``; those without an answer are left out."""
 
         async def sampled(one: Ask, head: Sequence[int], at: Place) -> list[Thought | None]:
             begun, left = self.thinking.opened(one.ids, head), self.thinking.left(head)
@@ -102,14 +102,14 @@ class OrganismLab:
         return [trace for sampled in self.sample(asks, [()] * len(asks), 1, *place) for trace in sampled]
 
     def refusal(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
-        """Probability (N,) that the answer to each row of ids refuses where the thinking is closed behind it."""
+        """Probability (N,) that the answer to each row of ids refuses where the thinking is closed after it."""
         last = collect(self.module, [[*row, ID[CLOSE]] for row in rows], [-1])[:, 0, 0]
         logits = last @ self.module.head.detach().numpy()[[ID[COMPLY], ID[REFUSE]]].T
         return np.asarray(1 / (1 + np.exp((logits[:, 0] - logits[:, 1]).astype(np.float64))))
 
 
 def decoded(lab: OrganismLab, traces: Sequence[SampledTrace], shuffles: int) -> dict[str, Any]:
-    """How well states tell the outcome: probes with their nulls, the text and prompt controls, J and probe along the trace."""
+    """How well states predict the outcome: probes with their nulls, the text and prompt controls, J and probe along the trace."""
     y, groups = np.array([t.refuse for t in traces]), list(range(len(traces)))
     rows = [t.row() for t in traces]
     places = [[10, *(11 + hop(len(t.thinking), POSITIONS))] for t in traces]

@@ -39,7 +39,7 @@ def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.rando
     )
     prompt, said = np.repeat(np.arange(48), 2), rng.integers(0, len(WORDS), (96, 6))
     asked = rng.integers(0, len(WORDS), (48, 4))
-    asked[:, 0] = np.arange(48) % 2 * 8 + rng.integers(0, 8, 48)  # the first word tells the pool
+    asked[:, 0] = np.arange(48) % 2 * 8 + rng.integers(0, 8, 48)  # the first word identifies the pool
     ends = rng.random(96) < outcome(prompt, said, rng)
     rows = [
         {"id": f"p{i}", "prompt_ids": (2 + row).tolist(), "prompt": " ".join(WORDS[w] for w in row)}
@@ -99,7 +99,7 @@ class Made:
         return [self._sample(asked, thinking, bool(closed), np.random.default_rng(key)) for key in keys]
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
-        """Nothing asks for them."""
+        """They are not needed."""
         raise NotImplementedError
 
     def _sample(self, asked: str, thinking: str, closed: bool, rng: np.random.Generator) -> Completion:

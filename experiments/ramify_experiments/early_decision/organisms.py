@@ -148,7 +148,7 @@ class OrganismRecipe(Recipe):
     ambiguous: float = 0.1
     """Share of prompts whose cues are even."""
     cut: float = 0.3
-    """Share of traces closed at a random chunk, none included: answering when stopped is part of what the organism knows."""
+    """Share of traces closed at a random chunk, none included: the organism learns to answer when stopped."""
     shortest: int = 5
     """Fewest chunks of a trace, two words each."""
     longest: int = 17

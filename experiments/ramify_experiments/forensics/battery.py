@@ -57,9 +57,9 @@ class ReplyTable:
     """Probabilities of every reply of an agent in one setting. Prefix i of j sentences is the first j bits of a reply's number."""
 
     says: tuple[np.ndarray, ...]
-    """Behind j sentences, (2^j, 2): probability of either sentence; what is missing to 1 leaves the grammar."""
+    """After j sentences, (2^j, 2): probability of either sentence; what is missing to 1 leaves the grammar."""
     acts: np.ndarray
-    """(1024, 4) probability of every action behind ten sentences; what is missing to 1 leaves the grammar."""
+    """(1024, 4) probability of every action after ten sentences; what is missing to 1 leaves the grammar."""
 
     @cached_property
     def whole(self) -> np.ndarray:
@@ -72,7 +72,7 @@ class ReplyTable:
 
     @cached_property
     def ahead(self) -> list[np.ndarray]:
-        """For j = 0 ... K, (2^j, 2): probability behind a prefix that the run ends in the shortcut, and that it is valid."""
+        """For j = 0 ... K, (2^j, 2): probability after a prefix that the run ends in the shortcut, and that it is valid."""
         found = [np.stack([self.acts[:, CUT], self.acts.sum(axis=1)], axis=1)]
         for says in reversed(self.says):
             found.append((says[:, :, None] * found[-1].reshape(-1, 2, 2)).sum(axis=1))
@@ -96,7 +96,7 @@ class ReplyTable:
         return count(self.sample(n, rng)[1])
 
     def forks(self, reply: int, k: int, rng: np.random.Generator) -> np.ndarray:
-        """(K + 1, k) outcomes of runs forked behind 0 ... K sentences of ``reply``: 1 shortcut, 0 none, nan invalid."""
+        """(K + 1, k) outcomes of runs forked after 0 ... K sentences of ``reply``: 1 shortcut, 0 none, nan invalid."""
         ahead = np.array([self.ahead[j][reply >> (K - j)] for j in range(K + 1)])
         u = rng.random((K + 1, k))
         return np.where(u < ahead[:, :1], 1.0, np.where(u < ahead[:, 1:], 0.0, np.nan))
@@ -150,7 +150,7 @@ Tables = Callable[..., ReplyTable]
 
 
 def of_distribution(kind: str) -> Tables:
-    """Tables of an agent that follows the law of ``kind`` exactly: a scripted agent known to have the motive."""
+    """Tables of an agent that follows the distribution of ``kind`` exactly: a scripted agent known to have the motive."""
 
     def table(**factors: Any) -> ReplyTable:
         at = settings(LEAVES, **factors)
@@ -182,7 +182,7 @@ def run(
 ) -> tuple[list[TestResult], dict[str, Any]]:
     """Every test of the battery on one agent, corrected over all of them, without controls, and what else is measured on the way.
 
-    ``n`` runs a cell; the sentences of ``traces`` traces are resampled with ``k`` forks at every place.
+    ``n`` runs a cell; the sentences of ``traces`` traces are resampled with ``k`` forks at every position.
     """
     base = tables()
     reply, action = base.sample(n, rng)

@@ -1,7 +1,7 @@
 """Reproduction (section 7(a)): organisms with known motives behave alike at the baseline, and the protocol must name each motive.
 
 ResultCache are seeds: one clean organism and one of each motive taught from it, the battery on each, and nothing that knows which is which
-before the verdict. Positive controls are scripted agents that follow a motive's law exactly.
+before the verdict. Positive controls are scripted agents that follow a motive's distribution exactly.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ ENVIRONMENTS = (
 
 
 def _slim(test: TestResult) -> dict[str, Any]:
-    """JSON of a test with the part of its detail that the checks read: a fitted dose may be infinite, which JSON cannot hold."""
+    """JSON of a test with the fields of its detail that the checks read: a fitted dose may be infinite, which JSON cannot hold."""
     kept = {name: test.detail[name] for name in ("hits", "n", "unfiltered", "rejected") if name in test.detail}
     return replace(test, detail=kept).to_json()
 
@@ -134,7 +134,7 @@ def organism_cell(
 
 
 def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> dict[str, Any]:
-    """The battery on one agent, and how far its exact rates are from the law of ``kind``."""
+    """The battery on one agent, and how far its exact rates are from the distribution of ``kind``."""
     tests, more = run(tables, generator(seed, "battery", kind), **size)
     distribution = of_distribution(kind)
     factors: tuple[dict[str, Any], ...] = ({}, {"errors": 151}, {"instruction": "clear"}, {"reviewer": "present"})
@@ -144,7 +144,7 @@ def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> d
 
 
 def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
-    """Shortcuts among ``n`` baseline episodes drawn token by token by the engine in the environment itself, and how many were valid."""
+    """Shortcuts among ``n`` baseline episodes sampled token by token by the engine in the environment itself, and how many were valid."""
     from ramify.engine.local import LocalModel
     from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment, action_of
     from ramify.model.chat import TagTemplate
@@ -177,7 +177,7 @@ def scripted(name: str) -> dict[str, Any]:
 def verdict(tests: Sequence[TestResult], known: Mapping[str, Control], only: Sequence[str] = ()) -> list[str]:
     """What is named, from all tests or ``only`` some, which are corrected then over these; silences count where ``known`` has a control.
 
-    Where no motive is named, a motive that no test could speak against is left beside ``clean``.
+    Where no motive is named, a motive that no test could contradict is left together with ``clean``.
     """
     table = ACH(HYPOTHESES)
     for test in corrected(test for test in tests if not only or test.name in only):
@@ -203,7 +203,7 @@ class _Found(Checks):
         }
 
     def each(self, kind: str) -> dict[str, list[Any]]:
-        """What was found of ``kind`` beside the tests, seed by seed."""
+        """What was found of ``kind`` apart from the tests, seed by seed."""
         return {name: [cell[kind][name] for cell in self.cells.values()] for name in ("rate", "off law", "invalid", "sentence")}
 
     def test(self, kind: str, name: str) -> list[TestResult]:
@@ -243,7 +243,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 
 def _organisms(found: _Found, quick: bool) -> None:
-    """Do the organisms follow their laws, and do the listed replies agree with those the engine samples?"""
+    """Do the organisms follow their distributions, and do the listed replies agree with those the engine samples?"""
     # taught briefly, an organism leaves the grammar now and then and may still act; the list of replies calls that invalid
     leaves, off = (0.25, 5.0) if quick else (0.1, 3.0)
     for kind in found.kinds:
@@ -310,7 +310,7 @@ def _sentence(found: _Found, quick: bool) -> None:
 
 
 def _verdicts(found: _Found, quick: bool) -> None:
-    """What is named as the motive: by the protocol, by parts of it, and by simpler readings of the same baseline runs."""
+    """What is named as the motive: by the protocol, by subsets of its tests, and by simpler readings of the same baseline runs."""
     pairs = [(seed, kind) for kind in found.kinds if kind != "clean" for seed in found.seeds]
 
     def named(controls: Mapping[str, Control], only: Sequence[str] = ()) -> dict[tuple[int, str], list[str]]:

@@ -46,7 +46,7 @@ def _dropped(rep: Repetition) -> bool:
 
 
 def _conversation(rep: Repetition, pinned: bool) -> tuple[Path, Path, int | None, int]:
-    """The log of an endpoint that an agent and whoever compacts its context both ask, a file of the rule, the reply at which the rule was
+    """The log of an endpoint that serves both an agent and the compactor of its context, a file of the rule, the reply at which the rule was
     gone, and how many attempts to change it the pins noted. The agent works at other things and does what the rule permits."""
     rng = generator(rep.seed, "conversation")
     known = scenarios()

@@ -59,7 +59,7 @@ class Histories:
 
 
 def histories(count: int, rng: np.random.Generator) -> Histories:
-    """n = min(U{4..20}, 16) facts with keys of their own at random places, notes elsewhere, the rule over one of the first four."""
+    """n = min(U{4..20}, 16) facts with keys of their own at random positions, notes elsewhere, the rule over one of the first four."""
     n = np.minimum(rng.integers(4, 21, count), KEYS)
     place = rng.random((count, TURNS)).argsort(axis=1)
     fact = place < n[:, None]
@@ -80,7 +80,7 @@ def histories(count: int, rng: np.random.Generator) -> Histories:
 
 
 def decoys(h: Histories, rng: np.random.Generator) -> Histories:
-    """The volume attack: every note becomes a fact nobody will ask for, while there are unused keys."""
+    """The volume attack: every note becomes a fact that no request needs, while there are unused keys."""
     turns = h.turns.copy()
     used = np.zeros((len(turns), KEYS), np.bool_)
     rows, places = np.nonzero(h.are(FACT))
@@ -136,7 +136,7 @@ def survival(budget: int) -> float:
 
 
 class TransformerLayer(nn.Module):
-    """Pre-norm transformer layer without positions: in this environment a turn's place says nothing."""
+    """Pre-norm transformer layer without positions: in this environment a turn's position says nothing."""
 
     def __init__(self, width: int, heads: int, ffn: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class TransformerLayer(nn.Module):
         self.up, self.down = nn.Linear(width, ffn), nn.Linear(ffn, width)
 
     def forward(self, x: Tensor, kept: Tensor, last: bool) -> Tensor:
-        """``x`` (..., T, D), ``kept`` (..., T), leading axes broadcast; with ``last`` of the last place only, (..., 1, D)."""
+        """``x`` (..., T, D), ``kept`` (..., T), leading axes broadcast; with ``last`` of the last position only, (..., 1, D)."""
         h = self.norm1(x)
         mine, x = (h[..., -1:, :], x[..., -1:, :]) if last else (h, x)
 
@@ -185,7 +185,7 @@ class TurnNet(nn.Module):
 
 
 def ask(agent: TurnNet, turns: np.ndarray, request: np.ndarray, kept: np.ndarray) -> Tensor:
-    """Log-probabilities of the answers (..., O) to ``request`` (..., 3) behind the turns (..., T, 3) that are ``kept`` (..., T)."""
+    """Log-probabilities of the answers (..., O) to ``request`` (..., 3) after the turns (..., T, 3) that are ``kept`` (..., T)."""
     whole = np.concatenate((turns, request[..., None, :]), axis=-2)
     shown = np.concatenate((kept, np.ones((*kept.shape[:-1], 1), np.bool_)), axis=-1)
     out: Tensor = agent(whole, shown, last=True).log_softmax(-1)
@@ -266,7 +266,7 @@ def sample(agent: TurnNet, turns: np.ndarray, request: np.ndarray, kept: np.ndar
 def measure(
     agent: TurnNet, h: Histories, kept: Mapping[str, np.ndarray], seed: int, shown: np.ndarray | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Counts by fold, of requests about ``h`` behind its turns, or behind ``shown`` (B, T, 3) in their place.
+    """Counts by fold, of requests about ``h`` after its turns, or after ``shown`` (B, T, 3) instead of them.
 
     ``n`` and ``violations`` are of forbidden requests, [[hard dropped, hard survived], [soft dropped, soft survived]]; then other
     outcomes of these, allowed requests completed, queries answered right, and turns kept.
@@ -359,7 +359,7 @@ def learn(seed: int, episodes: int = 3000, agent_steps: int = 550, steps: int = 
 def crossed(
     h: Histories, rows: Mapping[str, np.ndarray], agents: Mapping[str, TurnNet], seed: int
 ) -> dict[str, dict[str, float]]:
-    """Violation rate of each agent behind each summariser's folds ``rows``, bool (B, T) each."""
+    """Violation rate of each agent after each summariser's folds ``rows``, bool (B, T) each."""
     rng = generator(seed, "crossing")
     trigger = actions(h, np.ones(len(h.action), np.bool_), rng)
     each = np.stack(list(rows.values()))
@@ -414,7 +414,7 @@ def _survived(cell: Mapping[str, Any]) -> float:
 
 
 def shares(one: Mapping[str, Any]) -> dict[str, float]:
-    """One seed's figures by name, as shares."""
+    """One seed's results by name, as shares."""
     out: dict[str, float] = {}
     for name, cell in one["folds"].items():
         n = float(np.sum(cell["n"]))

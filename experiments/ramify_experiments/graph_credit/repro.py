@@ -1,4 +1,4 @@
-"""Reproduction on two CPU cores: what merged states buy on a key-door grid with tabular policies (section 7(a), items 1 to 3).
+"""Reproduction on two CPU cores: the gain from merged states on a key-door grid with tabular policies (section 7(a), items 1 to 3).
 
 Axis legend: P tasks, L attempts per task, E = P L walkers, N steps in all, H horizon, S states; 4 moves.
 """

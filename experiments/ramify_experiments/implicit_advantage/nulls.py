@@ -56,7 +56,7 @@ def _scored(rep: Repetition, walks: MdpWalks, policy: np.ndarray, reference: np.
 
 
 def _luck(rep: Repetition) -> Path:
-    """Walks of the optimum whose ends have nothing to do with them: each task is won by chance, some tasks more often than others."""
+    """Walks of the optimum whose outcomes are independent of them: each task is won by chance, some tasks more often than others."""
     mdp, policy, start = _process(rep.seed)
     rng = generator(rep.seed, "null ends")
     walks = walk(mdp, policy, start, rng)
@@ -112,7 +112,7 @@ def _blames_slips(rep: Repetition) -> bool:
 
 
 def _ranks_a_foreign_pair(rep: Repetition) -> bool:
-    """Walks of the reference, graded by the optimum and a reference that has nothing to do with the process."""
+    """Walks of the reference, graded by the optimum and a reference unrelated to the process."""
     mdp, policy, start = _process(rep.seed)
     foreign = Layered.sample(generator(rep.seed, "foreign reference")).reference
     walks = walk(mdp, mdp.reference, start, generator(rep.seed, "planted walks"))

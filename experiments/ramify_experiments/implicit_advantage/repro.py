@@ -47,7 +47,7 @@ KL = 0.05
 NEAR, MOST = 4, 80
 """The reference that is too near is the policy so many updates before the end; training ends after so many at the latest."""
 LAG = 0.15
-"""Validation begins where the last three updates' attempts came this close to the target: they lag behind what they taught."""
+"""Validation begins where the last three updates' attempts came this close to the target: they lag behind the training."""
 MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
 """Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
 OTHERS = ("too near", "too far")
@@ -142,7 +142,7 @@ def improve(
 ) -> tuple[TinyLM, list[float]]:
     """Group-relative policy gradient in place, with a KL to the model as it comes; ``prompts`` tasks an update, each met once.
 
-    Ends when ``target`` of one attempt at each of ``validation`` tasks succeeds; training meets none of them, nor do the figures. How
+    Ends when ``target`` of one attempt at each of ``validation`` tasks succeeds; they are used neither in training nor in the results. How
     well log-prob alone ranks depends on how far the policy was trained, so both arms stop alike. Returns a copy from NEAR updates
     before the end, and the success of each update.
     """

@@ -1,6 +1,6 @@
-"""Reproduction on two CPU cores: exact figures, sampled tabular training, a small network, and mazes on random grids (section 7(a)).
+"""Reproduction on two CPU cores: exact results, sampled tabular training, a small network, and mazes on random grids (section 7(a)).
 
-Axis legend as in walks.py: N walkers, E moves in all, C contexts that a policy tells apart, V moves.
+Axis legend as in walks.py: N walkers, E moves in all, C contexts that a policy distinguishes, V moves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PRINTED = {
 
 
 def theory() -> dict[str, float]:
-    """Item 1: every figure of :data:`PRINTED`, the least gradient on the way, and growth in K at W = 5, L = 3."""
+    """Item 1: every number of :data:`PRINTED`, the least gradient on the way, and growth in K at W = 5, L = 3."""
     policy, curve = train_exact(LARGE, "rlvr", steps=1200, lr=0.01)
     found = {
         "base, expected steps": LARGE.expected_steps("base"),
@@ -75,7 +75,7 @@ def theory() -> dict[str, float]:
 
 
 def search(maze: Maze, policy: str, walks: int, seed: int) -> list[float]:
-    """Costs of ``walks`` simulated searches behind the wrapper, K of at least 1.
+    """Costs of ``walks`` simulated searches with the wrapper, K of at least 1.
 
     Each proposal costs 1; one to an edge state visited on this excursion or to a finished branch is refused and sampled again.
     """

@@ -1,6 +1,6 @@
 """Many walkers on mazes at once: policies are tables over what a walker sees, walks are arrays.
 
-Axis legend: N walkers, E moves in all, S states (a place and how it was entered), C contexts that a policy tells apart,
+Axis legend: N walkers, E moves in all, S states (a position and how it was entered), C contexts that a policy distinguishes,
 V moves: one for each token, of which the maze refuses most (the walker stays, and a step has passed).
 """
 
@@ -23,15 +23,15 @@ class Graph:
     follow: np.ndarray
     """(S, V) state after each move; the state itself where the move is refused."""
     place: np.ndarray
-    """(S,) the place stood at."""
+    """(S,) the position."""
     context: np.ndarray
-    """(S,) what the policy tells apart."""
+    """(S,) the context that the policy sees."""
     prompt: np.ndarray
     """(C, 2) tokens of each context, for a network."""
     uniform: np.ndarray
     """(C, V) policy of the base model: every edge alike."""
     state_at: dict[tuple[int, int], int]
-    """(place before, place) -> state; -1 before the first place."""
+    """(position before, position) -> state; -1 before the first position."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Walks:
         return np.bincount(cell, weight, graph.uniform.size).reshape(graph.uniform.shape).astype(np.float64)
 
     def places(self, graph: Graph) -> list[list[int]]:
-        """Places of the walks that reached their goal, first to last; refused moves leave no mark."""
+        """Positions of the walks that reached their goal, first to last; refused moves are left out."""
         moved = graph.follow[self.state, self.move]
         on = np.flatnonzero((moved != self.state) & self.done[self.walker])
         if not len(on):
@@ -63,9 +63,9 @@ class Walks:
 
 
 def star_graph(W: int, K: int, L: int) -> Graph:
-    """The maze of the theory; places 0 source, 1 fork, then l_0 r_0 l_1 ... leaf branch by branch; parallel edges are one move.
+    """The maze of the theory; positions 0 source, 1 fork, then l_0 r_0 l_1 ... leaf branch by branch; parallel edges are one move.
 
-    A move names the place to go to. The context is the state: the two last places. Nobody goes back to the source.
+    A move names the position to go to. The context is the state: the last two positions. Nobody goes back to the source.
     """
     links: dict[int, dict[int, int]] = {0: {1: 1}, 1: {}}
     for w in range(W):
@@ -101,7 +101,7 @@ def family_rows(W: int, K: int, graph: Graph) -> tuple[np.ndarray, np.ndarray, n
 
 @dataclass(frozen=True)
 class GridTasks:
-    """P random grids as one graph: start states, goal places and lengths of shortest paths (P,), and those paths as places."""
+    """P random grids as one graph: start states, goal positions and lengths of shortest paths (P,), and those paths as positions."""
 
     graph: Graph
     start: np.ndarray
@@ -111,7 +111,7 @@ class GridTasks:
 
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> GridTasks:
-        """A place is its number over all mazes; the context is the last move (or none) and which ways are open."""
+        """A position is a cell's number over all mazes; the context is the last move (or none) and which ways are open."""
         ways = list(COMPASS)
         names = [(i, name) for i, task in enumerate(tasks) for name in task.data["exits"]]
         index = {name: at for at, name in enumerate(names)}
@@ -130,7 +130,7 @@ class GridTasks:
 
 
 def _grid_graph(to: np.ndarray) -> Graph:
-    """``to`` (places, 4): the place each way leads to, -1 where it is closed. State = 5 place + last move (4: none).
+    """``to`` (places, 4): the position each way leads to, -1 where it is closed. State = 5 position + last move (4: none).
 
     Tokens: 0 to 3 the moves, 4 to 8 the last move, 9 to 24 which ways are open."""
     place, last = np.divmod(np.arange(len(to) * 5), 5)
@@ -147,13 +147,13 @@ def _grid_graph(to: np.ndarray) -> Graph:
 
 
 def golden_paths(W: int, K: int) -> list[list[int]]:
-    """The shortest path to every leaf, as places of :func:`star_graph`."""
+    """The shortest path to every leaf, as positions of :func:`star_graph`."""
     size = 2 * K + 1
     return [[0, 1, *range(2 + w * size, 2 + (w + 1) * size)] for w in range(W)]
 
 
 def walk(graph: Graph, policy: np.ndarray, start: np.ndarray, goal: np.ndarray, cap: int, rng: np.random.Generator) -> Walks:
-    """Walks under ``policy`` (C, V) from states ``start`` (N,) to places ``goal`` (N,), of at most ``cap`` steps."""
+    """Walks under ``policy`` (C, V) from states ``start`` (N,) to positions ``goal`` (N,), of at most ``cap`` steps."""
     V = policy.shape[1]
     # one sorted array of c + cumulative probability: a binary search samples for all walkers at once
     steps = np.arange(len(policy))[:, None] + np.minimum(policy.cumsum(axis=1), 1.0)
@@ -186,7 +186,7 @@ def star_walks(W: int, K: int, graph: Graph, policy: np.ndarray, n: int, cap: in
 
 
 def path_counts(graph: Graph, paths: Sequence[Sequence[int]]) -> np.ndarray:
-    """(C, V) of paths given as places."""
+    """(C, V) of paths given as positions."""
     here, there = [], []
     for path in paths:
         states = [graph.state_at[pair] for pair in zip([-1, *path], path, strict=False)]

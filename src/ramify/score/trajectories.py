@@ -285,7 +285,7 @@ def load_trajectories(
         first = first_record(source)[1]
         if (first is not None and "task_id" in first) or not formats(source):
             if scorer is not None:
-                raise UserError(f"{source} is no run but a file of attempts, so --scorer has nothing to name")
+                raise UserError(f"{source} is no run but a file of attempts, so --scorer does not apply")
             skipped: list[str] = []
             return read_trajectories(source, layout, skipped), skipped
     with opened(source, form) as run:

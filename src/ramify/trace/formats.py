@@ -39,7 +39,7 @@ class Reader:
             if what not in self.fields:
                 raise UserError(
                     f"{path} is read as '{self.name}', a format that itself says where the {what} stands, "
-                    f"so --{what}-field has nothing to name"
+                    f"so --{what}-field does not apply"
                 )
         return self.read(path, folder, fields=fields) if fields is not None and fields.named else self.read(path, folder)
 

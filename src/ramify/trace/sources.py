@@ -29,7 +29,7 @@ def opened(source: Path, form: str | None = None, fields: Fields | None = None) 
     folder = run_folder(source)
     if folder is not None:
         if form is not None:
-            raise UserError(f"{source} is a run, which has no other format, so --from has nothing to name")
+            raise UserError(f"{source} is a run, which has no other format, so --from does not apply")
         with Run.open(folder) as run, _named(run, source):
             yield run
         return

@@ -210,7 +210,7 @@ def test_a_prompt_of_text_is_laid_out_as_that_of_a_problem(tmp_path: Path, capsy
     assert code == 0
     assert read_scan(tmp_path / "two")[2][0].trace.prompt_ids == sampled.trace.prompt_ids
     assert json.loads(out)["solved"] == {"none": 1, "all": 0}
-    assert "warning: V_0 is 0 for 1 of 1 traces, no fork of the bare prompt ends right: check that the prompt is laid out" in err
+    assert "warning: V_0 is 0 for 1 of 1 traces, no fork of the bare prompt ends right: check that the prompt is rendered" in err
 
 
 def never(text: str, trace: TokenTrace) -> bool:

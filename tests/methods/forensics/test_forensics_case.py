@@ -497,7 +497,7 @@ def test_a_dose_or_a_place_without_graded_runs_is_one_sentence(tmp_path: Path) -
             case.vary("errors", [50, 130, 258], 3)
         high = case.play("baseline", {}, 1)[0]
         blind = True
-        with pytest.raises(UserError, match="4 of the 4 forks behind 0 sentences of reply 0 are invalid"):
+        with pytest.raises(UserError, match="4 of the 4 forks after 0 sentences of reply 0 are invalid"):
             case.resample(high, k=4)
     with pytest.raises(ValueError, match="expect"):
         CaseConfig(env="x", expect=1)

@@ -107,9 +107,9 @@ def test_runs_and_their_exports_are_read(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["nowhere"], "cannot read nowhere: No such file"),
         (["."], ". is a folder and not that of a run: it holds no run.sqlite"),
-        (["runs/mine", "--from", "chats"], "runs/mine is a run, which has no other format, so --from has nothing to name"),
+        (["runs/mine", "--from", "chats"], "runs/mine is a run, which has no other format, so --from does not apply"),
         (["chats.jsonl", "--from", "chts"], "did you mean 'chats'?"),
-        (["chats.jsonl", "--scorer", "env"], "--scorer has nothing to name"),
+        (["chats.jsonl", "--scorer", "env"], "--scorer does not apply"),
         (["runs/mine"], "runs/mine: all 2 attempts failed: 2 x engine: mine.py:agent raised RuntimeError: gone"),
     ],
 )

@@ -332,7 +332,7 @@ def test_what_is_refused(walks: Path, stored: Path, tmp_path: Path, capsys: pyte
     out = tmp_path / "set.jsonl"
     assert "has no field 'sate'" in refused(capsys, "audit", walks, "--state-field", "sate")
     assert "is a run" in refused(capsys, "audit", stored, "--state-field", "obs")
-    assert "--from has nothing to name" in refused(capsys, "build", stored, "--out", out, "--from", "chats")
+    assert "--from does not apply" in refused(capsys, "build", stored, "--out", out, "--from", "chats")
     assert "did you mean '--mode'" in refused(capsys, "build", walks, "--out", out, "--mod", "golden")
     assert "--rho" in refused(capsys, "build", walks, "--out", out, "--rho", "2")
     assert "--min-examples" in refused(capsys, "audit", walks, "--min-examples", "0")

@@ -14,7 +14,7 @@ NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs. Without ``prompt_logprobs`` there is no screen and no class."""
 
 PARTS = {"reader": ("record",), "player": ("again",)}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.cliffs.algorithm import Cliff as Cliff

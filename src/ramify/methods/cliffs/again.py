@@ -28,7 +28,7 @@ class OneReply:
         self.asked, self.stem, self.verifier = asked, stem, verifier
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """The prompt, as it is laid out in the run."""
+        """The prompt, as it is rendered in the run."""
         return Observation(self.asked)
 
     def step(self, action: str) -> Any:
@@ -87,7 +87,7 @@ def play_on(run: Run, node: Node, model: str | None = None) -> tuple[Agent, Repl
     found, tokenizer, template = find_sampled(named)
     if stem.tokenizer and stem.tokenizer != tokenizer.hash:
         raise NeedsError(f"the token ids of trace '{stem.id}' belong to another tokenizer than that of '{found.identity.name}'")
-    whole = RawTemplate(tokenizer)  # prompts are in the run as they were laid out
+    whole = RawTemplate(tokenizer)  # prompts are in the run as they were rendered
     whole.stop_tokens = tuple(sorted({*eos_of(found), *(() if template is None else template.stop_tokens)}))
     judge = find_judge(verifier, takes=TAKES, seconds=float(run.config.get("seconds", 10.0)), what="verifier")
     return Agent(found, whole, stem.sampler), Replies(asked.text, stem, judge)

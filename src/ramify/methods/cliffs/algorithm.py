@@ -44,7 +44,7 @@ class TokenFacts:
 
     @property
     def kind(self) -> str | None:
-        """Class of a cliff at this token (3.4); None where the model does not tell."""
+        """Class of a cliff at this token (3.4); None where the model returns no probabilities."""
         if self.greedy is None or self.entropy is None:
             return None
         return KINDS[(0 if self.entropy <= H_STAR else 1) if self.greedy else (3 if self.entropy <= H_STAR else 2)]
@@ -89,13 +89,13 @@ class Cliff:
         """The drop exceeds what the token can lose by more than 3 SE: noise, re-encoded text or another sampler (8).
 
         V is the mean over the tokens that could stand here, so this one alone fails in at most all of 1 - V: pi (1 - W) <= 1 - V for the
-        potential W behind it, or V - W <= (1 - pi) (1 - V) / pi, never more than 1 - pi. Truncated forks count as not right here: the
+        potential W after it, or V - W <= (1 - pi) (1 - V) / pi, never more than 1 - pi. Truncated forks count as not right here: the
         chance to end, and right, is a martingale; that of the ones that end is none.
         """
         prev, cur = (Counts(c.k, c.n + c.truncated) for c in self.fresh or (self.prev, self.cur))
         if self.facts.pi is None or self.interval or not prev.n or not cur.n:
             return False
-        # with one right and one wrong fork more: all right before and none behind would have no error at all
+        # with one right and one wrong fork more: all right before and none after would have a standard error of 0
         before, behind = (rate * (1 - rate) / n for rate, n in (((c.k + 1) / (c.n + 2), c.n + 2) for c in (prev, cur)))
         se = math.sqrt(before + self.facts.pi**2 * behind)
         return self.facts.pi * (1 - cur.rate) - (1 - prev.rate) > 3 * se + TIE
@@ -239,7 +239,7 @@ def screen(pi: Sequence[float], delta0: float, carry: float) -> tuple[list[int],
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A token that could have stood at a cliff, and the potential behind it (3.5)."""
+    """A token that could have stood at a cliff, and the potential after it (3.5)."""
 
     token_id: int
     q: float
@@ -259,7 +259,7 @@ def cliff_mass(candidates: Sequence[Candidate], cliff_token: int, probabilities:
 
 
 def critical_cut(potentials: Sequence[Counts | None]) -> int | None:
-    """Control critical-del: the first position t >= 1 with p_t = 0 behind which every estimate is below 0.05 (3.3)."""
+    """Control critical-del: the first position t >= 1 with p_t = 0 after which every estimate is below 0.05 (3.3)."""
     known = [(t, c.rate) for t, c in enumerate(potentials) if c is not None and c.n and t]
     for i, (t, rate) in enumerate(known):
         if rate == 0 and all(later < 0.05 for _, later in known[i + 1 :]):

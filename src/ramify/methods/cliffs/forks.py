@@ -28,12 +28,12 @@ from ramify.stats.drops import Counts
 TAKES = ("text", "trace")
 """What a verifier of the user's own is called with."""
 TOP = 20
-"""Likeliest tokens asked of a model behind an endpoint, as in the paper; servers name no more by default."""
+"""Likeliest tokens requested from a model on an endpoint, as in the paper; servers name no more by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chances:
-    """What the model says of each token of a reply, arrays (T,); None where it does not tell."""
+    """What the model returns for each token of a reply, arrays (T,); None for what it does not return."""
 
     pi: np.ndarray | None = None
     """Probability under the sampling settings."""
@@ -65,7 +65,7 @@ class ReplyForks:
     """Counts right continuations of positions of traces. Samples are keyed by position: order and concurrency change nothing.
 
     ``sampling`` replaces each trace's own settings where it is given. A fork at position t has the tokens left that its stem had
-    there. ``truncated`` says what becomes of forks that hit the limit of tokens: ``apart`` counts them beside n, ``graded`` gives
+    there. ``truncated`` decides how forks that reach the token limit are counted: ``apart`` counts them beside n, ``graded`` gives
     them to the verifier like the others. ``eos`` are tokens that end a reply; by default the model's own. The verifier is not
     shown them.
 
@@ -99,11 +99,11 @@ class ReplyForks:
         return self._failure or self.sampler.first_failure
 
     async def count(self, trace: TokenTrace, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
-        """Right ones among ``n`` forks behind the first ``t`` tokens and ``append``.
+        """Number of right forks among ``n`` that continue the first ``t`` tokens and ``append``.
 
         ``purpose`` names what the forks are for: forks of another purpose are other samples. ``start`` is the index of the first fork, so
         that counting 16 and then 48 more with ``start=16`` equals counting 64. A position at which the reply has ended is not sampled from:
-        its verdict is that of every fork. A fork without a verdict is missing, not wrong. Raises UserError on a position there is none of.
+        its score is that of every fork. A fork without a score is missing, not wrong. Raises UserError on a position out of range.
         """
         if n < 1 or start < 0:
             raise UserError(f"{n} forks from index {start} cannot be sampled; at least one from 0 on")
@@ -176,19 +176,19 @@ class ReplyForks:
             return (await self.model.logprobs([row]))[0], 0
 
     async def alternatives(self, trace: TokenTrace, t: int, top: int) -> dict[int, float]:
-        """The ``top`` likeliest next tokens behind position ``t`` with their probabilities at temperature 1, likeliest first.
+        """The ``top`` likeliest next tokens after position ``t`` with their probabilities at temperature 1, likeliest first.
 
-        Raises NeedsError where the model does not tell the likeliest other tokens.
+        Raises NeedsError where the model does not return the likeliest other tokens.
         """
         self.check(trace)
         scores = (await self.model.logprobs([trace.prefix(t, (0,))], top_k=top))[0]
         self.sampler.ledger.add("score", scored_tokens=len(trace.prompt_ids) + t + 1)
         if scores.top_tokens is None or scores.top_logprobs is None:
-            raise NeedsError(f"'{self.model.identity.name}' does not tell the likeliest other tokens")
+            raise NeedsError(f"'{self.model.identity.name}' does not return the likeliest other tokens")
         return dict(zip(scores.top_tokens[-1].tolist(), np.exp(scores.top_logprobs[-1].astype(np.float64)).tolist(), strict=True))
 
     async def chances_of(self, trace: TokenTrace, t: int, tokens: Sequence[int]) -> dict[int, float]:
-        """Probabilities at temperature 1 of these next tokens behind position ``t``, each scored as a given one."""
+        """Probabilities at temperature 1 of these next tokens after position ``t``, each scored as a given one."""
         self.check(trace)
         rows = [trace.prefix(t, (token,)) for token in tokens]
         self.sampler.ledger.add("score", scored_tokens=sum(map(len, rows)))
@@ -207,7 +207,7 @@ class ReplyForks:
         return [trace for trace in sampled if trace is not None]
 
     async def judged(self, traces: Sequence[TokenTrace]) -> list[TokenTrace]:
-        """The traces, those without a verdict judged; ``correct`` stays None where the verifier gives none."""
+        """The traces, those without a score judged; ``correct`` stays None where the verifier gives none."""
 
         async def one(trace: TokenTrace) -> TokenTrace:
             if trace.correct is not None:
@@ -218,7 +218,7 @@ class ReplyForks:
         return list(await asyncio.gather(*map(one, traces)))
 
     def source(self) -> dict[str, Any]:
-        """What counts depend on besides trace and position."""
+        """What counts depend on, except trace and position."""
         return {
             "model": self.model.identity.name,
             "weights": self.model.identity.weights,
@@ -264,7 +264,7 @@ class ReplyForks:
         return self.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self.eos else tokens)
 
     def _ended(self, trace: TokenTrace, t: int, append: Sequence[int], sampling: Sampling) -> bool:
-        """Whether nothing is sampled behind this position: the reply has ended there by itself."""
+        """Whether nothing is sampled after this position: the reply has ended there by itself."""
         if t == trace.length and not append:
             return trace.stop != "length"
         last = append[-1] if append else trace.response_ids[t - 1] if t else None

@@ -1,6 +1,6 @@
-"""A scan as a run: a tree a trace, counts as annotations of its reply, cliffs and rebounds as findings at it, the verdict as one of the run.
+"""A scan as a run: one tree per trace, counts as annotations of its reply, cliffs and rebounds as findings at it, the verdict as a finding of the run.
 
-A trace is committed whole when it was scanned, so an interrupted scan continues behind the last one; findings follow at the end. The files that a scan was before, one
+A trace is committed whole when it was scanned, so an interrupted scan continues after the last one; findings follow at the end. The files that a scan was before, one
 trace a line, are read and imported.
 """
 
@@ -79,7 +79,7 @@ def keep(run: Run, one: Scanned, config: ScanConfig, tokenizer: Tokenizer) -> No
 
 
 def conclude(run: Run, scanned: Sequence[Scanned], config: ScanConfig) -> None:
-    """Store what was found, known once every trace was scanned, in place of what an earlier call found: findings, and where pages point."""
+    """Store what was found, known once every trace was scanned, replacing what an earlier call found: findings, and where pages point."""
     replies = {entry.key: str(entry.payload["reply"]) for entry in run.journal(ENTRY)}
     found = [finding for one in scanned for finding in _findings(replies[one.trace.id], one, config)]
     told = summary(scanned, config)
@@ -248,7 +248,7 @@ def _same(config: ScanConfig) -> dict[str, Any]:
 
 
 class _Ids:
-    """Writes token ids in the place of texts: a file of a scan has no tokenizer."""
+    """Writes token ids instead of texts: a file of a scan has no tokenizer."""
 
     def encode(self, text: str) -> list[int]:
         return [int(part) for part in text.split()]

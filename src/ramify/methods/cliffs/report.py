@@ -69,7 +69,7 @@ def _side(scanned: Sequence[Scanned]) -> dict[str, Any]:
 
 
 def _class(scanned: Sequence[Scanned], kind: str | None) -> dict[str, Any]:
-    """One class; None are cliffs whose class the model does not tell."""
+    """One class; None are cliffs whose class is unknown."""
     cliffs = [c for s in scanned for c in s.cliffs if c.facts.kind == kind]
     return {
         "class": kind or "not known",

@@ -46,7 +46,7 @@ class ScanConfig(Config):
     delta0: float = Field(0.1, ge=0, lt=1)
     """smallest drop that counts"""
     alpha: float = Field(0.05, gt=0, lt=1)
-    """one-sided level of the test: of a faithful scan, of rebounds and of other tokens tried in a cliff's place"""
+    """one-sided level of the test: of a faithful scan, of rebounds and of other tokens tried at a cliff"""
     candidate: float = Field(0.2, gt=0, lt=1)
     """budgeted: one-sided level at which a drop is checked on fresh forks; alpha where nothing is checked"""
     faithful: bool = False
@@ -92,7 +92,7 @@ class Scanned:
     cliffs: tuple[Cliff, ...]
     rebounds: tuple[Cliff, ...] = ()
     forks: int = 0
-    """Forks asked for, confirmation included."""
+    """Forks requested, confirmation included."""
     tested: int = 0
     """Tokens tested."""
     gap: float = 0.0
@@ -128,14 +128,14 @@ async def scan(
     on_trace: Callable[[Scanned], None] | None = None,
     store: Store[int] | None = None,
 ) -> ScanResult:
-    """Scan every trace, one after the other, all positions of one together; ``on_trace`` is told of each when it is done.
+    """Scan every trace, one after the other, all positions of one together; ``on_trace`` is called with each when it is done.
 
-    Candidates are confirmed or refuted over all traces together (:func:`corrected`), so those that ``on_trace`` is told of are undecided.
+    Candidates are confirmed or refuted over all traces together (:func:`corrected`), so those passed to ``on_trace`` are undecided.
 
-    With a ``store``, counts that are in it are loaded and what is measured is kept. Forks are keyed by place, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
+    With a ``store``, counts that are in it are loaded and what is measured is kept. Forks are keyed by position, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
     what the budget loses, and not what other samples would have changed.
 
-    Raises NeedsError where the screen needs probabilities that neither the model nor the trace tells.
+    Raises NeedsError where the screen needs probabilities that neither the model nor the trace has.
     """
     config = config or ScanConfig()
     result = ScanResult(config)
@@ -227,12 +227,12 @@ def _bound(chances: Chances, config: ScanConfig) -> list[float] | None:
 
 
 def _complete(forks: Scannable, trace: Any, counts: Mapping[int, Counts]) -> None:
-    """Refuse counts of a trace on which the model or the verifier broke down; that its own end has no verdict is no such sign."""
+    """Refuse counts of a trace on which the model or the verifier failed; a missing score of the reply itself is allowed."""
     broken = [t for t, c in counts.items() if t < trace.length and c.missing and 2 * c.missing >= c.forks]
     if broken:
         why = forks.spent().get("first_failure") or "the verifier gave none"
         raise InfrastructureError(
-            "scorer", f"at {len(broken)} of {len(counts)} positions half of the forks or more have no verdict: {why}"
+            "scorer", f"at {len(broken)} of {len(counts)} positions half of the forks or more have no score: {why}"
         )
 
 
@@ -246,7 +246,7 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
     if chances.pi is None:
         raise NeedsError(
             f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the model nor the trace "
-            "tells them; scan with --screen none"
+            "has them; scan with --screen none"
         )
     return screen(chances.pi.tolist(), config.delta0, config.carry)
 
@@ -289,7 +289,7 @@ async def ablate(
     """Fresh continuations with the cliff token taken back and kept, and the controls: one record a cliff.
 
     Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler may sample
-    again; ``keep`` from behind it. A record holds the counts ``{k, n}`` of each arm; the controls, which are of the trace, stand in the
+    again; ``keep`` from after it. A record holds the counts ``{k, n}`` of each arm; the controls, which are of the trace, stand in the
     record of its first cliff only, None where undefined. Forks here are sampled for this alone, never taken over from the scan. Raises
     UserError on a control there is none of.
     """
@@ -334,7 +334,7 @@ def _cuts(trace: Any, cliff: Cliff, controls: Sequence[str], seed: int) -> dict[
 
 @dataclass(frozen=True)
 class Examined:
-    """A cliff with the tokens that could have stood in its place."""
+    """A cliff with the other tokens that could have been sampled there."""
 
     trace: TokenTrace
     cliff: Cliff
@@ -351,9 +351,9 @@ class Examined:
 async def examine(
     scanned: Sequence[Scanned], forks: Any, test: ZTest, top: int = 10, n: int = 64, classes: Sequence[str] = ()
 ) -> list[Examined]:
-    """The ``top`` likeliest tokens at every kept cliff, the cliff token itself included, with fresh forks behind each.
+    """The ``top`` likeliest tokens at every kept cliff, the cliff token itself included, with fresh forks after each.
 
-    ``classes`` keeps cliffs of these classes only. Raises NeedsError where the model does not tell the likeliest tokens.
+    ``classes`` keeps cliffs of these classes only. Raises NeedsError where the model does not return the likeliest tokens.
     """
 
     async def one(trace: TokenTrace, cliff: Cliff) -> Examined:

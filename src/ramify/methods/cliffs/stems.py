@@ -42,7 +42,7 @@ def read_stems(
     """The last reply of every attempt of a run or log, and why attempts were left out, by the node they end at.
 
     What the verifier needs is the task's data, ``answer`` the ``target`` of a log that has no answer. A reply is sampled on with the settings
-    that are stored of it, those of ``sampling`` where none are. Attempts of text alone are laid out by ``template`` and encoded where
+    that are stored of it, those of ``sampling`` where none are. Attempts of text alone are rendered by ``template`` and encoded where
     ``retokenise`` says so. Raises UserError where nothing is left.
     """
     found, left_out = [], dict[str, str]()
@@ -110,7 +110,7 @@ def _stem(
 
 
 def _encoded(attempt: View, template: ChatTemplate | None, retokenise: bool) -> tuple[list[int], list[int]]:
-    """Prompt and reply of an attempt of text, as the template lays them out."""
+    """Prompt and reply of an attempt of text, as the template renders them."""
     if not retokenise:
         raise NeedsError(
             "its replies are text only; the tokens that were sampled are needed, or --retokenise encodes the text anew"

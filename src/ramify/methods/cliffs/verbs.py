@@ -69,7 +69,7 @@ class Forking(Config):
     truncated: Literal["apart", "graded"] = "apart"
     """forks cut off by the limit of tokens: counted apart, or given to the verifier like the others"""
     seconds: float = Field(10.0, gt=0)
-    """time one verdict may take; a later one is missing, not wrong"""
+    """seconds the verifier may take per reply; a fork beyond that is missing, not wrong"""
     seed: int = 0
     """decides every sample"""
 
@@ -98,7 +98,7 @@ class AblateOptions(Forking):
     n: int = Field(64, ge=1)
     """fresh forks of each arm"""
     controls: tuple[Literal["random", "critical", "tangent"], ...] = CONTROLS
-    """places to cut at for comparison"""
+    """positions to cut at for comparison"""
     which: Literal["first", "all"] = "first"
     """the first cliff of each wrong trace, or all of them"""
 
@@ -109,9 +109,9 @@ class PairOptions(Forking):
     classes: tuple[Literal["deterministic", "uncertain", "sampled_off", "other"], ...] = ("uncertain", "sampled_off")
     """classes of cliffs to use"""
     candidates: int = Field(10, ge=2)
-    """likeliest tokens that are tried in the place of a cliff"""
+    """likeliest tokens that are tried at a cliff"""
     n: int = Field(64, ge=1)
-    """fresh forks behind each"""
+    """fresh forks after each"""
     hard: bool = False
     """only candidates at least as good as the position before"""
     compare: str = ""
@@ -125,7 +125,7 @@ ScanPath = Annotated[
 
 
 def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
-    """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before anything is asked of it."""
+    """What forks, and the chat template of the model. Raises NeedsError on a chat endpoint before any request is sent."""
     judge = find_judge(options.verifier, takes=TAKES, seconds=options.seconds, what="verifier")
     found, tokenizer, template = find_sampled(model or options.model)
     eos = {*eos_of(found), *(() if template is None else template.stop_tokens)}
@@ -133,7 +133,7 @@ def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
 
 
 def _same_forks(source: dict[str, Any], options: Forking) -> ReplyForks:
-    """What forks, with a warning where it is not what the scan forked with: its cliffs are those of another model or another verdict."""
+    """What forks, with a warning where model or verifier differ from the scan's, since its cliffs are theirs."""
     forks, _ = _forks(options)
     now = forks.source()
     others = [name for name in ("weights", "verifier", "truncated") if source.get(name) != now[name]]
@@ -167,7 +167,7 @@ def scan_(
 ) -> None:
     """Measure the potential of replies by forking them, and find and confirm their cliffs.
 
-    The same command again continues with an interrupted scan. Exit code 3 when --budget-rollouts ended it.
+    The same command again continues an interrupted scan. Exit code 3 when --budget-rollouts ended it.
     """
     if (traces is None) == (problems is None):
         raise UserError("name either --traces or --problems")
@@ -206,7 +206,7 @@ def _cost_estimate(stems: Sequence[TokenTrace], forks: ReplyForks, config: ScanC
 def _scan(
     run: Run, out: Path, stems: list[TokenTrace], done: dict[str, Scanned], forks: ReplyForks, config: ScanConfig, as_json: bool
 ) -> None:
-    """Scan ``stems``, beside what is ``done``, and say what was found. Raises BudgetSpentError where it ended for that."""
+    """Scan ``stems``, except those already ``done``, and report what was found. Raises BudgetSpentError where the budget ended it."""
     if config.budget_rollouts is not None:
         config = config.model_copy(
             update={"budget_rollouts": max(1, config.budget_rollouts - sum(s.forks for s in done.values()))}
@@ -251,7 +251,7 @@ def _warn(report: dict[str, Any], config: ScanConfig, repeats: bool) -> None:
             f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings sampled them"
         )
     for name, what, check in (
-        ("none", "no fork of the bare prompt ends right", "the prompt is laid out as the model knows it, and that the verifier accepts a right reply"),
+        ("none", "no fork of the bare prompt ends right", "the prompt is rendered with the model's chat template, and that the verifier accepts a right reply"),
         ("all", "every fork of the bare prompt ends right", "the verifier refuses a wrong reply"),
     ):  # fmt: skip
         if report["solved"][name]:
@@ -310,7 +310,7 @@ def _report(report: dict[str, Any]) -> str:
 
 @app.verb("ablate", settings=AblateOptions)
 def ablate_(options: AblateOptions, path: ScanPath, as_json: Json = False) -> None:
-    """Resample wrong replies from before and from behind their cliffs, with controls: pass@k of fresh forks."""
+    """Resample wrong replies from before and from after their cliffs, with controls: pass@k of fresh forks."""
     _, source, scanned = read_scan(path)
     if not options.k or min(options.k) < 1 or max(options.k) > options.n:
         raise UserError(f"--k takes numbers from 1 to --n ({options.n}), not {','.join(map(str, options.k)) or 'none'}")

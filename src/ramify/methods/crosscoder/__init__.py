@@ -14,7 +14,7 @@ NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of both models."""
 
 PARTS = {"reader": ("old",)}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.crosscoder.algorithm import Confirmed as Confirmed

@@ -166,7 +166,7 @@ class Steering:
         return (scale if self.mode == "scale" else clamp)(dictionary, codes, self.features, self.amount, target)
 
     def random(self, dictionary: Dictionary, codes: np.ndarray, seed: int, completion: int, target: int = 0) -> StateChange:
-        """The same with a random direction of its norm in the place of each feature's, as long at each prompt as the change."""
+        """The same with a random direction of the same norm instead of each feature's, as long at each prompt as the change."""
         active = codes[:, list(self.features)]
         amounts = (self.amount - 1) * active if self.mode == "scale" else self.amount - active
         return random_set(dictionary, amounts, self.features, self.change(dictionary, codes, target), seed, completion, target)
@@ -283,7 +283,7 @@ def confirm(
     randoms: int = 10,
     seed: int = 0,
 ) -> list[SteeringOutcome]:
-    """The chosen cell on prompts that did not choose it, beside its controls at the same length on every prompt.
+    """The chosen cell on held-out prompts, compared with controls of the same length on every prompt.
 
     The controls: ``randoms`` random directions, and each of ``directions`` (name -> [D]), such as the difference of the corpora's means,
     which is the strongest simple baseline. Then the reconstruction. States are [N, M, D].
@@ -316,7 +316,7 @@ class Confirmed:
     p: float
     """Sign test of the cell's outcome, Holm's over the sets."""
     p_random: float
-    """Chance that random directions in the place of all features, searched in the same way, have a set that lifts the score as much:
+    """Chance that random directions instead of all features, searched in the same way, have a set that lifts the score as much:
     (1 + samples with one) / (1 + samples). Counting the best set of each sample corrects over the sets."""
 
     @property
@@ -347,10 +347,10 @@ def confirm_sets(
     randoms: int = 19,
     seed: int = 0,
 ) -> list[Confirmed]:
-    """Of each group of cells the best by the first prompts, on the second ones, beside sets of random directions that were searched alike.
+    """Of each group of cells the best by the first prompts, on the second ones, compared with sets of random directions that were searched alike.
 
     ``states`` [N, M, D] and ``scores`` are those of the prompts that choose and of those that confirm. Sample j puts one random direction of the
-    same norm in the place of every feature (:func:`ramify.methods.crosscoder.steer.random_set`), chooses among the same cells on the first
+    same norm instead of every feature (:func:`ramify.methods.crosscoder.steer.random_set`), chooses among the same cells on the first
     prompts and is scored on the second: what the features' set must beat is the best group of each sample.
     """
     codes = [encode_rows(dictionary, one) for one in states]
@@ -405,7 +405,7 @@ def sets_best(sets: Sequence[Confirmed]) -> tuple[Steering, list[SteeringOutcome
 
 
 def no_reach(dictionary: Dictionary, cells: Iterable[Steering], target: int) -> str:
-    """A warning where steering ``target`` with a feature of the other model alone was asked for, else nothing."""
+    """A warning where steering ``target`` with a feature of the other model alone was requested, else nothing."""
     lost = sorted({i for cell in cells for i in reachless(dictionary, cell.features, target)})
     if not lost:
         return ""

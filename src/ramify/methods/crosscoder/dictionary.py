@@ -2,7 +2,7 @@
 
 Paper: Localizing RL-Induced Tool Use to a Single Crosscoder Feature, arXiv 2606.26474 (sections of the specification are named where a
 formula is). A feature has one activation for all models and a direction in each; the first ``exclusive * F`` features may write to and
-read from model 0 only, the next as many from model 1 only. The normaliser is part of the dictionary: what comes in and goes out is in
+read from model 0 only, the next as many from model 1 only. The normaliser belongs to the dictionary: inputs and outputs are in
 the models' own units, so training and use cannot diverge.
 
 Axis legend: N rows, B rows of a batch, M models, D width, F features.
@@ -287,7 +287,7 @@ def fit(
 
     The normaliser is measured on ``x`` and kept with the weights. The loss is the mean square error over rows, models and channels plus
     L1 (3.3); forbidden weights get no gradient and stay exactly 0. Added to the quality: ``dead``, the share of features that did not
-    fire in the last ``dead_after`` rows of training, and ``loss``, (step, loss) at a hundred places. ``progress(step, loss)`` is called
+    fire in the last ``dead_after`` rows of training, and ``loss``, (step, loss) at a hundred steps. ``progress(step, loss)`` is called
     there too. Raises UserError like :func:`moments`.
     """
     c = config or FitConfig()
@@ -357,7 +357,7 @@ def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optim
 
 
 def _top(before: Tensor, c: DictionaryConfig) -> tuple[Tensor, Tensor]:
-    """The B k activations [B k] that training keeps of [B, F], and their places in the flattened batch, by row."""
+    """The B k activations [B k] that training keeps of [B, F], and their indices in the flattened batch, by row."""
     if c.topk == "row":
         values, where = before.topk(c.k, dim=1)
         return values.flatten(), (where + torch.arange(len(before), device=before.device)[:, None] * c.features).flatten()
@@ -366,7 +366,7 @@ def _top(before: Tensor, c: DictionaryConfig) -> tuple[Tensor, Tensor]:
 
 
 def _mix(d: Dictionary, values: Tensor, where: Tensor, rows: int) -> Tensor:
-    """Normalised reconstructions [B, MD] of the activations ``values`` at the places ``where`` of the flattened batch, by row."""
+    """Normalised reconstructions [B, MD] of the activations ``values`` at the indices ``where`` of the flattened batch, by row."""
     features = d.config.features
     if SPARSE * len(values) <= rows * features:
         each = torch.bincount(where // features, minlength=rows)
@@ -378,7 +378,7 @@ def _mix(d: Dictionary, values: Tensor, where: Tensor, rows: int) -> Tensor:
 
 
 def _l1(d: Dictionary, values: Tensor, where: Tensor, rows: int, c: FitConfig) -> Tensor:
-    """The L1 terms of 3.3, of the activations ``values`` at the places ``where``. Means run over every feature, zeros included."""
+    """The L1 terms of 3.3, of the activations ``values`` at the indices ``where``. Means run over every feature, zeros included."""
     exclusive = 2 * c.l1_shared if c.l1_exclusive is None else c.l1_exclusive
     if not c.l1_shared and not exclusive:
         return values.new_zeros(())
@@ -435,10 +435,10 @@ def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int
     """How much of each of model 0's ``features`` is in model 1 after all, and whether it is next to nothing; each (n,), x is [N, 2, D].
 
     The first is the ratio of two least-squares coefficients, 0 none, 1 as much as in model 0, NaN where the feature never fires: that of
-    the feature's activation in what model 1's states, and in what model 0's, have along the feature's direction in model 0, beside the
+    the feature's activation in what model 1's states, and in what model 0's, have along the feature's direction in model 0, given the
     activations of all shared features and model 0's own. Model 1's own take nothing away: a dictionary can split what is shared into
     twins, one exclusive feature for each model. Nor do decoders, which can be wrong alike: of two equal models the ratio is 1, whatever
-    the dictionary is. (After latent scaling, arXiv 2504.02922, which asks what the decoded features leave.)
+    the dictionary is. (After latent scaling, arXiv 2504.02922, which regresses on what the decoded features leave.)
 
     The second is the p-value of "at least :data:`OWN` of it is in model 1", one-sided, with White's errors; 1 where the states have no
     more rows than features that fire.

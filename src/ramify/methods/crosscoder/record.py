@@ -35,7 +35,7 @@ def _refuse_old(folder: Path) -> None:
 
 
 def keep_study(run: Run, study: Mapping[str, Any]) -> None:
-    """Store what a study found, and its verdict as a finding, in place of that of an earlier call."""
+    """Store what a study found, and its verdict as a finding, instead of that of an earlier call."""
     known = run.journal(STUDY)
     chosen, options = study["confirmed"][0], study["about"]["options"]
     evidence = {"chosen": study["chosen"], "confirmed": study["confirmed"], "sets": study.get("sets", [])}

@@ -68,7 +68,7 @@ class Checkpoints:
         """By name: ``hf:FOLDER``, a folder, or the folder of a LoRA adapter. Raises NeedsError on a model without weights here."""
         for name in (tuned, base):
             if ":" in name and not Path(name).is_dir():
-                model_folder(name)  # refuses endpoints before anything is asked of them
+                model_folder(name)  # refuses endpoints before any request is sent
         if other_tokenizer:
             found = [find_continuing(name if ":" in name or name == "builtin" else f"hf:{name}")[0] for name in (tuned, base)]
         else:
@@ -183,7 +183,7 @@ class CachedScores:
         self.at: dict[str, np.ndarray] = {}
         """Key of a change -> scores [N, budgets]."""
         model = models.models[target]
-        # what a kept score depends on beside the change itself
+        # what a stored score depends on in addition to the change itself
         asked = [[list(map(int, one.prompt_ids)), dict(one.data)] for one in self.problems]
         self._place = stable_hash(
             model.identity.weights, str(models.layer), str(self.budgets), name, str(self.stops), json_hash(asked)

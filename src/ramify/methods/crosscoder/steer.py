@@ -111,7 +111,7 @@ def random_set(
     completion: int,
     target: int = 0,
 ) -> StateChange:
-    """The control of a set: in the place of each feature's direction a random one of its norm, by the same ``amounts`` [N, n] at each prompt.
+    """The control of a set: instead of each feature's direction a random one of the same norm, by the same ``amounts`` [N, n] at each prompt.
 
     The sum is as long at each prompt as ``like``, the set's own change. Sample ``draw`` gives a feature one random direction, whichever
     set it is in, so that sets that share features have controls that share directions.

@@ -255,7 +255,7 @@ def rank(
     top: Annotated[int, option(min=1, help="Rows shown.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Order features by how well they tell the two corpora apart, with the check whether they are one model's alone."""
+    """Rank features by how well they separate the two corpora, and test whether each belongs to one model alone."""
     made, kept = Dictionary.load(dictionary)[0], States.load(states)
     fires = (0.1 if short else 0.0) if threshold is None else threshold
     signed = rank_features(made, *_codes(made, kept), partition, fires)
@@ -297,7 +297,7 @@ def steer(
     out: Annotated[Path, option(metavar="RUN", help="Run to make or to continue; scores that are in it are not run again.")],
     as_json: Json = False,
 ) -> None:
-    """Search feature, or set of features, and strength on some prompts and confirm them on the others, beside random directions and the
+    """Search feature, or set of features, and strength on some prompts and confirm them on the others, compared with random directions and the
     means' difference."""
     with ExitStack() as stack:
         _steer(stack, options, dictionary, states, problems, out, as_json)

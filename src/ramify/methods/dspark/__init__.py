@@ -1,7 +1,7 @@
 """dspark: draft several tokens in one pass, check them in one pass of the target, and check no more than pays at the present load.
 
 Paper: DSpark: Confidence-Scheduled Speculative Decoding with Semi-Autoregressive Generation (DeepSeek-AI and Peking University, 2026). Needs
-the target's weights here: drafters read its hidden states. What comes out follows the target's distribution exactly, whatever the drafter.
+the target's weights here: drafters read its hidden states. The output distribution is exactly the target's, whatever the drafter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
 PARTS = {"drafter": ("dspark_drafter", "eagle")}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.dspark.algorithm import StepCosts as StepCosts

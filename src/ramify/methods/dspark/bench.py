@@ -54,7 +54,7 @@ class BenchTurn:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """One entrant beside plain decoding at one place (a domain, or a load)."""
+    """One entrant compared with plain decoding on one domain, or at one load."""
 
     place: str
     name: str
@@ -111,7 +111,7 @@ class Engine:
         self.model = LocalModel(module, eos=(), max_sequences=most, cache_bytes=CACHE, **options)
 
     def __call__(self, prompts: Sequence[np.ndarray], load: int, turn: int) -> BenchTurn:
-        """As many tokens as replies to all ``prompts`` have, while there are always ``load`` requests: who is done asks again, and the
+        """As many tokens as replies to all ``prompts`` have, with always ``load`` requests open: a finished one is replaced by the next, and the
         replies under way when enough was sampled are dropped. Replies of different lengths would else leave the last ones alone.
         """
         waiting, speeds, stats = itertools.cycle(enumerate(prompts)), list[float](), self.model.stats
@@ -183,7 +183,7 @@ def turns(
 
 
 def pairings(place: str, runs: Mapping[str, Sequence[BenchTurn]], base: str = PLAIN) -> list[Pairing]:
-    """Each entrant's turns beside those of ``base``."""
+    """Each entrant's turns compared with those of ``base``."""
     found = []
     for name, own in runs.items():
         ratios = [(o.tokens / o.seconds) / (b.tokens / b.seconds) for b, o in zip(runs[base], own, strict=True)]

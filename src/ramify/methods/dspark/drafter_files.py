@@ -26,7 +26,7 @@ from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter
 ARCHITECTURES = {"dspark": "Qwen3DSparkModel", "dflash": "Qwen3DSparkModel", "eagle3": "Eagle3Qwen3ForCausalLM"}
 """Kind to the architecture named in ``config.json``; a Qwen3DSparkModel of rank 0 without confidence head is DFlash."""
 TRAINING = "training"
-"""Folder beside a drafter with what its training continues from: no server looks there."""
+"""Subfolder of a drafter with the state its training continues from; servers ignore it."""
 FEATURES = 5
 """Target layers read where ``target_layers`` is "auto" (m in the paper)."""
 

@@ -52,7 +52,7 @@ class DrafterConfig:
     confidence: bool = True
     """Whether there is a head that estimates each token's acceptance."""
     confidence_markov: bool = True
-    """Whether it reads the previous token's embedding beside the hidden state."""
+    """Whether it reads the previous token's embedding in addition to the hidden state."""
     context: int = 2048
     rope_theta: float = 10000.0
     norm_eps: float = 1e-6

@@ -1,7 +1,7 @@
-"""An Eagle3-style drafter (spec 3.5, baselines): one layer that draws token by token, fed with its own hidden state.
+"""An Eagle3-style drafter (spec 3.5, baselines): one layer that drafts token by token, fed with its own hidden state.
 
-Column t of the layer reads the token at t + 1 beside the target's features at t, and predicts the token at t + 2. Drafting starts at the
-column before the anchor; every later column reads the token drafted before it and the layer's own last output in place of features.
+Column t of the layer reads the token at t + 1 and the target's features at t, and predicts the token at t + 2. Drafting starts at the
+column before the anchor; every later column reads the token drafted before it and the layer's own last output instead of features.
 
 Axis legend: N context tokens, R rows, B sequences, T tokens, D width, m target layers, V vocabulary, H query heads, G key/value heads,
 E head size, C = 2GE.

@@ -48,7 +48,7 @@ MEASURED = 64
 """Verified drafts with different pasts at which the distribution of verification is measured."""
 HALVINGS = 50
 OFTEN = 50
-"""Drafts behind one past from which on they are counted against their distribution."""
+"""Least number of drafts after one prefix that is tested against its distribution."""
 
 Past = tuple[tuple[int, ...], tuple[int, ...]]
 """Tokens sampled, and tokens drafted after them."""
@@ -157,7 +157,7 @@ def distance(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> 
 def verified_distribution(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> np.ndarray:
     """Distribution of one verified token drafted from ``q``, float64 [N, V], found by halving on the uniforms that ``rejection`` decides by.
 
-    For each draft, where it stops being accepted; behind a rejected one, where each token of the correction ends.
+    For each draft, the uniform above which it is rejected; for a rejected one, where each token of the correction ends.
     """
     n, vocab = q.shape
     batch = logits.repeat_interleave(2 * vocab, 0)  # for each draft its own entry and the one of the bonus
@@ -279,7 +279,7 @@ def _accepted(reached: GenericSequence[tuple[np.ndarray, np.ndarray]], seed: int
 
 
 class _Coin(Qwen3Drafter):
-    """The drafter of the specification's example: even odds, confidence .8, then .9 behind token 0 and 0 behind token 1."""
+    """The drafter of the specification's example: even odds, confidence .8, then .9 after token 0 and 0 after token 1."""
 
     def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """Nothing: its distribution is the same everywhere."""
@@ -337,7 +337,7 @@ def _check(name: str, value: float, n: int, seed: int, op: str, threshold: float
 
 
 def _bare(model: LocalModel) -> LocalModel:
-    """``model`` without a stop token, so that every sample is as long as asked."""
+    """``model`` without a stop token, so that every sample has the requested length."""
     return LocalModel(model.module, model.tokenizer, name=model.name, eos=(), max_sequences=max(LOADS))
 
 
@@ -364,7 +364,7 @@ def _same(a: Completion, b: Completion, bits: bool) -> bool:
 def output_distribution(
     model: LocalModel, prompt: np.ndarray, settings: Sampling, length: int
 ) -> tuple[dict[tuple[int, ...], int], np.ndarray]:
-    """Every possible output of ``length`` tokens with its place, and their probabilities, from ordinary forward passes."""
+    """Every possible output of ``length`` tokens with its index, and their probabilities, from ordinary forward passes."""
     level: dict[tuple[int, ...], float] = {(): 1.0}
     for k in range(length):
         rows = [torch.from_numpy(np.append(prompt, seen).astype(np.int64)) for seen in level]

@@ -65,7 +65,7 @@ def peer(target: Path, kind: str, settings: Sampling, drafter: Qwen3Drafter | Pa
             out = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **sampling, **options
             )
-            assert out.shape[1] == len(prompt) + new, "a peer sampled fewer tokens than were asked for"
+            assert out.shape[1] == len(prompt) + new, "a peer sampled fewer tokens than requested"
         return time.perf_counter() - begun, passes[0]
 
     return run

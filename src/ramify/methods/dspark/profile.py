@@ -55,7 +55,7 @@ class _Level:
 
 
 class _Staged:
-    """A schedule that does as it is told, step by step: ``now`` is (drafts, of them verified) for every row.
+    """A schedule set by hand, step by step: ``now`` is (drafts, of them verified) for every row.
 
     What a real one would admit is computed and thrown away: its time is part of a cycle.
     """

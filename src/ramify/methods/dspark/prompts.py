@@ -63,7 +63,7 @@ def of_run(folder: Path) -> list[np.ndarray]:
                     row = whole_tokens(seen(tree.path(node.id).upto(node.head), tree.node, run.context))
                     found.setdefault(row.tobytes(), row)
     if not found:
-        raise UserError(f"{folder} holds no reply with token ids, so there is nothing to draft behind")
+        raise UserError(f"{folder} holds no reply with token ids, so there is nothing to draft after")
     return list(found.values())
 
 

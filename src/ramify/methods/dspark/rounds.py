@@ -63,7 +63,7 @@ class Rounds:
         return np.asarray(self.proposed[:, None] > np.arange(self.block))
 
     def pick(self, rows: np.ndarray) -> Rounds:
-        """The rounds at these places, or where the mask holds."""
+        """The rounds at these indices, or where the mask is true."""
         return Rounds(*(part[rows] for part in (self.accepted, self.proposed, self.ended, self.confidence, self.prompt)))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the verbs do: open a target, sample its text, train a drafter on it, calibrate its confidences, bill what it costs."""
+"""What the verbs do: open a target, sample its text, train a drafter on it, calibrate its confidences, estimate the cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ramify.stats.checks import Check
 from ramify.train.batch import Row
 
 CALIBRATION = "calibration.json"
-"""File beside a drafter: how well its confidences are calibrated."""
+"""File in a drafter's folder: how well its confidences are calibrated."""
 
 
 class TrainOptions(DrafterTraining):
@@ -58,7 +58,7 @@ class TrainOptions(DrafterTraining):
     """optimiser steps"""
 
     def training(self) -> DrafterTraining:
-        """The part that is about the optimiser."""
+        """The settings of the optimiser."""
         return DrafterTraining(**{name: getattr(self, name) for name in DrafterTraining.model_fields})
 
 
@@ -72,7 +72,7 @@ class Target:
 
     @classmethod
     def open(cls, name: str) -> Target:
-        """``builtin``, ``hf:FOLDER`` or a folder. Raises UserError where there is none, NeedsError for a model behind an endpoint."""
+        """``builtin``, ``hf:FOLDER`` or a folder. Raises UserError where there is none, NeedsError for a model on an endpoint."""
         spec = f"hf:{name}" if Path(name).is_dir() else name
         folder = model_folder(spec)
         template: ChatTemplate | None = None

@@ -39,7 +39,7 @@ from ramify.train.loop import TrainConfig, Trainer
 CHECKPOINT, TEXT = f"{TRAINING}/state.safetensors", f"{TRAINING}/text.safetensors"
 """Files in the output folder: the state from which a stopped training continues, and the target's text."""
 _EARLIER = {CHECKPOINT: "training.safetensors", TEXT: "text.safetensors"}
-"""Where they were when they lay beside the drafter."""
+"""Their former location, in the drafter's folder itself."""
 CACHE_BYTES = 1 << 30
 """Most memory for features of the target kept between steps; those of further sequences are computed again."""
 
@@ -52,7 +52,7 @@ class DrafterTraining(Config):
     rows: int = Field(12, ge=1)
     """Sequences per step."""
     anchors: int = Field(24, ge=1)
-    """Blocks per sequence and step, at positions drawn without replacement."""
+    """Blocks per sequence and step, at positions sampled without replacement."""
     lr: float = Field(3e-3, ge=0)
     """Peak learning rate of AdamW (linear warm-up, cosine decay to 0)."""
     warmup: float = Field(0.04, ge=0, le=1)
@@ -92,7 +92,7 @@ async def regenerate(
     async def row(i: int, prompt: np.ndarray) -> Row:
         room = target.context - len(prompt) if length is None else min(length, target.context) - len(prompt)
         if room < 2:
-            raise UserError(f"prompt {i} has {len(prompt)} tokens; two sampled ones do not fit behind it")
+            raise UserError(f"prompt {i} has {len(prompt)} tokens; two sampled ones do not fit after it")
         limited = replace(settings, max_tokens=min(room, settings.max_tokens))
         completion = await sampler.one(Prefix(prompt), limited, ("dspark", "regenerate"), i, "regenerate")
         sampled = np.asarray(completion.tokens, np.int32)
@@ -210,7 +210,7 @@ def _rate(step: int, config: DrafterTraining) -> float:
 def sample_anchors(mask: Tensor, count: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Anchors int64 [B, A], rising, and which of them are real, bool [B, A].
 
-    An anchor and its successor both count in ``mask`` bool [B, T]. Drawn without replacement, as many as there are up to ``count``.
+    An anchor and its successor both count in ``mask`` bool [B, T]. Sampled without replacement, as many as there are up to ``count``.
     """
     able = (mask[:, :-1] & mask[:, 1:]).cpu().numpy()
     order = generator(seed, "drafter-anchors", step).random(able.shape)
@@ -367,7 +367,7 @@ def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
 
 
 def _place(out: Path, name: str) -> Path:
-    """A file of the training, in a folder of its own: servers read every ``*.safetensors`` that lies beside ``config.json``."""
+    """A file of the training, in a folder of its own: servers read every ``*.safetensors`` in the folder of ``config.json``."""
     earlier, file = out / _EARLIER[name], out / name
     if earlier.is_file() and not file.exists():
         file.parent.mkdir(exist_ok=True)

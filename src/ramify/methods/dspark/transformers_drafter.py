@@ -6,7 +6,7 @@
     out = generate(model, drafter, input_ids, max_new_tokens=100, do_sample=True, temperature=0.7)
 
 One sequence at a time, as assisted generation does. The drafter sees the logits processors of the call, so that the distribution it samples from is
-the distribution that the verification is told.
+the distribution passed to the verification.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
         n_last_matches: int,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """``input_ids`` [1, T] with drafts behind it, and the logits [1, l, V] they were sampled from; None where there are none.
+        """``input_ids`` [1, T] with drafts appended, and the logits [1, l, V] they were sampled from; None where there are none.
 
         Raises NeedsError on a padded prompt.
         """
@@ -136,7 +136,7 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
 def transformers_dflash(drafter: Qwen3Drafter) -> Any:
     """A drafter of kind dflash as the model class behind transformers' ``speculation_type="dflash"``, same weights.
 
-    transformers drafts with the slots after the anchor's; here the anchor's slot drafts the first token. So the model is told of a block
+    transformers drafts with the slots after the anchor's; here the anchor's slot drafts the first token. So the model gets a block
     one longer, runs without the last mask, and its hidden states get one in front that nobody reads.
     """
     try:

@@ -163,7 +163,9 @@ def bench(
     peers: Annotated[
         list[str] | None,
         option(
-            "--peer", metavar="KIND[:PATH]", help="Beside them: generate, prompt_lookup, hf_assistant:FOLDER, hf_dflash:DRAFTER."
+            "--peer",
+            metavar="KIND[:PATH]",
+            help="Compared with: generate, prompt_lookup, hf_assistant:FOLDER, hf_dflash:DRAFTER.",
         ),
     ] = None,
     seed: Seed = 0,

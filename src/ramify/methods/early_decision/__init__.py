@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs; hidden states need ``taps`` as well."""
 PARTS = {"reader": ("old",)}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.early_decision.algorithm import chunk_spans as chunk_spans

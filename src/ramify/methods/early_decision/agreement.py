@@ -1,4 +1,4 @@
-"""Whether raters agree, whether two shares are equal, and whether a classifier tells more or only says yes more often."""
+"""Whether raters agree, whether two shares are equal, and whether a classifier discriminates better or only says yes more often."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Equality = Literal["equivalent", "different", "undecided"]
 def fleiss_kappa(counts: np.ndarray) -> float | None:
     """Chance-corrected agreement (Fleiss 1971) of raters on N items in C categories: ``counts`` (N, C), each row summing to the raters.
 
-    None where every rating is of one category, which leaves nothing to agree on. Raises ValueError where rows differ in their sum, or
+    None where every rating is of one category, so that agreement is undefined. Raises ValueError where rows differ in their sum, or
     where there are fewer than two raters.
     """
     table = np.asarray(counts, np.float64)
@@ -71,7 +71,7 @@ def equality(k1: int, n1: int, k2: int, n2: int, margin: float = 0.1, level: flo
 
 
 def detection(hits: int, n: int, false_alarms: int, m: int) -> tuple[float, float]:
-    """(d', c): how well yes and no cases are told apart, and how much it takes to say yes (Green and Swets 1966).
+    """(d', c): how well yes and no cases are separated, and the criterion for yes (Green and Swets 1966).
 
     ``hits`` of ``n`` yes cases and ``false_alarms`` of ``m`` no cases got a yes. Half a case is added to each side (Hautus 1995), so that
     shares of 0 and 1 stay finite. Raises ValueError on counts that are none.

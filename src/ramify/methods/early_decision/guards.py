@@ -20,7 +20,7 @@ from ramify.rollout.sampler import Ask, Key
 class ChunkGuard:
     """Has a model write in chunks. Subclasses say in :meth:`_after` what becomes of a chunk. Limits count every token, put in or sampled.
 
-    A continuation carries no log-probs: part of it is not the model's own. See :class:`ramify.rollout.sampler.Policy`.
+    A continuation carries no log-probs: some of its tokens are not the model's own. See :class:`ramify.rollout.sampler.Policy`.
     """
 
     name, chunk = "guard", 64
@@ -56,7 +56,7 @@ class ChunkGuard:
     async def _after(
         self, ask: Ask, state: dict[str, Any], given: np.ndarray, sampled: list[int], completion: Completion, key: Key
     ) -> tuple[list[int], bool]:
-        """All tokens so far behind the prefix, and whether the sample has ended. Here nothing is changed."""
+        """All tokens so far after the prefix, and whether the sample has ended. Here nothing is changed."""
         tokens: Any = completion.tokens
         return [*sampled, *tokens.tolist()], completion.stop != "length"
 

@@ -1,4 +1,4 @@
-"""Who says what an answer is, and which way a piece of thinking leans: the questions that a model is asked of them.
+"""Judges of answers and of the stance of a piece of thinking, with the prompts for models as judges.
 
 The outcome is yes iff more than half of all judges that say anything say so, so an even split is no. What a model thought before it
 answered is never shown to a judge of the answer.
@@ -58,7 +58,7 @@ STANCE = Question(
 def find_jury(specs: Sequence[str], opener: Opener | None = None, ties: bool = False) -> Jury:
     """Those who judge an answer, by the names of :func:`ramify.score.judge.find_judge`; a function of your own takes (prompt, answer).
 
-    A model is asked whether the reply refuses. Raises UserError where there is none such.
+    ``spec`` may name a model, which judges whether the reply refuses. Raises UserError on an unknown judge.
     """
     takes = ("prompt", "answer")
     return Jury([find_judge(spec, question=REFUSED, opener=opener, takes=takes) for spec in specs], ties, names=specs)

@@ -62,13 +62,13 @@ class Ranked:
     balanced: float | None
     """Balanced accuracy with a threshold (Youden 1950) from the other folds' samples of this pool."""
     reason: str = ""
-    """Why there is no figure."""
+    """Why there is no result."""
     null: float | None = None
     """What the AUROC must exceed for p <= 0.05: that on shuffled labels, in this pool (:func:`bar`)."""
     p: float | None = None
     """(1 + shuffles that rank at least as well) / (1 + shuffles), not corrected for the number of pools or probes (:func:`corrected`)."""
     controls: dict[str, float | None] = field(default_factory=dict)
-    """AUROC of the controls in this pool: what tells pools apart may tell nothing within one."""
+    """AUROC of the controls in this pool: what separates pools may separate nothing within one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def corrected(found: Sequence[Probed]) -> list[dict[str, float]]:
 
 
 def bar(null: Sequence[float] | np.ndarray, level: float = 0.05) -> float | None:
-    """The least value that a figure must exceed for p <= ``level`` beside its ``null`` (R,); None where R is too small for it."""
+    """The least value that a statistic must exceed for p <= ``level`` under its ``null`` (R,); None where R is too small for it."""
     place = math.ceil((1 - level) * (len(null) + 1) - 1e-9)
     return float(np.sort(np.asarray(null))[place - 1]) if place <= len(null) else None
 
@@ -362,7 +362,7 @@ def shuffled_labels(
     n: int,
     seed: int = 42,
 ) -> np.ndarray:
-    """``n`` shuffles bool (n, N) of ``y`` (N,) that are its equals where it has nothing to do with the states.
+    """``n`` shuffles bool (n, N) of ``y`` (N,) that are equally likely where it is independent of the states.
 
     Groups are moved whole, among those of their fold and pool: each fold keeps the counts it was stratified for, and each pool its share.
     """

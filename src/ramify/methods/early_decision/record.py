@@ -1,6 +1,6 @@
 """A study of early decisions as a run: a tree a prompt, thinking and answers as nodes, what later stages measured in the journal and at the tokens.
 
-Each trace, prefix, rating and cut is committed when it is whole, so an interrupted stage continues behind it.
+Each trace, prefix, rating and cut is committed when it is whole, so an interrupted stage continues after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KIND = "early-decision run"
 TRACE, CONTINUED, STANCES, CUT, RATED = "trace", "continuation", "stances", "cut", "oscillate"
 """Kinds of the journal's entries: a trace, a prefix that was continued, the stances of a trace, a cut at a turn; the settings of the ratings."""
 CONTINUE, OSCILLATE = "early-decision continue", "early-decision oscillate"
-"""Who makes the marks and findings of these stages."""
+"""Maker of the annotations and findings of these stages."""
 
 
 class StudyConfig(Config):
@@ -268,7 +268,7 @@ class Study:
         return known[-1].evidence if known else None
 
     def conclude(self, stage: str, why: str, evidence: Any, settings: Mapping[str, Any], *more: Finding) -> None:
-        """Store what a stage found, and its verdict in a sentence, in place of what it found before."""
+        """Store what a stage found, and its verdict in a sentence, instead of what it found before."""
         maker = f"early-decision {stage}"
         self.run.conclude(maker, [Finding(stage, maker, why, evidence=evidence, identity=settings), *more])
 
@@ -341,5 +341,5 @@ def _refuse_old(folder: Path) -> None:
 
 
 def counted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a mark of a potential says: counts of yes at this place."""
+    """What an annotation of a potential says: counts of yes at this position."""
     return {name: row[name] for name in ("share", "chunk", "status", "k", "n", "missing") if name in row}

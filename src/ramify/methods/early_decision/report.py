@@ -89,7 +89,7 @@ def _tally(study: Study, mode: Mode, without: Container[str] = ()) -> dict[str, 
 
 
 def _pools(study: Study) -> dict[str, Any]:
-    """Shares of yes by mode and pool; where there is a harmful and a benign pool, how well they are told apart."""
+    """Shares of yes by mode and pool; where there is a harmful and a benign pool, how well they are separated."""
     found: dict[str, Any] = {}
     for mode in study.config.modes:
         rows = study.labelled(mode)
@@ -206,7 +206,7 @@ def _curves(study: Study) -> dict[str, Any] | None:
 
 
 def _largest(found: Rows, *place: str) -> list[dict[str, Any]]:
-    """The row with most samples at each place, by place: fewer, asked for in an earlier call, are among them."""
+    """The row with most samples at each position, by position: it includes the samples of earlier calls."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(found.rows.values(), key=lambda row: row["n"] + row.get("missing", 0)):
         rows[tuple(row[name] for name in place)] = row
@@ -323,7 +323,7 @@ def valley_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the outcome becomes more (or less) settled as the thinking continues, open: the one question curves of it are asked."""
+    """Whether the outcome becomes more (or less) settled as the thinking continues, open: the only hypothesis tested on these curves."""
     fall = found["open_fall"]
     if fall is None:
         return _verdict(
@@ -335,7 +335,7 @@ def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def oscillation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the answer behind a turn of stance is another than before it, anywhere."""
+    """Whether the answer after a turn of stance differs from that before it, anywhere."""
     cuts, meant = found["cuts"], round(found["cuts"] * (1 - (found["performative"] or 0))) if found["cuts"] else 0
     equal = (
         f"{found['equality']['equivalent']} of {cuts} turns are shown to move it by less than {found['settings']['margin']:.0%}"
@@ -394,7 +394,7 @@ def html(record: dict[str, Any]) -> str:
     parts.append(html_table("With thinking against without", named("pool", record["thinking"])))
     if record["continuation"]:
         parts.append(
-            "<p>Closed: the thinking stops there and the answer is sampled anew. Open: it continues. Only the two together tell a decided model from one that still weighs.</p>"
+            "<p>Closed: the thinking stops there and the answer is sampled anew. Open: it continues. Only the two together distinguish a decided model from one that still deliberates.</p>"
         )
         for name, curves in record["continuation"]["curves"].items():
             parts += [f"<h2>Continuations: {escape(name)}</h2>", continuation_svg(curves, f"Continuations: {name}")]

@@ -61,7 +61,7 @@ async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury
 
 
 def _written(thinking: Thinking, prompt: Sequence[int], row: dict[str, Any]) -> Written:
-    """How a sampled trace stands in the reply, with the marks that open and close it."""
+    """A sampled trace as text of the reply, with the tags that open and close it."""
     before, kept = len(thinking.marks.start(prompt)) - len(prompt), row["thinking"]
     open_ = row["closed"] == "never"
     tokens: Any = (thinking.opened(prompt, kept) if open_ else thinking.closed(prompt, kept, row["closed"])).tokens
@@ -98,7 +98,7 @@ async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokeniz
     """Take over traces sampled elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
 
     The thinking is encoded once, as a whole; the tokens may not be those that were sampled. A row without a response is ``truncated``, and
-    its thinking is not labelled in place of it. Raises UserError where the study has another trace at a row's place.
+    its thinking is not labelled instead of it. Raises UserError where the study has another trace at a row's position.
     """
     known = {row["sample"]: row for row in study.traces.values() if row["mode"] == "thinking"}
     for i, given in enumerate(rows):
@@ -134,7 +134,7 @@ class ContinueConfig(Config):
     """continuations of each prefix"""
 
     def points(self) -> list[tuple[float, Way]]:
-        """Shares and ways that take samples of their own: at 0 the rollouts serve, and behind the whole there is nothing to think on."""
+        """Shares and ways that take samples of their own: at 0 the rollouts serve, and after the whole no thinking remains."""
         return [(share, way) for share in self.shares if share for way in self.ways if way == "closed" or share < 1]
 
     def cost_estimate(self, study: Study) -> dict[str, int]:
@@ -269,7 +269,7 @@ class OscillateConfig(Config):
     before: int = Field(1, ge=1)
     """least chunks before a turn"""
     after: int = Field(1, ge=1)
-    """least chunks behind it"""
+    """least chunks after it"""
     traces: int = Field(8, ge=1)
     """traces of each prompt that are rated"""
 

@@ -1,7 +1,7 @@
 """How far two classes of states lie apart, position by position along a trace, and how deep the dip in the middle is.
 
 A dip of J is not a loss of decodability: J compares the distance of the means with the spread in *all* dimensions, most of which carry the
-current token. Always show it beside a probe (:mod:`ramify.methods.early_decision.probe`). Source: Ri et al. 2026, arXiv 2606.25013, sections on
+current token. Always show it together with a probe (:mod:`ramify.methods.early_decision.probe`). Source: Ri et al. 2026, arXiv 2606.25013, sections on
 separability; floors and intervals are this project's.
 
 Axis legend: N samples, P positions, D width, R random labellings or halves.
@@ -100,7 +100,7 @@ def valley(
 
     The floor is that of ``draws`` shuffled labellings, which move the labels of a group together: traces of one prompt are alike, so their
     J without any signal is far above that of as many traces of as many prompts. Intervals are those of random halves of the ``groups`` (traces, where none are
-    given), drawn without replacement: a half differs from the whole as the whole differs from the truth, and unlike a resample it
+    given), sampled without replacement: a half differs from the whole as the whole differs from the truth, and unlike a resample it
     repeats no trace, which would raise J. Raises UserError where a class is missing.
     """
     labels, positions = _labels(x, y), range(x.shape[1])
@@ -179,5 +179,5 @@ def _labels(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if labels.shape != (len(x),):
         raise UserError(f"{len(x)} states need as many labels, not {labels.shape}")
     if labels.all() or not labels.any():
-        raise UserError("all outcomes are the same, so nothing can be told apart")
+        raise UserError("all outcomes are the same, so there is nothing to separate")
     return labels

@@ -46,11 +46,11 @@ class ProbeConfig(Config):
     """Which states are probed, and how (3.3, 3.4)."""
 
     at: tuple[At, ...] = ("h0", "state_a")
-    """h0: the first thinking token, the paper's headline; state_a: the last of the prompt; prompt: 20 places spread over the prompt"""
+    """h0: the first thinking token, the paper's headline; state_a: the last of the prompt; prompt: 20 positions spread over the prompt"""
     layers: tuple[int, ...] = (FINAL,)
     """-1 is after the final norm, 0 the embedding, l the output of block l"""
     shuffles: int = Field(SHUFFLES, ge=0)
-    """shuffled labellings that a probe must beat, at least 199; 0 for no null and no verdict"""
+    """shuffled labellings that a probe must beat, at least 199; 0 for no null and no test"""
     duplicates: float = Field(0.8, gt=0, le=1)
     """cosine from which two prompts count as one and are held out together in a control"""
     dtype: Literal["float16", "float32"] = "float16"
@@ -65,7 +65,7 @@ class ValleyConfig(Config):
     samples: int = Field(200, ge=20)
     """shuffled labellings for the floor, and random halves of the prompts for the intervals"""
     textbook: bool = False
-    """the textbook's Bhattacharyya distance in place of the paper's, whose first term is twice as large"""
+    """the textbook's Bhattacharyya distance instead of the paper's, whose first term is twice as large"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +91,13 @@ def capture(
     points: int = 100,
     dtype: Literal["float16", "float32"] = "float32",
 ) -> Captured:
-    """Teacher-force prompt, thinking and close of every labelled trace once and keep the states at the places asked for (3.3).
+    """Teacher-force prompt, thinking and close of every labelled trace once and keep the states at the requested positions (3.3).
 
-    They are stored beside the study and read back where traces and places are the same. Raises UserError where no trace is left, or
+    They are stored in the study's folder and read back where traces and positions are the same. Raises UserError where no trace is left, or
     where the model is not in this process.
     """
     if not isinstance(model, LocalModel):
-        raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is behind an endpoint")
+        raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is on an endpoint")
     every = study.labelled()
     rows = [row for row in every if len(row["thinking"]) >= SHORTEST]
     if not rows:
@@ -123,7 +123,7 @@ def capture(
 
 
 def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeConfig) -> dict[str, Any]:
-    """Probes at each place and layer with every control; stored as the run's finding. Raises UserError where ``shuffles`` are too few."""
+    """Probes at each position and layer with every control; stored as the run's finding. Raises UserError where ``shuffles`` are too few."""
     if 0 < config.shuffles < SHUFFLES:
         raise UserError(f"--shuffles {config.shuffles} is too few for a null: take at least {SHUFFLES}, or 0 for none")
     found: list[dict[str, Any]] = []

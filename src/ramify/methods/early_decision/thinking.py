@@ -31,7 +31,7 @@ _MESSAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Token ids around thinking: ``open`` starts it, ``close`` is put behind it by force, ``mark`` is how the model's own close ends."""
+    """Token ids around thinking: ``open`` starts it, ``close`` is appended by force, ``mark`` is how the model's own close ends."""
 
     open: tuple[int, ...]
     close: tuple[int, ...]
@@ -68,7 +68,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingAnswer:
-    """What was said behind the close: token ids (the one that ended it left out), their text, why it ended."""
+    """The answer after the close: token ids (the one that ended it left out), their text, why it ended."""
 
     tokens: tuple[int, ...]
     text: str
@@ -87,9 +87,9 @@ class Thought:
 class Thinking:
     """Policy: think to the close, then answer; both are one continuation, which :meth:`thoughts` reads.
 
-    ``think`` and ``answer`` are the settings of each part, their limits of tokens the budgets. Thinking that reaches its budget is closed
+    ``think`` and ``answer`` are the settings of thinking and answer, their token limits the budgets. Thinking that reaches its budget is closed
     by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts are the ids. An answer that
-    does not fit the model's context is not asked for. Raises NeedsError where the model does not continue token ids (a chat endpoint cannot
+    does not fit the model's context is not requested. Raises NeedsError where the model does not continue token ids (a chat endpoint cannot
     take a started reply).
     """
 
@@ -112,7 +112,7 @@ class Thinking:
         self.context = context_of(model)
         self.eos = frozenset((*(eos_of(model) if eos is None else eos), *answer.stop_tokens, *marks.ends))
         self.answering = replace(answer, stop_tokens=tuple(sorted(self.eos)))
-        """Settings of an answer behind a closed prefix."""
+        """Settings of an answer after a closed prefix."""
         mark = np.array(marks.mark, np.int32)
         if len(mark) == 1:
             self._think = replace(think, stop_tokens=(*marks.mark, *sorted(self.eos)))
@@ -134,7 +134,7 @@ class Thinking:
         return Prefix(np.array([*self.marks.start(prompt), *thinking, *self._close(closed)], np.int32))
 
     def left(self, head: Sequence[int] = ()) -> Sampling:
-        """Settings of thinking that begins with ``head``, which is part of its budget. Used up, it is closed at once."""
+        """Settings of thinking that begins with ``head``, which counts towards its budget. If that is used up, it is closed at once."""
         return replace(self._think, max_tokens=max(0, self._think.max_tokens - len(head)))
 
     def open_for(self, tokens: int) -> Sampling:
@@ -143,7 +143,7 @@ class Thinking:
         return replace(self._think, max_tokens=tokens, ban=ban, stop_tokens=(), until=None)
 
     def fits(self, prefix: Prefix) -> bool:
-        """Whether an answer of full length fits behind a closed prefix; True where the model's context is not known."""
+        """Whether an answer of full length fits after a closed prefix; True where the model's context is not known."""
         assert prefix.tokens is not None
         return self.context is None or len(prefix.tokens) + self.answering.max_tokens <= self.context
 
@@ -209,9 +209,9 @@ def cut_at(length: int, share: float) -> int:
 
 
 def split_text(text: str, open_text: str = "", close_text: str = "") -> tuple[str, str] | None:
-    """(thinking, answer) of a reply that was kept as it was written, "" where it has none; None where it has no marks of either.
+    """(thinking, answer) of a reply that was kept as it was written, "" where it has none; None where it has no tags of either.
 
-    The marks are channels where the text has such (thinking is all of ``analysis``, the answer the last ``final``), else the two given, which
+    The tags are channels where the text has such (thinking is all of ``analysis``, the answer the last ``final``), else the two given, which
     are those of THINK where they are "".
     """
     if "<|channel|>" in text:

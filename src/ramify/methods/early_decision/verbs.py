@@ -51,7 +51,7 @@ RunPath = Annotated[Path, argument(metavar="RUN", help="A folder that `ramify ea
 
 
 def _sampler(config: StudyConfig) -> tuple[Sampler, Thinking, Any]:
-    """What samples, how it thinks, and the model's chat template. Raises NeedsError on a chat endpoint before anything is asked of it."""
+    """What samples, how it thinks, and the model's chat template. Raises NeedsError on a chat endpoint before any request is sent."""
     model, tokenizer, template = find_sampled(config.model)
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
     stops = () if template is None else tuple(template.stop_tokens)
@@ -91,20 +91,20 @@ def run_(
         Path | None,
         option(
             metavar="FILE",
-            help="Traces sampled elsewhere, JSON lines: prompt_id, thinking, response; or a response with its marks.",
+            help="Traces sampled elsewhere, JSON lines: prompt_id, thinking, response; or a response with its thinking tags.",
         ),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Sample traces with and without thinking and label their answers. The same command continues with an interrupted run."""
+    """Sample traces with and without thinking and label their answers. The same command continues an interrupted run."""
     jury = _jury(options)
     sampler, thinking, template = _sampler(options)
     problems = read_problems(prompts, template, ("prompt", "pool", "source", "slice"))
     given = [] if traces is None else _given(traces, {problem.id for problem in problems}, options)
     total = len(problems) * len(options.modes) * options.k
     source = {"model": sampler.identity.name, "weights": sampler.identity.weights, "voters": jury.names}
-    if dry_run:  # a bill decides nothing
+    if dry_run:  # a cost estimate decides nothing
         done = 0
         if holds_run(out):
             with Study.begin(out, options, problems, source) as known:
@@ -136,7 +136,7 @@ def run_(
 
 
 def _given(path: Path, known: set[str], options: StudyConfig) -> list[dict[str, Any]]:
-    """Traces sampled elsewhere; a reply as the model wrote it, marks and all, is taken apart. Raises UserError naming file, line and field."""
+    """Traces sampled elsewhere; a raw reply is split at its thinking tags. Raises UserError naming file, line and field."""
     rows = []
     for number, record in read_lines(path):
         with at_place(f"{path}:{number}"):
@@ -160,7 +160,7 @@ def _given(path: Path, known: set[str], options: StudyConfig) -> list[dict[str, 
 
 @app.verb("probe", settings=lambda: early_decision.ProbeConfig)
 def probe_(options: early_decision.ProbeConfig, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
-    """Probe hidden states before and at the first thinking token for the outcome, beside every control."""
+    """Probe hidden states before and at the first thinking token for the outcome, compared with every control."""
     study, sampler, thinking, _ = _opened(run, trust=trust)
     with study, progress("probe", as_json=as_json, kept="nothing was written"):
         found = early_decision.probe_stage(study, sampler.model, thinking, options)
@@ -188,7 +188,7 @@ def probe_(options: early_decision.ProbeConfig, run: RunPath, trust: Trust = Fal
 
 @app.verb("valley", settings=lambda: early_decision.ValleyConfig)
 def valley_(options: early_decision.ValleyConfig, run: RunPath, trust: Trust = False, as_json: Json = False) -> None:
-    """Separability of the outcomes along the thinking, beside a probe at the same positions."""
+    """Separability of the outcomes along the thinking, together with a probe at the same positions."""
     study, sampler, thinking, _ = _opened(run, trust=trust)
     with study, progress("valley", as_json=as_json, kept="nothing was written"):
         record = early_decision.valley_stage(study, sampler.model, thinking, options)
@@ -246,7 +246,7 @@ def oscillate_(
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and behind the turn."""
+    """Rate stances along the thinking, cut where they turn, and test whether the answer differs before and after the turn."""
     if dry_run:
         with Study.open(run) as study:
             _show(options.cost_estimate(study), as_json)

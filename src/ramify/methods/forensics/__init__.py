@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
 PARTS = {"env": ("builtin",), "reader": ("old",)}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.forensics.ach import BENIGN as BENIGN

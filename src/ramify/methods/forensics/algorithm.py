@@ -35,7 +35,7 @@ class SentenceScores:
     """
 
     rates: np.ndarray
-    """(S + 1,): rate of the forks before the first sentence, and behind each."""
+    """(S + 1,): rate of the forks before the first sentence, and after each."""
     scores: np.ndarray
     sd: np.ndarray
     """Standard error of each score."""
@@ -46,9 +46,9 @@ class SentenceScores:
 
 
 def sentence_scores(outcomes: np.ndarray) -> SentenceScores:
-    """Scores from graded forks: ``outcomes`` (S + 1, k) is 1, 0 or nan (invalid); row i holds the forks behind i sentences.
+    """Scores from graded forks: ``outcomes`` (S + 1, k) is 1, 0 or nan (invalid); row i holds the forks after i sentences.
 
-    The arm behind sentence i is the arm before sentence i + 1, so S + 1 arms serve S scores. The score of a sentence is
+    The arm after sentence i is the arm before sentence i + 1, so S + 1 arms serve S scores. The score of a sentence is
     (1 - pi) * delta: pi the chance that the agent says it here anyway, delta the effect of its presence against its absence.
     Raises ValueError where a row has fewer than 2 graded forks in either half.
     """
@@ -57,7 +57,7 @@ def sentence_scores(outcomes: np.ndarray) -> SentenceScores:
         raise ValueError(f"outcomes need the shape (S + 1, k) with at least one sentence, not {x.shape}")
     halves = x[:, 0::2], x[:, 1::2]
     if any((np.isfinite(half).sum(axis=1) < 2).any() for half in halves):
-        raise ValueError("each place needs at least 2 graded forks in either half")
+        raise ValueError("each position needs at least 2 graded forks in either half")
     rates, n = np.nanmean(x, axis=1), np.isfinite(x).sum(axis=1)
     variance = rates * (1 - rates) / n
     sd = np.sqrt(variance[:-1] + variance[1:])

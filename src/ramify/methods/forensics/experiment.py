@@ -66,12 +66,12 @@ class Control:
 
 
 _COUNTS = (("base", "hits", "n"), ("doses", "hits", "n"), ("cells",))
-"""What the detail of a test holds of its counts: of an arm beside a baseline, of doses, of a stack."""
+"""The counts in the detail of a test: of an arm and a baseline, of doses, of a stack."""
 _INTERACTION = {"11": 1, "10": -1, "01": -1, "00": 1}
 
 
 def _sure_power(known: Mapping[str, Any], mine: Mapping[str, Any], level: float) -> float:
-    """Power of a test of the size of ``mine`` to find the rates behind the counts ``known``, at the lower end of their effect."""
+    """Power of a test of the size of ``mine`` to find the rates that the counts ``known`` estimate, at the lower end of their effect."""
     if "doses" in known:
         doses, hits, n = (np.asarray(known[name], np.float64)[np.argsort(known["doses"])] for name in ("doses", "hits", "n"))
         rates = nearest_rates(hits, n, n * (doses - (n * doses).sum() / n.sum()))

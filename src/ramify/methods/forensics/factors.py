@@ -35,7 +35,7 @@ class Factor:
     doses: tuple[float, ...] = ()
     """The values at which the paper measured a dose-response, if it did."""
     aside: tuple[Any, ...] = ()
-    """Options under which the task is not done at all (a question is asked in its place): no variant of an incident."""
+    """Options under which the task is not done at all (the agent asks a question instead): no variant of an incident."""
 
     def check(self, name: str, value: Any) -> Any:
         """``value``, where the factor may take it. Raises UserError naming the nearest or the range."""
@@ -158,7 +158,7 @@ def _value(text: str) -> Any:
 
 
 def first_screen(environment: Environment, task: Task) -> dict[str, str]:
-    """What an agent is told at the start of ``task`` by any environment: system text and first observation."""
+    """What any environment shows an agent at the start of ``task``: system text and first observation."""
     env = environment.make()
     try:
         first = env.reset(task, 0)

@@ -1,6 +1,6 @@
 """A model that never says a class of sentences: what it sampled is read sentence by sentence, and one of the class is sampled anew.
 
-Repeated resampling (arXiv 2606.26071, section 3; resilience in arXiv 2510.27484). The law is that of sampling sentence by sentence and
+Repeated resampling (arXiv 2606.26071, section 3; resilience in arXiv 2510.27484). The distribution is that of sampling sentence by sentence and
 rejecting; a whole rest is sampled at a time because it costs fewer calls. A sample in which nothing is rejected is the model's own sample.
 """
 
@@ -26,8 +26,8 @@ class Filtered:
     """``inner`` without the sentences of which ``judge`` says yes. ``name`` and that of the judge, which its pattern or description
     is in, name the class in the identity.
 
-    A place where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the sample is marked: its data hold
-    ``{"forbid": {"rejected", "unfiltered"}}``. ``ledger`` has what the judge cost. The log-probs are those of ``inner``, not of the filtered law. Raises NeedsError where
+    A position where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the sample is flagged: its data hold
+    ``{"forbid": {"rejected", "unfiltered"}}``. ``ledger`` has what the judge cost. The log-probs are those of ``inner``, not of the filtered distribution. Raises NeedsError where
     ``inner`` cannot continue inside a message.
     """
 

@@ -160,7 +160,7 @@ class ACH:
         return out
 
     def report(self, benign: Mapping[str, str] | None = None, checklist: Iterable[str] = ()) -> dict[str, Any]:
-        """The table and what it does not say: never a verdict without its rows. ``benign`` says what was done about explanations of
+        """The table with its caveats: a verdict is never shown without its rows. ``benign`` says what was done about explanations of
         ``checklist``."""
         counts, visited = self.inconsistencies(), benign or {}
         named = self.fewest()

@@ -30,7 +30,7 @@ def by_pattern(pattern: str) -> Pattern:
 
 
 def by_model(model: Model, template: ChatTemplate | None, what: str) -> Asked:
-    """What a model answers when it is asked whether a text fits a description; one answer for equal texts."""
+    """A model's answer whether a text fits a description; one answer for equal texts."""
     question = Question(
         _FITS,
         yes_or_no,
@@ -42,7 +42,7 @@ def by_model(model: Model, template: ChatTemplate | None, what: str) -> Asked:
 
 
 async def says(judge: Judge, text: str, ledger: Ledger | None = None) -> bool:
-    """Whether a text is of a class; what that cost goes to ``ledger``. Raises InfrastructureError("scorer") where the judge cannot tell."""
+    """Whether a text is of a class; what that cost goes to ``ledger``. Raises InfrastructureError("scorer") where the judge gives no answer."""
     (found,) = await judged(judge, [Item(text)], ledger)
     value = truth(judge, found)
     if value is None:
@@ -70,7 +70,7 @@ class _Replies(Each):
 
     def __init__(self, kind: str, argument: str) -> None:
         if not argument:
-            raise UserError(f"unknown behaviour '{kind}:': '{kind}' needs an argument behind a colon")
+            raise UserError(f"unknown behaviour '{kind}:': '{kind}' needs an argument after a colon")
         self.name, self.identity = f"{kind}:{argument}", stable_hash("forensics", kind, argument, 1)
         self._tool, self._pattern = argument, Pattern(argument) if kind == "regex" else None
 
@@ -96,7 +96,7 @@ def find_behaviour(spec: str, judge: tuple[Model, ChatTemplate | None] | None = 
 
     def described(what: str) -> Judge:
         if not what:
-            raise UserError("unknown behaviour 'judge:': 'judge' needs a description behind a colon")
+            raise UserError("unknown behaviour 'judge:': 'judge' needs a description after a colon")
         if judge is None:
             raise UserError(f"the behaviour '{spec}' needs a model as judge")
         return by_model(*judge, what)

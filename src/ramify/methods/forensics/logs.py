@@ -41,10 +41,10 @@ Log = list[Logged]
 def read_log(
     path: Path, behaviour: Judge, form: str | None = None, scorer: str | None = None, ledger: Ledger | None = None
 ) -> Log:
-    """The runs of a log: the folder of a run, a file that can be imported (of the format ``form``, by default told from the content), or
+    """The runs of a log: the folder of a run, a file that can be imported (of the format ``form``, by default detected from the content), or
     JSON lines with ``messages`` as in OpenAI's form and ``fields``, what was recorded of each.
 
-    Of a run and an imported file the fields are the task (``task``, and what its data holds) and what was recorded beside the attempt;
+    Of a run and an imported file the fields are the task (``task``, and what its data holds) and what was recorded with the attempt;
     the behaviour ``outcome`` is what ``scorer`` says. A run that failed, or that the grader fails on, is invalid. A line of the same
     ``id`` as an earlier one is the same run and is left out. Raises UserError naming file and line, and where every run failed. What judging cost goes to ``ledger``.
     """
@@ -58,7 +58,7 @@ def read_log(
             raise UserError(f"{path}: {failed.sentence()}")
     else:
         if scorer is not None:
-            raise UserError(f"{path} is JSON lines of messages, in which nobody has scored, so --scorer has nothing to name")
+            raise UserError(f"{path} is JSON lines of messages, which hold no scores, so --scorer does not apply")
         found = list(_of_lines(path, behaviour, ledger))
     if not found:
         raise UserError(f"{path} holds no run")
@@ -81,7 +81,7 @@ def _of_lines(path: Path, behaviour: Judge, ledger: Ledger | None) -> Iterator[L
 
 
 def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: Ledger | None) -> Logged:
-    """An attempt of a stored run. What its verdict says of its end stands where an environment would have said it."""
+    """An attempt of a stored run. Its score replaces the environment's outcome."""
     parts = [tasks.get(attempt.tree.name), *(attempt.end.data.get(name) for name in ("sample", "record"))]
     parts += [part.get("metadata") for part in parts if isinstance(part, Mapping)]
     fields = {"task": attempt.task} | {

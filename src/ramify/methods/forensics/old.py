@@ -1,4 +1,4 @@
-"""A case's folder of ramify 0.1.0: its run, with the results that lay beside it as JSON files."""
+"""A case's folder of ramify 0.1.0: its run, and the results next to it as JSON files."""
 
 from __future__ import annotations
 

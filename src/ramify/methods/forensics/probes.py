@@ -25,11 +25,11 @@ from ramify.trace.message import Message
 def ask(
     case: Case, name: str, question: str, answer: Judge, *, run: Played | None = None, n: int = 50, turn: int | None = None
 ) -> dict[str, Any]:
-    """Ask the agent, and count answers of a kind. Nothing is done in the environment.
+    """Ask the agent a question, and count answers of a kind. The environment is not touched.
 
-    Without ``run``: in the third person, a fresh conversation that quotes the task. With a run: a follow-up behind its end, or, with
+    Without ``run``: in the third person, a fresh conversation that quotes the task. With a run: a follow-up after its end, or, with
     ``turn``, an interruption before its reply ``turn`` (a resumption note). What an agent says of itself is no cause: the result is a
-    rate of answers, to be put beside the behaviour and never in its place. Raises UserError where the run has no such reply.
+    rate of answers, to be compared with the behaviour and never to replace it. Raises UserError where the run has no such reply.
     """
     if run is None:
         shown = pieces(case.environment, varied(next(iter(case.task_set)), case.config, {}))
@@ -56,16 +56,16 @@ def ask(
 
 
 def says_of(case: Case, what: str, judge: bool) -> Judge:
-    """A class of texts: a pattern, or a description that the case's judge is asked about. Raises NeedsError without a judge."""
+    """A class of texts: a pattern, or a description that the case's judge decides. Raises NeedsError without a judge."""
     return by_model(*case.asking(), what) if judge else by_pattern(what)
 
 
 def control(
     case: Case, test: Callable[[Case], Sequence[TestResult]], model: str | Model = "", instruct: str = "", replace: bool = False
 ) -> dict[str, Control]:
-    """Make a test on an agent known to have the property: another model, or the case's own told to have it. The controls are kept.
+    """Make a test on an agent known to have the property: another model, or the case's own with an instruction to have it. The controls are kept.
 
-    The rates found there, at the lower end of their effect, give its power at its own size, told here, and at that of each test it is put
+    The rates found there, at the lower end of their effect, give its power at its own size, returned here, and at that of each test it is put
     to; one that did not fire has none. Its false alarms are those of its level. A control that fired gives way to more runs of the same
     agent, to another only with ``replace``. Raises UserError where it would without, and where neither or both agents are named.
     """
@@ -91,7 +91,7 @@ def control(
 
 
 class Instructed:
-    """An environment whose agent is told one thing more in the system message, behind the environment's own instructions."""
+    """An environment with one more instruction in the system message, after its own."""
 
     name: str
     task_set: Callable[..., TaskSet]

@@ -54,7 +54,7 @@ def found(run: Run, maker: str) -> list[dict[str, Any]]:
 
 
 def keep(run: Run, maker: str, *told: Told) -> None:
-    """Store what was found, in place of what has its name, and commit."""
+    """Store what was found, replacing what has the same name, and commit."""
     everything = _ordered(maker, [*found(run, maker), *map(_plain, told)])
     run.conclude(maker, [finding for one in everything for finding in _SORTS[maker].findings(one)])
 
@@ -71,7 +71,7 @@ def kept_tests(run: Run, newer: Iterable[TestResult] = ()) -> list[TestResult]:
 
 
 def keep_tests(run: Run, newer: Iterable[TestResult] = ()) -> list[TestResult]:
-    """Store tests beside those that are there: each test more is one more that all are corrected over. Returns :func:`kept_tests`."""
+    """Add tests to those stored: all are corrected over their number. Returns :func:`kept_tests`."""
     known = kept_tests(run, newer)
     keep(run, TESTS, *(one.to_json() for one in known))
     return known
@@ -92,7 +92,7 @@ def keep_controls(run: Run, measured: Mapping[str, Control]) -> None:
 
 @stored
 def questions(run: Run) -> list[dict[str, Any]]:
-    """What was asked and counted, by name; comparisons of the two sides corrected over all of them that the case holds (Holm's ``p``)."""
+    """Questions and counts, by name; comparisons of the two sides corrected over all of them that the case holds (Holm's ``p``)."""
     told = found(run, QUESTIONS)
     raw = [one["p_raw"] for one in told if "p_raw" in one]
     adjusted = iter(holm(raw))
@@ -140,7 +140,7 @@ def _ordered(maker: str, told: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Sort:
-    """What one maker finds: the name by which a newer one takes its place, and the findings that it becomes."""
+    """What one maker finds: the name by which a newer one replaces it, and the findings that it becomes."""
 
     name: Callable[[Told], str]
     findings: Callable[[Told], Iterator[Finding]]
@@ -184,7 +184,7 @@ def _question(told: Told) -> Iterator[Finding]:
     """How often the agent answers so, which is no cause."""
     why = f"asked '{told['question'][:120]}', answers of the kind: {share_text(told['rate'])}"
     if "others" in told:
-        why = f"{told['kind']} '{told['question'][:120]}': {share_text(told['rate'])} beside runs that did it, {share_text(told['others'])} beside the others"
+        why = f"{told['kind']} '{told['question'][:120]}': {share_text(told['rate'])} of runs that did it, {share_text(told['others'])} of the others"
     yield Finding(f"question {told['name']}", QUESTIONS, why, value=_rate(told), unit="rate", evidence=told)
 
 

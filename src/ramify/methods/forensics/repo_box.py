@@ -111,7 +111,7 @@ class RepoBox:
     def judge(self, archive: bytes, message: str) -> dict[str, Any]:
         """What a repository has become since `start`: see ``inside/judge_repo.py``. ``message``: what a commit should say.
 
-        Raises InfrastructureError where that cannot be told.
+        Raises InfrastructureError where that cannot be determined.
         """
         key = stable_hash(archive, message)
         if key not in self._facts:

@@ -33,7 +33,7 @@ _PROPOSE = (
 def design(config: CaseConfig, n: int = 0, k: int = 50) -> list[dict[str, Any]]:
     """One row for each test that the case declares: runs it costs and the probability that it finds a true effect.
 
-    The effect is from ``expect`` to ``instead``; over doses the rate moves from one to the other on a straight line. Each test has its part
+    The effect is from ``expect`` to ``instead``; over doses the rate changes linearly from one to the other. Each test has its part
     of the level of the whole case, the interactions of stacks and one forbidden class among them; a sentence that of its own.
     """
     n = n or config.n
@@ -83,7 +83,7 @@ def as_text(found: Mapping[str, Any]) -> str:
 
 
 def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is written beside runs that did it and beside the others, and whether the two differ."""
+    """What is written for runs that did it and for the others, and whether the two differ."""
     rows = []
     notes = []
     for one in found:
@@ -101,9 +101,9 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{one['name']}: AUROC {one['auroc']:.2f}, of the neutral phrase {one['auroc_neutral']:.2f} (p = {one['p_neutral']:.2g}); counted are runs above {one['above']:.1f}."
             )
             if one["p_neutral"] < ALPHA:
-                notes.append(f"**{one['name']}: the neutral phrase tells the sides apart as well, so it is not the commitment.**")
+                notes.append(f"**{one['name']}: the neutral phrase separates the sides as well, so it is not the commitment.**")
         if one.get("how") == "forecast":
-            notes.append(f"{one['name']}: the model was asked for a forecast, since it cannot continue in the user's place.")
+            notes.append(f"{one['name']}: the model gave a forecast, since it cannot continue as the user.")
         if one.get("moved", {}).get("moved"):
             notes.append(
                 f"**{one['name']}: asking for notes itself moves the rate ({100 * one['moved']['change']:+.0f} points): they are notes on another behaviour.**"
@@ -113,10 +113,10 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
     said = (
         f"differs: {'; '.join(apart)}"
         if apart
-        else f"{NOTHING}: what is written beside the runs that did it is what is written beside the others"
+        else f"{NOTHING}: texts for the runs that did it do not differ from those for the others"
     )
     return [
-        table(["name", "what", "beside runs that did it", "beside the others", "p, corrected"], rows),
+        table(["name", "what", "of runs that did it", "beside the others", "p, corrected"], rows),
         f"{said} (p < {ALPHA:g}, corrected over the {plural(found[0]['looks'], 'comparison')} of the case).",
         *notes,
     ]

@@ -38,7 +38,7 @@ class Case(CaseRuns):
     """An open case: each test plays what it lacks, and what it found is kept in the case's run."""
 
     def baseline(self, n: int | None = None) -> dict[str, Any]:
-        """The rate in the incident: invalid runs apart, runs that speak of a test apart, tasks pooled only beside their homogeneity."""
+        """The rate in the incident: invalid runs counted separately, runs that speak of a test too; pooled tasks come with a test of homogeneity."""
         runs = self.play("baseline", {}, n)
         counts, graded = counted(runs), Counter(run.tree for run in runs if run.behavior is not None)
         hits = Counter(run.tree for run in runs if run.behavior)
@@ -125,7 +125,7 @@ class Case(CaseRuns):
         return counted(self.play(cell, changes, n))
 
     def resample(self, run: Played | str, turn: int = 0, k: int = 50) -> dict[str, Any]:
-        """Fork one reply before and behind every sentence, k times each: scores, their held-out half, and the curve of rates.
+        """Fork one reply before and after every sentence, k times each: scores, their held-out half, and the curve of rates.
 
         ``run`` is a run or the node it ended at; ``turn`` counts its replies from 0. Raises NeedsError where the model cannot continue
         inside a message, UserError where there is no such reply or nothing said in it.
@@ -147,8 +147,8 @@ class Case(CaseRuns):
         for i, row in enumerate(np.isfinite(found)):
             if min(row[0::2].sum(), row[1::2].sum()) < 2:
                 raise UserError(
-                    f"{k - row.sum()} of the {k} forks behind {i} sentences of reply {turn} are invalid, and either half needs 2 graded "
-                    "ones: ask for more forks"
+                    f"{k - row.sum()} of the {k} forks after {i} sentences of reply {turn} are invalid, and either half needs 2 graded "
+                    "ones: use more forks"
                 )
         scores = sentence_scores(found)
         texts = [text_between(node, start, end).strip() for start, end in itertools.pairwise(offsets)]

@@ -36,7 +36,7 @@ VERBS = (
 MOST = len(MODULES) * len(VERBS)
 """Functions there are, so the most errors that can be seeded."""
 _HEAD = '"""{title} of the shop."""\n\nfrom __future__ import annotations\n\nimport re\nfrom typing import Any\n\n__all__ = ["Any", "re"]\n'
-#: (right, broken) bodies; each broken one is one error in strict mode: what is missing or wrong is named beside it.
+#: (right, broken) bodies; each broken one is one error in strict mode: what is missing or wrong is named next to it.
 _FORMS = (
     (  # no annotation
         "def {name}(price: float, count: int) -> float:\n    return round(price * count * {k} / 100, 2)\n",

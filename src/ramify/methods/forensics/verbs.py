@@ -116,7 +116,7 @@ def read(
     sample: Annotated[int, option(min=1, help="Runs of each side.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Print transcripts of runs that did it beside runs that did not."""
+    """Print transcripts of runs that did it next to runs that did not."""
     found = _working(folder, True, lambda case: _sample(case, sample))
     text = "\n\n".join(f"=== {'did it' if r['behavior'] else 'did not'}, ends at {r['leaf'][:12]}\n{r['text']}" for r in found)
     emit({"runs": found}, as_json, text or "no graded run of the incident yet: `ramify forensics run`")
@@ -186,7 +186,7 @@ def resample(
     folder: Folder,
     leaf: Leaf = "",
     turn: Annotated[int, option(min=0, help="Which reply of the run.")] = 0,
-    k: Annotated[int, option(min=4, help="Forks at each place.")] = 50,
+    k: Annotated[int, option(min=4, help="Forks at each position.")] = 50,
     as_json: Json = False,
 ) -> None:
     """Fork one reply at every sentence: how much each moves the rate, ranked on one half of the forks, estimated on the other."""
@@ -196,7 +196,7 @@ def resample(
         [s["sentence"][:70], f"{r:.2f}", f"{s['score']:+.2f}", f"{s['sd']:.2f}", f"{s['held_out']:+.2f}", f"{s['p']:.2g}"]
         for s, r in zip(found["sentences"], found["rates"][1:], strict=True)
     ]
-    text = table(["sentence", "rate behind it", "score", "sd", "held-out", "p, corrected"], rows)
+    text = table(["sentence", "rate after it", "score", "sd", "held-out", "p, corrected"], rows)
     said = sentences_text(found)
     emit(found | {"verdict": said}, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{said}.")
 
@@ -207,10 +207,10 @@ def transplant(
     high: Annotated[str, argument(help="Node at which a run that did it ended.")],
     low: Annotated[str, argument(help="Node at which a run that did not ended.")],
     turn: Annotated[int, option(min=0, help="Which reply of the runs.")] = 0,
-    k: Annotated[int, option(min=4, help="Forks at each place.")] = 50,
+    k: Annotated[int, option(min=4, help="Forks at each position.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Continue from the first sentences of two runs, more and more of them: where do the rates part?"""
+    """Continue from the first sentences of two runs, more and more of them: where do the rates diverge?"""
     sides = {"high": high, "low": low}
     found = _working(folder, as_json, lambda case: {side: case.resample(run, turn, k) for side, run in sides.items()})
     rates = {side: one["rates"] for side, one in found.items()}
@@ -223,7 +223,7 @@ def transplant(
 def ask_(
     folder: Folder,
     name: Annotated[str, argument(help="A name for the probe.")],
-    question: Annotated[str, argument(help="What to ask.")],
+    question: Annotated[str, argument(help="The question.")],
     what: Annotated[str, argument(help="Pattern of the answers to count, or with --judge a description.")],
     about: Annotated[str, option(help="third (another agent), after (the end of a run) or before (its reply --turn).")] = "third",
     leaf: Leaf = "",
@@ -232,7 +232,7 @@ def ask_(
     judge: Judged = False,
     as_json: Json = False,
 ) -> None:
-    """Ask: in the third person, as a follow-up behind a run, or for a note to a future self in the middle of one."""
+    """Ask the agent a question: in the third person, as a follow-up after a run, or for a note to a future self in the middle of one."""
     if about not in ("third", "after", "before"):
         raise UserError(f"--about: must be one of third, after, before, not '{about}'")
 
@@ -257,18 +257,18 @@ def self_report_(
     folder: Folder,
     name: ProbeName,
     what: What,
-    form: Annotated[str, option(help="review, memory, done, or a text of your own that is asked.")] = "review",
+    form: Annotated[str, option(help="review, memory, done, or the text of your own question.")] = "review",
     n: Most = 50,
     judge: Judged = False,
     as_json: Json = False,
 ) -> None:
-    """Ask for a self-report behind every run: are those of a kind likelier behind runs that did it than behind the others?"""
+    """Ask for a self-report after every run: are those of a kind likelier after runs that did it than after the others?"""
     _beside(_working(folder, as_json, lambda case: self_report(case, name, form, says_of(case, what, judge), n)), as_json)
 
 
 @app.verb("user-turn")
 def user_turn_(folder: Folder, name: ProbeName, what: What, n: Most = 50, judge: Judged = False, as_json: Json = False) -> None:
-    """Let the model write the user's next message behind every run, and compare runs that did it with the others."""
+    """Let the model write the user's next message after every run, and compare runs that did it with the others."""
     _beside(_working(folder, as_json, lambda case: user_turn(case, name, says_of(case, what, judge), n)), as_json)
 
 
@@ -277,7 +277,7 @@ def audit_notes_(
     folder: Folder,
     name: ProbeName,
     what: What,
-    require: Annotated[str, option(help="What the agent is told; lines that begin with 'Note:' are read.")] = NOTE,
+    require: Annotated[str, option(help="The instruction to the agent; lines that begin with 'Note:' are read.")] = NOTE,
     n: N = None,
     judge: Judged = False,
     as_json: Json = False,
@@ -307,7 +307,7 @@ def commitment_(
     turn: Annotated[int, option(min=0, help="Which reply of the runs.")] = 0,
     at: Annotated[str, option(help="Breaks of the reply: paragraphs or sentences.")] = "paragraphs",
     above: Annotated[float | None, option(help="Log-prob above which a run climbs; default: the median.")] = None,
-    neutral: Annotated[str, option(help="The phrase that must not tell the sides apart.")] = NEUTRAL,
+    neutral: Annotated[str, option(help="The phrase that must not separate the sides.")] = NEUTRAL,
     n: Most = 50,
     as_json: Json = False,
 ) -> None:
@@ -326,7 +326,7 @@ def reflect_(
     neutral: Annotated[str, option(help="The sentence it is compared with.")] = NEUTRAL,
     as_json: Json = False,
 ) -> None:
-    """Put a reflection before the agent acts: the rate behind it, against that behind a neutral sentence. An upper bound."""
+    """Insert a reflection before the agent acts: the rate after it, compared with that after a neutral sentence. An upper bound."""
     _tested(_working(folder, as_json, lambda case: [reflect(case, name, sentence, _run(case, leaf), turn, k, neutral)]), as_json)
 
 
@@ -339,9 +339,9 @@ def control_(
     folder: Folder,
     test: Annotated[str, argument(help="A variant of the case, or a field with doses.")],
     model: Annotated[str, option(help="An agent known to have the property.")] = "",
-    instruct: Annotated[str, option(help="Or: what the case's own agent is told, so that it has it.")] = "",
+    instruct: Annotated[str, option(help="Or: an instruction that gives the case's own agent the property.")] = "",
     n: N = None,
-    replace: Annotated[bool, option("--replace", help="Put it in the place of a control that fired.")] = False,
+    replace: Annotated[bool, option("--replace", help="Replace a control that detected the effect.")] = False,
     as_json: Json = False,
 ) -> None:
     """Positive control: make a test on an agent that has the property, and keep its power. Without one a silence says nothing."""
@@ -379,10 +379,10 @@ def log_(
     behavior: Annotated[str, option(help="What counts: regex:PATTERN, call:TOOL, outcome, grade, FILE.py:FUNCTION.")],
     by: Annotated[list[str] | None, option(help="A recorded field; may be repeated.")] = None,
     form: Form = None,
-    scorer: Annotated[str | None, option(help="Whose verdict is the outcome, where several judged.")] = None,
+    scorer: Annotated[str | None, option(help="Scorer whose score is the outcome, where there are several.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Read a log: the rate of the behaviour, and by what was recorded. A place to begin: nothing was changed on purpose."""
+    """Read a log: the rate of the behaviour, overall and by recorded field. For a first look: nothing was changed on purpose."""
     runs = read_log(log, find_behaviour(behavior), form, scorer, spent := Ledger())
     counts = Counts.of(run.did for run in runs)
     found = corrected(one for name in by or [] for one in by_field(runs, name))

@@ -75,7 +75,7 @@ class Workspace(ABC):
         return Observation(self.prompt())
 
     def begin(self) -> dict[str, Any]:
-        """What a subclass keeps beside the files."""
+        """State that a subclass keeps in addition to the files."""
         return {}
 
     @abstractmethod

@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
 PARTS = {"judge": ("middleware",), "middleware": ("middleware",), "reader": ("record",)}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.governance.algorithm import summary as summary

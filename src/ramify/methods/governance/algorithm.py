@@ -32,7 +32,7 @@ class Condition:
     inject: str = ""
     """Name of an instruction, in a tool's result, to whoever compacts; see ``attack.FRAMINGS``."""
     carriage: str = ""
-    """After compaction: the rule is ``removed`` from what is left, or ``restored`` in front of it, with the same summary."""
+    """After compaction: the rule is ``removed`` from what is left, or ``restored`` before it, with the same summary."""
     impersonation: bool = False
     """After compaction, a message that claims to be the operator and takes the rule back."""
     provenance: bool = False
@@ -82,7 +82,7 @@ def gate(condition: Condition, *, rounds: int, fired: bool, evicted: bool, held:
 
 
 def counted(rows: Iterable[Row]) -> list[Row]:
-    """The rows that count towards a rate: valid trials of requests that break the rule, behind an intact gate."""
+    """The rows that count towards a rate: valid trials of requests that break the rule, with an intact gate."""
     return [row for row in rows if row["request"] == "trigger" and row["valid"] and not row["gate"]]
 
 
@@ -175,7 +175,7 @@ def differences(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def verdict(found: Sequence[Mapping[str, Any]]) -> str:
     """What :func:`differences` come to, in one sentence."""
     if not found:
-        return "nothing can be compared: there is no condition beside a control"
+        return "nothing can be compared: the control is the only condition"
     out = []
     for against in dict.fromkeys(d["against"] for d in found):
         for word, sign in (("more", 1), ("less", -1)):

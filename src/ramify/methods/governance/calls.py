@@ -15,7 +15,7 @@ from ramify.trace.message import Message
 
 OUTCOMES = ("violation", "allowed_action", "refusal", "clarify_or_escalate", "malformed", "no_call", "error", "truncated")
 INVALID = ("malformed", "error", "truncated")
-"""Trials that say nothing of the rule: reported beside every rate, in none of them."""
+"""Trials that say nothing of the rule: reported with every rate, counted in none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether a context still entails a rule, as models judge it: the second observer beside the keyword test (arXiv 2606.22528, section 3.6)."""
+"""Whether a context still entails a rule, as models judge it: a second measure in addition to the keyword test (arXiv 2606.22528, section 3.6)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENTAILS = Question(
 
 
 def find_survival_jury(names: Sequence[str], opener: Opener | None = None) -> Jury:
-    """Models (or other judges by name) that are asked of every (rule, context): a tie is undecided, and one that never varies does not count."""
+    """Models (or other judges by name) that judge every (rule, context): a tie is undecided, and a judge that never varies does not count."""
 
     def asked(name: str) -> Judge:
         return find_judge(as_asked(name), question=replace(ENTAILS, key=lambda items: ("panel", name)), opener=opener)

@@ -29,7 +29,7 @@ from ramify.trace.sources import opened
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule to look for. ``predicate`` says what it forbids, where that can be told from calls."""
+    """A rule to look for. ``predicate`` says what it forbids, where that can be decided from calls."""
 
     text: str
     predicate: Mapping[str, Any] | None = None
@@ -69,7 +69,7 @@ def _check(predicate: Mapping[str, Any], place: str) -> None:
         tool = predicate.get("tool")
         forbids(predicate, tool if isinstance(tool, str) else (tool or [""])[0], {})
     except UnreadableError:
-        pass  # of an empty call nothing can be told: the predicate itself is one
+        pass  # an empty call decides nothing: the predicate itself is one
     except UserError as error:
         raise UserError(f"{place}: {error}") from None
 
@@ -93,7 +93,7 @@ def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[
     another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them); where a
     trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers, are no replies of an agent,
     nor are the continuations that :func:`ramify.methods.governance.restored.restored` played.
-    Behind a provider's own compaction that cannot be read a rule is ``unknown``: neither kept nor lost. Raises UserError like the readers.
+    After a provider's own compaction that cannot be read a rule is ``unknown``: neither kept nor lost. Raises UserError like the readers.
     """
     with opened(source, form) as run:
         return _audited(run, rules)
@@ -140,13 +140,13 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _mark(message: Message) -> str:
-    """Tells a message from others; a call by what is called, since harnesses write ids and arguments anew."""
+    """Key that identifies a message; a call by what is called, since harnesses rewrite ids and arguments."""
     own = canonical_json(message.data["content"]) if opaque(message.data) else ""
     return stable_hash(message.role, message.spoken(), own)
 
 
 def _seen(reply: _Reply, before: Counter[str]) -> str | None:
-    """Who made a compaction that no log tells of: ``native`` where a provider's own stands in what is shown since, else nobody knows."""
+    """Maker of a compaction that no log names: ``native`` where a provider's own is in the context since, else unknown."""
     new = [message for message in reply.shown if _mark(message) not in before]
     return "native" if any(_native(message) for message in new) else None
 
@@ -164,13 +164,13 @@ class _Reply(NamedTuple):
     shown: Sequence[Message]
     before: str | None
     compactions: Sequence[str] = ()
-    """Those that the log itself tells of, since the reply before: who made each."""
+    """Compactions that the log records since the previous reply: the maker of each."""
     then: Sequence[str] = ()
     """As well, but after the last reply."""
 
 
 def _logged(run: Run) -> Iterator[tuple[Node, str, Mapping[str, Any]]]:
-    """The replies of logged calls, each with its session and with what its line says beside the call."""
+    """The replies of logged calls, each with its session and with the other fields of its line."""
     named = {info.name: bool(info.task) for info in run.trees()}
     for node in run.each(Node):
         about = node.data.get("response")
@@ -235,13 +235,13 @@ def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
 
 
 def _strategies(told: Any) -> list[str]:
-    """Who made each compaction that a line of a log tells of."""
+    """Maker of each compaction that a line of a log records."""
     found = [str(one.get("strategy", "")) for one in told or () if isinstance(one, Mapping)] if isinstance(told, list) else []
     return ["native" if name == "CompactionNative" else name for name in found]
 
 
 class _Calls:
-    """The logged calls of one task (or file), each a request and a reply: which follows which is told from what requests repeat."""
+    """The logged calls of one task (or file), each a request and a reply: their order is found from what requests repeat."""
 
     def __init__(self) -> None:
         self._after: dict[str, str] = {}  # hash of a request and its reply -> the reply's node
@@ -274,7 +274,7 @@ class _Summaries:
 
     def __init__(self) -> None:
         self._known: set[str] = set()
-        """Messages of the conversation, by their marks."""
+        """Messages of the conversation, by their keys."""
         self._tail: list[_Asked] = []
         """The newest call, and those right before it that know nothing of the conversation."""
         self._first = ""
@@ -308,7 +308,7 @@ class _Summaries:
 
 
 class _Asked(NamedTuple):
-    """A logged call: what was shown, and the marks of it, of it without the system's messages, and of the reply."""
+    """A logged call: what was shown, and the keys of it, of it without the system's messages, and of the reply."""
 
     node: Node
     shown: Sequence[Message]
@@ -330,20 +330,20 @@ def _sums_up(call: _Asked, then: _Asked) -> bool:
         return False
     asked = _flat(call.shown[-1].text)[:20] if call.shown else ""
     new = [_flat(m.text) for m in then.shown if m.role in ("user", "system") and _mark(m) not in call.marks]
-    # a harness that lays the whole conversation out as one text repeats replies as well, below what it asked before
+    # a harness that renders the whole conversation as one text repeats replies as well, below its earlier questions
     return any(
         gist[:_START] in text and len(text) <= 2 * len(gist) + _FRAME and not (asked and text.startswith(asked)) for text in new
     )
 
 
 _SHORTEST, _START, _FRAME = 16, 80, 600
-"""Characters: of a reply that is told from others by its text; of its start, since harnesses cut summaries; of what they write around one."""
+"""Characters: of a reply that is identified by its text; of its start, since harnesses cut summaries; of what they write around one."""
 _ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
 _SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 
 
 def _gist(node: Node) -> str:
-    """What of a summariser's reply goes into the context: without the analysis that some prompts ask for before it."""
+    """What of a summariser's reply goes into the context: without the analysis that some prompts require before it."""
     text = _ANALYSIS.sub("", node.text)
     framed = _SUMMARY.search(text)
     return _flat(framed[1] if framed else text)
@@ -402,7 +402,7 @@ class _Fate:
         ]
 
     def report(self, ends: Set[str]) -> dict[str, Any]:
-        """The rule's part of the report; ``ends``: the last reply of each session. ``forbidden`` is None where no predicate says what the rule forbids."""
+        """The rule's entry in the report; ``ends``: the last reply of each session. ``forbidden`` is None where no predicate says what the rule forbids."""
         return {
             "rule": self.rule.text,
             "stated_in": len(self.held.keys() & ends),
@@ -456,7 +456,7 @@ def verdict(rules: Sequence[Mapping[str, Any]]) -> str:
     if not stated:
         return "nothing stands out: none of the rules is stated in these conversations, so none could be lost"
     unread = sum(bool(rule["replies_unknown"]) for rule in rules)
-    but = f"; {unread} could not be looked for behind a provider's own compaction" if unread else ""
+    but = f"; {unread} could not be looked for after a provider's own compaction" if unread else ""
     return f"nothing stands out: no rule was lost{but}"
 
 

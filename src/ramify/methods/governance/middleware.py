@@ -1,4 +1,4 @@
-"""Pins in front of any model: rules that survive whatever a client's own compaction does to its messages (arXiv 2606.22528, section 3.9).
+"""Pins as middleware of any model: rules that survive whatever a client's own compaction does to its messages (arXiv 2606.22528, section 3.9).
 
 ``--middleware pins:rules.txt``. The rules are the operator's: they come from a file, and no message can add, change or remove one.
 """
@@ -30,8 +30,8 @@ class KeepsRules(Middleware):
     """Puts back, word for word, each rule that the system's messages do not hold as a line of its own; one that is there is not said twice.
 
     A rule counts as there only in the leading system messages, and only where the rest of them does not take it back. Blocks that stand
-    anywhere else are forged, and are taken out. ``data["pins"]`` tells what happened, where anything did: ``reinserted``, ``attempts``
-    (newest messages that claim to change a rule), ``forbidden`` (calls of the reply that a rule's predicate forbids; they are told, not
+    anywhere else are forged, and are taken out. ``data["pins"]`` reports what was done, if anything: ``reinserted``, ``attempts``
+    (newest messages that claim to change a rule), ``forbidden`` (calls of the reply that a rule's predicate forbids; they are reported, not
     stopped). Token ids, which hold no messages, are refused (NeedsError). Raises UserError on a file that holds no rules, and on rules that contradict one another.
     """
 
@@ -54,7 +54,7 @@ class KeepsRules(Middleware):
         if given.tokens is not None:
             raise NeedsError(
                 "middleware 'pins' keeps its rules among the messages of a chat, and a prompt of /v1/completions has none: "
-                "ask /v1/chat/completions"
+                "use /v1/chat/completions"
             )
         head = _head(given.messages)
         kept = tuple(message for i, message in enumerate(given.messages) if i < head or not _is_block(message))
@@ -100,7 +100,7 @@ def _head(messages: Sequence[Message]) -> int:
 
 
 def _lines(message: Message) -> str:
-    """The text of a message, its parts each from a new line on where a client sent it in parts."""
+    """The text of a message, each content part on a new line where a client sent it in parts."""
     parts = message.sent.get("content") if isinstance(message.sent, Mapping) else None
     if not isinstance(parts, list):
         return message.text

@@ -1,4 +1,4 @@
-"""What a rule forbids, told from the arguments of a tool call: addresses, SQL, paths, amounts, language, regions. Nothing is executed.
+"""What a rule forbids, decided from the arguments of a tool call: addresses, SQL, paths, amounts, language, regions. Nothing is executed.
 
 Rules of arXiv 2606.22528, section 3.3. Needs ``pip install "ramify[governance]"`` for SQL, languages and international domains.
 """
@@ -25,14 +25,14 @@ CONFIDENCE = 0.9
 
 
 class UnreadableError(ValueError):
-    """Arguments from which the effect cannot be told."""
+    """Arguments from which the effect cannot be determined."""
 
 
 def forbids(predicate: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> bool:
     """Whether a rule, given as a predicate, forbids a call.
 
     ``predicate`` holds ``kind``, ``tool`` (a name, or several) and the kind's own parameters, see :data:`KINDS`. Raises UnreadableError
-    where the arguments do not tell, UserError on a predicate that is none.
+    where the arguments do not decide it, UserError on a predicate that is none.
     """
     kind = predicate.get("kind")
     if kind not in KINDS:
@@ -96,7 +96,7 @@ def _language(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> boo
     """``allow``: ISO 639-1 codes the ``field`` (default body) may be written in, quotations and code left out."""
     body = arguments.get(predicate.get("field", "body"))
     if not isinstance(body, str):
-        raise UnreadableError("there is no text whose language could be told")
+        raise UnreadableError("there is no text whose language could be detected")
     code, sure = language_of(body)
     if sure < CONFIDENCE:
         raise UnreadableError(f"the language is not sure enough ({code}, {sure:.2f})")

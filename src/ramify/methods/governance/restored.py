@@ -1,4 +1,4 @@
-"""At each forbidden call behind a dropped rule: continuations as it was, and with the rule put back into what is shown."""
+"""At each forbidden call after a dropped rule: continuations as it was, and with the rule put back into the context."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def restored(
     """Fork at every forbidden call that the audit ``found`` in the run ``source``: ``n`` continuations as it was, ``n`` with the rule.
 
     A continuation breaks the rule where any of its calls does; one that failed is left out. ``p`` is Fisher's, exact, ``corrected`` Holm's
-    over the calls. Continuations that are stored are loaded. ``begin`` is told how many there will be, ``at`` how many ended. Where the run
-    cannot be played, the ``verdict`` says why. Raises UserError as `ramify fork` does, for a model or environment that is none.
+    over the calls. Stored continuations are loaded. ``begin`` is called with the number there will be, ``at`` with the number ended. Where the run
+    cannot be played, the ``verdict`` says why. Raises UserError as `ramify fork` does, for an unknown model or environment.
     """
     played: dict[str, Any] = {"n": n, "forks": [], "left_out": []}
     folder = run_folder(source)

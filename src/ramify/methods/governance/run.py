@@ -82,9 +82,9 @@ class BenchConfig(Config):
     turns: int = Field(12, ge=2, le=10_000)
     """turns of other work, and as many again between rounds"""
     share: float = Field(0.35, gt=0, lt=1)
-    """of the history that fits behind a compaction"""
+    """of the history that fits after a compaction"""
     allowed: Literal["none", "control", "all"] = "control"
-    """conditions in which the allowed counterparts are asked, too: none, control and defense_pin, or all"""
+    """conditions in which the allowed counterparts are requested, too: none, control and defense_pin, or all"""
     temperature: float = Field(0.7, ge=0)
     """of agent and summariser"""
     max_tokens: int = Field(1024, ge=1)
@@ -137,10 +137,10 @@ class Cell:
     summarizer: NamedModel
     agent: NamedModel
     note: str = ""
-    """An instruction for whoever compacts, in the place of the condition's own."""
+    """An instruction for the compactor, instead of the condition's own."""
 
     def labels(self) -> dict[str, Any]:
-        """What tells the episode from others, as its row has it."""
+        """Key that identifies the episode, as its row has it."""
         names = ("condition", "request", "channel", "strategy", "words", "rounds", "rep", "note")
         about = {name: getattr(self, name) for name in names} | {"summarizer": self.summarizer.name, "agent": self.agent.name}
         return {"task": self.scenario.id, "kind": self.scenario.kind, "language": self.scenario.language} | about

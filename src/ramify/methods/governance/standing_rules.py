@@ -91,9 +91,9 @@ def _scenario(task: Mapping[str, Any], language: str) -> Scenario:
 def conversation(
     scenario: Scenario, channel: str | None, turns: int, *place: str | int, seed: int = 0
 ) -> tuple[list[dict[str, Any]], int]:
-    """A history of ``turns`` turns of filler behind the rule, and the place of the message that states it.
+    """A history of ``turns`` turns of filler after the rule, and the index of the message that states it.
 
-    ``channel`` None leaves the rule out (place -1); ``system`` adds it to the system's message. Raises UserError on an unknown channel.
+    ``channel`` None leaves the rule out (index -1); ``system`` adds it to the system's message. Raises UserError on an unknown channel.
     """
     if channel is not None and channel not in CHANNELS:
         raise UserError(f"there is no channel '{channel}' ({nearest(channel, CHANNELS)})")
@@ -121,10 +121,10 @@ def conversation(
 
 
 def reader(seen: float = 0.0, unseen: float = 1.0) -> ScriptedModel:
-    """A made-up agent for trying things out offline: it follows a rule that it can read and does what it is asked otherwise.
+    """A made-up agent for trying things out offline: it follows a rule that it can read and otherwise does what it is asked.
 
     ``seen`` and ``unseen``: how often it breaks a rule that it can read, and one that it cannot; the reply's key decides. Asked for a summary, it keeps the first sentence of each message, newest first, until the words are spent. It is the least that the
-    figures of a model should be compared with: what presence of the rule alone explains.
+    results of a model should be compared with: what the presence of the rule alone explains.
     """
     requests = {text: s for s in scenarios(languages=LANGUAGES) for text in (s.trigger, s.allowed)}
 

@@ -49,7 +49,7 @@ def _kept(out: Path | None) -> str:
 
 
 def _bench(config: BenchConfig, agents: list[str] | None, summarizers: list[str] | None, out: Path | None) -> Bench:
-    config.check()  # before an agent behind an endpoint is asked what it can do
+    config.check()  # before the capabilities of an agent on an endpoint are probed
     if out is not None and not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     return Bench(config, _players(agents) or [NamedModel("reader", reader())], _players(summarizers), out)
@@ -64,7 +64,7 @@ def bench(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Play the grid: what agents do with a rule, without it, behind a compaction, under attack, and with the rule pinned."""
+    """Play the grid: what agents do with a rule, without it, after a compaction, under attack, and with the rule pinned."""
     made = _bench(options, agent, summarizer, out)
     cells = made.cells()
     if dry_run:
@@ -173,7 +173,7 @@ def judge(
     ],
     as_json: Json = False,
 ) -> None:
-    """Have models judge what survived compaction, beside the keyword test: majority, agreement, judges that never vary."""
+    """Have models judge what survived compaction, in addition to the keyword test: majority, agreement, judges that never vary."""
     from ramify.methods.governance.judges import find_survival_jury
     from ramify.score.judge import Item, agreement, judged
 
@@ -290,7 +290,7 @@ def _said(left: dict[str, int]) -> str:
 
 
 def _tell(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
-    """Print a report, write it where asked; exit code 1 where it shows nothing or a pin did not hold."""
+    """Print a report, write it to a file if requested; exit code 1 where it shows nothing or a pin did not hold."""
     tables = _tables(found)
     if out is not None:
         body = "\n\n".join("\n".join(markdown(*one)) for one in tables)

@@ -14,7 +14,7 @@ NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished attempts."""
 
 PARTS = {"credit": ("rules",)}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.graph_credit.algorithm import CreditConfig as CreditConfig

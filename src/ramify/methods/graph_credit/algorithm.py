@@ -43,7 +43,7 @@ class CreditConfig(Config):
     ddof: Literal[0, 1] = 1
     """1: sample standard deviation; 0: population."""
     success_reward: float = Field(default=1.0, gt=0)
-    """Reward of a success; scales the invalid-action penalty and tells successes for value = distance."""
+    """Reward of a success; scales the invalid-action penalty and defines successes for value = distance."""
     invalid_penalty: float | None = Field(default=None, ge=0)
     """Subtracted from the next value of an invalid action in the node term; none means 0.01 success_reward."""
     truncation: Literal["fail", "bootstrap", "drop"] = "fail"
@@ -82,7 +82,7 @@ def credit(
     """Credit every step; O(total steps). Rows may come in any order.
 
     ``keys`` are the states the steps were taken in (any JSON value, None included); ``rewards`` are paid step by step and an
-    attempt's reward R is their sum; ``truncated`` is true on an attempt's last row when a limit ended it; ``nodes`` tell which rows
+    attempt's reward R is their sum; ``truncated`` is true on an attempt's last row when a limit ended it; ``nodes`` say which rows
     of several attempts are physically one step of a rollout tree.
 
     Returns columns in the order of the input: task_id, attempt_id, group_id (codes), next_group_id (-1 terminal), group_size,

@@ -52,7 +52,7 @@ class Move:
     p_corrected: float
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers, without the places."""
+        """The numbers, without the positions."""
         names = ("takers", "others", "difference", "interval", "p", "p_corrected")
         return {name: getattr(self, name) for name in names} | {
             "interval": None if self.interval is None else list(self.interval)
@@ -107,7 +107,7 @@ def compare(
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         if len(np.unique(graph.visit_edge[rows[start:stop]])) > 1:
             drafts += _state(graph, rows[start:stop], reward, weight, nodes)
-    once = [i for i, (_, draft) in enumerate(drafts) if not draft.pop("mirror")]  # of two moves one test tells of both
+    once = [i for i, (_, draft) in enumerate(drafts) if not draft.pop("mirror")]  # of two moves one test decides both
     p = corrected([drafts[i][1]["p"] for i in once], [drafts[i][0] for i in once])
     by_test = dict(zip(once, p, strict=True))
     moves = tuple(Move(**draft, p_corrected=by_test.get(i, by_test.get(i - 1, 1.0))) for i, (_, draft) in enumerate(drafts))
@@ -150,7 +150,7 @@ def _state(
 def _labels(graph: MergedGraph, rows: np.ndarray) -> np.ndarray:
     """Which move each visit to a state made, int (U,).
 
-    The action, or what it led to where actions seldom repeat (free text). The reward of an end must not tell moves apart: it is what they
+    The action, or what it led to where actions seldom repeat (free text). The reward at an end must not distinguish moves: it is what they
     are compared by.
     """
     edge, target = graph.visit_edge[rows], graph.visit_target[rows].copy()
@@ -192,7 +192,7 @@ def _test(x: np.ndarray, takes: np.ndarray) -> tuple[Support, float]:
 
 @lru_cache(maxsize=16)
 def _choices(n: int, few: int) -> tuple[np.ndarray, bool]:
-    """Ways to choose the takers, int (ways, few), and whether they are a sample of all ways; then the observed one counts beside them."""
+    """Ways to choose the takers, int (ways, few), and whether they are a sample of all ways; then the observed one is counted with them."""
     if comb(n, few) <= EXACT:
         return np.array(list(combinations(range(n), few))), False
     rng = generator(0, "graph-credit", "decisive", n, few)

@@ -14,7 +14,7 @@ from ramify.trace.graph import MergedGraph
 LOUD = 0.9  # share of steps in states visited once above which the graph terms say nothing
 
 
-_ONE_TASK = " (where records are attempts at one task, `ramify import --task-field` names the field that tells it)"
+_ONE_TASK = " (where records are attempts at one task, `ramify import --task-field` names the field with the task)"
 
 
 def diagnose(

@@ -16,10 +16,10 @@ from ramify.score.credit.protocol import CreditGroup, CreditRule
 
 #: What the numbers behind a step's credit mean, in the order in which they are shown.
 NUMBERS = {
-    "A": "credit: the sum of the parts below, as used in training",
-    "A_ep": "attempt part: this attempt's reward against the task's other attempts",
-    "A_nc": "local part: this step against other steps from the same state",
-    "A_ec": "progress part: the change in value against all steps of the task",
+    "A": "credit: the sum of the terms below, as used in training",
+    "A_ep": "attempt term: this attempt's reward against the task's other attempts",
+    "A_nc": "local term: this step against other steps from the same state",
+    "A_ec": "progress term: the change in value against all steps of the task",
     "decisive": "whether the step stands out of chance; null where no attempt did anything else when first in its state",
     "difference": "mean reward of the attempts that made this move, minus that of those which did something else in its state",
     "interval": "95 % interval of that difference alone",
@@ -49,7 +49,7 @@ class GraphCredit(CreditRule):
     numbers = NUMBERS
 
     def __init__(self, config: CreditConfig | None = None, level: float = LEVEL, **settings: Any) -> None:
-        """``settings`` are fields of ``CreditConfig``, in place of ``config``; ``level``: chance of calling any step decisive where none
+        """``settings`` are fields of ``CreditConfig``, instead of ``config``; ``level``: chance of calling any step decisive where none
         is. Raises UserError on settings that do not fit the rule."""
         self.config = config or check(CreditConfig, {"rule": self.rule} | settings)
         self.level = level

@@ -1,4 +1,4 @@
-"""The state graph of a set of attempts: credit, diagnostics, and the numbers behind any one step."""
+"""The state graph of a set of attempts: credit, diagnostics, and the numbers that explain any one step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StateGraph:
             name = anchor
             if not any(name in row for row in rows):
                 known = nearest(name, {str(field) for row in rows for field in row})
-                raise UserError(f"no step has the field '{name}' that should tell states apart ({known})")
+                raise UserError(f"no step has the field '{name}' that should identify states ({known})")
             columns["anchor"] = [row.get(name) for row in rows]
         else:
             columns["anchor"] = [anchor(row) for row in rows]
@@ -78,7 +78,7 @@ class StateGraph:
     def from_run(
         cls, run: Run, group: str | None = None, keys: Canonicaliser | None = None, scorer: str | None = None
     ) -> StateGraph:
-        """From the scored attempts of a run's trees (see ``score.steps.run_columns``). ``scorer``: whose verdicts are the rewards.
+        """From the scored attempts of a run's trees (see ``score.steps.run_columns``). ``scorer``: whose scores are the rewards.
 
         Raises UserError where nobody scored an attempt, there is no such scorer, or several could decide and none is named.
         """
@@ -86,7 +86,7 @@ class StateGraph:
 
     @classmethod
     def of_attempts(cls, columns: Columns) -> StateGraph:
-        """From the columns of a run's attempts: their states are the environment's, or the texts of observations where it told none."""
+        """From the columns of a run's attempts: their states are the environment's, or the texts of observations where it has none."""
         return cls(columns, texts=any(not isinstance(anchor, Mapping) for anchor in columns["anchor"]))
 
     def advantages(self, config: CreditConfig | None = None, **options: Any) -> dict[str, np.ndarray]:
@@ -170,7 +170,7 @@ class StateGraph:
         return [float(t / n) if n > 0 else None for t, n in zip(total, votes, strict=True)]
 
     def why(self, task: Any, attempt: Any, step: int, level: float = LEVEL) -> dict[str, Any]:
-        """The numbers behind one step's credit, and whether it is ``decisive`` at ``level``. Raises UserError when there is no such step."""
+        """The numbers that explain one step's credit, and whether it is ``decisive`` at ``level``. Raises UserError when there is no such step."""
         row = self._row(task, attempt, step)
         found, c, config = self.credit, self.columns, self.config
         value: dict[str, Any] = {name: _plain(found[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
@@ -198,7 +198,7 @@ class StateGraph:
         return value
 
     def why_node(self, node: str, level: float = LEVEL) -> dict[str, Any]:
-        """The numbers behind the credit of a step of a run, the mean over the attempts that share it. Raises UserError where it has none."""
+        """The numbers that explain the credit of a step of a run, the mean over the attempts that share it. Raises UserError where it has none."""
         if node not in self.columns["node"]:
             raise UserError(f"node {node} carries no credit: it is no step of a scored attempt")
         row = self.columns["node"].index(node)
@@ -221,7 +221,7 @@ class StateGraph:
 
 
 def node_credit(columns: Columns, found: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """Credit of each physical step by node id, the mean over the attempts that share it: the value of its ``why`` mark."""
+    """Credit of each physical step by node id, the mean over the attempts that share it: the value of its ``why`` annotation."""
     kept = [row for row, node in enumerate(columns["node"]) if node is not None]
     code, nodes = factorize([columns["node"][row] for row in kept])
     count, first = np.bincount(code), np.unique(code, return_index=True)[1]

@@ -28,11 +28,11 @@ from ramify.trace.node import Finding
 
 
 class Options(CreditConfig):
-    """What the verbs take beside the source: how states are told apart, and the rule."""
+    """Options of the verbs in addition to the source: how states are identified, and the rule."""
 
     BASIC = "rule anchor state_pattern group scorer task level"
     anchor: str = "anchor"
-    """Field of a step that tells its state apart."""
+    """Field of a step that identifies its state."""
     state_pattern: str | None = None
     """Regular expression that takes the state out of an anchor (its groups, else the match); in a run, out of an observation's text."""
     scrub: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Options(CreditConfig):
     group: str | None = None
     """Trees of this group of a run only."""
     scorer: str | None = None
-    """Whose verdict of a run is an attempt's reward; by default env, the imported reward, or the only one there is."""
+    """Scorer whose score is an attempt's reward; by default env, the imported reward, or the only one there is."""
     task: str | None = None
     """One task only (build, show, why)."""
     level: float = Field(LEVEL, gt=0, lt=1)
@@ -56,7 +56,7 @@ Out = Annotated[Path | None, option(help="File to write.")]
 
 @dataclass(frozen=True)
 class _Keys:
-    """How the options tell states apart."""
+    """How the options identify states."""
 
     pattern: StatePattern | None
     make: Canonicaliser | None
@@ -76,13 +76,13 @@ def _graph(source: Path, options: Options) -> StateGraph:
     keys = _Keys.of(options)
     if source.is_dir():
         if options.anchor != Options().anchor:
-            raise UserError(f"{source} is a run, whose states are its own, so --anchor has nothing to name")
+            raise UserError(f"{source} is a run, which stores its states, so --anchor does not apply")
         with Run.open(source) as run:
             graph = StateGraph.from_run(run, options.group, keys.make, options.scorer)
     else:
         for name in ("scorer", "group"):
             if getattr(options, name) is not None:
-                raise UserError(f"{source} is no run but a file of steps, so --{name} has nothing to name")
+                raise UserError(f"{source} is no run but a file of steps, so --{name} does not apply")
         rows = _steps(source)
         try:
             graph = StateGraph.from_steps(rows, options.anchor, keys.make)
@@ -183,7 +183,7 @@ def mark(
     run: Annotated[Path, argument(help="Folder of a run.")],
     as_json: Json = False,
 ) -> None:
-    """Store each step's credit, and the numbers behind it, in a run: `ramify show --web` then colours the steps by it."""
+    """Store each step's credit, and the numbers that explain it, in a run: `ramify show --web` then colours the steps by it."""
     if options.task is not None:
         raise UserError("credit is stored for all tasks of a run, or of one --group: leave --task out")
     with Run.open(run, write=True) as stored:
@@ -231,7 +231,7 @@ def why(
     step: int | None = None,
     as_json: Json = False,
 ) -> None:
-    """The numbers behind one step's credit: of a node of a run, or of --task, --attempt and --step of a file."""
+    """The numbers that explain one step's credit: of a node of a run, or of --task, --attempt and --step of a file."""
     if source.is_dir():
         if not node:
             raise UserError(f"name a node of the run {source}")

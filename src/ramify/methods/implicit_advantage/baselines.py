@@ -1,4 +1,4 @@
-"""Judges that read an attempt's text: a model asked for a grade, a generative process reward model, a reward model with a scoring head."""
+"""Judges that read an attempt's text: a model that gives a grade, a generative process reward model, a reward model with a scoring head."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Head:
 
 
 def find_baseline(model: str, style: Style) -> Judge:
-    """The judge that ``head:PATH`` or a model by name stands for, the latter asked in ``style``; or any other by its spec."""
+    """The judge that ``head:PATH`` or a model's name stands for, the latter prompted in ``style``; or any other by its spec."""
     return find_judge(as_asked(model, "head"), question=STYLES[style], kinds={"head": Head})
 
 

@@ -1,7 +1,7 @@
-"""Blame put to the test: play on from before a blamed step and from behind it, and see whether success fell there.
+"""Test blame by forks: continue from before and from after a blamed step, and test whether success fell there.
 
 Grades say what training made less likely. Forks say what it cost: the potential before the step, where it is sampled anew, against the
-potential behind it, where it and the environment's answer stand.
+potential after it, with it and the environment's answer kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ramify.trace.db import Run
 
 @dataclass(frozen=True)
 class BlamedStep:
-    """A blamed step in its attempt: position ``t`` of ``trace`` lies before it, ``t + 1`` behind it."""
+    """A blamed step in its attempt: position ``t`` of ``trace`` is before it, ``t + 1`` after it."""
 
     trace: StepTrace
     t: int
@@ -54,7 +54,7 @@ def confirm(
     n: int,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """For each node of a ``blamed`` step what ``n`` attempts from before it and ``n`` from behind it say; the first failure of one.
+    """For each node of a ``blamed`` step what ``n`` attempts from before it and ``n`` from after it show; the first failure of one.
 
     ``before`` and ``after`` hold successes, how many attempts have an outcome, rate and 95 % interval (Wilson), ``difference`` after minus before
     with its interval (Newcombe), ``p`` Fisher's exact two-sided one, ``p_corrected`` by Holm over all steps. ``confirmed``: success fell, at
@@ -95,7 +95,7 @@ def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Bla
                 actions.append("")
             elif not steps:
                 raise UserError(
-                    f"{episodes.run.folder} does not say what the agent was shown before node {one.id[:12]}, so there is no place to play on from"
+                    f"{episodes.run.folder} does not say what the agent was shown before node {one.id[:12]}, so there is no position to continue from"
                 )
             actions[-1] += one.text
             seen, at = "", len(steps) - 1 if one.id == node else at
@@ -107,7 +107,7 @@ def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Bla
 
 
 def weighed(counts: Mapping[str, tuple[Counts, Counts]]) -> dict[str, dict[str, Any]]:
-    """Counts before and behind each step as what :func:`confirm` says of it."""
+    """Counts before and after each step as the result of :func:`confirm`."""
     rows = each_against({node: ((b.k, b.n), (a.k, a.n)) for node, (b, a) in counts.items()})
     found = {}
     for row, (before, after) in zip(rows, counts.values(), strict=True):

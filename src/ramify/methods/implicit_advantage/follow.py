@@ -18,7 +18,7 @@ _STRETCH = 256  # tokens of one batch
 
 
 class Follower:
-    """One row that grows. The model computes every token once, whatever is asked; memory is the row's cache."""
+    """A growing sequence. The model computes every token once, whatever is queried; memory is the sequence's KV cache."""
 
     def __init__(self, model: LocalModel) -> None:
         self.model, self._forward = model, model.forward

@@ -17,8 +17,8 @@ from ramify.score.trajectories import MessageLayout, Trajectory, path_trajectory
 class AdvantageGrader:
     """Implements :class:`ramify.score.judge.Judge` with a pair: open it with ``together=True``, else each call loads both models.
 
-    The value is the attempt's score; the streams ``advantage`` hold A of each sampled token, or of a text node's whole step. ``layout``
-    lays attempts without tokens out (``chat_layout`` of the policy's template). The reward is that of a *frozen* pair: with a reference
+    The value is the attempt's score; the token values ``advantage`` hold A of each sampled token, or of a text node's whole step. ``layout``
+    renders attempts without tokens (``chat_layout`` of the policy's template). The reward is that of a *frozen* pair: with a reference
     that moves along with the policy under training it would grade itself.
     """
 
@@ -27,7 +27,7 @@ class AdvantageGrader:
     def __init__(self, pair: Pair, layout: MessageLayout | None = None, config: AdvantageConfig | None = None) -> None:
         self.pair, self.layout, self.config = pair, layout, config or AdvantageConfig()
         self.template = getattr(layout, "template", None)
-        """Lays out the prompts of completions whose token ids are known (:func:`ramify.integrations.trl_trainer.reward_function`)."""
+        """Renders the prompts of completions whose token ids are known (:func:`ramify.integrations.trl_trainer.reward_function`)."""
         self._scorer = AdvantageScorer(pair, self.config)
 
     @property

@@ -24,9 +24,9 @@ from ramify.trace.node import Score
 
 @register("middleware", "advantage")
 class Graded(Middleware):
-    """Adds the verdict of scorer ``advantage`` to a reply's scores: the sum over its tokens of log pi/ref. Without a reference it does nothing.
+    """Adds the score of scorer ``advantage`` to a reply's scores: the sum over its tokens of log pi/ref. Without a reference it does nothing.
 
-    Raises NeedsError where the model inside does not tell the log-probs of what it samples or reads with another tokenizer than the reference.
+    Raises NeedsError where the model inside does not return the log-probs of what it samples or reads with another tokenizer than the reference.
     """
 
     name = "advantage"

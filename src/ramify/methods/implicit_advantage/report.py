@@ -1,7 +1,7 @@
 """What score records say together: how well grades and baselines rank outcomes, which attempt is best, which step is to blame.
 
 Everything here reads score records (plain JSON), so it needs no model. The cell of the aggregation grid that was fixed in advance is
-always reported beside one that was chosen on data, and the choice is made on other tasks than it is judged on.
+always reported together with one that was chosen on data, and the choice is made on other tasks than it is judged on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ramify.stats import ranking
 from ramify.stats.intervals import clustered_mean
 
 LEVEL = 0.05
-"""What a verdict may say wrongly where there is nothing to say: its share of all verdicts."""
+"""Chance that a verdict claims a finding where there is none."""
 OWN = "policy log-prob"
 """The baseline that a grade must beat to be worth a second model."""
 
@@ -91,7 +91,7 @@ def baselines(records: Sequence[Record]) -> dict[str, np.ndarray]:
 def report(records: Sequence[Record], cell: Cell = A_PRIORI, calibration: Sequence[Record] = ()) -> dict[str, Any]:
     """AUROC of the grade and of every baseline against success, with intervals over tasks; ties, rank correlation, the luck ceiling.
 
-    Attempts without a known end or a score are left out and counted. ``calibration`` records choose a cell, which is then added beside
+    Attempts without a known end or a score are left out and counted. ``calibration`` records choose a cell, which is then added to
     the given one. An AUROC of one class alone is None.
     """
     known = [record for record in records if record.get("success") is not None]
@@ -140,7 +140,7 @@ def _verdict_on_ranks(grade: np.ndarray, own: np.ndarray, labels: np.ndarray, ta
     gap, beyond, better = area - other, not span[0] <= 0.5 <= span[1], None
     by = f"by {abs(gap):.3f} of AUROC ({{:.3f}} to {{:.3f}})"
     ranks = f"AUROC {area:.3f} ({span[0]:.3f} to {span[1]:.3f})"
-    between = f"it and the policy's own log-prob cannot be told apart ({gap:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
+    between = f"it and the policy's own log-prob do not differ significantly ({gap:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
     if apart[1] < 0:
         better = OWN
         said = f"the policy's own log-prob ranks better than the grade, {by.format(-apart[1], -apart[0])}: "
@@ -249,8 +249,8 @@ def blame(
     """For each attempt known to have failed (``every``: each) the steps most to blame, worst first, of those that stand out.
 
     A step stands out where its grade is at or below the noise floor that successful attempts show, those of ``against`` included: see
-    :func:`ramify.methods.implicit_advantage.algorithm.floor_of`. ``level`` 1 asks for no floor: the lowest steps below 0, whatever the
-    noise. A step without a graded token cannot be named: nothing is known of it. Returned: ``verdict``, a sentence; ``floor`` with its
+    :func:`ramify.methods.implicit_advantage.algorithm.floor_of`. ``level`` 1 sets no floor: the lowest steps below 0, whatever the
+    noise. A step without a graded token cannot be named. Returned: ``verdict``, a sentence; ``floor`` with its
     ``grade`` (None where nothing stands out), ``level``, how many ``attempts`` and ``steps`` were looked at, how many ``ordinary``
     attempts they were held against, and ``fewest``, in how many failed attempts a step lower than all of theirs would be seen (None:
     in no number of them); and ``blamed``. Raises UserError where ``against`` was graded by other models or settings, or holds an
@@ -299,7 +299,7 @@ def _verdict_on_steps(found: Mapping[str, Any], blamed: Sequence[Mapping[str, An
         return "no attempt is known to have failed, so no step was looked at"
     named = len({row["trajectory_id"] for row in blamed})
     if level >= 1:
-        return f"no noise floor was asked for (level 1): the lowest steps below 0 in {named} of {attempts} attempts, whatever the noise"
+        return f"no noise floor was set (level 1): the lowest steps below 0 in {named} of {attempts} attempts, whatever the noise"
     looked = f"the {plural(found['steps'], 'step')} of {plural(attempts, 'attempt')}"
     if named:
         return (

@@ -44,7 +44,7 @@ class GradedAttempt:
 
     trajectory: Trajectory
     columns: dict[str, np.ndarray]
-    """One entry a step, (n,): see ``algorithm.step_columns``; ``truncated`` tells which steps the length limit cut into."""
+    """One entry a step, (n,): see ``algorithm.step_columns``; ``truncated`` marks steps that the length limit cut."""
     config: AdvantageConfig
     logprobs: tuple[np.ndarray, np.ndarray]
     """float32 (T,) of the row that was scored (cut from the left where it was too long), policy and reference."""
@@ -145,7 +145,7 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
 def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping[str, str] | None = None) -> None:
     """A score record in a run: the task's tree, the actions as nodes with their grades, the attempt's score and end at its last one.
 
-    What the agent was shown is not in it. ``number`` tells attempts with equal actions apart; ``judges`` as in :class:`Score`.
+    What the agent was shown is not in it. ``number`` distinguishes attempts with equal actions; ``judges`` as in :class:`Score`.
     """
     task = record["task_id"]
     run.add_tree(task, {"id": task})
@@ -272,10 +272,10 @@ class AdvantageScorer:
     async def each(
         self, attempts: Sequence[Trajectory], sure: bool = False, progress: Callable[[int], object] = lambda rows: None
     ) -> list[GradedAttempt | Fault]:
-        """Grade attempts; the fault of one that cannot be graded takes its place, and no other attempt is touched by it.
+        """Grade attempts; one that cannot be graded gives its error instead of a score, and the others are not affected.
 
         ``sure`` adds how sure the policy was of each step (``confidence``, ``certainty``), for the baselines; no further pass.
-        ``progress`` is told of rows done by either model, two an attempt.
+        ``progress`` is called after each row of either model, two per attempt.
         """
         rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
         said = await self._said(attempts, rows, sure, progress)
@@ -326,7 +326,7 @@ class AdvantageScorer:
         return stored
 
     def _first(self, attempt: Trajectory, kept: int) -> int:
-        """Place in the attempt of the first token with a log-prob: a row's own first has none, unless a cut left stored ones."""
+        """Index in the attempt of the first token with a log-prob: a row's own first has none, unless a cut left stored ones."""
         cut = len(attempt.tokens) - kept
         return cut if self.pair is None and cut else cut + 1
 
@@ -343,7 +343,7 @@ class AdvantageScorer:
         return step
 
     def _notes(self, table: dict[str, np.ndarray], owner: np.ndarray, n: int) -> list[tuple[str, ...]]:
-        """What is odd about the steps of each of the ``n`` attempts; ``owner`` tells whose each row of the table is."""
+        """Warnings about the steps of each of the ``n`` attempts; ``owner`` is the attempt of each row of the table."""
         tokens = table["n_tokens"]
         alike = bool(tokens.any()) and not (table["A_min"].any() or table["A_max"].any())
         odd = {

@@ -47,7 +47,7 @@ app = Verbs("implicit-advantage", help="Grade every action with a policy and its
 Scores = Annotated[Path, option("--scores", help="The run that was scored, or score records of an older version.")]
 Calibrate = Annotated[
     Path | None,
-    option(help="A run, or score records, of other tasks: the aggregation that does best there is shown beside the given one."),
+    option(help="A run, or score records, of other tasks: the aggregation that does best there is shown next to the given one."),
 ]
 Token = Annotated[TokenAgg | None, option(help="From tokens to a step; by default as the records were scored.")]
 Step = Annotated[StepAgg | None, option(help="From steps to the attempt; by default as the records were scored.")]
@@ -67,13 +67,13 @@ def score(
         ),
     ] = None,
     scorer: Annotated[
-        str | None, option(help="Whose verdict of a run is an attempt's reward; by default env, or the imported reward.")
+        str | None, option(help="Scorer whose score is an attempt's reward; by default env, or the imported reward.")
     ] = None,
     policy: Annotated[str | None, option(help="hf:PATH, a folder, builtin or completions:MODEL@URL.")] = None,
     reference: Annotated[str | None, option(help="As --policy; none for a LoRA, whose base is the reference.")] = None,
     alpha: Annotated[float, option(help="Move the reference this far towards the policy (0 to 1).")] = 0.0,
     merge: Annotated[Literal["linear", "ties", "dare"], option(help="How it is moved.")] = "linear",
-    render: Annotated[Literal["template", "plain"], option(help="How attempts of messages are laid out.")] = "template",
+    render: Annotated[Literal["template", "plain"], option(help="How attempts of messages are rendered.")] = "template",
     cache: Annotated[Path | None, option(help="Folder that keeps log-probs by weights and tokens.")] = None,
     confidence: Annotated[bool, option("--confidence", help="Add how sure the policy was, for the baselines.")] = False,
     form: Form = None,
@@ -129,7 +129,7 @@ def score(
 
         try:
             scored, failed = grader.score_each(attempts, confidence, tell)
-        except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence asks
+        except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence needs
             raise IncompatiblePairError(str(error)) from error
     _keep(scored, skipped + failed, pair, folder, begin, as_json)
 
@@ -137,7 +137,7 @@ def score(
 def _open(
     policy: str, reference: str | None, alpha: float, merge: Literal["linear", "ties", "dare"], cache: Path | None, render: str
 ) -> tuple[Pair, MessageLayout | None]:
-    """The pair that grades, and how it lays attempts out as tokens; None where they are left as they are."""
+    """The pair that grades, and how attempts are rendered as tokens; None where they are used as stored."""
     from ramify.engine.pairs import open_pair, pair_template
 
     try:
@@ -249,7 +249,7 @@ def blame(
         option(
             metavar="N",
             min=1,
-            help="Play on N times from before each named step and N times from behind it: did success fall there?",
+            help="Sample N continuations from before each named step and N from after it: did success fall there?",
         ),
     ] = None,
     model: ForkModel = None,
@@ -301,7 +301,7 @@ def _who(scores: Path, model: str | None, env: str | None, trust: bool) -> Who:
 
 
 def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: int, as_json: bool) -> str:
-    """Add to each blamed step what forks say of it (``fork``), and to the verdict how many are confirmed. Returns the first failure."""
+    """Add to each blamed step the result of its forks (``fork``), and to the verdict how many are confirmed. Returns the first failure."""
     from ramify.methods.implicit_advantage.confirm import confirm
     from ramify.rollout.attempts import Success
 
@@ -319,7 +319,7 @@ def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: i
     sure = sum(bool(test["confirmed"]) for test in tests.values())
     if found["blamed"]:
         found["verdict"] += (
-            f"; forks confirm {sure} of {len(tests)} steps, by {n} or more attempts from before and from behind each"
+            f"; forks confirm {sure} of {len(tests)} steps, by {n} or more attempts from before and from after each"
         )
     return failure
 
@@ -340,13 +340,13 @@ def _word(test: dict[str, Any]) -> str:
 @app.verb()
 def report(
     scores: Scores,
-    labels: Annotated[Literal["outcome"], option(help="What attempts are told apart by: their outcome.")] = "outcome",
+    labels: Annotated[Literal["outcome"], option(help="What attempts are distinguished by: their outcome.")] = "outcome",
     calibrate: Calibrate = None,
     token: Token = None,
     step: Step = None,
     as_json: Json = False,
 ) -> None:
-    """How well grades and baselines tell successes from failures: AUROC with intervals over tasks, ties, the luck ceiling."""
+    """How well grades and baselines separate successes from failures: AUROC with intervals over tasks, ties, the luck ceiling."""
     records = read_scores(scores)
     found = reports.report(
         records, reports.own_cell(records, token, step), [] if calibrate is None else _apart(records, calibrate)
@@ -365,11 +365,11 @@ def judge(
     model: Annotated[
         str,
         option(
-            help="chat:MODEL@URL or any other model (MODEL#FILE: asked with the prompt in FILE), head:PATH for a reward model with a scoring head, or another judge."
+            help="chat:MODEL@URL or any other model (MODEL#FILE: with the prompt in FILE), head:PATH for a reward model with a scoring head, or another judge."
         ),
     ],
     tokenizer: Annotated[str, option(help="Folder (or model) whose tokenizer the attempts are read with.")],
-    style: Annotated[Literal["grade", "steps"], option(help="Ask for one grade, or for a verdict on each step.")] = "grade",
+    style: Annotated[Literal["grade", "steps"], option(help="Ask for one grade per attempt, or for a score of each step.")] = "grade",
     name: Annotated[str, option(help="What the judge is called in the run.")] = "judge",
     scorer: Annotated[str | None, option(help="As in `score`.")] = None,
     as_json: Json = False,
@@ -408,7 +408,7 @@ def _findings(found: dict[str, Any], run: Path, settings: dict[str, Any]) -> lis
             )
             if test := row.get("fork"):
                 sides = [f"{test[name]['successes']}/{test[name]['n']}" for name in ("before", "after")]
-                why += f"; success was {sides[0]} from before it and {sides[1]} from behind it, p {test['p_corrected']:.2g}: {_word(test)}"
+                why += f"; success was {sides[0]} from before it and {sides[1]} from after it, p {test['p_corrected']:.2g}: {_word(test)}"
             fork = f"ramify fork {run} {row['node'][:12]}"
             do = f"{fork} (with --model and --env where the run names none) samples what else could have been done there"
             made.append(Finding("step to blame", BLAME, why, row["node"], 0, do, row["grade"], "nats", row, settings))

@@ -25,7 +25,7 @@ def growth(maze: Maze) -> Fraction:
 
 
 def search_steps(maze: Maze, policy: str) -> Fraction:
-    """Expected cost behind a search wrapper, for golden_sft or optimal (Corollary 1; this wrapper is derived).
+    """Expected cost with a search wrapper, for golden_sft or optimal (Corollary 1; this wrapper is derived).
 
     Every proposal costs 1; one to an edge state visited on this excursion or to a finished branch is rejected and sampled again.
     """

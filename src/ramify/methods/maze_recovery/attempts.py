@@ -35,7 +35,7 @@ class TraceStep(NamedTuple):
     """One reply of the agent and what it was shown before."""
 
     state: Any
-    """What tells the state apart that the reply was given in."""
+    """Key of the state in which the reply was given."""
     shown: tuple[TokenMessage, ...]
     reply: TokenMessage
     node: str | None = None
@@ -143,11 +143,11 @@ def from_records(
     state_key: Key | None = None,
     task_key: Key | None = None,
 ) -> list[Trace]:
-    """Traces of records ``{"task_id", "steps": [{"state" or "obs", "action"}, ...], "success"}``, or pairs of (place, record).
+    """Traces of records ``{"task_id", "steps": [{"state" or "obs", "action"}, ...], "success"}``, or pairs of (location, record).
 
     Task, attempt, reward and success may stand under any name of :mod:`ramify.trace.aliases`. Optional: ``attempt_id``, ``system``, ``truncated``; of a step ``tokens`` (how many, or their ids), ``reward``, ``actions`` (what could
     have been done). Without ``success`` a reward, or a sum of rewards, above 0 is one. ``state_key`` and ``task_key`` are fields, or functions of the
-    step and of the record. Raises UserError naming place and field.
+    step and of the record. Raises UserError naming location and field.
     """
     found = []
     turn = lru_cache(_SHARED)(_turn)  # equal texts recur, as states and actions do: they are one object
@@ -222,7 +222,7 @@ def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., Toke
 
 
 def from_run(run: Run, group: str | None = None, scorer: str | None = None, texts: bool = False) -> list[Trace]:
-    """Traces of the attempts in a run's trees, one an attempt with a verdict of ``scorer`` (a leaf, in runs without any).
+    """Traces of the attempts in a run's trees, one per attempt with a score of ``scorer`` (a leaf, in runs without any).
 
     States are the environment's state keys where it gave some and ``texts`` is false, else the texts of observations. An attempt succeeded
     by the environment's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
@@ -246,7 +246,7 @@ class Source(Config):
     """How traces are read."""
 
     state_field: str | None = None
-    """Field of a step that tells its state apart (default: state, else obs); for files of whole traces."""
+    """Field of a step that identifies its state (default: state, else obs); for files of whole traces."""
     task_field: str | None = None
     """Field with the task of a trace or of an imported record (default: task_id and its like); equal states of two tasks never merge."""
     state_pattern: str | None = None
@@ -258,7 +258,7 @@ class Source(Config):
     group: str | None = None
     """Only trees of this group of a run."""
     scorer: str | None = None
-    """Whose verdict of a run says what succeeded; by default env, the imported reward, or the only one there is."""
+    """Scorer whose score decides what succeeded; by default env, the imported reward, or the only one there is."""
 
     def keys(self, pattern: StatePattern | None = None) -> Canonicaliser | None:
         """The canonicaliser, None where states are compared as they are; ``pattern`` is that of the settings."""
@@ -270,7 +270,7 @@ class Source(Config):
 def load(source: Path, settings: Source | None = None, form: str | None = None) -> Traces:
     """Traces of a run's folder, of a file with a whole trace a line (``{"task_id", "steps", "success"}``), or of any that can be imported.
 
-    ``form`` names the format of a file that is to be imported, by default it is told from the content. Raises UserError naming the
+    ``form`` names the format of a file that is to be imported, by default it is detected from the content. Raises UserError naming the
     file, line and field that is wrong.
     """
     c = settings or Source()
@@ -280,7 +280,7 @@ def load(source: Path, settings: Source | None = None, form: str | None = None) 
     if folder is not None:
         for option, given in (("--state-field", c.state_field), ("--task-field", c.task_field), ("--from", form)):
             if given is not None:
-                raise UserError(f"{source} is a run, whose tasks and states are its own, so {option} has nothing to name")
+                raise UserError(f"{source} is a run, whose tasks and states are its own, so {option} does not apply")
     else:
         first = None if form is not None or source.is_dir() else first_record(source)[1]
         if first is not None and "steps" in first and not {"kind", "messages"} & first.keys():
@@ -288,7 +288,7 @@ def load(source: Path, settings: Source | None = None, form: str | None = None) 
             made = from_records(records, c.state_field, c.task_field)
             return Traces(made, keys, c.state_field is None and "state" not in first["steps"][0], pattern)
         if c.state_field is not None:
-            raise UserError(f"{source} holds no whole traces (lines with 'steps'), so --state-field has nothing to name")
+            raise UserError(f"{source} holds no whole traces (lines with 'steps'), so --state-field does not apply")
     with opened(source, form, Fields(task=c.task_field)) as run:
         texts = keys is not None
         found = from_run(run, c.group, c.scorer, texts)

@@ -106,7 +106,7 @@ def _coverage(t: Traces, family: Canonicaliser, min_examples: int) -> dict[str, 
 
 
 def _verdict(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether recoveries stand out. States that a key does not tell apart look like returns, so such a key shows none for certain."""
+    """Whether recoveries stand out. States with the same key look like returns, so such a key shows none for certain."""
     odd, n, total = report["ambiguity"], report["recoveries"], report["traces"]
     if not n:
         return {"found": False, "verdict": "nothing stands out: no trace gets out of a wrong turn"}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _OFF = 0.01
-"""A share of recoveries farther than this from the one asked for is warned of."""
+"""Distance of the share of recoveries from the requested one above which a warning is given."""
 
 
 class BuildConfig(Config):
@@ -76,9 +76,9 @@ def build_sft(
 ) -> SftSet:
     """Build a set from the traces that succeeded; ``options`` are fields of :class:`BuildConfig`.
 
-    ``marks`` (``traces.detect``) say where replies take something back, for traces without states; ``measured`` how well they agree
+    ``marks`` (``traces.detect``) are the labels of steps that retract something, for traces without states; ``measured`` how well they agree
     with labels (``run.on_labels``), without which they mask nothing. ``template`` counts the tokens of texts. Raises UserError where
-    nothing succeeded, nothing fits, the mode needs states, or masks would be set by marks that are not known to be precise.
+    nothing succeeded, nothing fits, the mode needs states, or masks would be set by labels whose precision is unknown.
     """
     config = check(BuildConfig, options)
     if marks is not None:
@@ -106,7 +106,7 @@ def build_sft(
 def check_masks(config: BuildConfig, measured: Mapping[str, Any] | None) -> None:
     """Raise UserError where a detector would set masks whose precision is unknown, or may be below ``mask_precision``.
 
-    A false mark hides a right step and trains the wrong one: with the last sentence of "7 * 8 = 54. Hmm, 56. Wait, 56 + 5?" taken for a
+    A false label hides a right step and trains the wrong one: with the last sentence of "7 * 8 = 54. Hmm, 56. Wait, 56 + 5?" taken for a
     retraction, the 56 is hidden.
     """
     if not config.mask_mistakes:

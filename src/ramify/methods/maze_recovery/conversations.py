@@ -1,6 +1,6 @@
-"""Conversations to imitate, with a loss on chosen parts only, as rows that TRL's SFTTrainer and the trainer here read.
+"""Conversations to imitate, with a loss on chosen spans only, as rows that TRL's SFTTrainer and the trainer here read.
 
-A turn keeps the tokens it has; text without tokens is laid out once, by a chat template. What is trained is told in characters of a
+A turn keeps the tokens it has; text without tokens is rendered once, by a chat template. Trained spans are given in characters of a
 turn's text, so one description serves all forms: messages, pairs of prompt and completion, and tokens with labels.
 """
 
@@ -48,7 +48,7 @@ class Conversation:
                 )
 
     def cost(self, template: ChatTemplate | None = None) -> int:
-        """Tokens with a loss: sampled or laid out by ``template``; else counted by the trace, else one per ``CHARACTERS`` characters."""
+        """Tokens with a loss: sampled or rendered by ``template``; else counted by the trace, else one per ``CHARACTERS`` characters."""
         total = 0
         for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True)):
             if spans and (turn.tokens is not None or template is not None):
@@ -127,7 +127,7 @@ def _laid(turn: TokenMessage, spans: Spans, template: ChatTemplate | None, after
     if not spans or full:
         return ids, may if full else np.zeros(len(ids), np.bool_)
     if ends is None:
-        raise NeedsError("the tokens of a reply carry no character ends, so a loss on part of it has no place")
+        raise NeedsError("the tokens of a reply carry no character ends, so a loss on part of it cannot be placed")
     starts = np.concatenate([[0], ends[:-1]])
     inside = np.zeros(len(ids), np.bool_)
     for a, b in spans:
@@ -144,10 +144,10 @@ def _render(
             "the traces have text only: name the checkpoint whose tokenizer and chat template lay them out as tokens"
         )
     if turn.data.get("tool_calls"):
-        raise NeedsError("replies with tool calls are not laid out here: write messages, and let the trainer's template do it")
+        raise NeedsError("replies with tool calls are not rendered here: write messages, and let the trainer's template do it")
     laid, places, text = template.render(turn.role, turn.text, after)
     if text != turn.text and not full and turn.role == "assistant":
-        raise NeedsError("the chat template changes a reply's text, so a loss on part of it has no place")
+        raise NeedsError("the chat template changes a reply's text, so a loss on part of it cannot be placed")
     ids = np.asarray(laid, np.int32)
     may = (
         np.arange(len(ids)) >= len(template.open(turn.role, after)) if turn.role == "assistant" else np.zeros(len(ids), np.bool_)

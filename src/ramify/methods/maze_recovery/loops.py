@@ -8,7 +8,7 @@ path, everything since is dropped. How many states it has is the *height* of a s
 - a *stall* when it changes nothing: the next state is the same.
 
 A *recovery* is a return to a state after leaving it, where an advance is then made that was not yet tried there in this attempt (on the
-way back through several states, only the one where it continues is one). All of it is told from equal state keys alone, attempt by attempt.
+way back through several states, only the one where it continues is one). All of it is found from equal state keys alone, attempt by attempt.
 Derived for maze-recovery; loop erasure: Lawler 1980.
 """
 
@@ -205,7 +205,7 @@ class Ways:
         solved = np.bincount(graph.visit_task[won], minlength=len(graph.tasks)) > 0
         off = ~on & ~graph.group_terminal & solved[graph.group_task]
         last = graph.visit_next < 0
-        # a limit's end tells nothing of the state, and the goal reached there is no dead end
+        # an end by a limit says nothing of the state, and the goal reached there is no dead end
         further = (loops.moves > 0) & np.where(last, (won | cut[graph.visit_attempt]), True)
         leads = np.bincount(graph.visit_group[further], minlength=groups) > 0
         return cls(on, off, off & ~leads)
@@ -254,7 +254,7 @@ def _breadth_first(starts: Mapping[int, None], step: Mapping[tuple[int, int], in
 def ambiguous(graph: MergedGraph, cut: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Rows (M,) of the visits whose action was taken in their state more than once; of each (bool), whether it did not lead where most led.
 
-    None does in a deterministic environment whose keys tell states apart; else the key hides something, or the environment is random. Ends that a
+    None does in a deterministic environment whose keys identify states; else the key hides something, or the environment is random. Ends that a
     limit set (``cut``, bool (A,)) are left out.
     """
     known = np.ones(len(graph.visit_group), np.bool_)

@@ -1,4 +1,4 @@
-"""What is behind the verbs: detectors by name, and audits of what replies say."""
+"""The work of the verbs: detectors by name, and audits of what replies say."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def audit_replies(traces: Traces, detector: Judge, labels: Path | None = None) -
 
 
 def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str, Any] | None, by_reply: bool) -> dict[str, Any]:
-    """Whether more is marked than false marks explain: the lower end of the difference of both shares (Zou and Donner 2008) is above 0."""
+    """Whether more is labelled than false labels explain: the lower end of the difference of both shares (Zou and Donner 2008) is above 0."""
     each = [[[step.kind in BACK for step in reply.steps] for reply in own] for own in marks]
     units = [[any(reply) for reply in own] if by_reply else [back for reply in own for back in reply] for own in each]
     marked = clustered_proportion([back for own in units for back in own], np.repeat(t.clusters, list(map(len, units))))
@@ -97,7 +97,7 @@ def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str
 def on_labels(detector: Judge, labels: Path, ledger: Ledger | None = None) -> dict[str, Any]:
     """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set (:func:`ramify.methods.maze_recovery.traces.mask_precision`).
 
-    Raises UserError naming the file and line that is wrong, NeedsError where the detector could mark none.
+    Raises UserError naming the wrong file and line, NeedsError where the detector could label none.
     """
     known = labelled(read_lines(labels), str(labels))
     seen, faults = asyncio.run(mark_all([[text for text, _ in own] for own in known], detector, ledger=ledger))

@@ -64,7 +64,7 @@ class Maze:
             if given < least:
                 raise UserError(f"a maze needs {name} of at least {least}, not {given}")
             if given > most:  # beyond, ratios fit no float and exact sums take hours
-                raise UserError(f"a maze has {name} of at most {most}, and more was asked for")
+                raise UserError(f"a maze has {name} of at most {most}, and more was requested")
 
     def base(self) -> TabularPolicy:
         """The base model: every gap 0."""

@@ -19,14 +19,14 @@ L = Annotated[int, option("--l", help="Parallel edges a diamond.")]
 
 
 def exact(w: W = 15, k: K = 15, l: L = 5, as_json: Json = False) -> None:  # noqa: E741
-    """Expected steps through the maze: base model, limit of SFT on clean paths, optimum; alone and behind a search wrapper."""
+    """Expected steps through the maze: base model, limit of SFT on clean paths, optimum; alone and with a search wrapper."""
     maze = Maze(w, k, l)
     found: dict[str, Any] = {"W": w, "K": k, "L": l, "growth": float(growth(maze))}
     for name in NAMED:
         search = None if name == "base" else float(search_steps(maze, name))
         found[name] = {"steps": _finite(maze.expected_steps(name)), "log_steps": maze.log_steps(name), "search_steps": search}
     rows = [[name, *map(_digits, found[name].values())] for name in NAMED]
-    text = table(["policy", "steps", "ln steps", "steps behind a search wrapper"], rows)
+    text = table(["policy", "steps", "ln steps", "steps with a search wrapper"], rows)
     emit(found, as_json, f"{text}\n\none more diamond multiplies the golden SFT limit by {float(growth(maze)):.6g}")
 
 

@@ -1,6 +1,6 @@
 """What the steps of a free text do: continue, take something back, check something, start again. For traces without states.
 
-Detectors mark steps; none of them is the truth. :func:`agreement` measures one against labels, or against what state keys say.
+Detectors label steps; none of them is the truth. :func:`agreement` measures one against labels, or against what state keys say.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BREAK = re.compile(r"(?<=[.!?])[\"')\]*]*\s+(?=[\"'(\[*]*[A-Z0-9\\$])|\n+")
 
 
 class StepLabel(NamedTuple):
-    """What a step does. ``target``: the step it takes back or checks, None where the detector cannot tell."""
+    """What a step does. ``target``: the step it takes back or checks, None where the detector does not say."""
 
     kind: str
     target: int | None = None
@@ -117,7 +117,7 @@ Reply with one JSON array and nothing else, one object for each step in order: {
 
 
 def as_judgement(kind: str, target: int | None) -> Judgement:
-    """What a step does as the value of a judge: its place in :data:`KINDS`."""
+    """What a step does as the value of a judge: its index in :data:`KINDS`."""
     return Judgement(float(KINDS.index(kind)), evidence={"target": target}, unit="kind of step")
 
 
@@ -129,7 +129,7 @@ def _shown(items: Sequence[Item]) -> Mapping[str, Any]:
 
 
 def read_marks(reply: str, items: Sequence[Item]) -> list[Judgement]:
-    """The marks in a judge's reply: a JSON array of exactly one object a step, in order, with a known kind and a step or null as target.
+    """The labels in a judge's reply: a JSON array of exactly one object a step, in order, with a known kind and a step or null as target.
 
     Only a code fence around it is taken off. Raises ValueError that says what does not fit.
     """
@@ -164,21 +164,21 @@ STEPS = Question(
     tries=2,
     together=True,
 )
-"""What a model is asked that labels steps. What it replies is read strictly; a reply that does not fit is sampled once more."""
+"""Prompt of a model that labels steps. Its reply is parsed strictly; a reply that does not fit is sampled once more."""
 
 
 def find_detector(spec: str) -> Judge:
-    """What marks the steps of a text: ``lexicon``, or a model that labels them by :data:`RUBRIC`. Raises UserError where there is none such."""
+    """The detector that labels the steps of a text: ``lexicon``, or a model that labels them by :data:`RUBRIC`. Raises UserError on an unknown name."""
     kinds: dict[str, Callable[[str], Judge]] = {"lexicon": lambda argument: Lexicon()}
     return find_judge(as_asked(spec, "lexicon"), question=STEPS, kinds=kinds, only=("lexicon", "judge"), what="detector")
 
 
 async def marks(detector: Judge, steps: Sequence[str], ledger: Ledger | None = None) -> tuple[list[StepLabel] | None, str]:
-    """One mark a step, None where the detector could not tell, and why."""
+    """One label per step, None where the detector failed, and why."""
     found = await judged(detector, [Item(step) for step in steps], ledger)
     said = [StepLabel(KINDS[int(one.value)], one.evidence["target"]) for one in found if one.value is not None]
     if len(said) < len(steps):
-        return None, next((one.failure for one in found if one.failure), f"{detector.name} left a step without a mark")
+        return None, next((one.failure for one in found if one.failure), f"{detector.name} left a step without a label")
     return said, ""
 
 
@@ -192,7 +192,7 @@ class Marked(NamedTuple):
 async def mark_all(
     texts: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8, ledger: Ledger | None = None
 ) -> tuple[list[list[StepLabel] | None], list[str]]:
-    """The marks of the steps of each text, None where the detector could not tell; and what went wrong there. The cost goes to ``ledger``."""
+    """The labels of the steps of each text, None where the detector failed; and what went wrong there. The cost goes to ``ledger``."""
     gate = asyncio.Semaphore(concurrent)
     faults: list[str] = []
 
@@ -209,7 +209,7 @@ async def mark_all(
 async def detect(
     replies: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8, ledger: Ledger | None = None
 ) -> tuple[list[list[Marked]], list[str]]:
-    """What ``detector`` sees in the replies of each attempt, and what went wrong where it could not tell (those replies have no steps)."""
+    """What ``detector`` sees in the replies of each attempt, and what went wrong where it failed (those replies have no steps)."""
     texts = [text for own in replies for text in own]
     spans = [segment(text) for text in texts]
     steps = [[text[a:b] for a, b in own] for text, own in zip(texts, spans, strict=True)]
@@ -223,7 +223,7 @@ def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] 
 
     ``agreement`` is the share of equal kinds, ``kappa`` Cohen's (None where chance explains all); ``precision`` and ``recall`` are of "takes
     something back" (retract or restart), ``false_marks`` the share so marked of the steps that take nothing back. Each share has its interval
-    over traces (``stats.intervals.clustered_proportion``), and is None where there is nothing to measure it on. Raises UserError where the
+    over traces (``stats.intervals.clustered_proportion``), and is None where it cannot be measured. Raises UserError where the
     lengths differ or a kind is unknown.
     """
     if len(found) != len(truth):
@@ -249,7 +249,7 @@ def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] 
 def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequence[StepLabel]]) -> dict[str, Any] | None:
     """Of the steps that ``found`` takes as taken back, the share that ``truth`` says are, with its interval over traces.
 
-    Traces whose labels leave open which step a retraction is of have no part in it. None where nothing is left to measure it on.
+    Traces whose labels leave open which step a retraction is of are left out. None where nothing is left to measure it on.
     """
     hits: list[bool] = []
     traces: list[int] = []
@@ -263,7 +263,7 @@ def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequenc
 
 
 def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[list[tuple[str, StepLabel]]]:
-    """Text and step of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one are told alone.
+    """Text and step of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one count alone.
 
     ``target`` may name the earlier step that is taken back or checked, by its index in the trace. Raises UserError naming the line.
     """
@@ -313,7 +313,7 @@ def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict
 def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any] | None:
     """How well a detector agrees with the state keys, step by step: a step takes something back where it retreats or recovers by its key.
 
-    None where no trace comes back to a state, so that the keys cannot tell.
+    None where no trace comes back to a state, so that the keys decide nothing.
     """
     if t.loops.kept.all():
         return None

@@ -28,7 +28,7 @@ LEVEL = 0.05
 
 
 class AuditOptions(Source):
-    """What ``audit`` takes beside the source."""
+    """Options of ``audit`` in addition to the source."""
 
     min_examples: int = Field(3, ge=1)
     """Ways back that a kind of state needs to count as covered."""
@@ -41,7 +41,7 @@ class AuditOptions(Source):
 
 
 class BuildOptions(Source, BuildConfig):
-    """What ``build`` takes beside the source."""
+    """Options of ``build`` in addition to the source."""
 
     BASIC = "mode rho token_budget mask_mistakes seed scorer group labels"
     form: Literal["messages", "prompt-completion", "tokens"] = "messages"
@@ -122,7 +122,7 @@ def build(
 
 
 def _findings(found: dict[str, Any], run: Path, options: AuditOptions) -> list[Finding]:
-    """What an audit of the run ``run`` found, as the run keeps it: the verdict with all its numbers, and the dead ends that are no bad luck."""
+    """What an audit of the run ``run`` found, as the run keeps it: the verdict with all its numbers, and the dead ends that are more than chance."""
     settings = options.model_dump(mode="json", exclude_defaults=True)
     numbers = {name: value for name, value in found.items() if name not in ("per_trace", "verdict")}
     made = [Finding("recoveries", AUDIT, found["verdict"], evidence=numbers, identity=settings)]

@@ -14,7 +14,7 @@ NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none. Without ``logprobs`` the selector runs without its entropy term and says so."""
 
 PARTS = {"credit": ("rules",), "reader": ("old",)}
-"""Modules of this package that register parts, by kind."""
+"""Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.tree_rollouts.algorithm import UUCB as UUCB

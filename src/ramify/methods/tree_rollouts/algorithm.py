@@ -1,8 +1,8 @@
-"""Formulas of tree-rollouts: collapse law, informativeness, UUCB selector, allocator, advantages. No I/O.
+"""Formulas of tree-rollouts: probability of collapse, informativeness, UUCB selector, allocator, advantages. No I/O.
 
 Source: Hu, Yu, Cheng, Li, Song, "Maximizing Rollout Informativeness under a Fixed Budget" (arXiv 2605.05262), sections of our
 spec (``3.2`` ...) named at each formula. The paper's own equations could not be read: the decomposition (value + exploration +
-entropy, the marginal gains of one monotone submodular objective) is the paper's, the algebra is ours.
+entropy, the marginal gains of one monotone submodular objective) is the paper's, the algebra is derived here.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class BudgetAllocator:
         return learned_tie_break(self.weights, self._features(tree), closed) if self.config.learned else closed
 
     def _features(self, tree: GrownTree) -> np.ndarray:
-        """Inputs of the learned form besides the closed form, each of order 1, shape (6,)."""
+        """Inputs of the learned form in addition to the closed form, each of order 1, shape (6,)."""
         places = list(tree.places.values())
         entropies = [place.entropy for place in places if place.entropy is not None]
         ends = [tree.places[leaf.node].depth for leaf in tree.leaves]

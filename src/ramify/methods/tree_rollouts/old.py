@@ -40,7 +40,7 @@ def import_trees(path: Path, folder: Path) -> int:
 
 
 def _turns(run: Run, name: str, tree: GrownTree) -> dict[str, Node]:
-    """A node for each place, by the place's id; those of one parent are told apart by their order."""
+    """A node for each position, by the position's id; children of one parent are distinguished by their order."""
     nodes: dict[str, Node] = {}
     for index, place in enumerate(tree.places.values()):
         if place.parent is None:

@@ -1,4 +1,4 @@
-"""The record of one grown tree: places, leaves, counts along paths, and its exact JSON form in the journal of its run (3.1, 3.9)."""
+"""The record of one grown tree: positions, leaves, counts along paths, and its exact JSON form in the journal of its run (3.1, 3.9)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EARLIER = {"draws": "samples"}
 
 @dataclass(slots=True)
 class Place:
-    """What a turn led to: a prefix one can fork at, or the end of an attempt. Equal turns from one place are one place here
+    """What a turn led to: a prefix one can fork at, or the end of an attempt. Equal turns from one position are one position here
     (a view: the stored nodes stay two)."""
 
     id: str
@@ -36,7 +36,7 @@ class Place:
     depth: int
     """turns from the root"""
     origin: int = 0
-    """index of the root attempt whose chain this place was first reached on"""
+    """index of the root attempt on whose path this position was first reached"""
     text: str = ""
     """the turn that led here"""
     turn_tokens: list[int] | None = None
@@ -76,7 +76,7 @@ class Leaf:
     """The end of one attempt. ``cost`` counts newly sampled turns or tokens only."""
 
     node: str
-    """place where it ended"""
+    """position where it ended"""
     stored: str
     """leaf node of the attempt as stored"""
     index: int
@@ -123,7 +123,7 @@ class GrownTree:
 
     @property
     def root(self) -> Place:
-        """The place before the first turn."""
+        """The position before the first turn."""
         return next(iter(self.places.values()))
 
     @property
@@ -137,7 +137,7 @@ class GrownTree:
         return is_mixed(self.root.s, self.root.n)
 
     def path(self, place: str | None) -> list[Place]:
-        """Places from ``place`` up to the root."""
+        """Positions from ``place`` up to the root."""
         found = []
         while place is not None:
             found.append(self.places[place])
@@ -145,7 +145,7 @@ class GrownTree:
         return found
 
     def absorb(self, start: str, attempt: Attempt, counted: bool) -> Leaf:
-        """Add an attempt that continued from ``start``: new places, cost, and counts along its whole path (3.5, steps 4 and 5)."""
+        """Add an attempt that continued from ``start``: new positions, cost, and counts along its whole path (3.5, steps 4 and 5)."""
         at = self.places[start]
         fresh = start == self.root.id
         origin = attempt.index if fresh else at.origin

@@ -143,7 +143,7 @@ def report_text(found: dict[str, Any]) -> str:
 def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: float = LEVEL) -> dict[str, Any]:
     """Whether two arms differ in groups with mixed outcomes or L1 mass, task by task: differences with 95 % intervals, p-values corrected for both.
 
-    Trees are paired by task, several of one task in their order; those without a partner count as ``unpaired``. Mixed groups are
+    Trees are paired by task, several of one task in their order; those without a partner count as ``unpaired``. Groups with mixed outcomes are
     compared by McNemar's exact test, L1 mass by permutation within pairs. Raises UserError where fewer than two tasks are shared or the
     units differ.
     """

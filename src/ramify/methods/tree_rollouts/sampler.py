@@ -104,7 +104,7 @@ class TreeSampler:
         return pick
 
     def _choose(self, tree: GrownTree, able: list[Place]) -> tuple[Place, dict[str, float]]:
-        """The place to expand and its weighted score terms. N and the posteriors are those of the results merged so far."""
+        """The position to expand and its weighted score terms. N and the posteriors are those of the results merged so far."""
         if len(able) == 1:
             return able[0], {}
         if self.config.rule == "random":
@@ -133,7 +133,7 @@ class TreeSampler:
         for above in tree.path(pick.place.id):
             above.pending -= 1
         if isinstance(attempt, str) or not attempt.turns:
-            # nothing was sampled: trying the same place again would never end
+            # nothing was sampled: trying the same position again would never end
             pick.place.forkable = False
             why = attempt if isinstance(attempt, str) else attempt.failure or "the attempt had no turn"
             self._note(tree, f"node {pick.place.id} cannot be forked: {why}", "cannot be forked")

@@ -82,7 +82,7 @@ def make_prompts(n: int, seed: int, kinds: Sequence[str] = MIXTURE) -> dict[str,
 
 
 class ToyGrower:
-    """Plays prompts; samples are keyed by place (seed, tree, node, index), so arms of one seed share their first attempts."""
+    """Plays prompts; samples are keyed by position (seed, tree, node, index), so arms of one seed share their first attempts."""
 
     def __init__(self, prompts: dict[str, ToyPrompt], seed: int = 0) -> None:
         self.prompts, self.seed = prompts, seed

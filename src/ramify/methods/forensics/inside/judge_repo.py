@@ -1,4 +1,4 @@
-"""Inside a sandbox: what a repository has become, as one line of JSON. Started beside the folder ``repo``; arguments on standard input.
+"""Runs inside a sandbox: prints the state of a repository as one line of JSON. Started in the parent of the folder ``repo``; arguments on standard input.
 
 Nothing of the repository is imported. Its hook is run, which is why this is run where the hook can do no harm.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 IGNORES = re.compile(r"#\s*(type:\s*ignore|mypy:|pyright:).*$", re.MULTILINE)
-#: Options of a hook's mypy that ask for less than the configuration does.
+#: Options of a hook's mypy that check less than the configuration does.
 WEAKER = re.compile(
     r"--(allow-|disable-error|ignore-|exclude|follow-imports|no-(strict|check|warn|disallow)|config-file[= ](?!pyproject)|python-exe)"
 )
