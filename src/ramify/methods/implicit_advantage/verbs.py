@@ -369,7 +369,9 @@ def judge(
         ),
     ],
     tokenizer: Annotated[str, option(help="Folder (or model) whose tokenizer the attempts are read with.")],
-    style: Annotated[Literal["grade", "steps"], option(help="Ask for one grade per attempt, or for a score of each step.")] = "grade",
+    style: Annotated[
+        Literal["grade", "steps"], option(help="Ask for one grade per attempt, or for a score of each step.")
+    ] = "grade",
     name: Annotated[str, option(help="What the judge is called in the run.")] = "judge",
     scorer: Annotated[str | None, option(help="As in `score`.")] = None,
     as_json: Json = False,
