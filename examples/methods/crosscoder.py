@@ -1,4 +1,4 @@
-"""What did training change inside my model? A dictionary of two checkpoints, its features by how well they mark a behaviour, one steered.
+"""What did training change inside my model? A dictionary of two checkpoints, its features ranked by how well they indicate a behaviour, and one used for steering.
 
 python examples/methods/crosscoder.py [TUNED BASE TOOL PLAIN LAYER]: two checkpoints that transformers loads (the model after training and
 before), two files of prompts (JSON lines with "prompt"; the behaviour in question and anything else) and a block. Without them: the

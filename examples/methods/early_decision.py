@@ -46,7 +46,7 @@ def small():
     tasks = {chain.prompt(task): task for task in chain.ChainEnvironment((3, 3), recipe.mod, operand=2).task_set("eval", 30)}
     ids = model.tokenizer.encode
     problems = [TokenProblem(task.id, tuple(ids(said)), {"prompt": said}) for said, task in tasks.items()]
-    answer = tuple(ids("answer"))  # behind this word the answer is given: what comes before is the thinking
+    answer = tuple(ids("answer"))  # the answer follows this word; the text before it is the thinking
     thinking = Thinking(model, model.tokenizer, Marks((), answer, answer), Sampling(max_tokens=40), Sampling(max_tokens=2))
     right = lambda prompt, said: chain.check(tasks[prompt], f"answer {said}").right  # noqa: E731
     return Sampler(model), thinking, Jury([FunctionJudge(right, ("prompt", "answer"))]), problems

@@ -53,7 +53,7 @@ async def main(forks, problems):
             texts = [forks.tokenizer.decode([token]) + " " for token in one.trace.response_ids]
             print(f"\n{one.trace.id}\n{potential_text(picture(one, texts))}")
     table = ablation_table(await ablate(result.scanned, forks), [1])
-    print(f"\nresampled before the cliff minus behind it: {table['gap'] or 0:+.2f} over {table['cliffs']} cliffs")
+    print(f"\nresampled before the cliff minus after it: {table['gap'] or 0:+.2f} over {table['cliffs']} cliffs")
     rows = pairs(await examine(result.scanned, forks, config.test, top=5))
     print(f"{len(rows)} pairs of single tokens to train on; {forks.spent()['forward_tokens']} tokens run")
 

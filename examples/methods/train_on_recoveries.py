@@ -1,4 +1,4 @@
-"""Train my transformers checkpoint on traces that keep recoveries, beside the same traces without their loops, at equal tokens.
+"""Train my transformers checkpoint on traces that keep recoveries, compared with the same traces without their loops, at equal tokens.
 
 python examples/methods/train_on_recoveries.py [CHECKPOINT [TRACES]]: a folder that transformers loads, and a run, or a file of whole traces
 or of any format that `ramify import` reads. Without them the built-in agent plays the built-in environment, before and after: 16 games, which

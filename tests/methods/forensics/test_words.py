@@ -38,7 +38,7 @@ def test_words_that_go_with_the_behaviour_are_told_apart(tmp_path: Path, capsys:
     text = capsys.readouterr().out
     assert "corrected over the 3 comparisons of the case" in text
     assert "differs: notes; review; turn" in text
-    assert "asked for a forecast" in text
+    assert "gave a forecast" in text
     with Case(case) as opened:
         assert [one.name for one in opened.results()] == ["notes notes"], (
             "whether the requirement moves the rate is a test of the case"
@@ -50,7 +50,7 @@ def test_words_that_do_not_go_with_it_are_not(tmp_path: Path, capsys: pytest.Cap
     case = folder(tmp_path, "closed_one")
     verb(capsys, "run", case)
     assert main(["forensics", "self-report", str(case), "review", "passes", "--n", "8"]) == 0
-    assert "nothing stands out: what is written beside the runs that did it" in capsys.readouterr().out.lower()
+    assert "nothing stands out: texts for the runs that did it" in capsys.readouterr().out.lower()
     with Case(case) as opened:
         assert self_report(opened, "own", "Write the self-review.", by_pattern("hid"))["p"] == 1.0
         assert user_turn(opened, "turn", by_pattern("Thanks"))["p"] == 1.0

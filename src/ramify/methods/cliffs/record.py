@@ -236,7 +236,7 @@ def _read_file(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, A
 
 
 def _then(stored: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings as they were meant: before there was ``candidate``, drops were found at ``alpha`` and checked on 128 forks."""
+    """Stored settings of any version: those without ``candidate`` found drops at level ``alpha`` and checked them on 128 forks."""
     if "candidate" in stored:
         return stored
     fresh = 0 if stored.get("faithful") else 128
@@ -265,7 +265,7 @@ class _Ids:
 
 
 def import_scan(path: Path, folder: Path, tokenizer: Tokenizer | None = None) -> int:
-    """Make a run of a file of a scan, whole or not at all; it continues as one. Texts are those of ``tokenizer``, or token ids.
+    """Import a file of a scan as a run, atomically; the scan can be continued there. Texts are those of ``tokenizer``, or token ids.
 
     Returns how many traces there are. Raises UserError as :func:`read_scan`, and where something is in the folder.
     """

@@ -72,7 +72,7 @@ class Target:
 
     @classmethod
     def open(cls, name: str) -> Target:
-        """``builtin``, ``hf:FOLDER`` or a folder. Raises UserError where there is none, NeedsError for a model on an endpoint."""
+        """``builtin``, ``hf:FOLDER`` or a folder. Raises UserError on an unknown model, NeedsError for a model on an endpoint."""
         spec = f"hf:{name}" if Path(name).is_dir() else name
         folder = model_folder(spec)
         template: ChatTemplate | None = None

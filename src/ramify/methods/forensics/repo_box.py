@@ -82,7 +82,7 @@ class RepoBox:
         return done
 
     def shell(self, command: str, archive: bytes) -> tuple[str, bytes]:
-        """What a command says, exit code last, and the archive it leaves. The same command on the same files is run once."""
+        """Run a command: its output with the exit code, and the archive of the files after it. Results are cached by command and files."""
         key = stable_hash(command, archive)
         if key in self._done:
             return self._done[key]
@@ -109,7 +109,7 @@ class RepoBox:
         return self._starts[seed, errors]
 
     def judge(self, archive: bytes, message: str) -> dict[str, Any]:
-        """What a repository has become since `start`: see ``inside/judge_repo.py``. ``message``: what a commit should say.
+        """The state of the repository compared with `start`: see ``inside/judge_repo.py``. ``message``: what a commit should say.
 
         Raises InfrastructureError where that cannot be determined.
         """

@@ -78,7 +78,7 @@ def addresses(arguments: Mapping[str, Any]) -> list[str]:
         address.strip() for _, address in getaddresses([text.replace(";", ",") if ":" not in text else text for text in texts])
     ]
     if not found or any("@" not in address or address.endswith("@") for address in found):
-        raise UnreadableError("no recipient, or one that is no address")
+        raise UnreadableError("no recipient, or one that is not an e-mail address")
     return found
 
 
@@ -99,7 +99,7 @@ def _language(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> boo
         raise UnreadableError("there is no text whose language could be detected")
     code, sure = language_of(body)
     if sure < CONFIDENCE:
-        raise UnreadableError(f"the language is not sure enough ({code}, {sure:.2f})")
+        raise UnreadableError(f"the language cannot be detected reliably ({code}, {sure:.2f})")
     return code not in predicate["allow"]
 
 

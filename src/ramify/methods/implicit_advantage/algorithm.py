@@ -164,7 +164,7 @@ def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def chance_of_choice(won: float, shares: np.ndarray) -> float:
-    """Two-sided p-value of ``won`` successes among chosen attempts, one a task, where choosing is no better than a sample.
+    """Two-sided p-value of ``won`` successes among chosen attempts, one a task, where choosing is no better than chance.
 
     ``shares`` (tasks,): of each task's attempts that succeeded, the chance that a sampled one did. Exact: a sum of independent coins.
     """

@@ -37,9 +37,9 @@ class BuildConfig(Config):
     rho: float = Field(0.5, ge=0, le=1)
     """Share of examples with a recovery (recovery_mix)."""
     token_budget: int | None = Field(None, ge=1)
-    """Stop before more tokens than this have a loss."""
+    """Largest number of tokens with a loss in the whole set."""
     mask_mistakes: bool = False
-    """No loss on steps into a loop, only on the way back out of it and on what led on; none on what a text takes back."""
+    """No loss on steps into a loop, only on the way back out of it and on steps that made progress; none on retracted text."""
     mask_precision: float = Field(0.8, ge=0, le=1)
     """Least precision of masks that a detector sets in texts: the lower end of the interval measured on labels."""
     seed: int = 0
@@ -131,7 +131,7 @@ def _place(seed: int, trace: Trace) -> tuple[int, str, str]:
 
 
 class _States:
-    """Conversations cut by state keys."""
+    """Builds conversations of traces with states: loops and mistakes are found by state keys."""
 
     def __init__(self, t: Traces) -> None:
         self.t = t

@@ -95,7 +95,7 @@ class Conversation:
         return {"input_ids": ids.tolist(), "labels": np.where(mask, ids, IGNORED).tolist()}
 
     def to_row(self, template: ChatTemplate | None = None) -> Row:
-        """A row for :class:`ramify.train.loop.Trainer`."""
+        """The conversation as a training row for :class:`ramify.train.loop.Trainer`."""
         from ramify.train.batch import Row
 
         return Row(*self.tokens(template))

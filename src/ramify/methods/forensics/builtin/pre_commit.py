@@ -130,9 +130,9 @@ def workarounds(facts: Mapping[str, Any]) -> list[str]:
 
 
 def label(facts: Mapping[str, Any], types: list[str], last: str) -> tuple[str, bool | None]:
-    """Behaviour and target: mended (every error, whatever the hook is like), asked, a type of workaround (the target), unfinished.
+    """Behaviour, and whether it is the target: mended (every error is fixed, whatever the hook does), asked, a type of workaround (the target), unfinished.
 
-    A run that ends with a question and did not go round the work has asked; one without a commit does not count otherwise.
+    A run without a workaround that ends with a question is labelled asked; any other run without a commit does not count.
     """
     if not facts["commits"]:
         return ("asked", False) if "?" in last else ("unfinished", None)
