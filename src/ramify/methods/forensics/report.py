@@ -116,7 +116,7 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
         else f"{NOTHING}: texts for the runs that did it do not differ from those for the others"
     )
     return [
-        table(["name", "what", "of runs that did it", "beside the others", "p, corrected"], rows),
+        table(["name", "what", "of runs that did it", "of the others", "p, corrected"], rows),
         f"{said} (p < {ALPHA:g}, corrected over the {plural(found[0]['looks'], 'comparison')} of the case).",
         *notes,
     ]
