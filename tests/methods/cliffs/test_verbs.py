@@ -83,7 +83,7 @@ def test_scan_ablate_pairs_and_show(checkpoint: Path, problems: Path, tmp_path: 
     code, out, err = run(capsys, "scan", *base(checkpoint), *completion, "--out", scan, "--budget-rollouts", 500, "--json")
     first = json.loads(out)
     assert code == 3
-    assert "traces were not scanned" in err
+    assert "traces not scanned" in err
     assert 0 < first["traces"] < 5
     code, out, _ = run(capsys, "scan", *base(checkpoint), *completion, "--out", scan, "--json")
     whole = json.loads(out)

@@ -127,7 +127,7 @@ def test_why_mark_and_the_page_say_it(tmp_path: Path, capsys: pytest.CaptureFixt
     write_rows(tmp_path / "steps.jsonl", log({"left": (9, 10), "right": (1, 10)}))
     at = ["--task", "t", "--attempt", "left0", "--step"]
     assert main(["graph-credit", "why", str(tmp_path / "steps.jsonl"), *at, "1"]) == 0
-    assert "the step stands out of chance: rewards +0.8 against the 10 others" in capsys.readouterr().out
+    assert "the step stands out of chance: rewards +0.8 against 10 others" in capsys.readouterr().out
     assert main(["graph-credit", "why", str(tmp_path / "steps.jsonl"), *at, "0"]) == 0
     assert "the step cannot be compared" in capsys.readouterr().out
     assert main(["import", str(tmp_path / "steps.jsonl"), "--run", str(tmp_path / "run")]) == 0
