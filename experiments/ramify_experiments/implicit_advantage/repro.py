@@ -47,7 +47,7 @@ KL = 0.05
 NEAR, MOST = 4, 80
 """The reference that is too near is the policy so many updates before the end; training ends after so many at the latest."""
 LAG = 0.15
-"""Validation begins where the last three updates' attempts came this close to the target: they lag behind the training."""
+"""Validation begins where the last three updates' attempts came this close to the target: they lag the training by some updates."""
 MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
 """Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
 OTHERS = ("too near", "too far")

@@ -2,7 +2,7 @@
 
 An environment for asking why an agent cut a corner: the shortcut passes the check and is never what the owner wants. Four factors may each
 change one thing the agent sees (how many errors, how clear the request is, whether a reviewer reads the commit, whose code it is), and
-a question in the third person asks for advice in place of an action. The reward pays for a passing check and charges every step, so it
+a question in the third person asks for advice instead of an action. The reward pays for a passing check and charges every step, so it
 rewards the shortcut; the outcome does not.
 """
 
