@@ -51,7 +51,7 @@ FURTHER, ADVANCED = Group("Settings of a format", sort_key=2), Group("Advanced s
 
 
 def argument(metavar: str | None = None, help: str = "") -> Parameter:
-    """An argument by place. ``list[...]`` takes all that are given."""
+    """A positional argument. ``list[...]`` takes all that are given."""
     named: dict[str, Any] = {} if metavar is None else {"name": metavar.removesuffix("..."), "metavar": metavar}
     return Parameter(help=help, group=ARGUMENTS, show_default=False, negative=(), **named)
 
@@ -83,19 +83,24 @@ Files = Annotated[list[Path] | None, option("--config", metavar="FILE", help="TO
 RunArgument = Annotated[str, argument("RUN", help="Folder of a run, or its name under ./runs.")]
 Trust = Annotated[
     bool,
-    option("--trust", help="Let the settings of a run that was imported, or made elsewhere, load code, connect and read files."),
+    option(
+        "--trust",
+        help="Allow the settings of a run that was imported, or made elsewhere, to load code, open connections and read files.",
+    ),
 ]
 ForkModel = Annotated[
     str | None,
-    option("--model", metavar="MODEL", help="Who continues, as in `ramify rollout`; needed where the run names no agent."),
+    option("--model", metavar="MODEL", help="The agent that continues, as in `ramify rollout`; needed where the run names none."),
 ]
 ForkEnv = Annotated[
-    str | None, option("--env", metavar="ENV", help="The environment that answers; needed where the run names none.")
+    str | None, option("--env", metavar="ENV", help="The environment to continue in; needed where the run names none.")
 ]
 Form = Annotated[
     str | None,
     option(
-        "--from", metavar="FORMAT", help="Format of the file, see `ramify list reader`; by default it is told from the content."
+        "--from",
+        metavar="FORMAT",
+        help="Format of the file, see `ramify list reader`; by default it is detected from the content.",
     ),
 ]
 Device = Annotated[
@@ -109,7 +114,7 @@ Dtype = Annotated[
 
 def find_run(text: str) -> Path:
     """The folder of the run ``text`` names. Raises UserError with the nearest run that exists."""
-    from ramify.trace.connect import FILE  # help alone starts faster without numpy
+    from ramify.trace.connect import FILE  # help starts faster without numpy
     from ramify.trace.sources import RUNS, run_folder
 
     folder = run_folder(Path(text))
@@ -126,9 +131,9 @@ def find_run(text: str) -> Path:
 
 
 def check_forks(fork: int | None, *who: object) -> None:
-    """Raises UserError where ``who`` continues (--model, --env, --trust) is named and nothing is to be continued."""
+    """Raises UserError where ``who`` continues (--model, --env, --trust) is given without anything to continue."""
     if fork is None and any(who):
-        raise UserError("--model, --env and --trust say who plays on, which --fork N asks for")
+        raise UserError("--model, --env and --trust choose what continues the attempts, so they go with --fork N")
 
 
 class Verbs(App):
@@ -230,7 +235,7 @@ def _flag(name: str) -> str:
 
 
 def _parameter(own: inspect.Parameter, hint: Any) -> inspect.Parameter:
-    """A parameter of the function as the parser is to see it: by place or by name, with a default worth showing, whole numbers whole."""
+    """A parameter of the function for the parser: positional or named, with a default worth showing, whole numbers whole."""
     hint, mark = (get_args(hint)[0], get_args(hint)[1]) if get_origin(hint) is Annotated else (hint, option())
     more: dict[str, Any] = {}
     if own.default in (None, False, "", inspect.Parameter.empty):

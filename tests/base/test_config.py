@@ -79,7 +79,7 @@ def test_plain_data_round_trips_and_names_its_source() -> None:
     assert check(Job, job.to_json()) == job
     with pytest.raises(UserError, match=r"unknown key 'modes' in run\.sqlite \(did you mean 'mode'\?\)"):
         check(Job, {"modes": "fast"}, "run.sqlite")
-    with pytest.raises(UserError, match="--name is missing: a name; a --config file may say it, too"):
+    with pytest.raises(UserError, match="--name is missing: a name; set it here or in a --config file"):
         load(Required)
 
 

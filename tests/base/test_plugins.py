@@ -36,7 +36,7 @@ BROKEN = {
     "wrong-object": ("from ramify.base.registry import register\nregister('env', 'answer')(42)", "a class or function is needed"),
     "wrong-kind": (
         "from ramify.base.registry import register\nregister('environments', 'x')",
-        "unknown kind of part 'environments'",
+        "unknown kind of component 'environments'",
     ),
     "wrong-name": ("from ramify.base.registry import register\nregister('env', 'a:b')", "is no name for a env"),
     "escapes": ("raise ValueError('\\x1b]0;owned\\x07 \\x1b[2Jx')", "ValueError"),

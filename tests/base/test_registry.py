@@ -1,4 +1,4 @@
-"""One door for parts: built-in parts, plug-ins, and what happens when either is wrong."""
+"""The registry of components: built-in ones, plug-ins, and what happens when either is wrong."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_two_objects_of_one_class_and_name_are_refused_where_two_modules_registe
 def test_unknown_names_and_kinds_suggest_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown env 'houshold' \(did you mean 'household'\?\)"):
         registry.get("env", "houshold")
-    with pytest.raises(UserError, match=r"unknown kind of part 'envs' \(did you mean 'env'\?\)"):
+    with pytest.raises(UserError, match=r"unknown kind of component 'envs' \(did you mean 'env'\?\)"):
         registry.names("envs")
-    with pytest.raises(UserError, match="unknown kind of part"):
+    with pytest.raises(UserError, match="unknown kind of component"):
         registry.register("worlds", "x")
 
 

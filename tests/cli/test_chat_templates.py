@@ -29,7 +29,7 @@ from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.train.batch import rows_from_path
 from ramify.web.api import Api
-from ramify.web.limits import Places
+from ramify.web.limits import Slots
 from ramify.web.recording import Recorder
 
 _TURN = "{{ '<|im_start|>' + m.role + '\\n' + text + '<|im_end|>\\n' }}"
@@ -372,7 +372,7 @@ def test_a_server_shows_what_transformers_renders(here: Path, models: dict[str, 
     model = models[name]
     layout, _ = find_served(f"hf:{model}", 4)
     recorder = Recorder(here / "run", {}, layout.template)
-    api = Api(layout, "tiny", Places(4, 4, 4), recorder)
+    api = Api(layout, "tiny", Slots(4, 4, 4), recorder)
     talk: list[dict] = [{"role": "system", "content": "Be <|im_end|> brief."}, {"role": "user", "content": "Where is it?"}]
 
     async def chat() -> None:

@@ -163,7 +163,7 @@ def test_skeletons_are_typed_and_their_own_tests_pass(here: Path) -> None:
         ("match", "is taken"),
         ("json", "is taken"),
         ("numpy", "is taken"),
-        ("exact", "the judge 'exact' is there already"),
+        ("exact", "the judge 'exact' exists already"),
     ],
 )
 def test_names_that_cannot_be(name: str, sentence: str) -> None:

@@ -59,7 +59,7 @@ def test_a_method_is_a_package_with_tests_a_page_and_an_experiment(made: Path) -
 
 def test_names_that_are_taken(verb: Any, here: Path) -> None:
     for name in ("cliffs", "improve"):
-        assert f"the method '{name}' is there already" in verb.refused("new", "method", name)
+        assert f"the method '{name}' exists already" in verb.refused("new", "method", name)
 
 
 @pytest.mark.slow

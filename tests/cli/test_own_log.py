@@ -168,7 +168,7 @@ def test_whose_score_decides(verb: Any) -> None:
     assert "scores by polite, right" in verb("import", write("log.jsonl", records), "--run", "mine").out
     for words in (("report",), ("mark",)):
         assert "choose one with --scorer (polite, right)" in verb.refused("graph-credit", *words, "mine")
-    assert "no verdict of scorer 'rihgt' (did you mean 'right'?)" in verb.refused(
+    assert "no score of scorer 'rihgt' (did you mean 'right'?)" in verb.refused(
         "graph-credit", "report", "mine", "--scorer", "rihgt"
     )
     assert "Several scorers judged the attempts (polite, right)" in verb("show", "mine").out
@@ -177,7 +177,7 @@ def test_whose_score_decides(verb: Any) -> None:
     verb("show", "mine", "--scorer", "right", "--html", "right.html")
     assert "Several scorers judged them (polite, right)" in Path("all.html").read_text(encoding="utf-8")
     assert "2 of 4 attempts succeed" in Path("right.html").read_text(encoding="utf-8")
-    assert "no verdict of scorer 'x'" in verb.refused("show", "mine", "--scorer", "x")
+    assert "no score of scorer 'x'" in verb.refused("show", "mine", "--scorer", "x")
 
 
 def test_what_has_no_effect_is_refused(verb: Any) -> None:

@@ -103,7 +103,7 @@ def test_export_formats(verb: Any, chats: Path) -> None:
 
 def test_export_refuses(verb: Any, chats: Path) -> None:
     Path("there").mkdir()
-    assert "cannot tell the format of out.xyz: name one with --to" in verb.refused("export", "chats", "out.xyz")
+    assert "cannot determine the format of out.xyz: name one with --to" in verb.refused("export", "chats", "out.xyz")
     assert "unknown format 'parket' (did you mean 'parquet'?)" in verb.refused("export", "chats", "out", "--to", "parket")
     assert "runs/chats has 2 trees: choose one with --tree" in verb.refused("export", "chats", "out.dot")
     assert "a run has no 'node' to export" in verb.refused("export", "chats", "out.parquet", "--records", "node")
@@ -137,7 +137,7 @@ def test_import_refuses_a_pipe(verb: Any, here: Path, form: list[str]) -> None:
 def test_import_refuses_places(verb: Any, chats: Path) -> None:
     assert "cannot read" in verb.refused("import", "nosuch.jsonl", "--run", "new")
     assert "cannot read" in verb.refused("import", "runs", "--run", "new")
-    assert "is there already" in verb.refused("import", "chats.jsonl", "--run", "runs/chats")
+    assert "exists already" in verb.refused("import", "chats.jsonl", "--run", "runs/chats")
     assert "--run is missing" in verb.refused("import", "chats.jsonl")
 
 
@@ -217,7 +217,7 @@ def test_ctrl_c_keeps_what_was_done_and_says_how_to_continue(here: Path) -> None
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "ramify: interrupted; what was done is kept: continue with `ramify resume run`"
+    assert err.splitlines()[-1] == "ramify: interrupted; finished work is kept: continue with `ramify resume run`"
     with Run.open(here / "run") as run:
         assert len(run) >= nodes > 0
         assert json.dumps(run.meta["config"])

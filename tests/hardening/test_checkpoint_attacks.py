@@ -1,4 +1,4 @@
-"""Checkpoints that strangers wrote: nothing in them runs, and what is no plain safetensors file is refused at once."""
+"""Untrusted checkpoints: nothing in them runs, and anything but a plain safetensors file is refused at once."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_every_verb_that_writes_refuses_a_run_that_is_written(tmp_path: Path, ch
         for words in (["resume", tmp_path / "run"], ["fork", tmp_path / "run", node, "--n", "1"]):
             refused(ramify(*words), 2, "is being written by another process")
         refused(ramify("improve", *settings, "--out", tmp_path / "run"), 2, "holds a run already")
-        refused(ramify("import", chats, "--run", tmp_path / "run"), 2, "is there already")
+        refused(ramify("import", chats, "--run", tmp_path / "run"), 2, "exists already")
         for words in (["show", tmp_path / "run"], ["export", tmp_path / "run", tmp_path / "out.jsonl"]):
             assert ramify(*words).returncode == 0  # readers may read meanwhile
     with Run.create(tmp_path / ".part-new", {}):

@@ -84,7 +84,7 @@ def test_a_blob_with_another_content_and_one_that_is_gone_are_named(made: Path, 
     assert main(["check", "run", str(made)]) == 1
     told = capsys.readouterr().out
     assert f"blob '{kept}'" in told
-    assert f"blob '{lost}', which is not there" in told
+    assert f"blob '{lost}', which is missing" in told
 
 
 def test_flipped_bits_that_change_a_node_are_found(made: Path, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_the_traceback_of_a_fault_of_ours(here: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", FAULT, str(here)], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.startswith("ramify: a fault of ramify itself")
+    assert done.stderr.startswith("ramify: a bug in ramify")
     assert "RuntimeError:  [redacted] https://[redacted]@h/" in done.stderr
     assert not set("\x1b\u202e") & set(done.stderr)
     assert leaks(here, done.stdout, done.stderr) == []

@@ -20,7 +20,7 @@ from waiting import PATIENCE, until
 
 from ramify.base.errors import UserError
 from ramify.web import connection, limits
-from ramify.web.limits import Guard, Places, RefusedRequestError, error_handlers, read_json
+from ramify.web.limits import Guard, RefusedRequestError, Slots, error_handlers, read_json
 
 GONE: list[str] = []
 BEGUN: list[str] = []
@@ -105,58 +105,58 @@ def test_json_is_read_as_python_reads_it(value: dict[str, object]) -> None:
 
 
 def test_places_are_counted() -> None:
-    places = Places(2, 3)
-    with places.take("a", 1), places.take("b", 2), places.take("c", 2):
-        with pytest.raises(RefusedRequestError, match="All 5 places are taken") as refused, places.take("d", 1):
+    slots = Slots(2, 3)
+    with slots.take("a", 1), slots.take("b", 2), slots.take("c", 2):
+        with pytest.raises(RefusedRequestError, match="All 5 slots are taken") as refused, slots.take("d", 1):
             pass
-        assert (refused.value.status, places.taken) == (429, 5)
+        assert (refused.value.status, slots.taken) == (429, 5)
         assert 1 <= int(refused.value.headers["retry-after"]) <= 60
-    with Places(2, 3, 9).take("a", 5):
+    with Slots(2, 3, 9).take("a", 5):
         pass
-    with pytest.raises(RefusedRequestError, match="not 3") as never, places.take("a", 3):
+    with pytest.raises(RefusedRequestError, match="not 3") as never, slots.take("a", 3):
         pass
-    assert (never.value.status, places.taken) == (400, 0)
+    assert (never.value.status, slots.taken) == (400, 0)
     with pytest.raises(UserError, match="at least 1"):
-        Places(0, 1)
+        Slots(0, 1)
 
 
 @pytest.mark.parametrize(
     ("running", "waiting", "each", "expected"), [(64, 256, 0, 160), (64, 0, 0, 64), (2, 8, 3, 3), (2, 8, 99, 10)]
 )
 def test_one_client_cannot_fill_what_others_wait_for(running: int, waiting: int, each: int, expected: int) -> None:
-    places = Places(running, waiting, each)
-    with places.take("greedy", expected - 1), places.take("greedy", 1):
-        if expected < places.most:
+    slots = Slots(running, waiting, each)
+    with slots.take("greedy", expected - 1), slots.take("greedy", 1):
+        if expected < slots.most:
             with (
-                pytest.raises(RefusedRequestError, match=f"You hold {expected} of the {expected} places") as refused,
-                places.take("greedy", 1),
+                pytest.raises(RefusedRequestError, match=f"You hold {expected} of the {expected} slots") as refused,
+                slots.take("greedy", 1),
             ):
                 pass
             assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
-            with places.take("other", 1):
-                assert places.taken == expected + 1
-    with places.take("greedy", expected):  # and all is given back
-        assert places.taken == expected
+            with slots.take("other", 1):
+                assert slots.taken == expected + 1
+    with slots.take("greedy", expected):  # and all is given back
+        assert slots.taken == expected
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 4)), max_size=20))
 def test_places_never_overflow_and_all_come_back(asked: list[tuple[str, int]]) -> None:
-    places, held = Places(3, 4, 7), []
+    slots, held = Slots(3, 4, 7), []
     for client, n in asked:
-        place = places.take(client, n)
+        place = slots.take(client, n)
         try:
             place.__enter__()
         except RefusedRequestError:
-            assert places.taken + n > 7
+            assert slots.taken + n > 7
             if held:
                 held.pop(0).__exit__(None, None, None)
         else:
             held.append(place)
-        assert 0 <= places.taken <= 7
+        assert 0 <= slots.taken <= 7
     for place in held:
         place.__exit__(None, None, None)
-    assert places.taken == 0
+    assert slots.taken == 0
 
 
 def test_connections_are_kept(port: int) -> None:
@@ -333,7 +333,7 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SPARE", 4)
     with serving(make_guard(), connections=4) as port:
         links = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(4)]
-        assert sentence(get(port, "/echo")) == (503, "Too many connections; come again.")
+        assert sentence(get(port, "/echo")) == (503, "Too many connections; retry later.")
         more = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(8)]
         assert read_all(more[-1]) == b""  # far too many are closed at once
         for link in links + more:

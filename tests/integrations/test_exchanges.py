@@ -63,7 +63,7 @@ def test_readers_that_break_do_not_conform() -> None:
 
     found = [p.message for p in check("reader", formats.Reader("loud", "x", lambda path, first: first["a"], loud))]
     assert any("'matches' raises" in message for message in found)
-    assert any("with FileNotFoundError" in m and "where a UserError is one sentence" in m for m in found)
+    assert any("with FileNotFoundError" in m and "instead of a UserError of one sentence" in m for m in found)
     found = {
         p.check: p.message for p in check("reader", formats.Reader("greedy", "x", lambda path, first: True, greedy, example="{}"))
     }
@@ -383,7 +383,7 @@ def test_sharegpt_turns_become_messages(capsys: pytest.CaptureFixture[str], tmp_
     assert [call.name for call in view.messages[5].message.calls] == ["add"]
     assert (view.task, view.success) == ("sum", True)
     assert main(["import", str(tmp_path / "in.jsonl"), "--run", str(tmp_path / "verb")]) == 0
-    assert "'weight' of 2 turns says nothing of an attempt: ignored\n'loss' of 1 turns" in capsys.readouterr().out
+    assert "'weight' of 2 turns does not describe an attempt: ignored\n'loss' of 1 turns" in capsys.readouterr().out
     assert main(["import", str(tmp_path / "in.jsonl"), "--run", str(tmp_path / "json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ignored"] == {
         "weight": {"count": 2, "what": "turns"},
@@ -435,7 +435,7 @@ def test_sharegpt_as_one_list_and_as_preferences(tmp_path: Path) -> None:
         ([], "FILE:1: 'conversations' is empty"),
         ([3], "FILE:1: turn 0 is no object"),
         ([{"from": "human"}], "FILE:1: turn 0: 'value' must be text, and it is missing"),
-        ([turn("humann", "x")], "FILE:1: turn 0 is from 'humann', which is nobody known (did you mean 'human'?)"),
+        ([turn("humann", "x")], "FILE:1: turn 0 is from 'humann', which is unknown (did you mean 'human'?)"),
         ([turn("function_call", "add(1)")], "FILE:1: turn 0: the call is not JSON"),
         ([turn("function_call", "{}")], "FILE:1: turn 0: 'name' must be text, and it is missing"),
         ([turn("gpt", "x"), turn("observation", "3")], "FILE:1: turn 1 is a result without a call"),

@@ -208,7 +208,7 @@ def altered(**fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("member", "change", "message"),
     [
-        ("header.json", altered(version=3), "'version' is 3; the inspect_ai that is installed reads logs of version 1 to 2"),
+        ("header.json", altered(version=3), "'version' is 3; the installed inspect_ai reads logs of version 1 to 2"),
         ("header.json", altered(version="2"), "'version' is '2'"),
         ("header.json", altered(eval=3), "header: 'eval'"),
         ("header.json", lambda raw: b"[]", "header.json holds no object"),
@@ -221,7 +221,7 @@ def altered(**fields: Any) -> Any:
         ("samples/a_epoch_1.json", altered(epoch=2), "sample 'a', epoch 2 is there twice"),
         ("samples/a_epoch_1.json", altered(id=7), "sample 7, epoch 1 is there twice"),
         ("samples/a_epoch_1.json", altered(id="7", epoch=3), "two samples are called '7', one as text and one as a number"),
-        ("samples/a_epoch_1.json", lambda raw: b'{"a":"' + b"x" * (1 << 25) + b'"}', "which is too much"),
+        ("samples/a_epoch_1.json", lambda raw: b'{"a":"' + b"x" * (1 << 25) + b'"}', "more than is allowed"),
     ],
 )  # fmt: skip
 def test_bad_members(logs: dict[str, Path], tmp_path: Path, member: str, change: Any, message: str) -> None:
@@ -408,9 +408,7 @@ def test_which_step_went_wrong_in_a_log(logs: dict[str, Path], tmp_path: Path, c
         assert any(step["action"].endswith('add({"x":1,"y":2})') for step in steps)
     found = json.loads(verb("show", run, "--scorer", "includes", "--json"))["attempts"]
     assert (found["successes"], found["n"]) == (2, 4)
-    assert "no verdict of scorer 'pair.c' (did you mean 'pair." in verb(
-        "graph-credit", "report", run, "--scorer", "pair.c", code=2
-    )
+    assert "no score of scorer 'pair.c' (did you mean 'pair." in verb("graph-credit", "report", run, "--scorer", "pair.c", code=2)
     assert "--task-field does not apply" in verb("import", logs["json"], "--run", tmp_path / "b", "--task-field", "id", code=2)
     assert "no attempts with a reward" in verb("import", logs["failed"], "--run", tmp_path / "failed")
     assert "holds no scored attempt" in verb("graph-credit", "report", tmp_path / "failed", code=2)

@@ -174,7 +174,7 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
         ({"model": ["go"]}, r"a model is a name .* not a list; ramify.ScriptedModel"),
         ({"model": ramify.ScriptedModel}, "ScriptedModel is a class: give an object of it"),
         ({"model": lambda: "x"}, r"must be callable as .*\(messages\)"),
-        ({"model": adds, "sampling": {"temperature": 0}}, "samples as it likes; leave sampling= out"),
+        ({"model": adds, "sampling": {"temperature": 0}}, "takes no sampling settings; leave sampling= out"),
         (
             {"model": "builtin", "sampling": {"temprature": 0}},
             "unknown sampling setting 'temprature' .did you mean 'temperature'",

@@ -205,7 +205,7 @@ def test_retry_after_is_honoured_by_all_requests() -> None:
     with FaultyServer(lambda _: http(b"", 503, {"retry-after": "3600"})) as server:
         error = failure(model(server, limits=EndpointLimits(retries=5)))
         assert len(server.requests) == 1
-    assert "it asks to wait 3600 s" in error.message
+    assert "it requests a wait of 3600 s" in error.message
 
 
 def test_a_wait_asked_for_holds_back_requests_that_come_later() -> None:

@@ -247,7 +247,7 @@ def test_sampled_tokens_that_spell_the_key_are_a_failed_sample(monkeypatch: pyte
 
     with FaultyServer(answer) as server:
         model = HttpModel(server.url, "m", "completions", tokenizer=BUILTIN)
-        with pytest.raises(ProviderError, match="says back the key"):
+        with pytest.raises(ProviderError, match="returned the API key"):
             asyncio.run(read(model)) if streamed else sample(model, PREFIX, max_tokens=64)
     assert key[:8] not in "".join(said)
 

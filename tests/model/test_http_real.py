@@ -33,7 +33,7 @@ from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.pins import Pins
 from ramify.trace.message import Message
 from ramify.web.api import Api
-from ramify.web.limits import Guard, Places
+from ramify.web.limits import Guard, Slots
 from ramify.web.recording import Recorder
 from ramify_experiments.models import train_tokenizer
 
@@ -139,7 +139,7 @@ def test_a_gateway_with_rules_in_front_of_transformers_serve(served: tuple[str, 
         return [(event["model"], event["usage"], event["choices"]) for event in events]
 
     recorder = Recorder(tmp_path / "run", {})
-    api = Api(wrap(HttpModel(url, str(folder)), [f"pins:{tmp_path}/rules.txt"]), str(folder), Places(8, 0), recorder)
+    api = Api(wrap(HttpModel(url, str(folder)), [f"pins:{tmp_path}/rules.txt"]), str(folder), Slots(8, 0), recorder)
     with serving(Guard(api.app(), "127.0.0.1")) as gateway:
         passed = read(gateway, [user])
     recorder.close()

@@ -32,13 +32,13 @@ def test_terminal() -> None:
 def test_svg_says_what_it_shows() -> None:
     svg = potential_svg(SHOWN)
     ElementTree.fromstring(svg)
-    for said in ("behind token 1: 1.00 [0.90, 1.00]", "behind token 3: 0.00", "token 3: down", "token 2: perhaps", "a rebound"):
+    for said in ("after token 1: 1.00 [0.90, 1.00]", "after token 3: 0.00", "token 3: down", "token 2: perhaps", "a rebound"):
         assert said in svg
-    assert "behind token 2" not in svg  # not measured, so not drawn
+    assert "after token 2" not in svg  # not measured, so not drawn
     assert "An empty reply" in potential_svg(Potential([], []))
     assert potential_svg(SHOWN) == svg
     rows = Potential(["a\n"] * 4, [Estimate(0, 1.0, 1, 1), Estimate(3, 0.5, 0, 1)])
-    assert potential_svg(rows).count("behind token 3") == 2  # at the end of its line, and where the next begins
+    assert potential_svg(rows).count("after token 3") == 2  # at the end of its line, and where the next begins
 
 
 @given(st.lists(st.text(max_size=12), max_size=12), st.integers(20, 60))

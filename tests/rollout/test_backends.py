@@ -140,7 +140,7 @@ def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_continue_with
     process.send_signal(how)
     _, said = process.communicate(timeout=90)
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
-    assert how == signal.SIGKILL or "what was done is kept: continue with `ramify resume" in said
+    assert how == signal.SIGKILL or "finished work is kept: continue with `ramify resume" in said
     assert len(workers) == 2
     assert until(lambda: all(gone(pid) for pid in workers), 90)
     assert 3 <= committed(tmp_path / "run") < 24
@@ -195,7 +195,7 @@ def test_a_users_mistake_in_a_worker_is_the_same_sentence(tmp_path: Path) -> Non
         with pytest.raises(UserError) as caught:
             played(tmp_path / backend, backend, "factory:worker_parts:speechless")
         said.append(str(caught.value))
-    assert said[0] == said[1] == "the script has 1 reply, and reply 2 was asked for"
+    assert said[0] == said[1] == "the script has 1 reply, and reply 2 was requested"
 
 
 def test_workers_with_another_model_are_refused(tmp_path: Path) -> None:

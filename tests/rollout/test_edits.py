@@ -118,7 +118,7 @@ def test_an_earlier_message_reads_otherwise(made: Episodes) -> None:
     forked = do(made, attempt, node.id, n=1, edit={"history": {"message": 2, "text": None}})
     shown = made.run.shown(forked.arm.attempts[0].turns[0].node.id)
     assert [m.role for m in shown.messages if m.text] == ["system", "user", "user"]
-    with pytest.raises(UserError, match="message 9 of what the agent is shown cannot be changed so: it is shown 0 to 3"):
+    with pytest.raises(UserError, match="message 9 of the prompt cannot be changed: it has messages 0 to 3"):
         do(made, attempt, node.id, n=1, edit={"history": {"message": 9, "text": "x"}})
     with pytest.raises(UserError, match="the last stays"):
         do(made, attempt, node.id, n=1, edit={"history": {"message": 3, "text": None}})
@@ -179,10 +179,12 @@ def test_sentences(tmp_path: Path) -> None:
         path = made.trees[attempt.tree].path(forked.arm.attempts[0].turns[0].node.id).messages()
         assert path[-1].text.startswith("It is huge. All look.")
         assert "+It is huge. All look." in forked.diff
-        with pytest.raises(UserError, match="has 3 sentences, so there is no place before sentence 7"):
+        with pytest.raises(UserError, match="has 3 sentences, so there is no position before sentence 7"):
             do(made, attempt, node.id, n=1, edit={"sentence": {"at": 7, "by": "stops"}})
         apart = {"one": said_so, "two": {"sentence": {"at": 2, "text": " None.", "by": "stops"}}}
-        with pytest.raises(UserError, match=r"one place in node \w+, not one at token \d+, two at token \d+: fork each apart"):
+        with pytest.raises(
+            UserError, match=r"one position in node \w+, not one at token \d+, two at token \d+: fork each separately"
+        ):
             asyncio.run(compare(made, attempt.tree, TASK, node.id, apart, n=1))
         same = {"one": said_so, "two": {"sentence": {"at": 1, "text": " None.", "by": "stops"}}}
         assert len(asyncio.run(compare(made, attempt.tree, TASK, node.id, same, n=1))[1]) == 2

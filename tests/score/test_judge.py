@@ -93,7 +93,7 @@ class Bad(Each):
     [
         ("place", "not on the path"),
         ("crash", "KeyError"),
-        ("stream", "7 values on a node of length 1"),
+        ("stream", "7 entries on a node of length 1"),
         ("nan", "returned 'nan'"),
         ("draws", "different values"),
         ("confidence", "confidence 2.0"),
@@ -287,7 +287,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for spec, sentence in {
         "boxd": "did you mean 'boxed'",
         "number:3": "takes no argument",
-        "cmd:": "needs an argument behind a colon",
+        "cmd:": "needs an argument after a colon",
         "judge:builtin": "needs a prompt here",
         "cmd:/nowhere": "cannot read the judge /nowhere",
         f"cmd:{script}": "must begin with the line that names its program",

@@ -152,7 +152,7 @@ CHAT = {"messages": [{"role": "user", "content": "q"}]}
         ([CHAT, {"messages": "x"}], ":2: 'messages' must be a list"),
         ([CHAT, {}], ":2: 'messages' must be a list, and it is missing"),
         ([CHAT, {**CHAT, "reward": "1"}], ":2: 'reward' must be a number"),
-        ([{**CHAT, "reward": float("nan")}], ":1: the value of the verdict"),
+        ([{**CHAT, "reward": float("nan")}], ":1: the value of the score"),
         ([CHAT, 3], ":2: a line must hold one JSON object"),
         ([{"x": 1}], ":1: neither an exported run"),
         ([step("a", 0), step("a", 0)], ":2: attempt 'a' of task 't' has step 0 twice"),
@@ -196,7 +196,7 @@ def test_bad_files(tmp_path: Path) -> None:
         convert.read_run(tmp_path / "none.jsonl", tmp_path / "run")
     with pytest.raises(UserError, match="cannot read"):
         convert.read_run(tmp_path, tmp_path / "run")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         convert.read_run(lines(tmp_path / "x.jsonl", CHAT), tmp_path)
 
 

@@ -66,7 +66,7 @@ def test_a_format_is_named_or_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     broken = formats.Reader("broken", "x", lambda path, first: bool(first and first["nosuch"]), lambda path, folder: 0)
     registry.register("reader", "broken")(broken)
     with pytest.raises(
-        UserError, match=r"the reader 'broken' broke on .*c.jsonl \(KeyError: 'nosuch'\): name a format with --from"
+        UserError, match=r"the reader 'broken' failed on .*c.jsonl \(KeyError: 'nosuch'\): name a format with --from"
     ):
         formats.pick_reader(chat)
     assert formats.pick_reader(chat, "chats").name == "chats"

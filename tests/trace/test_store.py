@@ -133,10 +133,10 @@ def test_faults_of_records(run: Run) -> None:
         "of contexts": make_node("t", nodes[0].id, 0, "user", "x", context="nothing"),
         "is nan": make_node("t", nodes[0].id, 0, "user", "x", reward=float("nan")),
         "not storable as JSON": make_node("t", nodes[0].id, 0, "user", "x", data={"a": float("inf")}),
-        "has shape": TokenValues(nodes[1].id, "credit", "m", np.zeros(2)),
+        "have shape": TokenValues(nodes[1].id, "credit", "m", np.zeros(2)),
         "points at node": TokenValues("e" * 24, "credit", "m", np.zeros(2)),
         "at offset 9": Annotation(nodes[1].id, 9, "n", "m", None),
-        "the value of the verdict": Score(nodes[1].id, "s", float("inf")),
+        "the value of the score": Score(nodes[1].id, "s", float("inf")),
     }
     for message, record in bad.items():
         with pytest.raises(UserError, match=message):
@@ -371,7 +371,12 @@ def test_a_run_continues_only_as_it_began(tmp_path: Path) -> None:
     with Run.open(folder) as run:
         assert run.config == {"seed": 1, "sampling": {"temperature": 1.0, "ban": [3]}, "workers": 4}
     for kind, decides, parts, says in (
-        ("rollout", {**begun, "seed": 2}, {"weights": "w"}, "cannot continue, it began with other settings: seed was 1, is 2"),
+        (
+            "rollout",
+            {**begun, "seed": 2},
+            {"weights": "w"},
+            "cannot continue, it began with other settings: seed was 1, is 2",
+        ),
         ("rollout", {**begun, "sampling": {**sampling, "temperature": 0.5}}, {}, "sampling.temperature was 1.0, is 0.5"),
         ("rollout", begun, {"weights": "v"}, "weights was 'w', is 'v'"),
         ("improve", begun, {}, "was not made by `ramify improve`"),

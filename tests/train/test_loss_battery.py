@@ -72,7 +72,7 @@ def numbers(batch: Batch, scores: Scores, config: LossConfig) -> Any:
         (numbers, "shape", "returns list, not a tensor"),
         (detached, "gradient", "no gradient"),
         (flat, "gradient", "0 everywhere"),
-        (whitened, "rows", "rows beside it"),
+        (whitened, "rows", "rows alongside it"),
         (by_width, "padding", "padding"),
         (noisy, "repeats", "different values"),
         (in_place, "leaves_the_batch", "changes the batch"),
@@ -89,7 +89,7 @@ def test_each_broken_promise_is_found(broken: Any, check: str, message: str) -> 
 def test_a_loss_with_a_stream_of_its_own_conforms() -> None:
     def own(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
         if "potential" not in batch.token_values:
-            raise UserError("loss 'own' needs stream 'potential'")
+            raise UserError("loss 'own' needs the token values 'potential'")
         return -scores.logprobs * batch.token_values["potential"]
 
     assert check_loss(own) == []

@@ -64,7 +64,7 @@ def test_preference_in_closed_form() -> None:
 
 def test_preference_needs_rivals() -> None:
     token_values = {name: [0.0] for name in ("rival", "reference", "rival_reference")}
-    with pytest.raises(UserError, match="needs stream 'rival'"):
+    with pytest.raises(UserError, match="needs the token values 'rival'"):
         preference(batch_of(reference=[0.0]), Scores(torch.zeros(1, 1)), LossConfig())
     with pytest.raises(UserError, match="these scores have none"):
         preference(batch_of(**token_values), Scores(torch.zeros(1, 1)), LossConfig())
@@ -97,7 +97,7 @@ def test_a_rival_outside_the_vocabulary_is_refused() -> None:
 
 
 def test_a_missing_stream_is_named() -> None:
-    with pytest.raises(UserError, match="needs stream 'advantage'"):
+    with pytest.raises(UserError, match="needs the token values 'advantage'"):
         policy_gradient(batch_of(logprobs=[0.0]), Scores(torch.zeros(1, 1)), LossConfig())
 
 

@@ -22,7 +22,7 @@ from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Piece, Pieces
 from ramify.web.api import Api
 from ramify.web.exchange import Recorder
-from ramify.web.limits import Guard, Places
+from ramify.web.limits import Guard, Slots
 from ramify.web.metrics import Gauges
 from ramify.web.server import address, open_server
 
@@ -56,7 +56,7 @@ def served(
     record: Recorder | None = None,
 ) -> Iterator[str]:
     """Yields ``http://127.0.0.1:PORT/v1``."""
-    api = Api(model, NAME, Places(running, waiting, each), record, gauges)
+    api = Api(model, NAME, Slots(running, waiting, each), record, gauges)
     server, listener = open_server(Guard(api.app(), token=token, seconds=seconds, count=api.count), drain=2)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -75,7 +75,7 @@ def test_one_client_cannot_keep_the_others_out() -> None:
     asked: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with served(Endless(tokens=False), running=1, waiting=4, each=2) as url, client(url) as ai:
         held = [ai.chat.completions.create(**asked, user="ana") for _ in range(2)]
-        with pytest.raises(openai.RateLimitError, match="You hold 2 of the 2 places that one client may") as caught:
+        with pytest.raises(openai.RateLimitError, match="You hold 2 of the 2 slots that one client may") as caught:
             ai.chat.completions.create(**asked, user="ana")
         assert int(caught.value.response.headers["retry-after"]) >= 1
         held.append(ai.chat.completions.create(**asked, user="ben"))

@@ -72,8 +72,8 @@ def test_requests_that_are_cut_off_are_counted(waiting: int, drain: str, signals
                 process.kill()
     told = (
         "every request was answered",
-        "1 request was cut off before its answer was whole",
-        "2 requests were cut off before their answers were whole",
+        "1 request was cut off before its answer was complete",
+        "2 requests were cut off before their answers were complete",
     )
     assert process.returncode == 0
     assert said.splitlines()[-1] == f"ramify: {told[waiting]}; the server has ended"

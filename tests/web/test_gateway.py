@@ -34,7 +34,7 @@ from ramify.trace.db import Run
 from ramify.trace.node import Node
 from ramify.web.api import Api
 from ramify.web.exchange import Exchange
-from ramify.web.limits import Guard, Places
+from ramify.web.limits import Guard, Slots
 from ramify.web.recording import Recorder
 from ramify.web.server import open_server
 
@@ -58,7 +58,7 @@ def gateway(
     """A gateway in front of ``upstream``; yields its URL. The recorder is closed at the end."""
     model = HttpModel(upstream + options, MODEL)
     recorder = Recorder(folder, {}) if folder else record
-    api = Api(model, name, Places(64, 0), recorder)
+    api = Api(model, name, Slots(64, 0), recorder)
     try:
         with serving(Guard(api.app(), "127.0.0.1", seconds=60.0, count=api.count)) as url:
             yield url

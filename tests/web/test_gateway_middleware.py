@@ -35,7 +35,7 @@ from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.web.api import Api
-from ramify.web.limits import Guard, Places
+from ramify.web.limits import Guard, Slots
 from ramify.web.recording import Recorder
 
 MAIL, SPEND = "Never mail anyone outside acme.com.", "Spend at most 50 EUR without approval."
@@ -175,7 +175,7 @@ def test_the_server_keeps_rules_through_its_clients_compaction(rules: str, tmp_p
     with FaultyServer(lambda body: streamed if body.get("stream") else http(chat())) as upstream:
         model = wrap(HttpModel(upstream.url, MODEL), [f"pins:{rules}", f"score:rules:{rules}"])
         recorder = Recorder(tmp_path / "run", {})
-        api = Api(model, MODEL, Places(8, 0), recorder)
+        api = Api(model, MODEL, Slots(8, 0), recorder)
         try:
             with serving(Guard(api.app(), "127.0.0.1")) as url:
                 client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
@@ -223,7 +223,7 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
 
     with FaultyServer(answer) as upstream:
         recorder = Recorder(tmp_path / "run", {})
-        api = Api(wrap(HttpModel(upstream.url, MODEL), [f"pins:{rules}"]), MODEL, Places(8, 0), recorder)
+        api = Api(wrap(HttpModel(upstream.url, MODEL), [f"pins:{rules}"]), MODEL, Slots(8, 0), recorder)
         with serving(Guard(api.app(), "127.0.0.1")) as url, openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
             named: Any = {"type": "function", "function": {"name": "send_email"}}
             both = client.chat.completions.create(tool_choice=named, **asked).choices[0]
@@ -247,7 +247,7 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
 
 def test_rules_are_not_bypassed_by_a_prompt_without_messages(rules: str) -> None:
     model = ScriptedModel(["fine"])
-    api = Api(KeepsRules(model, rules), model.identity.name, Places(8, 0))
+    api = Api(KeepsRules(model, rules), model.identity.name, Slots(8, 0))
     with serving(Guard(api.app(), "127.0.0.1")) as url, openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
         for prompt in ("go", [5, 6]):
             with pytest.raises(openai.BadRequestError, match=r"middleware 'pins' .* ask /v1/chat/completions"):

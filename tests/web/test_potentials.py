@@ -34,8 +34,8 @@ def test_a_reply_with_hostile_text(tmp_path: Path) -> None:
     assert "<b>" not in picture
     assert "\u202e" not in page
     assert "\x1b" not in page
-    assert "behind token 4: 0.03" in picture
-    assert "behind token 5" not in picture
+    assert "after token 4: 0.03" in picture
+    assert "after token 5" not in picture
     assert "&lt;b&gt;down" in picture
 
 
@@ -49,5 +49,5 @@ def test_an_attempt_step_by_step(tmp_path: Path) -> None:
         RunCounts(run).keep(trace, "scan", {0: Counts(7, 10), 1: Counts(7, 10), 2: Counts(0, 10)})
         run.commit()
         (picture,) = potential_pictures(run, "t")
-    assert "Potential behind each step" in picture
-    assert "behind token 2: 0.00" in picture
+    assert "Potential after each step" in picture
+    assert "after token 2: 0.00" in picture

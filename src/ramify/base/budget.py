@@ -13,7 +13,7 @@ UNITS = ("calls", "tokens", "turns", "seconds", "money", "sandbox_seconds")
 
 
 class Budget:
-    """Limits per unit (absent: no limit). A child draws on its parent, so no child spends more than the parent has left.
+    """Limits per unit (absent: no limit). A child's spending counts towards its parent, so no child spends more than the parent has left.
 
     ``seconds`` is wall time since the budget was made, plus seconds charged (a resumed run charges its earlier time). Amounts
     are charged after they were spent, so the last call may overshoot; poll :attr:`spent_out` before starting more.
@@ -80,7 +80,7 @@ class Budget:
         """Raise BudgetSpentError when some unit is spent."""
         unit = self.spent_out
         if unit:
-            raise BudgetSpentError(f"the budget of {unit} is spent; what was done is kept")
+            raise BudgetSpentError(f"the budget of {unit} is spent; finished work is kept")
 
     def to_json(self) -> dict[str, dict[str, float]]:
         """Limits and what was spent so far."""

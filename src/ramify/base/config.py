@@ -24,15 +24,15 @@ from ramify.base.secrets import redact
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration made in Python of a value it cannot have, as one sentence."""
+    """A configuration made in Python has an invalid value; the message is one sentence."""
 
 
 LARGEST, SMALLEST = 2**63 - 1, 1e-300
-"""Numbers of a setting: beyond the first nothing counts or stores them, below the second arithmetic loses them."""
+"""Range of a setting's numbers: larger ones cannot be counted or stored, smaller ones are lost in arithmetic."""
 
 
 class Config(BaseModel):
-    """Base of every typed configuration record: frozen, unknown keys refused, no numbers or texts that nothing can work with.
+    """Base of every typed configuration record: frozen; unknown keys and unusable numbers or texts are refused.
 
     Calling it raises ConfigError with the first mistake, where pydantic's own error would be several lines.
     """
@@ -59,7 +59,7 @@ class Config(BaseModel):
         if isinstance(value, (int, float)) and (abs(value) > LARGEST if isinstance(value, int) else 0 < abs(value) < SMALLEST):
             raise ValueError(f"must be between {SMALLEST:g} and {LARGEST} in size, or 0")
         if isinstance(value, str) and not _is_text(value):
-            raise ValueError("must be text, and holds bytes that are none")
+            raise ValueError("must be text, and is not valid UTF-8")
         return value
 
     @model_validator(mode="before")
@@ -79,7 +79,7 @@ class Config(BaseModel):
 
 
 def _is_text(value: str) -> bool:
-    """Whether UTF-8 can express it; what a shell hands over need not be text."""
+    """Whether UTF-8 can express it; a shell may pass bytes that are not text."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -132,7 +132,7 @@ def load(
 
 
 def check(cls: type[C], data: Mapping[str, Any], sources: Mapping[str, str] | str = "") -> C:
-    """Validate plain data. ``sources`` names where each dotted key came from, or the one place all came from.
+    """Validate plain data. ``sources`` names where each dotted key came from, or the one source of all.
 
     Raises UserError with the first mistake as one sentence.
     """
@@ -150,12 +150,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read the configuration {path}: it is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not TOML: {error}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep, a path that is none
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep, an invalid path
         raise UserError(f"{path} is not readable as TOML: {error}") from None
 
 
 def describe(cls: type[Config], hidden: bool = False) -> list[Setting]:
-    """Every settable key of ``cls`` in order, nested ones dotted; those that no help shows only where ``hidden`` ones are asked for."""
+    """Every settable key of ``cls`` in order, nested ones dotted; hidden settings only with ``hidden=True``."""
     return [setting for setting in _walk(cls) if hidden or not setting.hidden]
 
 
@@ -300,8 +300,8 @@ def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str]
     if error["type"] == "missing":
         if isinstance(sources, str):
             return f"the configuration{f' {where}' if where else ''} lacks '{key}'"
-        told = next((one.help for one in describe(cls, hidden=True) if one.name == key), "")
-        return f"--{key.replace('_', '-')} is missing{inline(told)}; a --config file may say it, too"
+        help_text = next((one.help for one in describe(cls, hidden=True) if one.name == key), "")
+        return f"--{key.replace('_', '-')} is missing{inline(help_text)}; set it here or in a --config file"
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else _lower(error["msg"])
     if not key:
         return reason if not isinstance(sources, str) or not sources else f"{sources}: {reason}"
@@ -311,10 +311,10 @@ def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str]
     return f"{name}: {reason}, not {shown}"
 
 
-def inline(told: str) -> str:
-    """Help as the end of a sentence: behind a colon, small at the beginning unless that is an abbreviation, without a full stop."""
-    told = told.rstrip(".")
-    return f": {told if told[1:2].isupper() else told[:1].lower() + told[1:]}" if told else ""
+def inline(text: str) -> str:
+    """Help as the end of a sentence: after a colon, lower-case unless it begins with an abbreviation, without a full stop."""
+    text = text.rstrip(".")
+    return f": {text if text[1:2].isupper() else text[:1].lower() + text[1:]}" if text else ""
 
 
 def _within(key: str, source: str) -> bool:

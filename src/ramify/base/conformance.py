@@ -1,6 +1,6 @@
-"""Which battery checks which kind of part. ``ramify check`` and the pytest plug-in ask here; nothing is imported before it is needed.
+"""Which battery checks which kind of component, for ``ramify check`` and the pytest plug-in; batteries are imported on first use.
 
-A battery is a function ``check_KIND(part, ...) -> list[Problem]`` in a module whose ``CHECKS`` lists its checks. A later kind adds a row.
+A battery is a function ``check_KIND(part, ...) -> list[Problem]`` in a module whose ``CHECKS`` lists its checks. A new kind adds a row.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BATTERIES = {
     "middleware": "ramify.model.middleware_battery:check_middleware",
     "reader": "ramify.trace.battery:check_reader",
 }
-#: The check of a problem that ended the battery: what it had found until then is not known.
+#: Names the problem that ended the battery early; the problems it had found before are lost.
 STOPPED = "the checks"
-#: Kinds whose registered object is the part itself; of the others it is a class or function that makes one.
+#: Kinds whose registered object is the component itself; for the others it is a class or function that makes one.
 AS_THEY_ARE = ("loss", "middleware")
 
 
@@ -43,7 +43,7 @@ def known_kind(kind: str) -> str:
 
 
 def make(kind: str, part: Any, argument: str | None = None) -> Any:
-    """The part that a registered object stands for: what its class or function makes, of ``argument`` where one is given.
+    """The component that a registered object stands for: what its class or function makes, from ``argument`` where one is given.
 
     Raises UserError where it cannot be made so.
     """
@@ -59,14 +59,14 @@ def make(kind: str, part: Any, argument: str | None = None) -> Any:
         return part() if argument is None else part(argument)
     except RamifyError:
         raise
-    except (Exception, SystemExit) as error:  # a stranger's class may raise anything: that is why it cannot be made
+    except (Exception, SystemExit) as error:  # a third-party class may raise anything: that is why it cannot be made
         name = getattr(part, "__qualname__", str(part))
         how = "without an argument" if argument is None else f"with the argument '{argument}'"
         raise UserError(f"{kind} '{name}' cannot be made {how}: {type(error).__name__}: {error}") from error
 
 
 def takes_text(make: Any) -> bool:
-    """Whether the first parameter of a part's class or function can be the text behind ``NAME:``."""
+    """Whether the first parameter of a component's class or function can be the text after ``NAME:``."""
     try:
         first = next(iter(inspect.signature(make).parameters.values()), None)
     except ValueError:  # code that is not Python's need not say
@@ -75,7 +75,7 @@ def takes_text(make: Any) -> bool:
 
 
 def named(kind: str, name: str) -> Any:
-    """The part registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``. Raises UserError with the nearest name."""
+    """The component registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``. Raises UserError with the nearest name."""
     kind = known_kind(kind)
     plain, colon, argument = name.partition(":")
     return make(kind, registry.get(kind, plain), argument if colon else None)
@@ -88,7 +88,7 @@ def checks(kind: str) -> list[str]:
 
 
 def check(kind: str, part: Any, **options: Any) -> list[Problem]:
-    """What ``part`` gets wrong; nothing where it conforms. ``options`` are those of the kind's battery.
+    """The faults of ``part``; none where it conforms. ``options`` are those of the kind's battery.
 
     Raises UserError on a kind without a battery.
     """
@@ -97,7 +97,7 @@ def check(kind: str, part: Any, **options: Any) -> list[Problem]:
         return list(battery(part, **options))
     except (RamifyError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # so far from its kind that the battery itself stumbles over it; sys.exit is no way to pass
+    except BaseException as error:  # so far from its kind that the battery itself fails; sys.exit is not a pass
         return [Problem(STOPPED, f"it is no {kind}: {type(error).__name__}: {error}")]
 
 

@@ -1,4 +1,4 @@
-"""Errors and exit codes. A user's mistake is one clear sentence; a failure at a boundary becomes data on the tree."""
+"""Errors and exit codes. A user's mistake is one sentence; an infrastructure failure becomes data on the tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UserError(RamifyError):
 
 
 class BudgetSpentError(RamifyError):
-    """A budget ran out; what was done is kept (exit code 3)."""
+    """A budget ran out; finished work is kept (exit code 3)."""
 
     exit_code = EXIT_BUDGET
 
@@ -33,26 +33,25 @@ class InterruptedRunError(RamifyError):
 
 
 class NeedsError(RamifyError):
-    """A part lacks a capability that the work needs; raised before anything runs (exit code 4)."""
+    """A component lacks a capability that the work needs; raised before anything runs (exit code 4)."""
 
     exit_code = EXIT_NEEDS
 
 
 class CellError(RamifyError):
-    """The function of an experiment's cell raised; the message names the cell's key. ResultCache that were done are kept."""
+    """The function of an experiment's cell raised; the message names the cell's key. Finished cells stay cached."""
 
 
 class BusyError(RamifyError):
-    """A queue is full; nothing was started, and asking again later may help."""
+    """A queue is full; nothing was started. Retry later."""
 
 
 class InfrastructureError(RamifyError):
-    """A failure at a named boundary. The rollout records it on the tree; siblings continue.
+    """A failure of the infrastructure, not of the agent. The rollout records it on the tree; sibling attempts continue.
 
-    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor, template. ``kind`` is a finer name where the boundary has
-    one; ``final`` is True where trying again is pointless, or was done already. Secrets are taken out of ``message``, which may quote
-    what a stranger's code or server said.
-    """
+    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor, template. It names the component that failed. ``kind``
+    is a finer name where that component has one; ``final`` is True where a retry is pointless or was done already. Secrets are redacted
+    from ``message``, which may quote third-party code or a server."""
 
     kind: str = ""
     final: bool = False

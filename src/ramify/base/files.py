@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: a temporary file beside the target, flushed to the disk, then renamed."""
+"""Atomic file writes: a temporary file in the target's folder, flushed to the disk, then renamed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def folder_aside(parent: Path) -> Iterator[Path]:
-    """An empty folder in ``parent``, to be filled and moved to its place; what is left of it at the end is removed. Raises OSError."""
+    """An empty temporary folder in ``parent``, to be filled and renamed; what is left of it at the end is removed. Raises OSError."""
     made = Path(tempfile.mkdtemp(prefix=f"{_aside(parent, 'folder').name}-", dir=parent))
     try:
         yield made
@@ -52,9 +52,9 @@ _looked_in: set[Path] = set()
 
 
 def _aside(parent: Path, name: str) -> Path:
-    """A path in ``parent`` that no other process takes, for what becomes ``name``; what killed processes left there is removed.
+    """A path in ``parent`` that no other process uses, for what becomes ``name``; leftovers of killed processes are removed.
 
-    It is looked for once a process and folder: only a process that is gone leaves such files. One is gone if it ran in this place (host
+    Leftovers are looked for once per process and folder. A process is gone if it ran on this machine (host
     and process namespace) and runs no more, or if it touched the file more than a day ago.
     """
     place = parent.absolute()
@@ -89,9 +89,9 @@ def _place() -> str:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path for the block to write; at the end it takes the place of ``path``, on any fault it is removed.
+    """A temporary path for the block to write; at the end it replaces ``path``, on any error it is removed.
 
-    A reader, and what is left after a kill or a full disk, is the old file or the whole new one. A device or pipe is written through.
+    A reader sees the old file or the whole new one, also after a kill or on a full disk. A device or pipe is written through.
     Raises UserError where the path is wrong, RamifyError where the disk refuses.
     """
     try:

@@ -1,6 +1,5 @@
-"""Plug-ins: an installed package names a module in its entry-point group ``ramify``; importing that module registers parts.
-
-Also things of the user's own that no package registers, by ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE``.
+"""Plug-ins: an installed package names a module in its entry-point group ``ramify``; importing that module registers components. Also finds
+components of the user's that no package registers, by ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE``.
 
 ``RAMIFY_PLUGINS`` set and empty turns all plug-ins off. A plug-in that fails to load is remembered, never fatal; what it prints
 while it loads goes to standard error, so that it cannot spoil a result on standard output.
@@ -84,7 +83,7 @@ def found() -> list[EntryPoint]:
 
 
 def whose(error: BaseException) -> str:
-    """Whose code raised ``error``: a plug-in's or a file of the user's, in words; "" where it is neither's."""
+    """Whose code raised ``error``, in words: a plug-in's or the user's; "" where it is neither's."""
     from importlib.metadata import entry_points
 
     every = entry_points()
@@ -114,12 +113,14 @@ def _load(entry: EntryPoint) -> str:
             loaded = entry.load()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a stranger's module may do anything, sys.exit too: it is reported, not raised
+    except BaseException as error:  # a third-party module may do anything, sys.exit too: it is reported, not raised
         return f"{type(error).__name__}: {error}".rstrip(": ")
     finally:
         late.cancel()
     if not isinstance(loaded, types.ModuleType):
-        return f"it names {type(loaded).__name__} '{entry.value}' where a module is expected, the one that registers the parts"
+        return (
+            f"it names {type(loaded).__name__} '{entry.value}' where a module is expected, the one that registers the components"
+        )
     return ""
 
 
@@ -129,9 +130,10 @@ def _name_late(entry: EntryPoint) -> None:
 
 
 def own_path(spec: str) -> tuple[str, str] | None:
-    """How a text names a thing of the user's own, None where it names another: the word in front, and the path for :func:`find_attribute`.
+    """How a text names a component of the user's: its prefix, and the path for :func:`find_attribute`; None where it names no such
+    component.
 
-    ``factory:PATH`` is what the callable at PATH returns, ``python:PATH`` the thing itself, as is ``FILE.py:ATTRIBUTE`` (word "").
+    ``factory:PATH`` is what the callable at PATH returns, ``python:PATH`` the object itself, as is ``FILE.py:ATTRIBUTE`` (prefix "").
     """
     word, colon, rest = spec.partition(":")
     if colon and word in ("factory", "python"):
@@ -146,9 +148,8 @@ _MOVED = re.compile(r"^ramify\.env\.worlds\.(\w+):(\w+)World$")
 def find_attribute(spec: str, missing: str = "") -> Any:
     """What ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE`` names (dots allowed in the attribute); the current folder is searched last.
 
-    Raises UserError where there is no such thing (``missing`` where there is no module of that name), NeedsError where it imports what
-    is not installed.
-    """
+    Raises UserError where there is no such attribute (``missing`` where there is no module of that name), NeedsError where it imports a
+    package that is not installed."""
     place, colon, attribute = _MOVED.sub(r"ramify.env.builtin.\1:\2Environment", spec).rpartition(":")
     if not colon or not place or not attribute:
         raise UserError(f"'{spec}' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
@@ -178,7 +179,7 @@ def _load_module(name: str) -> types.ModuleType:
 
 
 def _load_file(file: Path) -> types.ModuleType:
-    """The module a file is; loaded once, so that what it defines is the same thing for all who ask."""
+    """The module in a file; loaded once, so that every caller gets the same objects."""
     if not file.is_file():
         raise UserError(f"there is no file {file}")
     name = f"{OWN}{file.stem}_{stable_hash(str(file.resolve()), file.read_bytes().hex())[:8]}"
@@ -199,10 +200,10 @@ def _load_file(file: Path) -> types.ModuleType:
 def own_part(
     spec: str, kind: type, has: str, adapt: Callable[[str, Callable[..., Any]], Any] = lambda spec, function: None
 ) -> Any:
-    """The part of the user's own that ``spec`` names, or what it makes when it is a class or function.
+    """The component of the user's that ``spec`` names, or what it makes when it is a class or function.
 
-    ``adapt`` makes a part of a plain function, None where it cannot. Raises UserError on what fails, or is nothing of the protocol ``kind``.
-    """
+    ``adapt`` makes a component of a plain function, None where it cannot. Raises UserError on what fails or does not follow the protocol
+    ``kind``."""
     found = find_attribute((own_path(spec) or ("", spec))[1])
     if not isinstance(found, type) and _fits(spec, found, kind):
         return found
@@ -222,7 +223,7 @@ def own_part(
 def _fits(spec: str, thing: Any, kind: type) -> bool:
     try:
         return isinstance(thing, kind)
-    except Exception as error:  # a property of a stranger's object may raise anything
+    except Exception as error:  # a property of a third-party object may raise anything
         raise UserError(f"{spec} failed: {type(error).__name__}: {error}") from error
 
 
@@ -234,15 +235,15 @@ def own_function(spec: str, *arguments: str) -> Callable[..., Any]:
     """
     word, path = own_path(spec) or ("", spec)
     found = find_attribute(path)
-    told = ", ".join(arguments)
+    named = ", ".join(arguments)
     if not callable(found):
-        raise UserError(f"{spec} is a {type(found).__name__}, which cannot be called with ({told})")
+        raise UserError(f"{spec} is a {type(found).__name__}, which cannot be called with ({named})")
     if isinstance(found, type) or not takes(found, len(arguments)) or (word == "factory" and takes(found, 0)):
         if not takes(found, 0):
-            raise UserError(f"{spec} cannot be called with ({told})")
+            raise UserError(f"{spec} cannot be called with ({named})")
         found = called(spec, found)
         if not callable(found) or not takes(found, len(arguments)):
-            raise UserError(f"{spec} returned a {type(found).__name__}, which cannot be called with ({told})")
+            raise UserError(f"{spec} returned a {type(found).__name__}, which cannot be called with ({named})")
     function: Callable[..., Any] = found
     return function
 
@@ -258,7 +259,7 @@ def called(spec: str, make: Callable[[], Any]) -> Any:
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a callable can be called with so many arguments; one that does not tell is tried."""
+    """Whether a callable takes this many arguments; True where its signature is unknown."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
@@ -269,7 +270,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """The text of a function of the user's own, "" where there is none: what tells that it has changed."""
+    """The source of a user's function, "" where there is none; it shows whether the function has changed."""
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What a conformance battery finds, and how one runs its checks."""
+"""A conformance battery's findings, and how its checks are run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing a part gets wrong: the check that found it, and one sentence."""
+    """One fault of a component: the check that found it, and one sentence."""
 
     check: str
     message: str
 
 
 def run_checks(checks: Sequence[Callable[[P], Iterable[str]]], probe: P) -> list[Problem]:
-    """Every check on ``probe``: each yields one sentence a fault, and is named after its function. What it raises is a fault, too."""
+    """Run every check on ``probe``: each yields one sentence per fault and is named after its function. An exception is a fault, too."""
     problems = []
     for check in checks:
         name = check.__name__.removeprefix("_")
@@ -26,7 +26,7 @@ def run_checks(checks: Sequence[Callable[[P], Iterable[str]]], probe: P) -> list
         try:
             for message in check(probe):
                 messages[message] = None
-        except Exception as error:  # a stranger's part may raise anything; that is the finding
+        except Exception as error:  # a third-party part may raise anything; that is the finding
             messages[f"it raised {type(error).__name__}: {error}"] = None
         problems += [Problem(name, message) for message in messages]
     return problems

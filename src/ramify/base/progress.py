@@ -1,4 +1,4 @@
-"""How long work tells how far it is."""
+"""How long work reports its progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Progress:
-    """What long work reports to: one phase after another, each with a whole of its own. This one shows nothing."""
+    """Receives the progress of long work: one phase after another, each with its own total. This one shows nothing."""
 
     def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
         """A phase of ``total`` units begins; ``done`` of them an earlier call did, so they do not count towards the rate.

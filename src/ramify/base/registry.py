@@ -1,8 +1,7 @@
-"""One door for every part: ``register(kind, name)`` on a class or function, ``get(kind, name)`` to find it.
+"""The registry of components: ``register(kind, name)`` on a class or function, ``get(kind, name)`` to find it.
 
-Built-in parts live in the modules listed here by name and come through the same door as plug-ins; a module is imported only when a
-name of its kind is asked for. Methods are the packages under ``ramify.methods``.
-"""
+Built-in components are registered like those of plug-ins, by the modules listed here; a module is imported only when a name of its kind is
+looked up. Methods are the packages under ``ramify.methods``."""
 
 from __future__ import annotations
 
@@ -17,24 +16,24 @@ from typing import Any, TypeVar
 from ramify.base import plugins
 from ramify.base.errors import UserError, nearest
 
-#: Kinds of parts, each with what a part of that kind is.
+#: Kinds of components, each with what a component of that kind is.
 KINDS = {
-    "env": "an environment an agent acts in",
-    "model": "something that continues a prefix",
+    "env": "an environment that an agent acts in",
+    "model": "continues a prefix of tokens or messages",
     "drafter": "proposes a model's next tokens, which it verifies",
     "judge": "says whether a text or a path is right, or how good it is",
-    "credit": "says how much each sampled token had to do with how its attempt ended",
+    "credit": "assigns each sampled token its share in how the attempt ended",
     "searcher": "chooses what to expand",
     "loss": "a term of the training objective",
     "compactor": "shortens a context",
-    "sandbox": "runs code nobody trusts",
+    "sandbox": "runs untrusted code",
     "middleware": "a model that wraps a model",
     "reader": "reads another tool's traces into a run",
     "writer": "writes a run for another tool",
-    "player": "who samples on in the run of a method, and in which environment",
+    "player": "continues attempts in a method's run: which agent, in which environment",
     "backend": "workers that attempts are played on",
     "method": "a published method",
-    "assertion": "what a test asserts of parts and runs",
+    "assertion": "an assertion for tests of components and runs",
 }
 
 #: Words of version 0.1.0, which are still taken -> the kind.
@@ -45,7 +44,7 @@ _CALLABLE = (
     "env", "model", "drafter", "judge", "credit", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion"
 )  # fmt: skip
 
-#: Where built-in parts are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
+#: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
     "env": (
         "ramify.env.builtin",
@@ -95,9 +94,8 @@ T = TypeVar("T")
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorate a class or function (or call with any object) to make it known as ``name``.
 
-    Raises UserError on an unknown kind, on a part that is no class or function where the kind needs one, or when another part
-    already has the name.
-    """
+    Raises UserError on an unknown kind, on an object that is not a class or function where the kind needs one, or when another component
+    already has the name."""
     kind = known_kind(kind)
     if not isinstance(name, str) or not name or ":" in name or name != name.strip():
         raise UserError(f"{name!r} is no name for a {kind}: a name is a text without ':' and without spaces around it")
@@ -108,7 +106,9 @@ def register(kind: str, name: str) -> Callable[[T], T]:
             raise UserError(
                 f"{kind} '{name}' is registered as {type(part).__name__}; a class or function is needed, which makes it"
             )
-        if plugins.loading() and not caller.startswith("ramify."):  # built-in parts come first, so that they keep their names
+        if plugins.loading() and not caller.startswith(
+            "ramify."
+        ):  # built-in components come first, so that they keep their names
             for _ in _load_builtin(kind):
                 pass
         origin = _origin(part, caller)
@@ -121,7 +121,7 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The part registered as ``name``; a method's package for kind ``method``. Raises UserError with the nearest name."""
+    """The component registered as ``name``; a method's package for kind ``method``. Raises UserError with the nearest name."""
     kind = known_kind(kind)
     if kind == "method" and name in builtin_methods():
         return importlib.import_module("ramify.methods." + name.replace("-", "_"))
@@ -144,7 +144,7 @@ def known_kind(kind: str) -> str:
     """The kind of that name, or of that former name. Raises UserError with the nearest."""
     kind = FORMER.get(kind, kind)
     if kind not in KINDS:
-        raise UserError(f"unknown kind of part '{kind}' ({nearest(kind, KINDS)})")
+        raise UserError(f"unknown kind of component '{kind}' ({nearest(kind, KINDS)})")
     return kind
 
 
@@ -168,7 +168,7 @@ def _load_builtin(kind: str) -> Iterator[None]:
 
 
 def homes(kind: str) -> list[str]:
-    """The modules, or packages all of whose modules are read, in which the built-in parts of ``kind`` are registered."""
+    """The modules, or packages all of whose modules are read, that register the built-in components of ``kind``."""
     found = [*_HOMES.get(kind, ())]
     for slug in builtin_methods():
         package = "ramify.methods." + slug.replace("-", "_")
@@ -185,7 +185,7 @@ def builtin_methods() -> list[str]:
 
 
 def _origin(part: Any, caller: str) -> str:
-    """Where a part comes from: its class or function, the functions a record holds, else who registered it."""
+    """Where a component comes from: its class or function, the functions a record holds, else who registered it."""
     if hasattr(part, "__qualname__"):
         return f"{part.__module__}.{part.__qualname__}"
     held = [getattr(part, field.name) for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else []

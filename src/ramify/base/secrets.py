@@ -1,4 +1,4 @@
-"""Secrets are taken out of what is stored or shown: settings, errors, records of other tools."""
+"""Redacts secrets from everything that is stored or shown: settings, errors, records of other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calling a coroutine from code that is none."""
+"""Calling a coroutine from synchronous code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``ramify check``: a kind's conformance battery on one part, built in, from a plug-in, or from a file of your own; a method's truth; a run."""
+"""``ramify check``: run a kind's conformance battery on one component (built in, from a plug-in, or from your own file), check a method
+against known truth, or check a run."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ramify.trace import integrity
 app = Verbs("check")
 
 MODELS = ("builtin", "hf", "chat", "completions", "factory")
-"""What the name of a model may begin with that is no registered model's name."""
+"""What the name of a model may begin with that is not a registered model's name."""
 
 
 @app.itself()
@@ -36,14 +37,14 @@ def check(
             "Of a run: its folder. Of a method: its name, or all.",
         ),
     ],
-    quick: Annotated[bool, option("--quick", help="Of a method: fewer repetitions, some seconds.")] = False,
-    seed: Annotated[int, option(min=0, help="Of a method: decides what is sampled.")] = 0,
+    quick: Annotated[bool, option("--quick", help="Of a method: fewer repetitions, takes seconds.")] = False,
+    seed: Annotated[int, option(min=0, help="Of a method: seed of the simulated samples.")] = 0,
     out: Annotated[Path | None, option(help="Of a method: also write the counts as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a part does what its kind promises, that a run is undamaged, or that a method finds what is there and nothing else.
+    """Check that a component does what its kind promises, that a run is undamaged, or that a method finds planted effects and nothing else.
 
-    Exit code 0: it is so; 1: not; 4: something is missing.
+    Exit code 0: passed; 1: failed; 4: a requirement is missing.
     """
     from ramify.render import terminal
 
@@ -60,7 +61,7 @@ def check(
         part, options = find_part(kind, name), {}
         total = len(conformance.checks(kind))
         with terminal.progress(f"check {kind} {name}", total, "checks", as_json or kind != "env") as bar:
-            if kind == "env":  # the one kind whose parts take long over a step: a server, a game, a sandbox
+            if kind == "env":  # the one kind whose steps may take long: a server, a game, a sandbox
                 options = {"progress": bar}
             found = conformance.check(kind, part, **options)
         checks = [] if any(problem.check == conformance.STOPPED for problem in found) else conformance.checks(kind)
@@ -81,9 +82,9 @@ def check(
 
 
 def find_part(kind: str, name: str) -> Any:
-    """The part that NAME, NAME:ARGUMENT, MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE names.
+    """The component that NAME, NAME:ARGUMENT, MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE names.
 
-    Raises UserError naming the nearest right name, NeedsError where something the part needs is not installed.
+    Raises UserError naming the nearest right name, NeedsError where something the component needs is not installed.
     """
     plain, colon, attribute = name.partition(":")
     if kind == "model" and (plain in MODELS or own_path(name) is not None):
@@ -96,6 +97,6 @@ def find_part(kind: str, name: str) -> Any:
     if not colon:
         raise UserError(f"unknown {kind} '{name}' ({nearest(name, {*known, *(MODELS if kind == 'model' else ())})})")
     if not attribute:
-        raise UserError(f"'{name}' names no attribute: a part of your own is MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
+        raise UserError(f"'{name}' names no attribute: a component of your own is MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     part = find_attribute(name, f"unknown {kind} '{plain}' ({nearest(plain, known)}), and no module of that name")
     return conformance.make(kind, part)

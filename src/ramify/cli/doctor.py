@@ -1,4 +1,4 @@
-"""``ramify doctor``: what works on this machine, what is missing and what is lost without it. Looks only; changes nothing."""
+"""``ramify doctor``: the environment check: what works on this machine, and what is missing. It changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 
 class Findings:
     """Rows of the report. ``broken``: something that is installed does not work; ``absent``: something optional is not there; ``warning``:
-    a promise that this machine does not keep, or keeps at a price."""
+    a guarantee that this machine does not give, or gives at a cost."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -65,10 +65,10 @@ class Findings:
         self.rows.append(redact({"topic": topic, "name": name, "status": status, "text": text, **more}))
 
     def look(self, topic: str, name: str, action: Callable[[], str]) -> None:
-        """Note what ``action`` says, or that it failed."""
+        """Add the finding that ``action`` returns, or that it failed."""
         try:
             self.add(topic, name, "ok", action())
-        except Exception as error:  # whatever goes wrong with an installed part is a finding
+        except Exception as error:  # any failure of an installed package is a finding
             self.add(topic, name, "broken", f"{type(error).__name__}: {error}")
 
     def broken(self) -> list[dict[str, Any]]:
@@ -80,11 +80,11 @@ class Findings:
 def doctor(
     endpoint: Annotated[
         list[str] | None,
-        option(metavar="URL", help="An endpoint to try, as URL or as chat:MODEL@URL; also those in RAMIFY_ENDPOINTS."),
+        option(metavar="URL", help="An endpoint to test, as URL or as chat:MODEL@URL; also those in RAMIFY_ENDPOINTS."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what works here: versions, hardware, extras, plug-ins, endpoints, sandbox. Exit code 1: something installed is broken."""
+    """Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox. Exit code 1: something installed is broken."""
     from ramify.render import terminal
 
     found = Findings()
@@ -152,7 +152,7 @@ def _store(found: Findings) -> None:
             finally:
                 db.close()
         if mode != "wal":
-            raise OSError(f"this disk does not take write-ahead logging (journal mode {mode}); keep runs on a local disk")
+            raise OSError(f"this disk does not support write-ahead logging (journal mode {mode}); keep runs on a local disk")
         return f"{sqlite3.sqlite_version}, write-ahead logging works here"
 
     found.look("machine", "sqlite", sqlite)
@@ -165,17 +165,17 @@ def _engine(found: Findings) -> None:
         return f"{cards or 'no GPU; models run on the CPU'}; {seen['threads']} threads; CUDA {seen['cuda'] or 'not built in'}"
 
     def kernels() -> str:
-        return f"{importlib.import_module('ramify.engine.devices').kernels()}; other kernels may sample other samples from the same seed"
+        return f"{importlib.import_module('ramify.engine.devices').kernels()}; other kernels may give other samples for the same seed"
 
     found.look("engine", "device", gpu)
     found.look("engine", "kernels", kernels)
     name = "batch invariance"
     try:
         caution = importlib.import_module("ramify.engine.devices").exactness_here().caution
-    except Exception as error:  # whatever goes wrong with an installed part is a finding
+    except Exception as error:  # any failure of an installed package is a finding
         found.add("engine", name, "broken", f"{type(error).__name__}: {error}")
     else:
-        kept = "a sample does not depend on its batch: the same seed gives the same tree at any concurrency"
+        kept = "batch-invariant: the same seed gives the same tree at any concurrency"
         found.add("engine", name, "warning" if caution else "ok", caution or kept)
 
 
@@ -184,7 +184,7 @@ def _extras(found: Findings) -> None:
         absent = [name for name in missing[1] if name]
         if not missing[0] and not absent:
             continue
-        lost = EXTRAS.get(extra, "what this extra is for")
+        lost = EXTRAS.get(extra, "the packages of this extra")
         text = f"{', '.join(missing[0]) or 'nothing of it'} installed"
         if absent:
             text += f"; without {', '.join(absent)}: no {lost} (pip install 'ramify[{extra}]')"
@@ -225,12 +225,12 @@ def _sandbox(found: Findings) -> None:
     try:
         process = importlib.import_module("ramify.sandbox.process")
     except ModuleNotFoundError:
-        found.add("sandbox", "process", "absent", "there is no sandbox in this version")
+        found.add("sandbox", "process", "absent", "this version has no sandbox")
         return
 
     try:
         layers = process.strength()
-    except Exception as error:  # whatever goes wrong with an installed part is a finding
+    except Exception as error:  # any failure of an installed package is a finding
         found.add("sandbox", "process", "broken", f"{type(error).__name__}: {error}")
         return
     for name, layer in layers.items():

@@ -1,4 +1,4 @@
-"""Reproductions and cases of methods, found by entry point: they are a distribution of their own, or a third party's.
+"""Reproductions and cases of methods, found by entry point: they come in a separate distribution, or a third party's.
 
 Groups: ``ramify.experiments`` (what ``ramify repro`` and ``ramify check method`` call, of ``ramify-experiments`` alone),
 ``ramify.reproductions`` and ``ramify.cases`` (of any distribution; the name is the method's slug).
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def command(name: str) -> Any:
-    """The function behind a verb. Raises NeedsError where the distribution that brings it is not installed."""
+    """The function that runs a verb. Raises NeedsError where its distribution is not installed."""
     there = found("experiments")
     if name not in there:
         raise NeedsError(

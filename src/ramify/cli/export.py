@@ -27,7 +27,7 @@ def _formats() -> str:
 
 
 def _more() -> dict[str, str]:
-    """The settings of all formats: name -> the formats that have it, and what it says there."""
+    """The settings of all formats: name -> the formats that have it, and its help there."""
     found: dict[str, dict[str, list[str]]] = {}
     for writer in formats().values():
         for name, text in writer.settings.items():
@@ -43,7 +43,7 @@ def export(
     more: Mapping[str, str] | None = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run for other tools. What a format can be told goes in options of its own, listed below."""
+    """Write a run for other tools. Each format has its own options, listed below."""
     folder = find_run(run)
     known = formats()
     writer = _choose(out, to, known)
@@ -70,7 +70,9 @@ def formats() -> dict[str, Writer]:
     return writers() | {"html": Writer("html", "the report, as one self-contained page", _write_html, (".html", ".htm"), _HTML)}
 
 
-_HTML = {"scorer": "whose verdicts say which attempts succeeded (default: env, the imported reward, or the only one there is)"}
+_HTML = {
+    "scorer": "the scorer that decides which attempts succeeded (default: env, the imported reward, or the only one there is)"
+}
 
 
 def _write_html(run: Run, out: Path, scorer: str | None = None) -> int:
@@ -88,7 +90,7 @@ def _choose(out: Path, to: str | None, known: Mapping[str, Writer]) -> Writer:
     fitting = [writer for writer in known.values() if out.suffix.lower() in writer.suffixes]
     if len(fitting) != 1:
         raise UserError(
-            f"cannot tell the format of {out}: name one with --to ({', '.join(w.name for w in fitting) or ', '.join(known)})"
+            f"cannot determine the format of {out}: name one with --to ({', '.join(w.name for w in fitting) or ', '.join(known)})"
         )
     return fitting[0]
 

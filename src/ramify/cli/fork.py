@@ -1,4 +1,4 @@
-"""``ramify fork``: rewind a stored run to a token, change one thing, continue n times, and compare the outcomes."""
+"""``ramify fork``: rewind a stored run to a token, change one thing, sample n continuations, and compare the outcomes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ app = Verbs("fork")
 @app.itself()
 def fork(
     run: RunArgument,
-    node: Annotated[str, argument(metavar="NODE[:OFFSET]", help="Id of a node or its start, and a token inside it.")],
+    node: Annotated[
+        str, argument(metavar="NODE[:OFFSET]", help="Id of a node (or its first digits), and a token offset inside it.")
+    ],
     edit: Annotated[
         list[Path] | None,
         option(
             metavar="FILE",
-            help='What to change, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; nothing by default. Several files are '
-            "compared with one control.",
+            help='JSON file with the edit, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; default: no edit. Several files share '
+            "one control.",
         ),
     ] = None,
     n: Annotated[int, option(help="Continuations to sample.", min=1)] = 32,
@@ -42,7 +44,7 @@ def fork(
 ) -> None:
     """Rewind a run to a token, change one thing, sample n continuations, and show what changed in the outcomes.
 
-    The same command again continues one that was interrupted; after one that ended it samples anew.
+    The same command again continues a fork that was interrupted; after a finished one it takes new samples.
     """
     folder = find_run(run)
     name, offset = parse_place(node)
@@ -52,7 +54,7 @@ def fork(
         raise UserError(f"--after: must be one of {', '.join(AFTER)}, not '{after}'")
     changes = {file.name: check_edit(read_edit(file)) or {} for file in edit or []}
     if len(changes) < len(edit or []):
-        raise UserError("--edit: two files have one name, which would name two rows of the table")
+        raise UserError("--edit: two files have the same name, which would name two rows of the table")
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
     from ramify.rollout.attempts import Success
@@ -84,8 +86,8 @@ def fork(
                 forks, rows = [complete(fork(episodes, found.tree, task, found.id, offset, n, change, after, key=key))], []
     records = [one.to_json() for one in forks]
     if rows:
-        told = [row.to_json() for row in rows]
-        terminal.emit({"forks": records, "evidence": told}, as_json, compared(records, told))
+        evidence = [row.to_json() for row in rows]
+        terminal.emit({"forks": records, "evidence": evidence}, as_json, compared(records, evidence))
     else:
         terminal.emit(records[0], as_json, table(records[0]))
     played = [attempt for one in forks for arm in (one.arm, one.control) if arm is not None for attempt in arm.attempts]
@@ -94,7 +96,7 @@ def fork(
 
 
 def parse_place(text: str) -> tuple[str, int | None]:
-    """``NODE[:OFFSET]`` as node id (or its start) and token offset. Raises UserError."""
+    """``NODE[:OFFSET]`` as node id (or its first digits) and token offset. Raises UserError."""
     found = re.fullmatch(r"([0-9a-f]+)(?::(\d+))?", text)
     if found is None:
         raise UserError(f"'{text}' is not NODE or NODE:OFFSET, with a node's hexadecimal id and a token count")
@@ -145,7 +147,7 @@ def _ends(share: float | None, interval: Any) -> tuple[str, str]:
 def table(record: dict[str, Any]) -> str:
     """Outcomes of both arms and their difference as text."""
     if record["after"] == "keep":
-        return f"the recorded rest is {record['kept_logprob']:+.3f} nats more likely behind the edit"
+        return f"the recorded rest is {record['kept_logprob']:+.3f} nats more likely after the edit"
     rows = []
     for name, arm in (("unedited", record.get("control")), ("edited" if record["edit"] else "forked", record["fork"])):
         if arm is not None:

@@ -24,10 +24,10 @@ def import_(
     form: Form = None,
     task_field: Annotated[
         str | None,
-        option(metavar="NAME", help="Field with a record's task, where it has a name of its own (a.b: b inside a)."),
+        option(metavar="NAME", help="Field with a record's task, where it has another name than usual (a.b: b inside a)."),
     ] = None,
     reward_field: Annotated[
-        str | None, option(metavar="NAME", help="Field with an attempt's reward, where it has a name of its own.")
+        str | None, option(metavar="NAME", help="Field with an attempt's reward, where it has another name than usual.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -49,12 +49,12 @@ def import_(
         failed = failures(opened)
         left = (opened.config.get("imported") or {}).get("left", "")
         ignored = {entry.key: dict(entry.payload) for entry in opened.journal("ignored")}
-    told = (
+    judged = (
         f"scores by {', '.join(several)}" if several else f"{plural(scored, 'attempt') if scored else 'no attempt'} with a reward"
     )
-    text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {told}, from {file} ({reader.name})"
+    text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {judged}, from {file} ({reader.name})"
     unread = [
-        f"'{name}' of {about['count']} {about['what']} says nothing of an attempt: ignored" for name, about in ignored.items()
+        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored" for name, about in ignored.items()
     ]
     terminal.emit(
         record | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "left": left, "ignored": ignored},

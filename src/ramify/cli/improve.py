@@ -36,7 +36,10 @@ def improve(
     ] = None,
     dry_run: Annotated[
         bool,
-        option("--dry-run", help="Print settings and cost estimate; try a few episodes and one training step, keep nothing."),
+        option(
+            "--dry-run",
+            help="Print settings and cost estimate after a trial of a few episodes and one training step; keep nothing.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +64,7 @@ def improve(
         text = (
             table(["setting", "value"], [(name, str(value)) for name, value in _leaves(settings.to_json())])
             + "\n\n"
-            + table(["bill", "at most"], list(_leaves(cost_estimate)))
+            + table(["cost estimate", "at most"], list(_leaves(cost_estimate)))
             + f"\n\n{tried(trial)}"
             + "".join(f"\nWarning: {warning}." for warning in warnings)
         )
@@ -71,7 +74,7 @@ def improve(
 
 
 def tried(trial: dict[str, Any]) -> str:
-    """What came of the trial's episodes, and what was made of them, in a sentence each."""
+    """The results of the trial's episodes and of its training step, in a sentence each."""
     low, high = trial["interval"]
     successes = round(trial["success"] * trial["n"])
     sizes = [f"{name} {trial[name] / 2**20:.1f} MiB" for name in ("checkpoint", "weights", "agent")]
@@ -95,12 +98,12 @@ def finish(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any
 
 
 def kept(folder: Path) -> str:
-    """What Ctrl-C left in the run ``folder``, and how to continue."""
+    """What is kept in the run ``folder`` after Ctrl-C, and how to continue."""
     from ramify.trace.connect import FILE
 
     if not (folder / FILE).exists():
         return "nothing was done yet"
-    return f"what was done is kept: continue with `ramify resume {folder}`"
+    return f"finished work is kept: continue with `ramify resume {folder}`"
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""``ramify list``: the kinds of parts, the names of one kind, or what one part is."""
+"""``ramify list``: the kinds of components, the names of one kind, or the description of one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ app = Verbs("list")
 
 @app.itself()
 def list_(
-    what: Annotated[str | None, argument(metavar="[KIND or NAME]", help="A kind of part, or the name of one part.")] = None,
+    what: Annotated[
+        str | None, argument(metavar="[KIND or NAME]", help="A kind of component, or the name of one component.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """What there is. Without an argument: the kinds of parts and the methods."""
+    """List components. Without an argument: their kinds, and the methods."""
     from ramify.render import terminal
 
     if what in registry.FORMER:
@@ -27,7 +29,7 @@ def list_(
         methods = {slug: summary(slug) for slug in registry.builtin_methods()}
         text = terminal.table(["kind", "what it is"], list(registry.KINDS.items()))
         text += "\n\n" + terminal.table(["method", "what it does"], list(methods.items()))
-        text += "\n\nramify list KIND names the parts of one kind; ramify list NAME describes one."
+        text += "\n\nramify list KIND names the components of one kind; ramify list NAME describes one."
         terminal.emit({"kinds": registry.KINDS, "methods": methods}, as_json, text)
     elif what in registry.KINDS:
         parts = {name: _first_line(registry.get(what, name)) for name in registry.names(what)}
@@ -37,7 +39,7 @@ def list_(
         found = [_describe(kind, what) for kind in registry.KINDS if what in registry.names(kind)]
         if not found:
             known = [*registry.KINDS, *(name for kind in registry.KINDS for name in registry.names(kind))]
-            raise UserError(f"nothing is called '{what}' ({nearest(what, known)})")
+            raise UserError(f"there is no component '{what}' ({nearest(what, known)})")
         text = "\n\n".join(f"{part['kind']} {part['name']} ({part['where']})\n\n{part['text']}" for part in found)
         terminal.emit({"name": what, "parts": found}, as_json, text)
 

@@ -22,16 +22,16 @@ from ramify.kit import Verbs, call
 VERBS = {
     "improve": ("improve", "Make an agent better: branching rollouts, credit per step, training, a before/after report."),
     "rollout": ("rollout", "Play tasks with any agent in any environment, here or on workers, and keep the trees."),
-    "resume": ("resume", "Continue with an interrupted run."),
+    "resume": ("resume", "Continue an interrupted run."),
     "show": ("show", "Summarise a run in the terminal, as one HTML file or as local web pages."),
     "serve": ("serve", "Serve a model to OpenAI clients, with speculation, recording and middleware."),
-    "fork": ("fork", "Rewind a run to a token, change one thing, continue n times, compare the outcomes."),
+    "fork": ("fork", "Rewind a run to a token, change one thing, sample n continuations, compare the outcomes."),
     "import": ("import_", "Read traces of other tools into a run."),
     "export": ("export", "Write a run for other tools: JSON lines, Parquet, Graphviz, HTML."),
-    "list": ("list", "What there is: environments, models, judges, methods."),
-    "check": ("check", "Check that an environment, model, judge or other part does what its kind promises."),
-    "new": ("new", "Write the skeleton of a part of your own, with its test and plug-in entry."),
-    "doctor": ("doctor", "Say what works here: versions, hardware, extras, plug-ins, endpoints, sandbox."),
+    "list": ("list", "List environments, models, judges, methods and other components."),
+    "check": ("check", "Check that an environment, model, judge or other component does what its kind promises."),
+    "new": ("new", "Write the skeleton of a component of your own, with its test and plug-in entry."),
+    "doctor": ("doctor", "Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox."),
     "repro": ("repro", "Reproduce a method's headline result and print its table of checks."),
     "completion": ("completion", "Print the completion script of a shell: bash, zsh or fish."),
 }
@@ -90,7 +90,7 @@ def run(words: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code. A user's mistake is one sentence on stderr, never a traceback.
 
-    A fault of ours is raised where ``argv`` is given, and shown as its traceback in the command itself.
+    A bug in ramify is raised where ``argv`` is given, and shown as a traceback on the command line.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except RamifyError as error:
         return _complain(str(error), error.exit_code)
-    except BrokenPipeError:  # the reader left (| head); nothing more may be written, not even by the interpreter's last flush
+    except BrokenPipeError:  # the pipe was closed (| head); nothing more may be written, not even by the interpreter's last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
@@ -114,13 +114,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ramify.base.plugins import whose
 
         at = whose(error)
-        told = f"a fault in {at}:" if at else "a fault of ramify itself, please report it:"
-        return _complain(told, EXIT_FAILED, traceback.format_exc())
+        blamed = f"a fault in {at}:" if at else "a bug in ramify, please report it:"
+        return _complain(blamed, EXIT_FAILED, traceback.format_exc())
     return code
 
 
 def _complain(sentence: str, code: int, more: str = "") -> int:
-    """Say ``sentence`` on one line, whatever it quotes, then the lines of ``more``."""
+    """Print ``sentence`` on one line, whatever it quotes, then the lines of ``more``."""
     from ramify.base.secrets import redact
     from ramify.render.terminal import sanitize, say
 

@@ -21,7 +21,7 @@ def summary(slug: str) -> str:
 
 
 _OF_JOBS = {"tree-rollouts": ("ramify.cli.rollout", "tree_app")}
-"""Verbs of a method that do a job, which no method may import: the module and the application that hold them."""
+"""Verbs of a method that live in a job, which no method may import: their module and application."""
 
 
 def method_path(slug: str) -> str:

@@ -1,4 +1,4 @@
-"""``ramify new``: the skeleton of a part or a method of your own, as a small package that passes ``ramify check`` as it is."""
+"""``ramify new``: the skeleton of a component or a method of your own, as a small package that passes ``ramify check``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def new(
             help="model, drafter, env, judge, credit, searcher, loss, compactor, sandbox, middleware, reader or method.",
         ),
     ],
-    name: Annotated[str, argument(metavar="NAME", help="What it will be called: lower case, words joined by '-'.")],
+    name: Annotated[str, argument(metavar="NAME", help="Its name: lower case, words joined by '-'.")],
     out: Annotated[Path | None, option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a small package with one working part, its test and its plug-in entry; of a method with its page and its experiment, too."""
+    """Write a small package with one working component, its test and its plug-in entry; a method also gets its page and its experiment."""
     from ramify.render import terminal
 
     kind = kind if kind == METHOD else conformance.known_kind(kind)
@@ -56,15 +56,15 @@ def new(
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raises UserError on a name that a package, a module and a part cannot all have."""
+    """Raises UserError on a name that a package, a module and a component cannot all have."""
     if not _NAME.fullmatch(name) or len(name) > LONGEST:
         raise UserError(
-            f"'{name}' is no name for a part: at most {LONGEST} lower-case letters and digits, a letter first, words joined by '-'"
+            f"'{name}' is no name for a component: at most {LONGEST} lower-case letters and digits, a letter first, words joined by '-'"
         )
     from ramify.cli.main import VERBS
 
     if name in registry.names(kind) or (kind == METHOD and name in VERBS):
-        raise UserError(f"the {kind} '{name}' is there already")
+        raise UserError(f"the {kind} '{name}' exists already")
     module = _module(name)
     if keyword.iskeyword(module) or keyword.issoftkeyword(module) or importlib.util.find_spec(module) is not None:
         raise UserError(f"'{name}' is taken: '{module}' is a keyword or an installed Python module")

@@ -21,16 +21,16 @@ def repro(
         bool, option("--quick", help="One seed, at most a minute, looser thresholds. The default for 'all'.")
     ] = False,
     seed: Annotated[int, option(min=0, help="The first seed; the others follow it.")] = 0,
-    fresh: Annotated[bool, option("--fresh", help="Forget what an earlier, interrupted call did.")] = False,
+    fresh: Annotated[bool, option("--fresh", help="Discard the results of an earlier, interrupted call.")] = False,
     backend: Annotated[
         str, option(help="Where cells run: local (processes on this machine), ray or ray:CELLS_AT_ONCE.")
     ] = "local",
-    out: Annotated[Path | None, option(help="Also write the figures with commit, versions and machine as JSON.")] = None,
+    out: Annotated[Path | None, option(help="Also write the results with commit, versions and machine as JSON.")] = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a method's headline result. Exit code 1 when a check misses its threshold.
 
-    Done cells are kept in a cache folder, so a call that was interrupted continues where it stopped.
+    Finished cells are cached, so an interrupted call continues where it stopped.
     """
     if gpu and (cpu or quick):
         raise UserError("choose --gpu or --cpu, and with --cpu --quick where it should take at most a minute")

@@ -12,10 +12,7 @@ app = Verbs("resume")
 
 @app.itself()
 def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> None:
-    """Continue an interrupted run; it ends where the undisturbed run would have.
-
-    A run that is done already prints its result again.
-    """
+    """Continue an interrupted run; the result equals that of an uninterrupted one. A finished run prints its result again."""
     folder = find_run(run)
     from ramify.jobs import collect, trees
     from ramify.jobs import improve as job

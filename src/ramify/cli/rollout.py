@@ -33,7 +33,7 @@ def rollout(
     settings: TreeRolloutConfig,
     out: Annotated[
         Path | None,
-        option(metavar="RUN", help="Folder of the run to make or to continue with; default: the next free runs/rollout-N."),
+        option(metavar="RUN", help="Folder of the run to make or continue; default: the next free runs/rollout-N."),
     ] = None,
     tree: Annotated[
         bool, option("--tree", help="Grow a tree of attempts per task under --tree-budget (see `ramify tree-rollouts`).")
@@ -43,7 +43,7 @@ def rollout(
 ) -> None:
     """Play tasks with any agent in any environment, here or on workers, and keep the trees.
 
-    The same command again continues with an interrupted run. Exit code 3 when a budget ended it before every attempt was played.
+    The same command again continues an interrupted run. Exit code 3 when a budget ended it before every attempt was played.
     """
     from ramify.jobs import trees as job
     from ramify.jobs.collect import Collection
@@ -57,13 +57,13 @@ def rollout(
     if dry_run:
         cost_estimate = collection.plan()
         record = {"config": collection.config.to_json(), "bill": cost_estimate}
-        emit(record, as_json, table(["bill", "at most"], list(cost_estimate.items())))
+        emit(record, as_json, table(["cost estimate", "at most"], list(cost_estimate.items())))
         return
     collected(folder, as_json, lambda bar: collection.collect(folder, bar))
 
 
 def collected(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any]]) -> None:
-    """Do ``work(bar)`` on the run in ``folder`` under a progress bar and print what came out.
+    """Do ``work(bar)`` on the run in ``folder`` under a progress bar and print the result.
 
     After printing, raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed.
     """
@@ -82,7 +82,7 @@ def played(folder: Path, as_json: bool, work: Callable[[Progress], dict[str, Any
 def ended(folder: Path, result: dict[str, Any]) -> None:
     """Raises BudgetSpentError where a budget ended the work, RamifyError where every attempt failed."""
     if result["spent"] is not None:
-        left = "the trees are not grown" if result["missing"] is None else f"{plural(result['missing'], 'attempt')} not played"
+        left = "no tree was sampled" if result["missing"] is None else f"{plural(result['missing'], 'attempt')} not played"
         raise BudgetSpentError(
             f"the budget of {result['spent']} is spent, {left}: "
             f"raise --budget.{result['spent']} and give the same command with --out {folder} to continue"
@@ -106,9 +106,9 @@ def summary(result: dict[str, Any]) -> str:
         text = table(["success", "95 % interval", "successes", "attempts", "tasks solved"], [row])
     if result["failed"]:
         reasons = "\n".join(f"  {count} x {why}" for why, count in result["failures"].items())
-        text += f"\n\n{plural(result['failed'], 'attempt')} failed at a boundary, which counts neither way:\n{reasons}"
+        text += f"\n\n{plural(result['failed'], 'attempt')} ended in an infrastructure failure, not counted:\n{reasons}"
     if result["workers_lost"]:
-        text += f"\n\n{plural(result['workers_lost'], 'worker')} died; what was being played there was played again."
+        text += f"\n\n{plural(result['workers_lost'], 'worker')} died; the attempts there were played again."
     if "caution" in result:
         text += f"\n\nNote: {result['caution']}."
     spent = f"{short(result['turns'])} turns, {short(result['tokens'])} tokens, {result['seconds']:.0f} s"
@@ -121,23 +121,25 @@ def tree_run(
     out: Annotated[Path | None, option(hidden=True, help="Also `ramify export` the run to this file (.jsonl).")] = None,
     run: Annotated[
         Path | None,
-        option(metavar="RUN", help="Folder of the run to make or to continue with; default: the next free runs/trees-N."),
+        option(metavar="RUN", help="Folder of the run to make or continue; default: the next free runs/trees-N."),
     ] = None,
     env: Annotated[str, option("--env", help="Environment the agent acts in, as in `ramify rollout`.")] = "household",
     model: Annotated[str, option(help="The agent, as in `ramify rollout`: builtin, hf:FOLDER, chat:MODEL@URL, ...")] = "builtin",
     budget: Annotated[float, option(help="Budget per task.")] = 64,
     unit: Annotated[str, option(help="Unit of the budget: turns or tokens.")] = "turns",
-    tasks: Annotated[str | None, option(metavar="FILE", help="Tasks as JSON lines; else the environment makes some.")] = None,
-    count: Annotated[int, option(min=1, help="Tasks the environment makes.")] = 8,
+    tasks: Annotated[
+        str | None, option(metavar="FILE", help="Tasks as JSON lines; default: tasks the environment generates.")
+    ] = None,
+    count: Annotated[int, option(min=1, help="Tasks the environment generates.")] = 8,
     rule: Annotated[str, option(help="uucb, random, or flat (independent attempts).")] = "uucb",
-    allocate: Annotated[bool, option(help="Move budget from settled to undecided tasks.")] = True,
+    allocate: Annotated[bool, option(help="Move budget from tasks whose outcome is settled to undecided ones.")] = True,
     max_reply: Annotated[int, option(min=1, help="Longest reply of the agent, in tokens.")] = 24,
     seed: Annotated[int, option(help="Decides every sample.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Sample a tree of attempts per task under a budget, and report on the groups: `ramify rollout --tree` in a few options.
+    """Sample a tree of attempts per task under a budget, and report on the groups: a short form of `ramify rollout --tree`.
 
-    The same command with the same --run continues with an interrupted run.
+    The same command with the same --run continues an interrupted run.
     """
     from ramify.base.config import check
     from ramify.jobs.trees import TreeCollection, TreeRolloutConfig

@@ -1,4 +1,4 @@
-"""``ramify serve``: an OpenAI-compatible server of any model, on the local engine or in front of another endpoint."""
+"""``ramify serve``: an OpenAI-compatible server of any model, on the local engine or as a proxy of another endpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = Verbs("serve")
 
 TOKEN = "RAMIFY_TOKEN"
 ROWS = 64
-"""Samples that run at once by default; also how many are passed on to an endpoint at once."""
+"""Samples that run at once by default; also how many are forwarded to an endpoint at once."""
 
 
 @app.itself()
@@ -31,9 +31,11 @@ def serve(
     host: Annotated[str, option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
     port: Annotated[int, option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     allow_host: Annotated[
-        list[str] | None, option(metavar="NAME", help="A further name that leads here: a proxy's, a service's; repeatable.")
+        list[str] | None, option(metavar="NAME", help="A further host name of this server (a proxy's, a service's); repeatable.")
     ] = None,
-    token: Annotated[bool, option("--token", help="Ask for a token: RAMIFY_TOKEN, or one made up, printed once.")] = False,
+    token: Annotated[
+        bool, option("--token", help="Require a token: RAMIFY_TOKEN, or one that is generated and printed once.")
+    ] = False,
     name: Annotated[str, option(help="What clients call the model; default: its own name.")] = "",
     chat_template: Annotated[Path | None, option(metavar="FILE", help="Chat template (jinja) to use.")] = None,
     drafter: Annotated[Path | None, option(metavar="DIR", help="Speculate with this drafter (ramify dspark train).")] = None,
@@ -42,15 +44,19 @@ def serve(
     ] = "",
     verify: Annotated[
         str,
-        option(help="With --drafter: rejection, or coupled (as without a drafter, token by token); seeds are always coupled."),
+        option(
+            help="With --drafter: rejection sampling, or coupled (common random numbers: the same tokens as without a drafter). Seeded requests are always coupled."
+        ),
     ] = "rejection",
     max_sequences: Annotated[int, option(help="Samples that run at once.", min=1)] = ROWS,
-    max_waiting: Annotated[
-        int, option(help="Samples that may wait beside them; then clients are told to come again (429).", min=0)
-    ] = 256,
+    max_waiting: Annotated[int, option(help="Samples that may wait; further requests are answered with 429.", min=0)] = 256,
     max_per_client: Annotated[
         int,
-        option(metavar="N", help="Of both, for one client ('user', else address); 0: half, at least --max-sequences.", min=0),
+        option(
+            metavar="N",
+            help="Running and waiting samples of one client ('user', else address); 0: half of all, at least --max-sequences.",
+            min=0,
+        ),
     ] = 0,
     kv_memory: Annotated[
         int, option(metavar="MIB", help="Most memory for keys and values of running samples; 0 sets no bound.", min=0)
@@ -58,7 +64,7 @@ def serve(
     device: Device = "",
     dtype: Dtype = "",
     record: Annotated[str, option(metavar="RUN", help="Keep every conversation as a tree in this run.")] = "",
-    redact: Annotated[bool, option("--redact", help="With --record: take out e-mail addresses, keys and phone numbers.")] = False,
+    redact: Annotated[bool, option("--redact", help="With --record: redact e-mail addresses, keys and phone numbers.")] = False,
     middleware: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Wrap the model; the first is outermost.")] = None,
     score: Annotated[list[str] | None, option(metavar="NAME[:ARG]", help="Score replies with this judge or monitor.")] = None,
     timeout: Annotated[float, option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
@@ -67,13 +73,13 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI clients: chats, completions, streaming, tools, log-probs, seeds; health and Prometheus metrics.
 
-    Ctrl-C or SIGTERM ends it in order: nothing new is taken, open requests finish. The second ends it at once.
+    Ctrl-C or SIGTERM shuts down gracefully: no new requests, open ones finish. A second signal ends it at once.
     """
     if redact and not record:
         raise UserError("--redact is about what --record keeps; give --record RUN with it")
     from ramify.model.middleware import wrap
     from ramify.web.api import Api
-    from ramify.web.limits import Guard, Places, check_bind, make_token
+    from ramify.web.limits import Guard, Slots, check_bind, make_token
     from ramify.web.server import MAX_CONNECTIONS, address, open_server
 
     made = make_token() if token and not os.environ.get(TOKEN) else ""
@@ -84,7 +90,7 @@ def serve(
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
     recorder = _recorder(record, model, middleware or [], getattr(inner, "template", None), redact) if record else None
     try:
-        api = Api(wrapped, public, Places(max_sequences, max_waiting, max_per_client), recorder, gauges)
+        api = Api(wrapped, public, Slots(max_sequences, max_waiting, max_per_client), recorder, gauges)
         guard = Guard(api.app(), host, secret, seconds=timeout, allowed=allow_host or (), probe="/health", count=api.count)
         server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_sequences + max_waiting), drain)
         with listener:
@@ -99,9 +105,9 @@ def serve(
 
 
 def _farewell(cut: int) -> str:
-    """What is said at the end, of ``cut`` requests that were not answered whole."""
-    answered = "1 request was cut off before its answer was whole" if cut == 1 else "every request was answered"
-    answered = f"{cut} requests were cut off before their answers were whole" if cut > 1 else answered
+    """The closing message; ``cut`` requests were not answered completely."""
+    answered = "1 request was cut off before its answer was complete" if cut == 1 else "every request was answered"
+    answered = f"{cut} requests were cut off before their answers were complete" if cut > 1 else answered
     return f"ramify: {answered}; the server has ended"
 
 
@@ -125,9 +131,11 @@ def find_served(
     dtype: str = "",
     chat_template: Path | None = None,
 ) -> tuple[Model, Callable[[], Gauges]]:
-    """The model that ``spec`` names as the server holds it, chats laid out for it where it takes tokens, and its numbers for /metrics.
+    """The model that ``spec`` names as the server holds it, with chats rendered by a template where it takes tokens, and its numbers for
+    /metrics.
 
-    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the distribution of :mod:`ramify.engine.verify` for samples without a seed; ``chat_template`` takes the place of the checkpoint's own. Raises UserError where there is no such model or a drafter is given for one elsewhere.
+    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the verification rule (:mod:`ramify.engine.verify`) for samples without a seed;
+    ``chat_template`` replaces the checkpoint's own. Raises UserError where there is no such model or a drafter is given for a remote one.
     """
     from ramify.model.chat import read_template
     from ramify.model.laid import Layout
@@ -155,7 +163,7 @@ def find_served(
 
 
 def _welcome(url: str, name: str, made: str, token: bool, defaults: Mapping[str, float] | None = None) -> str:
-    """The address, how to ask it, and how it samples where a request does not say (``defaults``)."""
+    """The address, an example request, and the default sampling settings (``defaults``)."""
     own = ", ".join(f"{name} {value:g}" for name, value in (defaults or {}).items())
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "hello"}}]}}'
     header = f' -H "authorization: Bearer ${TOKEN}"' if token else ""

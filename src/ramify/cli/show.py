@@ -30,7 +30,7 @@ LAST = 5
 MOST = 20
 """How many findings."""
 COLUMNS = 5
-"""How many of the numbers behind a step's credit."""
+"""How many of the numbers that explain a step's credit."""
 
 
 @app.itself()
@@ -41,11 +41,14 @@ def show(
     port: Annotated[int, option(help="Port of --web.", min=0, max=65535)] = PORT,
     host: Annotated[str, option(help="Address to bind --web to; beyond this machine a token is needed.")] = HOST,
     token: Annotated[
-        bool, option("--token", help="Ask visitors of --web for a token: RAMIFY_TOKEN, or one made up and printed once.")
+        bool,
+        option(
+            "--token", help="Require a token from visitors of --web: RAMIFY_TOKEN, or one that is generated and printed once."
+        ),
     ] = False,
     scorer: Annotated[
         str | None,
-        option(metavar="NAME", help="Whose verdicts say which attempts succeeded; by default env, or the imported reward."),
+        option(metavar="NAME", help="Scorer that decides which attempts succeeded; default: env, or the imported reward."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -85,9 +88,8 @@ def write_report(folder: Path, out: Path, scorer: str | None = None) -> None:
 def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     """Everything the summary shows, as JSON. An imported run has no evaluations, updates or result.
 
-    ``attempts`` is None in an improve run, whose evaluations tell more, and where nobody said how an attempt ended. ``scorers`` are those
-    that could say it where several could. Raises UserError where nobody is called ``scorer``.
-    """
+    ``attempts`` is None in an improve run, which has evaluations instead, and where no attempt is scored. ``scorers`` are the candidates
+    where several could decide. Raises UserError where there is no ``scorer`` of that name."""
     from ramify.trace.failures import failures
 
     evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
@@ -130,7 +132,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
 
 
 def _credited(run: Run) -> list[dict[str, Any]]:
-    """Of each maker of credit: how many steps it credited, the strongest with the numbers behind them, and what these mean."""
+    """For each credit rule: how many steps it credited, the strongest with the numbers that explain them, and what these mean."""
     found: dict[str, list[Annotation]] = {}
     for annotation in run.annotations(name="why"):
         if isinstance(annotation.value, Mapping) and isinstance(annotation.value.get("A"), int | float):
@@ -139,7 +141,7 @@ def _credited(run: Run) -> list[dict[str, Any]]:
         return []
     from ramify.score.credit.protocol import meanings
 
-    told = meanings(run)
+    meaning = meanings(run)
     return [
         {
             "maker": maker,
@@ -149,14 +151,14 @@ def _credited(run: Run) -> list[dict[str, Any]]:
                 {"node": annotation.node} | dict(annotation.value)
                 for annotation in heapq.nlargest(LAST, annotations, lambda annotation: abs(annotation.value["A"]))
             ],
-            "numbers": told.get(maker, {}),
+            "numbers": meaning.get(maker, {}),
         }
         for maker, annotations in found.items()
     ]
 
 
 def _credit_text(credit: dict[str, Any]) -> str:
-    """The strongest steps with the first numbers behind their credit, and what those mean."""
+    """The strongest steps with the first numbers that explain their credit, and what those mean."""
     steps = credit["strongest"]
     names = [name for name in credit["numbers"] if type(steps[0].get(name)) in (int, float)][:COLUMNS]
     rows = [
@@ -168,7 +170,7 @@ def _credit_text(credit: dict[str, Any]) -> str:
 
 
 def _found(findings: list[dict[str, Any]]) -> str:
-    """What methods found: by whom, what, where, why; and what to do about it."""
+    """Findings of methods: maker, finding, node, reason, and what to do about it."""
     rows = [
         (one["maker"], one["name"], (one["node"] or "the run")[:12], "-" if one["value"] is None else f"{one['value']:.4g} {one['unit']}", one["why"])
         for one in findings[:MOST]
@@ -180,7 +182,7 @@ def _found(findings: list[dict[str, Any]]) -> str:
 
 
 def _spent(updates: list[Any], evals: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Tokens and seconds by what they went into. An update's tokens are the total so far; its seconds are its own, by part."""
+    """Tokens and seconds by purpose. An update's tokens are the total so far; its seconds are its own, by phase."""
     spent: dict[str, dict[str, float]] = {}
     for update in updates:
         for part, seconds in update["seconds"].items():
@@ -200,8 +202,8 @@ def _text(record: dict[str, Any]) -> str:
     if record["attempts"] and record["attempts"]["interval"] is None:
         played = record["attempts"]
         parts.append(
-            f"{played['successes']} of {played['n']} attempts succeeded. A selector chose where they start, so that is no success rate: "
-            f"`ramify tree-rollouts report {record['run']}` says what the trees are worth."
+            f"{played['successes']} of {played['n']} attempts succeeded. A selector chose where they start, so this is not a success rate: "
+            f"`ramify tree-rollouts report {record['run']}` evaluates the trees."
         )
     elif record["attempts"]:
         played, (low, high) = record["attempts"], record["attempts"]["interval"]
@@ -209,11 +211,9 @@ def _text(record: dict[str, Any]) -> str:
         columns = ["success", "95 % interval", "successes", "attempts"]
         parts.append(table(columns, [(rate, f"[{low:.1%}, {high:.1%}]", played["successes"], played["n"])]))
     elif record["scorers"]:
-        parts.append(
-            f"Several scorers judged the attempts ({', '.join(record['scorers'])}): --scorer NAME says whose verdict counts."
-        )
+        parts.append(f"Several scorers judged the attempts ({', '.join(record['scorers'])}): choose one with --scorer NAME.")
     if record["failed"]:
-        parts.append(f"{record['failed']['sentence']}. A failed attempt counts neither way.")
+        parts.append(f"{record['failed']['sentence']}. Failed attempts are not counted.")
     if record["findings"]:
         parts.append(_found(record["findings"]))
     if record["gain"]:

@@ -1,4 +1,4 @@
-"""The local model engine: many rollouts batched together, shared prefixes computed once, samples that do not depend on batch mates."""
+"""The local model engine: many rollouts batched together, shared prefixes computed once, batch-invariant samples."""
 
 from __future__ import annotations
 

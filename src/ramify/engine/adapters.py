@@ -18,7 +18,7 @@ from ramify.engine.tiny import distinct_weights, set_distinct_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-#: Settings of an adapter that change what it computes and are not done here, with the value that leaves it out.
+#: Unsupported settings of an adapter that would change its result, with the value that turns each off.
 _PLAIN = {"use_dora": False, "bias": "none", "lora_bias": False, "alpha_pattern": {}, "rank_pattern": {}}
 
 
@@ -28,7 +28,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def adapter_base(folder: Path) -> Path:
-    """The folder of the model an adapter is for. Raises UserError where that is no folder here."""
+    """The folder of the model an adapter is for. Raises UserError where that is not a folder here."""
     base = Path(str(_config(folder).get("base_model_name_or_path") or "")).expanduser()
     for found in (base, folder / base):
         if (found / "config.json").is_file():
@@ -45,7 +45,7 @@ def whole_folder(folder: Path) -> Path:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Where a checkpoint's tokenizer and chat template lie: ``folder``, or the base of an adapter that brings none."""
+    """The folder of a checkpoint's tokenizer and chat template: ``folder``, or the base of an adapter without them."""
     return folder if (folder / "tokenizer.json").is_file() else whole_folder(folder)
 
 
@@ -59,7 +59,7 @@ def add_adapter(module: nn.Module, folder: Path) -> None:
         raise NeedsError(f"the adapter {folder} is of type {config.get('peft_type')}; LORA is what can be added to weights here")
     for name, plain in _PLAIN.items():
         if config.get(name) not in (None, plain):
-            raise NeedsError(f"the adapter {folder} sets '{name}' to {config[name]!r}, which is not done here")
+            raise NeedsError(f"the adapter {folder} sets '{name}' to {config[name]!r}, which is not supported")
     file = folder / WEIGHTS
     try:
         parts = load_file(file)

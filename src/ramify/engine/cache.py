@@ -1,4 +1,4 @@
-"""The KV cache: keys and values of the sequences that run, one slot each, and of the prefixes they leave behind, shared block by block.
+"""The KV cache: keys and values of running sequences, one slot each, and of finished prefixes, shared block by block.
 
 A slot is a row of one tensor, as long as the longest sequence needs; :class:`PrefixCache` keeps what outlives its slot.
 
@@ -129,7 +129,7 @@ class KVCache:
     # -- prefixes
 
     def match(self, tokens: np.ndarray, limit: int) -> list[Tensor]:
-        """What is known of the first ``limit`` of ``tokens``, piece by piece, each [its layers, n, C]."""
+        """The cached part of the first ``limit`` of ``tokens``, piece by piece, each [its layers, n, C]."""
         return self.prefixes.match(tokens, limit)
 
     def load(self, slot: int, pieces: Sequence[Tensor]) -> int:
@@ -160,7 +160,7 @@ class KVCache:
     # -- memory
 
     def rest(self) -> None:
-        """Nothing runs or waits: one long sequence must not hold its memory for good."""
+        """Release memory when nothing runs or waits: one long sequence must not hold it for good."""
         if self.kv.nbytes > self.prefixes.budget:
             self._free()
 

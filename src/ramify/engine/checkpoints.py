@@ -25,7 +25,7 @@ from ramify.model.protocol import Model
 from ramify.model.tokenizer import HfTokenizer
 
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-"""What goes with a tokenizer."""
+"""Files that accompany a tokenizer."""
 
 
 def model_folder(spec: str) -> Path:
@@ -34,7 +34,7 @@ def model_folder(spec: str) -> Path:
         return Path(str(resources.files("ramify") / "assets" / "household"))
     kind, _, path = spec.partition(":")
     if kind in ("chat", "completions"):
-        raise NeedsError(f"'{kind}:...' is a model behind an endpoint; this needs weights in this process: builtin or hf:PATH")
+        raise NeedsError(f"'{kind}:...' is a model at an endpoint; this needs weights in this process: builtin or hf:PATH")
     if kind != "hf" or not path:
         raise UserError(f"model '{kind}' is neither 'builtin' nor 'hf:PATH'")
     folder = Path(path).expanduser()
@@ -51,7 +51,7 @@ def load_model(
 
 
 def copy_of(model: Model, name: str, max_sequences: int = 64) -> LocalModel:
-    """A model object with weights of its own, the same ones, and nothing cached. Raises NeedsError where it is none of this engine's."""
+    """A copy of a model object with its own equal weights and an empty cache. Raises NeedsError where it is none of this engine's."""
     if not isinstance(model, LocalModel):
         raise NeedsError(f"'{model.identity.name}' is no LocalModel, the kind of model whose weights can be trained here")
     module, template = copy.deepcopy(model.module), model.own_template
@@ -60,13 +60,13 @@ def copy_of(model: Model, name: str, max_sequences: int = 64) -> LocalModel:
 
 
 def chat_template(folder: Path, given: Mapping[str, Any] | None = None) -> ChatTemplate:
-    """How the checkpoint in ``folder`` lays chats out (see :func:`template_in`). Raises NeedsError where it does not say."""
+    """The chat template of the checkpoint in ``folder`` (see :func:`template_in`). Raises NeedsError where it has none."""
     folder = tokenizer_folder(folder)
     return template_in(folder, HfTokenizer.load(folder), given)
 
 
 def save_model(model: LocalModel, start: Path | None, folder: Path) -> None:
-    """Write the model as it is now as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from,
+    """Write the current model as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from,
     if anywhere. A chat template the model was given is written, too.
 
     What came from an adapter is written with its base, as a whole model. Each file is there whole or not at all. Raises RamifyError when the disk refuses.
@@ -85,7 +85,7 @@ def save_model(model: LocalModel, start: Path | None, folder: Path) -> None:
 
 
 def weights_of(model: LocalModel) -> bytes:
-    """The weights as they are now, as safetensors: what a worker takes with :func:`set_weights`."""
+    """The current weights as safetensors, for a worker's :func:`set_weights`."""
     return bytes(save({name: value.contiguous() for name, value in distinct_weights(model.module).items()}))
 
 

@@ -1,6 +1,6 @@
-"""The adaptive controller: whether the next step drafts. A schedule promises a gain from a profile, the clock says what came of it.
+"""The adaptive controller: whether the next step drafts. A schedule predicts a gain from a profile; measured times confirm it or not.
 
-A profile is of another day, and a machine that does other work, too, slows long cycles more than short ones. So stretches with and
+A profile may be out of date, and other work on the machine slows long cycles more than short ones. So stretches with and
 without drafts are timed, and what was measured, divided by what was promised, corrects every later promise. The faster way continues;
 a short trial of the other comes ever more rarely, and costs a small share of the time at most. Without times the promise alone decides.
 Nothing but time and the number of tokens is looked at, all of it past: the distribution of what is sampled stays as it is.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MARGIN = 0.05
-"""Drafting starts where it promises so much more than no drafting, and ends where it promises less than no drafting."""
+"""Drafting starts where its predicted speed-up reaches this, and ends where the prediction falls below no drafting."""
 TRIAL, LEAST = 24, 48
 """Tokens of a trial: a request, and at least in all."""
 SHARE = 0.03
@@ -39,7 +39,7 @@ class _Load:
     left: float
     """Tokens of the stretch that are still to be sampled."""
     chosen: bool
-    """The faster way, as far as is known."""
+    """The faster way so far."""
     drafting: bool
     """The way of this stretch."""
     begun: bool = False
@@ -49,7 +49,7 @@ class _Load:
     """Seconds and tokens of the stretch, its first step included."""
     patience: int = PATIENCE
     promise: float = 1.0
-    """Of the last step that asked."""
+    """The prediction of the last step that consulted it."""
     kept: deque[float] = field(default_factory=lambda: deque(maxlen=TRIALS))
     """By trial, the gain that was measured / the gain that was promised."""
     usual: float = 1.0
@@ -119,7 +119,7 @@ class AdaptiveController:
     def saw(self, requests: int, drafting: bool, tokens: int, seconds: float) -> None:
         """A step of ``requests`` sequences, drafting or not, sampled so many tokens in so much time."""
         load = self._loads.get(requests.bit_length())
-        if load is None or drafting != load.drafting:  # nobody asked
+        if load is None or drafting != load.drafting:  # not consulted
             return
         load.spent += seconds
         load.sampled += tokens

@@ -29,7 +29,7 @@ FEW = 4
 
 
 class EngineCore:
-    """Runs what ``scheduler`` says on ``forward``, as ``exactness`` says."""
+    """Runs the sequences of ``scheduler`` on ``forward``, batched as ``exactness`` requires."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class EngineCore:
             return speculator.propose(self.cache, running, able, round_)
 
     def _recall(self, running: GenericSequence[Sequence], slots: GenericSequence[int]) -> None:
-        """Run again what steps without drafts have computed, for its features. Keys and values come out the same."""
+        """Run again what steps without drafts have computed, for its features. Keys and values stay the same."""
         assert self.speculator is not None
         missing = [
             (slot, p) for slot in slots if (state := running[slot].draft) for p in range(state.featured, running[slot].computed)
@@ -124,7 +124,7 @@ class EngineCore:
     def _tap(
         self, batch: ForwardBatch, sequences: GenericSequence[Sequence], positions: GenericSequence[int], watched: bool
     ) -> Tap | None:
-        """What the batch runs under."""
+        """The taps of the batch."""
         tapped = [(m, seq.group.taps, seq.states) for m, seq in enumerate(sequences) if seq.group.taps is not None]
         watch = self.speculator.watch(self.cache, batch) if self.speculator and watched else None
 
@@ -174,7 +174,7 @@ class EngineCore:
         return bool(ready) and self._sample(self._logits(hidden), ready, entries, round_)
 
     def _ran(self, seq: Sequence, count: int, watched: bool) -> None:
-        """Book ``count`` tokens of a sequence that ran."""
+        """Record ``count`` computed tokens of a sequence."""
         self.stats.prompt_tokens += max(0, min(count, len(seq.group.prefix) - seq.computed))
         if watched and seq.draft is not None:
             seq.draft.ran(seq.computed, count)

@@ -1,4 +1,4 @@
-"""What the engine runs on: the graphics cards torch sees, its threads and kernels, and how rows run so that their bits are their own."""
+"""Devices of the engine: GPUs that torch sees, threads and kernels, and whether batches are exact."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def placement(device: str = "", dtype: str = "") -> tuple[torch.device, torch.dtype]:
-    """Where a model is to run and what its numbers are; "" takes RAMIFY_DEVICE and RAMIFY_DTYPE, else the CPU and float32.
+    """Device and data type of a model; "" takes RAMIFY_DEVICE and RAMIFY_DTYPE, else the CPU and float32.
 
-    Raises UserError on a name that means nothing and on bfloat16 on a CPU, NeedsError on a device that is not here.
+    Raises UserError on an unknown name and on bfloat16 on a CPU, NeedsError on a device that is not here.
     """
     device = device or os.environ.get("RAMIFY_DEVICE", "") or "cpu"
     dtype = dtype or os.environ.get("RAMIFY_DTYPE", "") or "float32"

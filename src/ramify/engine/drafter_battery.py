@@ -67,7 +67,7 @@ class _Probe:
     def draft(
         self, cache: KVCache, rows: tuple[int, ...] = (0, 1, 2), depth: int | None = None, sampled: Tensor | None = None
     ) -> _Run:
-        """Draft for some rows with tokens ``drawn`` [rows, T] (None: the made-up ones) whatever the logits say."""
+        """Draft for some rows with the tokens ``sampled`` [rows, T] (None: the made-up ones) whatever the logits say."""
         slots, told = torch.tensor(rows), self.tokens if sampled is None else sampled
         positions = torch.tensor([LENGTHS[r] for r in rows])
         seen: list[Tensor] = []
@@ -89,7 +89,7 @@ def _shape(probe: _Probe) -> Iterator[str]:
             yield f"pick is not given {depth} times finite logits [rows, {c.vocab}]"
         for name in ("tokens", "confidence", "scores"):
             if getattr(run.drafts, name).shape != (rows, depth):
-                yield f"{name} is {tuple(getattr(run.drafts, name).shape)} where {(rows, depth)} was asked for"
+                yield f"{name} is {tuple(getattr(run.drafts, name).shape)} where {(rows, depth)} was requested"
 
 
 def _tokens(probe: _Probe) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""What the engine needs of a drafter: a small network that proposes the next tokens of a target model, which verifies them in one pass.
+"""The protocol of drafters: a drafter is a small network that proposes the next tokens of a target model, which verifies them in one pass.
 
 A drafter reads hidden states of some target layers (features) and keeps keys and values of its own in the same cache as the target, as
-extra layers after the target's. Drafters are parts: ``register("drafter", NAME)``; those of DSpark's paper are in
+extra layers after the target's. Drafters are components: ``register("drafter", NAME)``; those of DSpark's paper are in
 :mod:`ramify.methods.dspark.drafters`.
 
 Axis legend: N context tokens, R rows, D width, m target layers, V vocabulary.
@@ -26,7 +26,7 @@ Pick = Callable[[int, Tensor], Tensor]
 
 
 class Shape(Protocol):
-    """What the engine asks of a drafter's configuration."""
+    """The fields of a drafter's configuration that the engine needs."""
 
     @property
     def vocab(self) -> int:
@@ -114,7 +114,7 @@ class Drafter(nn.Module, ABC):
 
 
 def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
-    """The drafter saved in ``folder``, by the registered part that reads it. Raises UserError where there is none."""
+    """The drafter saved in ``folder``, by the registered component that reads it. Raises UserError where there is none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"there is no drafter folder {folder}")
@@ -124,4 +124,4 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Drafter:
         found = part.load(folder, module) if isinstance(part, type) and issubclass(part, Drafter) else None
         if found is not None:
             return found
-    raise UserError(f"{folder} holds no drafter that a registered part reads (known: {', '.join(names)})")
+    raise UserError(f"{folder} holds no drafter that a registered component reads (known: {', '.join(names)})")

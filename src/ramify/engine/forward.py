@@ -189,7 +189,7 @@ class ForwardBatch:
 
 @lru_cache(256)
 def _queries(heads: int, together: int, device: torch.device) -> Tensor:
-    """Of each row that attention is asked with, filled up to a multiple of 4, the entry it belongs to."""
+    """For each query row, filled up to a multiple of 4, the entry it belongs to."""
     return torch.tensor([i // heads for i in range(together)] + [0] * (padded(together) - together), device=device)
 
 
@@ -267,7 +267,7 @@ class TinyForward:
 
 
 class Exactness(StrEnum):
-    """How rows have to run on this machine so that a row's bits do not depend on the rows beside it."""
+    """How sequences have to run on this machine so that results are batch-invariant."""
 
     TOGETHER = "together"
     """In one batch, on as many threads as there are."""
@@ -280,11 +280,9 @@ class Exactness(StrEnum):
 
     @property
     def caution(self) -> str:
-        """What a user has to know of it, in one sentence; empty where nothing is lost."""
+        """A caution for the user, in one sentence; empty where samples are batch-invariant."""
         if self is Exactness.ALONE:
-            return (
-                "this processor's matrix kernels mix up rows, so sequences run alone: samples are exact, and several times slower"
-            )
+            return "this processor's matrix kernels are not batch-invariant, so sequences run alone: samples are exact, and several times slower"
         if self is Exactness.UNPROVEN:
             return "a sample may depend on its batch: the same seed may give another tree at another concurrency"
         return ""
@@ -307,11 +305,10 @@ def probe(forward: Forward, alone: bool = False) -> bool:
     """Whether this machine keeps a row's bits apart from its batch, at the number of threads set: rows computed in several ways on the real
     weights, against one token at a time in the smallest batch on one thread.
 
-    A short row as one prompt batch; token by token as the sixth row of a full batch, beside a row far longer than itself; several tokens at a
-    time beside rows with other numbers of tokens; the end of a prompt batch of the largest size; a short and a long prompt in one batch;
-    and a token far along its row alone and beside rows that are longer.
-    ``alone``: all of them with every token in a batch of its own.
-    """
+    A short row as one prompt batch; token by token as the sixth row of a full batch, alongside a row far longer than itself; several tokens
+    at a time beside rows with other numbers of tokens; the end of a prompt batch of the largest size; a short and a long prompt in one
+    batch; and a token far along its row alone and beside rows that are longer. ``alone``: all of them with every token in a batch of its
+    own."""
     generator = torch.Generator().manual_seed(0)
     long = min(forward.context, CHUNK)
     ids = torch.randint(forward.vocab, (long,), generator=generator).tolist()

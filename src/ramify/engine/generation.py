@@ -1,6 +1,6 @@
-"""What a checkpoint's ``generation_config.json`` says of sampling: defaults, as vLLM takes them, and the tokens that end a turn.
+"""Sampling settings of a checkpoint's ``generation_config.json``: defaults, as vLLM takes them, and the tokens that end a turn.
 
-``do_sample`` says nothing here: a checkpoint is sampled, greedily only where a temperature of 0 is asked for.
+``do_sample`` is ignored: a checkpoint is sampled, greedily only where a temperature of 0 is requested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE = "generation_config.json"
 
 @dataclass(frozen=True)
 class Generation:
-    """What the file says; empty where there is none."""
+    """The file's settings; empty where there is none."""
 
     sampling: dict[str, Any] = field(default_factory=dict)
     """``temperature``, ``top_p``, ``top_k``, ``min_p``, ``repetition_penalty`` and ``max_tokens``, as far as it sets them."""

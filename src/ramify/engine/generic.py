@@ -213,7 +213,7 @@ class HfForward:
         return self._tap(layer, hidden[0])[None]
 
     def _check(self, kind: str) -> None:
-        """Compare a batch with the module's own forward pass: what the cache does not reproduce is refused, not approximated."""
+        """Compare a batch with the module's own forward pass: a model that the cache does not reproduce is refused, not approximated."""
         ids = [i % self.vocab for i in range(min(12, self.context))]
         tokens = torch.tensor(ids, device=self.device)
         cache = KVCache(self.layers, self.kv_size, self.device, dtype=self.dtype)
@@ -239,7 +239,7 @@ def _context_of(config: Any) -> tuple[int, str]:
     for record in [rope, *(part for part in rope.values() if isinstance(part, dict))]:
         first = record.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
         if record.get("rope_type") in ("longrope", "dynamic") and first and first < context:
-            # what a short row's positions mean would depend on the longest row beside it
+            # what a short row's positions mean would depend on the longest row alongside it
             context, why = (
                 int(first),
                 "the context before its rotary positions are stretched, beyond which the local engine is not exact",

@@ -1,4 +1,4 @@
-"""What a reply's own tokens make of the next one's probabilities: a grammar that it has to match, and penalties for what it holds already.
+"""Constraints on the next token from the reply so far: a grammar that it has to match, and penalties for tokens it holds already.
 
 :class:`Grammars` turns a :class:`ramify.model.protocol.Grammar` into a parser over the model's vocabulary (llguidance: an Earley parser
 over the bytes of every token), once for each grammar. A :class:`Shaper` is the state of one reply: it moves on with every sampled token,
@@ -189,7 +189,7 @@ class Shaper:
         return torch.from_numpy(allowed)
 
     def _went(self, drafts: tuple[int, ...]) -> bool:
-        """Bring the matcher to where it has taken ``drafts`` and nothing more; False where they do not fit or the reply ends before."""
+        """Advance the matcher by exactly ``drafts``; False where they do not fit or the reply ends before."""
         assert self._matcher is not None
         if not self._ending.isdisjoint(drafts):
             return False

@@ -78,14 +78,14 @@ class LocalModel:
 
     ``max_sequences`` bounds the samples that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by default that of
     32,768 tokens, at most 1 GiB); ``kv_bytes`` that of the rows that run (None: no bound but ``max_sequences`` and the context), for
-    which rows wait again where it is short; ``max_waiting`` the samples that may wait beside them: more raise BusyError. Rows are shared
+    which rows wait again where it is short; ``max_waiting`` the samples that may wait alongside them: more raise BusyError. Rows are shared
     fairly between clients (:data:`ramify.model.protocol.CLIENT`): where others wait, a row gives way after ``quantum`` tokens.
 
     ``drafter`` drafts tokens, as many as ``schedule`` says (:mod:`ramify.engine.schedules`; by default stale2 with a ``profile``, which
     gives the costs, else whole blocks). Samples have the same distribution with it, and the same tokens where ``verify`` is coupled
     (:mod:`ramify.engine.verify`).
 
-    ``template`` lays chats out as tokens; by default that of the checkpoint in ``folder``, where it came from.
+    ``template`` renders chats as tokens; by default that of the checkpoint in ``folder``, where it came from.
 
     Use one object from one event loop at a time.
     """
@@ -217,9 +217,11 @@ class LocalModel:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """How chats are laid out as tokens: as given, else as the checkpoint says; None where nothing says it that can be used."""
+        """The chat template: as given, else the checkpoint's; None where there is no usable one."""
         if self.own_template is None and self.folder is not None and self.tokenizer is not None:
-            with suppress(UserError, NeedsError):  # who needs a template asks template_of, which says what is wrong with it
+            with suppress(
+                UserError, NeedsError
+            ):  # callers that need a template use template_of, which reports what is wrong with it
                 return template_in(self.folder, self.tokenizer)
         return self.own_template
 
@@ -232,7 +234,8 @@ class LocalModel:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """All but what this machine does not give: ``batch_invariant`` is there if a way to run rows that gives it was found at load."""
+        """All that this machine supports: ``batch_invariant`` is included if a way to run sequences that guarantees it was found at
+        load."""
         found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps", "penalties"}
         if self.tokenizer is not None:
             found.add("grammar")
@@ -305,7 +308,7 @@ class LocalModel:
 
     @property
     def gauges(self) -> dict[str, float | list[float]]:
-        """What a server shows of the engine: samples that run and wait, and the counts of :attr:`stats`; a list counts by position."""
+        """Metrics of the engine for a server: samples that run and wait, and the counts of :attr:`stats`; a list counts by position."""
         scheduler, spec = self._scheduler, self.speculation
         waiting, used = scheduler.waiting.count, scheduler.cache.bytes
         found = {"rows": len(scheduler.running), "rows_waiting": waiting, "memory_bytes": used, **asdict(self.stats)}
@@ -364,13 +367,13 @@ class LocalModel:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Step while there is work. Lets other tasks run first, so that samples asked for together start together."""
+        """Step while there is work. Lets other tasks run first, so that samples requested together start together."""
         await asyncio.sleep(0)
         since, steps = time.monotonic(), 0
         while self._scheduler.busy:
             try:
                 finished = self._core.step()
-            except BaseException as error:  # the boundary: whatever broke becomes every waiting sample's failure
+            except BaseException as error:  # any error becomes the failure of every waiting sample
                 failure = (
                     error if isinstance(error, RamifyError) else InfrastructureError("engine", f"{error}" or type(error).__name__)
                 )
@@ -414,7 +417,7 @@ class LocalModel:
         """Score given rows at temperature 1; memory grows with neither V x T nor the number of rows. Patches apply to every row.
 
         With ``settings`` the scores under these sampling settings come along (``sampler_logprobs``; ``ban_first`` bans nothing here).
-        Without ``entropy`` nothing is computed but what is asked for.
+        Without ``entropy`` nothing is computed but what is requested.
         """
         rows = [self._checked(row, room=0) for row in tokens]
         if not 0 <= top_k <= self.forward.vocab:

@@ -1,4 +1,4 @@
-"""Weights made of two checkpoints: a reference moved towards the policy.
+"""Merged weights of two checkpoints: a reference moved towards the policy.
 
 ``reference + alpha (policy - reference)``: with one task vector TIES is "trim, then add" and DARE-TIES is DARE. All in float32.
 """

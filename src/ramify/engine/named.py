@@ -21,7 +21,7 @@ def find_model(
     ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name a model of your own, what makes one without
     arguments, or a plain function that replies (:class:`ramify.model.function.FunctionModel`).
 
-    With it the template that lays chats out as tokens for it, None where it takes messages; ``given`` takes its place (see
+    With it the template that renders chats as tokens for it, None where it takes messages; ``given`` takes its place (see
     :func:`ramify.engine.checkpoints.chat_template`). A checkpoint runs on ``device`` in ``dtype``
     (:func:`ramify.engine.devices.placement`), which mean nothing for other models. Raises UserError where there is no such
     model; only its kind is repeated, since a URL may hold a secret.
@@ -40,17 +40,15 @@ def find_model(
 
 
 def check_placed(spec: str, device: str, dtype: str) -> None:
-    """Raises UserError where a device or dtype is asked for a model that the local engine does not run."""
+    """Raises UserError where a device or dtype is given for a model that the local engine does not run."""
     kind = spec.partition(":")[0]
     if (device or dtype) and kind not in ("builtin", "hf"):
         what = "device" if device else "dtype"
-        raise UserError(
-            f"the {what} says how the local engine runs a checkpoint, and '{kind}' names a model that it does not run"
-        )
+        raise UserError(f"the {what} applies to the local engine, and '{kind}' names a model that it does not run")
 
 
 def check_model(spec: str) -> None:
-    """Raises UserError where :func:`find_model` knows no such name; no checkpoint is read and no server is asked."""
+    """Raises UserError where :func:`find_model` knows no such name; no checkpoint is read and no request is sent."""
     if (own := own_path(spec)) is not None:
         find_attribute(own[1])
     elif spec.partition(":")[0] in ("builtin", "hf"):
@@ -105,7 +103,7 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
 def find_sampled(spec: str) -> tuple[Model, Tokenizer, ChatTemplate | None]:
     """As :func:`find_continuing`, with the tokenizer that reads what is sampled.
 
-    Raises NeedsError on a chat endpoint, before anything is asked of it, and on a model without a tokenizer.
+    Raises NeedsError on a chat endpoint, before any request to it, and on a model without a tokenizer.
     """
     if spec.partition(":")[0] == "chat":
         raise NeedsError(

@@ -50,7 +50,7 @@ def open_pair(
 
 
 def pair_template(policy: str) -> ChatTemplate | None:
-    """The chat template of the policy, or None where it has none that ramify can lay messages out with."""
+    """The chat template of the policy, or None where it has none that ramify can render messages with."""
     folder = _folder(policy)
     try:
         if folder is None:
@@ -69,7 +69,7 @@ def pair_template(policy: str) -> ChatTemplate | None:
 
 
 def _folder(spec: str) -> Path | None:
-    """The checkpoint folder that a name stands for, None for a model behind an endpoint or a registered one."""
+    """The checkpoint folder that a name stands for, None for a model on an endpoint or a registered one."""
     from ramify.engine.checkpoints import model_folder
 
     kind, colon, _ = spec.partition(":")

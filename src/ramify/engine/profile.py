@@ -1,4 +1,4 @@
-"""What whole cycles of speculation cost on one machine, as schedules ask it; saved beside the drafter, measured by `ramify dspark profile`.
+"""Measured costs of speculation cycles on one machine, for schedules; saved in the drafter's folder by `ramify dspark profile`.
 
 A cycle is everything from one batch to the next: absorbing and drafting, the target's pass, verification, taking tokens in and going
 back over rejected ones. A table that leaves a part out promises gains that are not there.
@@ -82,7 +82,7 @@ class Profile:
         return np.asarray(drafting + _line(rest, share))
 
     def _between(self, requests: int) -> tuple[int, float]:
-        """The load below and how far the asked one is on the way to the next."""
+        """The profiled load below, and the requested load's fraction of the way to the next."""
         loads = self.requests
         if len(loads) == 1 or requests <= loads[0]:
             return 0, 0.0
@@ -121,7 +121,7 @@ class Profile:
         """Refuse costs of another pair (UserError); warn about those of another machine or thread count."""
         for name, own, given in (("target", self.target, target), ("drafter", self.drafter, drafter)):
             if own and own != given:
-                raise UserError(f"the profile was made with another {name}; make it anew with 'ramify dspark profile'")
+                raise UserError(f"the profile was made with another {name}; renew it with 'ramify dspark profile'")
         here = (machine_name(), torch.get_num_threads())
         if self.machine and (self.machine, self.threads) != here:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""From logits to one token a row: the one place where settings make the model's distribution the one that is sampled.
+"""From logits to one token per row: applies the sampling settings to the model's distribution.
 
 In vLLM's order: grammar and bans, ``logit_bias``, ``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``, temperature,
 ``min_p``, ``top_k``, ``top_p``; then one uniform a row through the inverse of the CDF.
@@ -37,7 +37,7 @@ class Picked:
 
 
 def check(settings: Sampling, vocab: int) -> None:
-    """Refuse settings that mean nothing. Raises UserError naming the field."""
+    """Raises UserError on an invalid setting, naming the field."""
     if not settings.temperature >= 0 or settings.temperature == float("inf"):
         raise UserError(f"temperature is {settings.temperature}; it must be a number from 0 up")
     if not 0 < settings.top_p <= 1:

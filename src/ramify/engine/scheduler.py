@@ -1,4 +1,4 @@
-"""Who runs next: a queue for each client, the sequences that run, and which of them must make room. No clock, no network.
+"""The scheduler: a queue per client, the running sequences, and which of them is preempted. No clock, no network.
 
 A free slot goes to the client with the fewest running sequences, among equals to the one served longest ago; within a client to who
 came first. A sequence that has sampled its quantum gives way where all slots are taken and a client with fewer of them waits. What
@@ -68,7 +68,7 @@ class Waiting:
         return request
 
     def put_back(self, seq: Sequence) -> None:
-        """Let a preempted sequence wait, at the place of its group's arrival."""
+        """Let a preempted sequence wait, in the order of its group's arrival."""
         group = seq.group
         queue = self.queues.setdefault(group.client, deque())
         if group not in queue:
@@ -154,7 +154,7 @@ class Scheduler:
         self.waiting.add(prefix, requests, taps)
 
     def schedule(self) -> list[Sequence]:
-        """Make the room that others have a right to, then give slots to waiting requests while there are any; what runs now."""
+        """Preempt sequences for other clients, then give slots to waiting requests while there are any; the running sequences."""
         if (slot := self._overdue()) is not None:
             self._preempt(slot)
         while self.cache.most is not None and len(self.running) > 1 and not self.cache.fits(len(self.running), self.length):
@@ -215,7 +215,7 @@ class Scheduler:
         self._rest()
 
     def drop_cancelled(self) -> None:
-        """Free the slots and the places in the queue of cancelled requests."""
+        """Remove cancelled requests from slots and queues."""
         with torch.inference_mode():  # the cache may have been made in it, and slots move up
             for slot in reversed(range(len(self.running))):
                 if self.running[slot].request.cancelled:
@@ -262,7 +262,7 @@ class Scheduler:
         return seq
 
     def _preempt(self, slot: int) -> None:
-        """Take a sequence out, keep what it computed, and let it wait."""
+        """Preempt a sequence: keep its computed prefix and let it wait."""
         self.keep({slot: self.running[slot].computed})
         seq = self._leave(slot)
         self.waiting.put_back(seq)
@@ -314,7 +314,7 @@ class Scheduler:
         return max(range(len(self.running)), key=key)
 
     def _forget(self, client: str) -> None:
-        """Keep nothing of a client that has nothing to do."""
+        """Forget a client without requests."""
         if not self._active[client] and client not in self.waiting.queues:
             del self._active[client]
             self._served.pop(client, None)

@@ -34,7 +34,7 @@ class Costs(Protocol):
 
 
 class Schedule(Protocol):
-    """One object a run: it may remember earlier steps. One with a ``controller`` is told what its steps took."""
+    """One object a run: it may remember earlier steps. One with a ``controller`` is given the times of its steps."""
 
     def depth(self, requests: int) -> int:
         """How many tokens to draft this step for so many requests; 0 = none. Decided before anything is drafted."""
@@ -159,7 +159,7 @@ class GreedySchedule:
         return found
 
     def depth(self, requests: int) -> int:
-        """The depth that promises most, 0 where the controller says that no drafting is at least as fast."""
+        """The depth with the highest predicted gain, 0 where the controller finds that no drafting is at least as fast."""
         gain, depth, _ = self.outlook(requests)
         promise = gain if gain > 1 or self._could_pay(requests) else 0.0
         return depth if self.controller.drafts(requests, promise) else 0

@@ -1,4 +1,4 @@
-"""What the scheduler moves about: requests, groups of them that continue one prefix, and the sequences that run."""
+"""The scheduler's objects: requests, sequence groups that continue one prefix, and running sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stats:
-    """What was computed, in tokens. ``forward_rows`` counts every row of every forward pass, padding included."""
+    """Counts of computed tokens. ``forward_rows`` counts every row of every forward pass, padding included."""
 
     forward_passes: int = 0
     forward_rows: int = 0
@@ -31,7 +31,7 @@ class Stats:
     sampled_tokens: int = 0
     """Tokens that were sampled."""
     preempted: int = 0
-    """Times a sequence had to make room for another."""
+    """Preemptions."""
     again_tokens: int = 0
     """Tokens run a second time because their keys and values were no longer there when a preempted sequence resumed."""
 

@@ -13,7 +13,7 @@ A step of a speculating engine is::
 Between these calls all that is known of a step is in its :class:`Round`, which nobody changes.
 
 Features (outputs of the target layers that the drafter reads) lie in the cache by position, in layers between the target's and the
-drafter's: they are copied, shared and overwritten with the keys and values beside them, and cost the drafter nothing until it drafts.
+drafter's: they are copied, shared and overwritten with the keys and values alongside them, and cost the drafter nothing until it drafts.
 A step without drafts keeps none, and costs what it costs without a drafter; when drafting resumes, what it computed runs again, once.
 
 Axis legend: R sequences, P of them with drafts, K drafted tokens of each, M rows of a forward batch, D width, m target layers read by the
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ramify.engine.sequence import Sequence
 
 PURPOSES = ("draft", "accept")
-"""What a round needs uniforms for besides the tokens themselves."""
+"""The other uses of uniforms in a round, besides the tokens."""
 STRIDE = 256
 """Counter values of one anchor; more than any block."""
 AHEAD = 48
@@ -56,7 +56,7 @@ AHEAD = 48
 
 @dataclass(slots=True)
 class DraftState:
-    """What the speculator knows of one sequence."""
+    """The speculator's state of one sequence."""
 
     keys: tuple[int, ...]
     """Of its uniforms, one for each of ``PURPOSES``, where verification needs them."""
@@ -76,7 +76,7 @@ class DraftState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """The drafts of one step, from their proposal to what became of them. Each stage returns a new one."""
+    """The drafts of one step, from proposal to verification. Each stage returns a new one."""
 
     load: int = 0
     """Sequences that could be drafted for."""
@@ -206,7 +206,7 @@ class Speculator:
         return tap
 
     def absorb(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int]) -> None:
-        """Give the drafter all it does not know yet of what these sequences have computed, in one call.
+        """Pass the drafter all features of these sequences that it has not absorbed yet, in one call.
 
         A position whose next token is not known (the last of a prompt before its first sampled token) waits for it.
         """

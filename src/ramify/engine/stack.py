@@ -24,7 +24,7 @@ SOON = 1 << 16
 class Buffers:
     """Work space of one batch size and its views, made once.
 
-    The residual stream ``x`` is kept beside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its first half
+    The residual stream ``x`` is kept alongside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its first half
     is the RMS norm of x, in one fused kernel where torch's RMS norm takes six.
     """
 
@@ -83,7 +83,7 @@ class Stack:
     ) -> None:
         """Run the residual stream ``buffers.x`` [M, D] through all blocks, whose keys and values are cache layers ``first`` and up.
 
-        ``read``: what the first block's attention reads in place of its normed input.
+        ``read``: what the first block's attention reads instead of its normed input.
         """
         c, b = self.c, buffers
         scale = c.head_size**-0.5

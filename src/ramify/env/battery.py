@@ -53,7 +53,7 @@ def check_env(
         report()
         try:
             problems += [Problem(name, message) for message in dict.fromkeys(check(probe))]
-        except Exception as error:  # a stranger's environment may raise anything; that is the finding
+        except Exception as error:  # a third-party environment may raise anything; that is the finding
             problems.append(Problem(name, f"it raised {type(error).__name__}: {error}"))
         finally:
             problems += [Problem(name, message) for message in probe.close_all()]
@@ -90,7 +90,7 @@ class _Probe:
         while self.opened:
             try:
                 close(self.opened.pop())
-            except Exception as error:  # a stranger's
+            except Exception as error:  # third-party code
                 yield f"close raises {type(error).__name__}: {error}"
 
     def task_set(self) -> TaskSet:
@@ -287,10 +287,10 @@ def _bad_actions(probe: _Probe) -> Iterator[str]:
         try:
             seen = env.step(action)
         except Exception as error:  # whatever a reply says, the environment must answer
-            yield f"the reply {action[:20]!r} raises {type(error).__name__} in place of an observation"
+            yield f"the reply {action[:20]!r} raises {type(error).__name__} instead of an observation"
             continue
         if not isinstance(seen, Observation):
-            yield f"the reply {action[:20]!r} is answered with {type(seen).__name__} in place of an observation"
+            yield f"the reply {action[:20]!r} is answered with {type(seen).__name__} instead of an observation"
 
 
 def _tools(probe: _Probe) -> Iterator[str]:

@@ -21,7 +21,7 @@ Snapshot = Any
 class Volatile:
     """A snapshot that is neither JSON nor bytes, declared so: kept in memory for a while and never stored.
 
-    After a resume, or once it is dropped, the recorded actions are replayed and checked in its place.
+    After a resume, or once it is dropped, the recorded actions are replayed and checked instead.
     """
 
     state: Any
@@ -74,7 +74,7 @@ class Env(Protocol):
         ...
 
     def snapshot(self) -> Snapshot | None:
-        """The whole state as JSON or bytes; or as :class:`Volatile`; or None where the environment cannot tell."""
+        """The whole state as JSON or bytes; or as :class:`Volatile`; or None where the environment does not report one."""
         ...
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -82,7 +82,8 @@ class Env(Protocol):
         ...
 
     def key(self) -> str | None:
-        """A key of the present state, equal for states from which the same future follows; None where the environment cannot tell."""
+        """A key of the present state, equal for states from which the same future follows; None where the environment does not report
+        one."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""Other people's tools, one file each. Importing one loads no third-party package; its functions do."""
+"""Integrations with third-party tools, one file each. Importing one loads no third-party package; calling its functions does."""

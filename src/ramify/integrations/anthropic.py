@@ -1,7 +1,7 @@
 """Anthropic's messages in and out: content blocks of text, thinking, tool use, tool results and images.
 
 A record is ``{"system", "messages": [...]}``, one conversation, or ``{"request": {...}, "response": {...}}``, the log of one call. A reply of
-the assistant is one message with its calls beside the text; where the provider ran a tool of its own inside the reply, its result is a
+the assistant is one message with its calls alongside the text; where the provider ran a tool of its own inside the reply, its result is a
 message of role tool and the reply continues after it.
 """
 
@@ -175,7 +175,7 @@ def _result(block: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExcha
 
 
 def _shown(block: Mapping[str, Any], spot: str, media: Media) -> str:
-    """What a block that is no call, result or thought says: its text, or a placeholder."""
+    """What a block that is not a call, result or thought says: its text, or a placeholder."""
     kind = text_of(block, "type", spot)
     if kind == "text":
         return text_of(block, "text", spot)

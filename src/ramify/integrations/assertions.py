@@ -1,6 +1,6 @@
-"""What a test may assert of parts and runs. Each is registered as kind ``assertion``; a method or a plug-in registers its own alike.
+"""Assertions for tests of components and runs, each registered as kind ``assertion``; methods and plug-ins register their own.
 
-They raise AssertionError with one sentence that says what was seen. Nothing heavy is imported before an assertion is called.
+They raise AssertionError with one sentence on what was observed. Nothing heavy is imported before an assertion is called.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def assert_conforms(kind: str, part: Any, **options: Any) -> None:
 
 @register("assertion", "same-tree")
 def assert_same_tree(left: Run | Path | str, right: Run | Path | str) -> None:
-    """Assert that two runs, open or given as folders, hold the same trees: the same draws, whatever the order they came in."""
+    """Assert that two runs, open or given as folders, hold the same trees: the same samples, in whatever order they were added."""
     from ramify.trace.db import Run
 
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def assert_same_tree(left: Run | Path | str, right: Run | Path | str) -> None:
                 raise UserError(f"cannot open the run {str(run)!r:.80}: {reason(error)}") from None
         names = [{info.name for info in run.trees()} for run in runs]
         if not any(names):
-            raise AssertionError("neither run holds a tree, so they show nothing")
+            raise AssertionError("neither run holds a tree, so there is nothing to compare")
         if names[0] != names[1]:
             alone = sorted(names[0] ^ names[1])
             raise AssertionError(f"in one run only: {plural(len(alone), 'tree')}, the first is {alone[0]!r:.80}")
@@ -136,10 +136,9 @@ def assert_judge_agrees(
 def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int = 4, **options: Any) -> None:
     """Assert that ``rules`` stated in a conversation are all in the context after each of ``rounds`` compactions.
 
-    ``compactor`` is a harness's own function over messages in OpenAI's form (``compactor`` in ramify's doors makes one of what LangChain,
-    LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of them wrapped by pins. ``options``
-    are those of :func:`ramify.rollout.carriage.survives`: ``budget``, ``history``, ``turns``, ``language``, ``seed``.
-    """
+    ``compactor`` is a harness's own function over messages in OpenAI's form (``compactor`` in ramify's integrations makes one from those of
+    LangChain, LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of them wrapped by pins.
+    ``options`` are those of :func:`ramify.rollout.carriage.survives`: ``budget``, ``history``, ``turns``, ``language``, ``seed``."""
     from ramify.rollout.carriage import survives
 
     rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
@@ -179,7 +178,7 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
             f"a score record lacks what `ramify implicit-advantage score` writes ({type(error).__name__}: {error})"
         ) from None
     if not steps:
-        raise AssertionError("no step was graded, so nothing is known of the lowest")
+        raise AssertionError("no step was graded, so the lowest grade is unknown")
     record, worst = steps[graded.index(min(graded))]
     low = [grade for grade in graded if grade < floor]
     if low:

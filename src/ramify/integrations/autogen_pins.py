@@ -10,7 +10,7 @@ from ramify.integrations.spec import import_package
 
 
 def keep_rules(context: Any, rules: Rules, **options: Any) -> Any:
-    """``context``, one of AutoGen's model contexts, with ``rules`` word for word in front of what it gives to the model.
+    """``context``, one of AutoGen's model contexts, with ``rules`` word for word before what it gives to the model.
 
     ``options`` are those of :class:`ramify.rollout.pins.Pins`; the registry is ``pins`` of what comes back. Raises NeedsError where
     AutoGen is not installed.

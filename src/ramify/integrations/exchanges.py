@@ -1,4 +1,4 @@
-"""What the readers of provider's conversations share: which call a result answers, and what stands in the place of an image."""
+"""Shared by the readers of providers' conversations: matching results to calls, and placeholders for images."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ToolExchange:
         self.answered = True
 
     def spoken(self, spot: str) -> None:
-        """Somebody says something that is no result."""
+        """A message that is not a result."""
         for key, name in self.waiting.items():
             raise UserError(f"{spot}: the call '{key}' of '{name}' has no result before it")
 
@@ -81,7 +81,7 @@ def list_of(value: Any, spot: str) -> list[Any]:
 
 
 def tool_call(key: str, name: str, arguments: Any, **about: Any) -> dict[str, Any]:
-    """A call in OpenAI's form; arguments that are no text become canonical JSON."""
+    """A call in OpenAI's form; arguments that are not text become canonical JSON."""
     return {"id": key, "type": "function", "function": {"name": name, "arguments": as_text(plain(arguments))}, **about}
 
 
@@ -113,7 +113,7 @@ class Media:
         return self._put(f"[{kind}: {media_type}, {blob[:12]}]", {"type": kind, "media_type": media_type, "blob": blob})
 
     def named(self, kind: str, where: str, name: str) -> str:
-        """The placeholder of what lies elsewhere: ``where`` is "url" or "file"."""
+        """The placeholder of remote content: ``where`` is "url" or "file"."""
         if where == "url" and (inline := data_url(name)) is not None:
             return self.encoded(kind, *inline, spot=f"a {kind}")
         return self._put(f"[{kind}: {name}]", {"type": kind, where: name})
@@ -123,7 +123,7 @@ class Media:
         return placeholder
 
     def data(self) -> dict[str, Any]:
-        """What a message's data hold of them."""
+        """Their entry in a message's data."""
         return {"media": dict(self.found)} if self.found else {}
 
 

@@ -1,6 +1,6 @@
 """Environments made of Python functions: an agent that may call them, and a task to do with them.
 
-``python:MODULE:ATTRIBUTE`` finds an environment object of one's own by import path, this kind or any other.
+``python:MODULE:ATTRIBUTE`` finds an environment object of your own by import path, this kind or any other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ramify.rollout.parts import find_environment
 from ramify.trace.message import write_call
 
 STATE = "state"
-"""A parameter of this name is not the agent's: the tool is given the episode's state in it."""
+"""A parameter of this name is hidden from the agent: it receives the episode's state."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FunctionTool:
         return cls(name, function, tool_json(name, summary, schema), model, names, STATE in signature.parameters)
 
     def run(self, arguments: Mapping[str, Any], state: Any) -> Result:
-        """Check the arguments and call the function. Whatever it raises is a result, but for a InfrastructureError."""
+        """Check the arguments and call the function. Whatever it raises becomes a result, except InfrastructureError."""
         import pydantic
 
         try:
@@ -89,7 +89,7 @@ class FunctionTool:
             return Result(as_text(self.function(**given, **({STATE: state} if self._stateful else {}))))
         except InfrastructureError:
             raise
-        except (Exception, SystemExit) as error:  # a tool may raise anything; the agent is told
+        except (Exception, SystemExit) as error:  # a tool may raise anything; the agent gets the error
             return Result(str(redact(f"error: {type(error).__name__}: {error}")), failed=True)
 
     def _sentence(self, error: Mapping[str, Any]) -> str:
@@ -135,7 +135,7 @@ class FunctionEpisode(ToolEpisode):
             pass
         try:
             return Volatile(copy.deepcopy(body))
-        except Exception:  # a stranger's object may refuse to be copied in any way it likes
+        except Exception:  # a third-party object may refuse to be copied in any way it likes
             return None
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -157,7 +157,7 @@ class FunctionEnvironment:
     """An environment whose tools are Python functions.
 
     ``tools``: functions with type hints; name, docstring and hints become the schema, arguments are checked against it, and what a
-    function raises is told to the agent. ``tasks``: tasks with a field ``prompt`` (text), a file of them (JSON lines), or a function
+    function raises is returned to the agent. ``tasks``: tasks with a field ``prompt`` (text), a file of them (JSON lines), or a function
     (split, n, seed) -> tasks. ``grade(task, answer, state)`` scores the agent's final answer, 1 is success; without one the answer must
     equal the task's ``answer``, where it has any. ``state(task)`` makes what the functions share in one episode: a function
     with a parameter ``state`` is handed it. State outside it (globals, files) is not rewound by a fork. Raises UserError.

@@ -1,4 +1,4 @@
-"""Gymnasium environments as environments: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``, options behind ``?``.
+"""Gymnasium environments as environments: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``, options after ``?``.
 
 The agent's reply is read into an action of the environment's action space, and the observation is written as text. The state is the
 environment's own (``get_state`` and ``set_state``) where it has one, else a copy of the whole environment, kept in memory only.
@@ -66,7 +66,7 @@ class GymnasiumEpisode:
         return Observation(self._text(seen))
 
     def step(self, action: str) -> Observation:
-        """Act. A reply that is no action is answered with what one looks like, and time stands still."""
+        """Act. A reply that is not an action is answered with a description of actions and takes no step."""
         if self._over:
             return Observation("The episode is over.", truncated=True, valid=False)
         chosen = self._read(action)
@@ -167,7 +167,7 @@ class GymnasiumEpisode:
 
 @register("env", "gymnasium")
 class GymnasiumEnvironment:
-    """A registered Gymnasium environment. Options behind ``?`` go to the environment, but for ramify's own: ``actions`` (names of the
+    """A registered Gymnasium environment. Options after ``?`` go to the environment, but for ramify's own: ``actions`` (names of the
     discrete actions, comma between them), ``max_turns``, ``success`` (an episode that collects at least this reward succeeded).
 
     Raises UserError where there is no such environment, NeedsError where gymnasium is not installed or no reply can spell its actions.
@@ -200,7 +200,7 @@ class GymnasiumEnvironment:
             return self._gymnasium.make(self._id, **self._settings, disable_env_checker=True)
         except RamifyError:
             raise
-        except Exception as error:  # whatever a stranger's constructor raises, what was asked for does not exist
+        except Exception as error:  # whatever a third-party constructor raises, the environment does not exist
             raise UserError(f"no environment {self.name}: {str(error).partition(chr(10))[0]}") from error
 
     def make(self) -> Env:
@@ -236,7 +236,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _marked(sampled: str) -> str:
-    """A picture for the terminal as plain text; what it colours (the place of the agent) stands in brackets."""
+    """A picture for the terminal as plain text; coloured cells (the agent's position) are in brackets."""
     return re.sub(r"\x1b\[[0-9;]*m", "", re.sub(r"\x1b\[[0-9;]*m([^\x1b]*)\x1b\[0m", r"[\1]", sampled)).strip()
 
 

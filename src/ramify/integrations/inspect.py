@@ -1,7 +1,7 @@
 """Logs of inspect (``inspect_ai``) into a run: each sample one tree, its epochs attempts in it.
 
 Samples are read one at a time, their events and stores left out, so memory holds one sample. What a log says is checked by inspect's
-own records (which bring older logs up to date), after its size was: a log is a stranger's file.
+own records (which bring older logs up to date), after its size was: a log is a third-party file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ramify.trace.node import Provenance, Score
 
 #: A sample that unpacks to more is refused, and so is one that unpacks to more than a thousand times its size: a zip bomb.
 MAX_SAMPLE, MAX_RATIO, SMALL = 1 << 28, 1000, 1 << 24
-#: Parts of a sample that are not read: they are as large as the rest together, and the messages tell the same.
+#: Parts of a sample that are not read: they are as large as the rest together and repeat the messages.
 _LEFT_OUT = ("events", "events_data", "store", "timelines", "error_retries")
 _LIMITS = {"operator": "cancelled", "custom": "truncated", "context": "length"}
 _FINISHED = {"stop": "stop", "max_tokens": "length", "model_length": "length", "tool_calls": "stop", "content_filter": "stop"}
@@ -48,7 +48,7 @@ def read_log(path: Path, folder: Path) -> int:
     version = head.get("version")
     newest = logs.EvalLog.model_fields["version"].default
     if type(version) is not int or not 1 <= version <= newest:
-        raise UserError(f"{path}: 'version' is {version!r}; the inspect_ai that is installed reads logs of version 1 to {newest}")
+        raise UserError(f"{path}: 'version' is {version!r}; the installed inspect_ai reads logs of version 1 to {newest}")
     header = checked(f"{path}: header", lambda: logs.EvalLog.model_validate(head, context={"deserializing": True}))
     with at_place(f"{path}: header"):  # what is nested too deep is refused as it is written
         importer = _Samples(header, logs)
@@ -100,7 +100,7 @@ class _Samples:
             run.add(*_scores(thread.node.id, name, given))
 
     def _tree(self, run: Run, sample: Any) -> str:
-        """The tree of a sample. Its task is what the first epoch tells; ids 1 and "1" are two samples, which inspect's files mix up."""
+        """The tree of a sample. Its task is that of the first epoch; ids 1 and "1" are two samples, which inspect's files mix up."""
         name = str(sample.id) or "sample"
         if name not in self._tasks:
             told = sample.model_dump(
@@ -167,7 +167,7 @@ def as_openai(said: Any, spot: str = "a message of inspect") -> dict[str, Any]:
 
 
 def _scores(node: str, name: str, score: Any) -> Iterator[Score]:
-    """A score as verdicts: one that keeps the whole of it, and one for each number in a score of several."""
+    """inspect's score as scores: one that keeps all of it, and one for each number of a composite one."""
     whole = plain(score.model_dump(mode="json", exclude_none=True) | {"value": score.value})
     yield Score(node, name, worth(score.value), "score", evidence={"score": whole})
     parts = score.value.items() if isinstance(score.value, Mapping) else ()
@@ -179,7 +179,7 @@ def _scores(node: str, name: str, score: Any) -> Iterator[Score]:
 
 
 def header_and_samples(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """The header of a log and its samples as JSON, one at a time. Raises UserError on what is no log, damaged, or too large."""
+    """The header of a log and its samples as JSON, one at a time. Raises UserError on what is not a log, damaged, or too large."""
     return _zipped(path) if path.suffix == ".eval" or zipfile.is_zipfile(path) else _document(path)
 
 
@@ -212,10 +212,10 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Any]:
-    """A member's JSON. Raises UserError when it unpacks to too much, is damaged, or is no JSON object."""
+    """A member's JSON. Raises UserError when it unpacks to too much, is damaged, or is not JSON object."""
     info = archive.NameToInfo[name]
     if info.file_size > MAX_SAMPLE or (info.file_size > SMALL and info.file_size > MAX_RATIO * info.compress_size):
-        raise UserError(f"{path}: {name} would unpack from {info.compress_size} to {info.file_size} bytes, which is too much")
+        raise UserError(f"{path}: {name} would unpack from {info.compress_size} to {info.file_size} bytes, more than is allowed")
     raw = bytearray()
     try:
         with archive.open(info) as token_values:
@@ -351,7 +351,7 @@ registry.register("reader", "inspect")(
 registry.register("writer", "inspect")(
     Writer(
         "inspect",
-        "a log that inspect_ai opens: a sample for each tree, an epoch for each attempt, verdicts as scores",
+        "a log that inspect_ai opens: a sample for each tree, an epoch for each attempt, scores as scores",
         write_log,
         (".eval",),
         {"task": "name of the task the log is of (default: the run's)"},

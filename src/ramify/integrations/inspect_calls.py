@@ -1,4 +1,4 @@
-"""Every call of a model in an inspect log (``inspect_ai``), with what the model was shown: what compaction did is seen nowhere else.
+"""Every call of a model in an inspect log (``inspect_ai``), with its prompt: the effect of compaction is visible only there.
 
 The reader ``inspect`` makes the conversation that a sample ended with; after a compaction that is not what the model saw earlier. This one
 reads the log's model events, for ``ramify governance audit LOG --from inspect-calls``, and what its other events tell of them: which
@@ -45,9 +45,9 @@ def _calls(path: Path, samples: Iterator[dict[str, Any]], form: Any) -> Iterator
 
 
 def _told(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
-    """The calls that were answered, each with what the log tells of it beside the call itself.
+    """The calls that were answered, each with the log's other data about it.
 
-    ``purpose``: of one that is no reply of the agent, ``compaction`` or ``scoring``; ``compactions``: those since the call before in the
+    ``purpose``: of one that is not the agent's reply, ``compaction`` or ``scoring``; ``compactions``: those since the call before in the
     same span (``compactions_after``: since the last one); ``attempt_id``: which conversation, where a tool holds one of its own.
     """
     calls = [event for event in events if event.event == "model" and event.output.choices]
@@ -79,7 +79,7 @@ def _told(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _compactors(events: Sequence[Any], shown: Set[str]) -> set[int]:
-    """The calls that a compaction asked: in its span, right before it, of which no later call holds the reply as it was."""
+    """The calls made by a compaction: in its span, right before it, of which no later call holds the reply as it was."""
     found: set[int] = set()
     recent: dict[str | None, list[Any]] = {}
     for event in events:
@@ -113,13 +113,13 @@ def _sample(raw: dict[str, Any], form: Any) -> Any:
 
 
 def _never(path: Path, first: Any) -> bool:
-    return False  # a log of inspect is the conversation, unless this is asked for
+    return False  # a log of inspect is the conversation, unless this is requested
 
 
 registry.register("reader", "inspect-calls")(
     Reader(
         "inspect-calls",
-        "Logs of inspect_ai, call by call: what the model was shown each time (name it: --from).",
+        "Logs of inspect_ai, call by call with each prompt (only with --from).",
         _never,
         read_model_calls,
     )

@@ -55,7 +55,7 @@ def compactor(
 ) -> Callable[[Sequence[dict[str, Any]]], Awaitable[list[dict[str, Any]]]]:
     """A strategy of inspect as a function over messages in OpenAI's form, for ``pin``, ``assert_survives`` and the benchmark.
 
-    It compacts at every call. ``model`` is the one that the strategy asks, as inspect names it, or one of inspect's.
+    It compacts at every call. ``model`` is the one that the strategy calls, as inspect names it, or an inspect model.
     """
     require_inspect()
     from inspect_ai.model import ChatMessage, get_model, messages_from_openai, messages_to_openai
@@ -67,7 +67,7 @@ def compactor(
         given: list[Any] = []
         for native, some in groupby(
             messages, _native
-        ):  # what a provider compacted is no content of OpenAI's chats: it passes as it is
+        ):  # a provider's own compaction is not part of OpenAI's chat format: it passes unchanged
             values = [dict(value) for value in some]
             given += map(form.validate_python, values) if native else await messages_from_openai(values)
         shown, _ = await strategy.compact(get_model(model), given, [])

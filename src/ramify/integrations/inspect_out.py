@@ -39,7 +39,7 @@ def require_inspect() -> Any:
 
 
 def checked(who: str, make: Callable[[], T]) -> T:
-    """What inspect makes of a stranger's record, whose validators raise whatever they stumble over, as one sentence."""
+    """A third-party record validated by inspect; whatever its validators raise becomes one sentence."""
     try:
         return make()
     except Exception as error:
@@ -94,7 +94,7 @@ def _log(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any]
 
 
 def _spec(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any], logs: Any) -> Any:
-    """What the log says it is of: what an imported run was of, or what is known of this one."""
+    """The log's description of the evaluation: that of the imported log, or this run's."""
     ids = list(dict.fromkeys(sample.id for sample in samples))
     models = sorted({sample.output.model for sample in samples} - {"", "unknown"})
     seed = stable_hash(*sorted(sample.uuid for sample in samples))
@@ -144,7 +144,7 @@ def _samples(run: Run, info: TreeInfo, imported: bool, logs: Any) -> Iterator[An
 
 
 def _imported(leaf: Node) -> Mapping[str, Any]:
-    """What inspect told of the sample that ends here, nothing where an attempt was added since."""
+    """inspect's imported data of the sample that ends here; empty for an attempt that was added since."""
     found = leaf.data.get("sample")
     return found if isinstance(found, Mapping) and type(found.get("epoch")) is int else {}
 
@@ -201,7 +201,7 @@ def _output(run: Run, path: TracePath, messages: list[Any], told: Mapping[str, A
 
 
 def _scores(path: TracePath, given: list[Score]) -> dict[str, dict[str, Any]]:
-    """Verdicts on an attempt's last node as scores; the reward an environment paid on the way is one of its own."""
+    """Scores of an attempt's last node as inspect's; rewards along the path are a separate score."""
     scores: dict[str, dict[str, Any]] = {}
     whole = {score.scorer for score in given if _score_of(score)}
     for score in given:
@@ -221,7 +221,7 @@ def _scores(path: TracePath, given: list[Score]) -> dict[str, dict[str, Any]]:
 
 
 def _score_of(score: Score) -> dict[str, Any]:
-    """The score of inspect that a verdict was made from."""
+    """inspect's score from which a score was imported."""
     found = score.evidence.get("score") if isinstance(score.evidence, Mapping) and score.unit == "score" else None
     return dict(found) if isinstance(found, Mapping) and "value" in found else {}
 
@@ -295,7 +295,7 @@ def _content(parts: Any, text: str) -> Any:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """A tool call as inspect has it. Arguments that are no JSON object are told as the call's fault, as inspect does."""
+    """A tool call as inspect has it. Arguments that are not JSON object are reported as the call's error, as inspect does."""
     call = call if isinstance(call, Mapping) else {}
     function = call.get("function") if isinstance(call.get("function"), Mapping) else {}
     arguments, error = function.get("arguments", {}), call.get("parse_error")

@@ -30,7 +30,7 @@ def inspect_scorer(scorer: Judge) -> Any:
             data = {**plain(dict(state.metadata or {})), "answer": target.text}
             (found,) = await judged(scorer, [Item.of(path, Task(str(state.sample_id), data))])
             if found.value is None:
-                return Score(value=float("nan"), explanation=f"unscored: {plain(found.failure) or 'no verdict'}")
+                return Score(value=float("nan"), explanation=f"unscored: {plain(found.failure) or 'no score'}")
             return Score(value=float(found.value), metadata={"unit": found.unit, "evidence": plain(found.evidence)})
 
         return score

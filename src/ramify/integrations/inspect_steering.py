@@ -1,7 +1,7 @@
 """A solver of inspect (``inspect_ai``) that replies with a steered local model: ``Task(..., solver=inspect_steering("DICTIONARY", [136], gain=32))``.
 
-Evaluations that exist then say what a feature, or a set of features, does to them: the same task with the set steered, taken out
-(``gain=0``), left alone (``gain=1``), and with random directions in its place (``random=0``, 1, ...), which is its control.
+Existing evaluations then measure the effect of a feature, or a set of features: the same task with the set steered, taken out
+(``gain=0``), left alone (``gain=1``), and with random directions instead (``random=0``, 1, ...), which is its control.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def inspect_steering(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Any:
-    """A solver that lays a sample's messages out, steers ``features`` together at the last token, and appends the reply.
+    """A solver that renders a sample's messages, steers ``features`` together at the last token, and appends the reply.
 
     ``dictionary`` is a folder that ``ramify crosscoder train`` wrote; ``gain`` multiplies the features' activations, ``clamp`` sets them,
     ``target`` is the model that replies (a: tuned, b: base), ``tuned`` and ``base`` name the two where they lie elsewhere now. ``random``: sample
-    so and so of random directions of the features' norms in their place, as long as the change. ``raw`` leaves texts as they are, without
-    the chat template. What was added is told in the sample's metadata, ``steering``: the cell, whether a feature fired, the length over the
-    state's. The reply's seed is derived from the sample and the epoch. A task with this solver asks no model of inspect's
+    so and so of random directions of the features' norms instead, as long as the change. ``raw`` leaves texts as they are, without
+    the chat template. The change is recorded in the sample's metadata, ``steering``: the cell, whether a feature fired, the length over the
+    state's. The reply's seed is derived from the sample and the epoch. A task with this solver calls no model of inspect's
     (``model="none/none"``); tools are not called. Raises NeedsError where inspect is not installed, UserError on features that the dictionary
     does not have, and unless one of ``gain`` and ``clamp`` is given.
     """
@@ -95,7 +95,7 @@ class _Steered:
         max_tokens: int,
         temperature: float,
     ) -> None:
-        """``templated``: the model whose chat template lays messages out; None leaves texts as they are."""
+        """``templated``: the model whose chat template renders messages; None leaves texts as they are."""
         from ramify.engine.pairs import pair_template
         from ramify.model.chat import RawTemplate
         from ramify.model.protocol import Sampling
@@ -111,7 +111,7 @@ class _Steered:
         self.settings = Sampling(temperature=temperature, max_tokens=max_tokens, stop_tokens=self.stops)
 
     async def solve(self, state: Any, generate: Any) -> Any:
-        """Append the steered reply to the sample's messages, and say in its metadata what was added."""
+        """Append the steered reply to the sample's messages, and record the change in its metadata."""
         from inspect_ai.model import ChatCompletionChoice, ChatMessageAssistant, ModelOutput, ModelUsage
 
         from ramify.methods.crosscoder.dictionary import encode_rows

@@ -70,7 +70,7 @@ class ToolServer:
             _loop().call_soon_threadsafe(self._end)
         try:
             self._served.result(LEAVING)
-        except BaseException:  # how it ended was told where it mattered
+        except BaseException:  # its end was reported to the caller that waited
             self._served.cancel()
         self._errors.close()
         _open.discard(self)
@@ -219,7 +219,7 @@ class McpEnvironment:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The server's tools in OpenAI's JSON form; a server is started to ask, once. Raises InfrastructureError."""
+        """The server's tools in OpenAI's JSON form; a server is started for this once. Raises InfrastructureError."""
         if self._tools is None:
             server = ToolServer(self.command, self.timeout)
             self._tools = server.tools
@@ -227,7 +227,7 @@ class McpEnvironment:
         return self._tools
 
     def known(self, tools: list[dict[str, Any]]) -> None:
-        """Take note of what a server told, so that none is started to ask."""
+        """Cache a server's answer, so that none is started for it."""
         self._tools = self._tools or tools
 
     def make(self) -> Env:
@@ -268,7 +268,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 @cache
 def _only_loop() -> asyncio.AbstractEventLoop:
     """The event loop of the thread that talks to servers, started with the first of them."""
-    logging.getLogger("mcp").addHandler(logging.NullHandler())  # what a server prints besides is no traceback on the console
+    logging.getLogger("mcp").addHandler(logging.NullHandler())  # a server's other output must not appear as a traceback
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="ramify-mcp", daemon=True).start()
     atexit.register(_close_all)

@@ -12,7 +12,7 @@ from ramify.rollout.pins import Pins
 
 
 class InputFilter:
-    """What the SDK asks before each call of the model: an own filter first, then the rules. ``pins`` is the registry."""
+    """Called by the SDK before each model call: the user's filter first, then the rules. ``pins`` is the registry."""
 
     def __init__(self, pins: Pins, first: Callable[[Any], Any] | None = None) -> None:
         self.pins, self.first = pins, first

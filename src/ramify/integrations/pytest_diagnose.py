@@ -1,4 +1,4 @@
-"""``pytest --ramify-diagnose RUN``: where the bug behind each failing test may be, as case files in a run.
+"""``pytest --ramify-diagnose RUN``: where the bug after each failing test may be, as case files in a run.
 
 The rule policy looks, with the test's failure as the issue; it runs nothing and asks no model.
 """

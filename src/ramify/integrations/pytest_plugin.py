@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Run tests marked judge_slot(SLOT) only where JUDGE (a run's folder, or a judge by name) changed since they passed.",
     )
     group.addoption(
-        "--ramify-diagnose", metavar="RUN", help="Look for the bug behind each failing test; case files go into this run."
+        "--ramify-diagnose", metavar="RUN", help="Look for the bug after each failing test; case files go into this run."
     )
 
 
@@ -138,7 +138,7 @@ class Assertions:
 
 @pytest.fixture
 def ramify() -> Assertions:
-    """What a test may assert of parts and runs; see `ramify list assertion`."""
+    """Assertions about components and runs; see `ramify list assertion`."""
     return Assertions()
 
 

@@ -1,6 +1,6 @@
 """Ray: attempts and reproductions on a cluster (``--backend ray`` or ``ray:WORKERS``).
 
-Workers are actors that hold a :class:`ramify.rollout.worker.WorkerPlayer`; what we send them is JSON and bytes. Ray's own wire, which
+Workers are actors that hold a :class:`ramify.rollout.worker.WorkerPlayer`; ramify sends them JSON and bytes. Ray's own protocol, which
 carries them, uses pickles: whoever can reach a Ray cluster can run code on it, so it belongs on a network of its own.
 
 ``RAY_ADDRESS`` names a running cluster; without it Ray is started on this machine for as long as the call takes.
@@ -24,7 +24,7 @@ from ramify.rollout.pool import LostWorkerError, Start
 from ramify.rollout.worker import THREADS, WorkerPlayer
 
 PATIENCE = 600.0
-"""Seconds the cluster has to find a place for a worker."""
+"""Seconds the cluster has to schedule a worker."""
 STORE = 256 * 2**20
 """Bytes of shared memory of a Ray started here: messages are small, weights pass through once."""
 
@@ -67,7 +67,7 @@ def _knock(address: str) -> None:
 
 
 def _share(ray: Any, workers: int) -> tuple[int, float]:
-    """How many workers (0: one a CPU), and the CPUs each asks for: one, or less where there are more workers than CPUs."""
+    """How many workers (0: one a CPU), and the CPUs each requests: one, or less where there are more workers than CPUs."""
     cpus = float(ray.cluster_resources().get("CPU", 1.0))
     workers = workers or max(1, int(cpus))
     return workers, min(1.0, math.floor(cpus / workers * 1e4) / 1e4)
@@ -117,7 +117,9 @@ class RayBackend:
                 await asyncio.wait_for(worker.ready(), PATIENCE)
             except TimeoutError:
                 await worker.close()
-                raise RamifyError(f"the Ray cluster had no place for worker {number} ({share:g} CPUs): ask for fewer") from None
+                raise RamifyError(
+                    f"the Ray cluster cannot schedule worker {number} ({share:g} CPUs): use fewer workers"
+                ) from None
             return worker
 
         return start, workers, finish

@@ -1,4 +1,4 @@
-"""Rows of other people's trainers as trees: reading JSON lines and Parquet alike, and hanging completions under shared prompts."""
+"""Rows of third-party trainers as trees: reads JSON lines and Parquet, and adds completions under shared prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SINGLE = 3.4e38
 """Just below the largest number of 32 bits."""
 _BATCH, _AT_ONCE = 256, 1 << 30
 FREE, RATIO, ROW = 16 << 20, 200, 1000
-"""A Parquet file may unpack to so many bytes, and so many more for each of its own; a row costs so many, whatever it holds."""
+"""Limits on a Parquet file's unpacked bytes: a constant, a multiple of its size, and a cost per row."""
 
 
 class Forest:
@@ -45,11 +45,11 @@ class Forest:
         record: Mapping[str, Any] | None = None,
         success: bool | None = None,
     ) -> None:
-        """Add one completion. ``scores``: scorer -> number, or None where it was not scored; ``record``: what else the row held.
+        """Add one completion. ``scores``: scorer -> number, or None where it was not scored; ``record``: the row's other fields.
 
-        ``task`` puts it into the tree of that name, whatever its prompt; ``success`` is what the row says beside its reward.
+        ``task`` puts it into the tree of that name, whatever its prompt; ``success`` is what the row says alongside its reward.
 
-        Raises UserError naming ``place`` on messages that are none and on scores that are no numbers.
+        Raises UserError naming ``place`` on messages that are none and on scores that are not numbers.
         """
         given = [read_message(m, f"{place}: message {i} of the prompt") for i, m in enumerate(prompt)]
         said = [read_message(m, f"{place}: message {i} of the completion") for i, m in enumerate(completion)]

@@ -1,4 +1,5 @@
-"""reasoning-gym's tasks as an environment: ``reasoning-gym:DATASET``, settings of the dataset behind ``?``. One question, one reply, its score."""
+"""reasoning-gym's tasks as an environment: ``reasoning-gym:DATASET``, settings of the dataset after ``?``. One question, one reply, its
+score."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Items of OpenAI's Responses interface into a run: messages, reasoning, calls of functions and of built-in tools, and their outputs.
 
-What the model said between two things that it was told (reasoning, text, calls) is one message of the assistant. A built-in tool that tells
+Consecutive output items of the model (reasoning, text, calls) are one message of the assistant. A built-in tool that reports
 its result (file search, code interpreter, MCP) ends it: the result is a message of role tool, and the reply continues after it.
 """
 
@@ -56,7 +56,7 @@ def read_responses(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
 class _Importer:
     fields: Fields
     left_out: dict[str, int] = field(default_factory=dict)
-    """How many items of a type said nothing of an attempt."""
+    """How many items of each type were ignored."""
     ends: dict[str, tuple[str, ToolExchange]] = field(default_factory=dict)
     """Id of a response -> the node it ended in, and the calls that wait there."""
 
@@ -173,7 +173,7 @@ def _kind(item: Mapping[str, Any], spot: str) -> str:
 
 
 class _Turn:
-    """What the model says in one go, gathered into one message; whatever it was told ends it."""
+    """Gathers consecutive output items into one message; any input ends it."""
 
     def __init__(self, keep: Keep, exchange: ToolExchange) -> None:
         self.keep, self.exchange = keep, exchange
@@ -247,7 +247,7 @@ class _Turn:
         self.calls.append(tool_call(key, name, arguments, **({} if kind == "function_call" else {"item": kind})))
 
     def _built_in(self, item: Mapping[str, Any], kind: str, spot: str) -> Iterator[Message]:
-        """A call that the provider made itself, and its result where the item tells one."""
+        """A call that the provider made itself, and its result where the item has one."""
         key = text_of(item, "id", spot)
         name = text_of(item, "name", spot) if kind == "mcp_call" else kind.removesuffix("_call")
         wanted = {k: item[k] for k in ("queries", "code") if item.get(k) is not None}
@@ -276,7 +276,7 @@ _RESULTS = {
 
 
 def _thought(item: Mapping[str, Any], spot: str) -> str:
-    """What a reasoning item tells: its own text, else its summary; "" where all of it is encrypted."""
+    """The text of a reasoning item: its own text, else its summary; "" where all of it is encrypted."""
     for name in ("content", "summary"):
         parts = list_of(item.get(name) or [], f"{spot}: '{name}'")
         texts = [text_of(object_of(part, f"{spot}: '{name}'"), "text", f"{spot}: '{name}'") for part in parts]
@@ -311,7 +311,7 @@ def _part(part: Mapping[str, Any], spot: str, media: Media) -> str:
     if kind == "input_audio":
         audio = object_of(part.get("input_audio"), spot)
         return media.encoded("audio", f"audio/{audio.get('format')}", text_of(audio, "data", spot), spot)
-    return as_text(part)  # a shell's exit, an annotation of a result: told as it is
+    return as_text(part)  # a shell's exit, an annotation of a result: kept unchanged
 
 
 def _result(found: Any, spot: str, media: Media) -> str:

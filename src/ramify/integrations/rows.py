@@ -1,4 +1,4 @@
-"""Attempts of a run as rows for other people's trainers, and other people's rows as trees: what the doors of TRL and verl share.
+"""Attempts of a run as rows for other trainers, and their rows as trees: shared by the TRL and verl integrations.
 
 Rows of tokens are cut from the tree's own tokens, never encoded again. Where a reply was sampled from an explicit context (compaction,
 a truncated view) its row shows that context, not the history.
@@ -36,11 +36,11 @@ class Selection(Config):
     group: str | None = None
     """Only trees of this group."""
     scorer: str | None = None
-    """Whose verdict ends an attempt and is its reward; by default env, the imported reward, or the only scorer there is."""
+    """Scorer that decides where an attempt ends and gives its reward; by default env, the imported reward, or the only scorer there is."""
     min_reward: float | None = None
     """Only attempts with at least this reward."""
     successful: bool = False
-    """Only attempts that succeeded: by the outcome that was told, or, where none was, by a reward above 0."""
+    """Only attempts that succeeded: by the recorded outcome, or, without one, by a reward above 0."""
     max_rows: int | None = Field(None, ge=1)
     """Stop after this many rows."""
 
@@ -53,13 +53,13 @@ class StepSelection(Selection):
     token_values: str = "credit"
     """The per-token values that are the advantages."""
     maker: str | None = None
-    """Who made these values; needed where several did."""
+    """Maker of these values; needed where there are several."""
     rule: str | None = None
     """Credit the attempts now by this rule (a name of ``ramify list credit``, or FILE.py:CLASS), instead of reading stored values."""
     clip: float | None = Field(None, gt=0)
-    """Cut advantages at plus and minus this."""
+    """Clip advantages to plus and minus this."""
     shared: Literal["once", "every"] = "once"
-    """Train what several attempts share in the first one's row only, or in every row."""
+    """Train tokens that several attempts share in the first one's row only, or in every row."""
     zeros: bool = False
     """Keep rows whose advantages are all 0."""
 
@@ -72,8 +72,8 @@ def settings_of(cls: type[Config]) -> dict[str, str]:
 def attempts(run: Run, selection: Selection) -> Iterator[View]:
     """The chosen attempts, sorted by tree and leaf, one tree in memory at a time.
 
-    Attempts are paths to nodes with a verdict of the scorer; in a run without verdicts, to leaves, with the rewards paid on the way. Those
-    broken off by a failure at a boundary are left out: one that was played again continued from there. Raises UserError when the scorer
+    Attempts are paths to nodes with a score by the scorer; in a run without scores, to leaves, with the rewards along the path. Those
+    broken off by an infrastructure failure are left out: one that was played again continued from there. Raises UserError when the scorer
     or group is unknown.
     """
     if not run.trees(selection.group):
@@ -94,7 +94,7 @@ def _decider(run: Run, selection: Selection) -> Decider | None:
     found = decider(run, selection.scorer)
     wanted = selection.successful or selection.min_reward is not None
     if wanted and found is None and all(node.reward is None for node in run.each(Node)):
-        raise UserError(f"{run.folder} has no verdicts, so no attempt can be chosen by its reward")
+        raise UserError(f"{run.folder} has no scores, so no attempt can be chosen by its reward")
     return found
 
 

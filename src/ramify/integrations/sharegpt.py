@@ -1,4 +1,4 @@
-"""ShareGPT in and out: ``{"conversations": [{"from", "value"}, ...]}``, with calls of functions and what they answered as turns."""
+"""ShareGPT in and out: ``{"conversations": [{"from", "value"}, ...]}``, with function calls and their results as turns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROLES = {
 }
 """Who a turn is from, as ShareGPT and the data sets in its form say it."""
 IGNORED = ("weight", "loss")
-"""Fields of a turn that say how it is trained: of no effect on a run, counted, and said."""
+"""Fields of a turn about training: ignored, counted and reported."""
 
 
 def read_sharegpt(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
@@ -39,8 +39,8 @@ def read_sharegpt(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
 
     A turn is ``{"from", "value"}`` (or ``{"role", "content"}``). A ``function_call`` holds the JSON of a call, or of a list of calls, and
     what follows it from ``observation`` or ``tool`` is the result; calls may also stand in a reply's text between ``<tool_call>`` tags.
-    ``chosen`` and ``rejected`` turns beside the conversation are two attempts. Task and reward stand under any name of
-    :mod:`ramify.trace.aliases`. Raises UserError naming file, line and turn: on a field of a wrong type, a call that is no JSON or has no
+    ``chosen`` and ``rejected`` turns alongside the conversation are two attempts. Task and reward stand under any name of
+    :mod:`ramify.trace.aliases`. Raises UserError naming file, line and turn: on a field of a wrong type, a call that is not JSON or has no
     result before the conversation continues, a result without a call. Nothing is left in ``folder`` then.
     """
     ignored = dict.fromkeys(IGNORED, 0)
@@ -95,7 +95,7 @@ class _Turns:
         turn = object_of(value, spot)
         who, name = (text_of(turn, "from", spot), "value") if "from" in turn else (text_of(turn, "role", spot), "content")
         if who not in ROLES:
-            raise UserError(f"{spot} is from '{who}', which is nobody known ({nearest(who, ROLES)})")
+            raise UserError(f"{spot} is from '{who}', which is unknown ({nearest(who, ROLES)})")
         text = text_of(turn, name, spot)
         data = plain({k: v for k, v in turn.items() if k not in ("from", "value", "role", "content", *IGNORED) and v is not None})
         role = ROLES[who]
@@ -147,7 +147,7 @@ def _is_sharegpt(path: Path, first: Mapping[str, Any] | None) -> bool:
 def write_sharegpt(run: Run, out: Path, **settings: Any) -> int:
     """Write attempts as ``{"id", "task", "conversations", "reward"}``, one a line; returns how many. ``settings``: :class:`Selection`.
 
-    Thoughts that stand apart from a reply are written before it between ``<think>`` tags, calls beside its text between ``<tool_call>``
+    Thoughts that stand apart from a reply are written before it between ``<think>`` tags, calls alongside its text between ``<tool_call>``
     tags, calls alone as a ``function_call``. Raises UserError where no attempt fits the settings, or the file does not end in .jsonl.
     """
     chosen = check(Selection, settings, "sharegpt")

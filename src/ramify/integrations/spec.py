@@ -1,4 +1,4 @@
-"""What the environments of other people's tools share: reading ``NAME?key=value``, importing modules, and tasks that lie in splits."""
+"""Shared by the environments of third-party tools: reading ``NAME?key=value``, importing modules, and tasks that lie in splits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ramify.env.protocol import Task, TaskSet
 from ramify.env.task_sets import SPLITS, known_split
 
 _TRIES = 1000
-"""Drafts in a row that bring no new task, after which a generator counts as too small."""
+"""Consecutive drafts without a new task after which a generator counts as too small."""
 
 
 def options(argument: str) -> tuple[str, dict[str, Any]]:
@@ -56,7 +56,7 @@ def import_module(name: str) -> ModuleType:
         sys.path.append(here)
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a stranger's module may raise anything while it is imported
+    except Exception as error:  # a third-party module may raise anything while it is imported
         raise UserError(f"module '{name}' cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -91,7 +91,7 @@ def generated(name: str, draft: Callable[[int], Mapping[str, Any]], split: str, 
 class TaskList:
     """Tasks given by a user. A task's ``split`` field says where it belongs, else the hash of its id: half of them train.
 
-    So a task stays on its side when others are added.
+    So a task stays in its split when others are added.
     """
 
     def __init__(self, tasks: Iterable[Task], name: str) -> None:

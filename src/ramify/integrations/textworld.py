@@ -32,7 +32,7 @@ MAX_TURNS = 100
 SIZES = {"rooms": 3, "objects": 5, "length": 4}
 """Settings of a generated game and their defaults: rooms, objects in them, and the fewest actions that win."""
 _OWN = ("admissible", "max_turns")
-#: Commands to the interpreter, not to the game: they write files, read those of another episode, or ask whether one is sure.
+#: Commands to the interpreter, not to the game: they write files, read those of another episode, or ask for confirmation.
 _META = frozenset(
     """save restore restart quit q script transcript unscript noscript notranscript undo again g oops o version verify record
     unrecord replay recording superbrief brief verbose notify""".split()  # noqa: SIM905 (thirty names read better as one text)
@@ -41,7 +41,7 @@ _STATUS = re.compile(r"\s*>?[ \t]*-= .{1,200} =-\s*-?\d+/-?\d+\s*$")
 
 
 class TextWorldEpisode:
-    """One game. ``admissible`` lists the commands that make sense behind every observation."""
+    """One game. ``admissible`` lists the commands that make sense after every observation."""
 
     system = "You play a text adventure. Reply with one command."
 
@@ -65,7 +65,7 @@ class TextWorldEpisode:
         return Observation(self._text(state))
 
     def step(self, action: str) -> Observation:
-        """Give one command. A reply that is none, or is meant for the interpreter, is refused and the game stands still."""
+        """Give one command. A reply that is not a command, or one for the interpreter, is refused and the game does not advance."""
         if self._over:
             raise InfrastructureError("env", "step without a running episode")
         command = " ".join(action.split())
@@ -86,7 +86,7 @@ class TextWorldEpisode:
         raise InfrastructureError("env", "a TextWorld game has no snapshot")
 
     def key(self) -> None:
-        """None: the game does not tell its whole state."""
+        """None: the game does not expose its whole state."""
 
     def close(self) -> None:
         """Give the interpreter back for the next episode of the same game."""
@@ -105,7 +105,7 @@ class TextWorldEpisode:
 
 @register("env", "textworld")
 class TextWorldEnvironment:
-    """TextWorld games. Options behind ``?``: ``admissible=true``, ``max_turns``, and those of :data:`SIZES` behind ``make``.
+    """TextWorld games. Options after ``?``: ``admissible=true``, ``max_turns``, and those of :data:`SIZES` after ``make``.
 
     Raises UserError on a file or option that does not exist, NeedsError where textworld is not installed.
     """
@@ -153,7 +153,7 @@ class TextWorldEnvironment:
         return self._made(number)
 
     def walkthrough(self, task: Task) -> list[str]:
-        """Commands that win the task's game. Raises NeedsError where the game does not tell them."""
+        """Commands that win the task's game. Raises NeedsError where the game does not list them."""
         file = str(self.file(task))
         game = self.open(file)
         found = game.reset().get("extra.walkthrough")
@@ -163,7 +163,7 @@ class TextWorldEnvironment:
         return list(found)
 
     def open(self, file: str) -> Any:
-        """A game ready for ``reset``. Raises UserError where the file is no game."""
+        """A game ready for ``reset``. Raises UserError where the file is not a game."""
         if self._idle.get(file):
             return self._idle[file].pop()
         _check_story(Path(file))

@@ -1,4 +1,4 @@
-"""Episodes in which the agent calls tools: what Python functions and MCP servers have in common.
+"""Episodes in which the agent calls tools: shared by Python functions and MCP servers.
 
 A reply's calls are run in their order and answered in one message of role ``tool``; a reply without a call is the agent's answer, which
 is graded and ends the episode. Calls are written ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; what an endpoint returns
@@ -23,7 +23,7 @@ MOST_CALLS = 32
 """Calls of one reply that are run."""
 PROMPTS = ("prompt", "question", "text")
 Grade = Callable[[Task, str, Any], float]
-"""(task, answer, state) -> a score from 0 to 1, or a truth value. What the state is, the environment says."""
+"""(task, answer, state) -> a score from 0 to 1, or a truth value. The environment defines the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class ToolEpisode:
             return score
         except RamifyError:
             raise
-        except Exception as error:  # a stranger's grader may raise anything
+        except Exception as error:  # a third-party grader may raise anything
             raise InfrastructureError("scorer", f"the grader failed: {type(error).__name__}: {error}") from error
 
 

@@ -29,7 +29,7 @@ from ramify.trace.jsonl import new_run
 from ramify.trace.lines import field
 
 PREFERENCE = "preference"
-"""Scorer of the verdicts that a preference row becomes: 1 for the chosen completion, 0 for the rejected one."""
+"""Scorer name for a preference row: 1 for the chosen completion, 0 for the rejected one."""
 STEP_COLUMNS = {
     **dict.fromkeys(("tree", "task", "leaf"), "text"),
     "reward": "number",
@@ -128,7 +128,7 @@ def read_trl(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from rows of TRL: prompt and completion, chosen and rejected, messages; returns how many.
 
     Texts become one message each. The reward under any name of :mod:`ramify.trace.aliases`, ``rewards`` (by name or in order),
-    ``label`` and, in the logs of ``log_completions``, every other column of numbers become verdicts; ``advantage`` becomes a stream.
+    ``label`` and, in the logs of ``log_completions``, every other column of numbers become scores; ``advantage`` becomes per-token values.
     Rows of one prompt are one task, unless they name theirs. Raises UserError naming file and row.
     """
     with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:

@@ -1,9 +1,8 @@
 """Training with TRL on ramify's credit: its GRPOTrainer with an advantage for each token, live rollouts in an environment, scorers as rewards.
 
-TRL's seams used here (read in trl 1.16): ``rollout_func`` returns prompt_ids, completion_ids, logprobs and env_mask, and its other
-fields are merged into the rows that ``_generate_and_score_completions`` got; ``_compute_loss`` takes advantages of shape (B, T).
-:func:`step_trainer` checks that they are still there and says so in one sentence when they are not.
-"""
+TRL's extension points used here (read in trl 1.16): ``rollout_func`` returns prompt_ids, completion_ids, logprobs and env_mask, and its
+other fields are merged into the rows that ``_generate_and_score_completions`` got; ``_compute_loss`` takes advantages of shape (B, T).
+:func:`step_trainer` checks that they are still there and says so in one sentence when they are not."""
 
 from __future__ import annotations
 
@@ -272,7 +271,7 @@ def reward_function(scorer: Judge) -> Callable[..., Awaitable[list[float | None]
 
 
 def _sampled_path(prompt: Any, ids: Sequence[int], sampled: Sequence[int], template: ChatTemplate, place: str) -> Path:
-    """A path of the ids of a completion after its prompt: each stretch the agent sampled (1 in ``drawn``) ends a node."""
+    """A path of the ids of a completion after its prompt: each stretch the agent sampled (1 in ``sampled``) ends a node."""
     nodes = [make_node("trl", None, 0, "root", "")]
     after, head = "", list[int]()
     if isinstance(prompt, str):  # TRL reads it as it is
@@ -295,7 +294,7 @@ def _sampled_path(prompt: Any, ids: Sequence[int], sampled: Sequence[int], templ
 
 
 def path_of(prompt: Any, completion: Any, place: str) -> Path:
-    """A path of text, from texts or lists of messages. Raises UserError naming ``place`` on what is no message."""
+    """A path of text, from texts or lists of messages. Raises UserError naming ``place`` on what is not a message."""
     nodes = [make_node("trl", None, 0, "root", "")]
     for value in [*messages(prompt, "user", place), *messages(completion, "assistant", place)]:
         said = read_message(value, place)

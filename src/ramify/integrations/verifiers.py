@@ -1,8 +1,8 @@
 """Traces of verifiers into a run: version 1 (``traces.jsonl``, a graph of messages) and the older ``results.jsonl``.
 
 A task is a tree, each trace of it an attempt; where a trace's graph has branches (a compaction, a subagent) the tree has them too.
-Tokens, masks and log-probs are kept where the trace has them; its other numbers per token become streams. The file is read line by line.
-"""
+Tokens, masks and log-probs are kept where the trace has them; its other numbers per token become per-token values. The file is read line by
+line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ramify.trace.node import Annotation, Node, Provenance, Score, TokenValues
 TRACE_VERSION = 1
 FILES = ("traces.jsonl", "results.jsonl")
 MAKER = "verifiers"
-#: Numbers a trace may hold for each sampled token, beside its log-probs.
+#: Numbers a trace may hold for each sampled token, alongside its log-probs.
 _STREAMS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies")
 
 
@@ -66,7 +66,7 @@ class _Traces:
     """Adds episodes, traces and results. Remembers the task of each tree, a few words each."""
 
     def __init__(self) -> None:
-        self._draws = count()
+        self._attempts = count()
         self._trees: dict[str, str] = {}
 
     def add(self, run: Run, record: dict[str, Any], place: str, _: int) -> None:
@@ -85,7 +85,7 @@ class _Traces:
             self._add_trace(run, tree, trace, about, f"{place}: trace {at}")
         if not traces:  # it failed before an agent began
             stop = "" if record.get("ok") else "failed"
-            Thread(run, tree, next(self._draws)).hang(Message("user", "", {"episode": _about(about)}), False, True, stop=stop)
+            Thread(run, tree, next(self._attempts)).hang(Message("user", "", {"episode": _about(about)}), False, True, stop=stop)
 
     def _tree(self, run: Run, record: dict[str, Any], place: str) -> str:
         """The tree of a record's task: called as the task is, and apart from another task of that name."""
@@ -136,12 +136,14 @@ class _Traces:
             if at == end:
                 told |= closing
                 fields["stop"] = _stop(trace) or fields.get("stop", "")
-            thread = Thread(run, tree, next(self._draws), None if parent is None else nodes[parent])
+            thread = Thread(run, tree, next(self._attempts), None if parent is None else nodes[parent])
             nodes.append(thread.hang(said, sampled, at == end, told, **fields))
             for token_values in _token_values(raw, nodes[-1], fields.get("sampled"), spot):
                 run.add(token_values)
         if end is None:
-            nodes.append(Thread(run, tree, next(self._draws)).hang(Message("user", "", closing), False, True, stop=_stop(trace)))
+            nodes.append(
+                Thread(run, tree, next(self._attempts)).hang(Message("user", "", closing), False, True, stop=_stop(trace))
+            )
         for annotation in _links(raws, nodes, place):
             run.add(annotation)
         for score in _judged(trace, nodes[-1 if end is None else end], place):
@@ -169,7 +171,7 @@ class _Traces:
         left_out = {"example_id", "task", "answer", "info", "prompt", "completion", "reward", "metrics", "trajectory", *metrics}
         closing = {"result": _about({k: v for k, v in record.items() if k not in left_out and v is not None})}
         stop = "failed" if record.get("error") else "truncated" if record.get("is_truncated") else ""
-        thread = Thread(run, tree, next(self._draws))
+        thread = Thread(run, tree, next(self._attempts))
         for at, one in enumerate([*given, *said]):
             last = at == len(given) + len(said) - 1
             ends: dict[str, Any] = {"about": closing, "stop": stop} if last else {}
@@ -260,7 +262,7 @@ def _links(raws: list[Any], nodes: list[Node], place: str) -> Iterator[Annotatio
 
 
 def _judged(trace: dict[str, Any], node: Node, place: str) -> Iterator[Score]:
-    """Rewards by name and their weighted sum, and metrics, as verdicts of the attempt's last node."""
+    """Rewards by name and their weighted sum, and metrics, as scores of the attempt's last node."""
     total, any_ = 0.0, False
     for name, reward in field(trace, "rewards", dict, place, {}).items():
         spot = f"{place}: reward '{name}'"
@@ -285,7 +287,7 @@ def _stop(trace: dict[str, Any]) -> str:
 
 
 def _about(value: dict[str, Any]) -> dict[str, Any]:
-    """What else was told, as JSON; a trace may hold an endpoint's settings, so without secrets."""
+    """The other data as JSON, without secrets: a trace may hold an endpoint's settings."""
     found: dict[str, Any] = redact(plain(value))
     return found
 

@@ -198,7 +198,7 @@ def step_advantage(
 
     A step is a run of 1s in ``response_mask`` with what follows up to the next one (the environment's answer). For rows that carry whole
     attempts: the agent loop or reward function puts each step's credit on any token of the step, the last as a rule.
-    Raises UserError on rewards that are no finite numbers and on shapes that differ.
+    Raises UserError on rewards that are not finite numbers and on shapes that differ.
     """
     rewards, mask = _arrays(token_level_rewards, response_mask)
     starts = mask & ~np.pad(mask, ((0, 0), (1, 0)))[:, :-1]
@@ -315,7 +315,7 @@ def reward_function(judge: Judge) -> Callable[..., float]:
 def read_verl(path: Path, folder: Path) -> int:
     """Make a run in ``folder`` from verl's dumped generations: one file of ``trainer.rollout_data_dir``, or that folder.
 
-    ``input`` becomes one user message (verl dumps it decoded, without its special tokens), ``output`` the reply, ``score`` its verdict;
+    ``input`` becomes one user message (verl dumps it decoded, without its special tokens), ``output`` the reply, ``score`` its score;
     what else a record holds (``gts``, extra infos of the reward function) is kept with the reply. Completions of one input and step
     share a tree. Raises UserError naming file and line.
     """

@@ -1,1 +1,1 @@
-"""What a model's hidden states say: collected at named positions, probed, decomposed and changed."""
+"""A model's hidden states: collected at named positions, probed, decomposed and changed."""

@@ -182,7 +182,7 @@ class Network:
 
 @contextmanager
 def _hooked(module: nn.Module, count: int, tap: Callable[[int, Tensor], Tensor], layers: Sequence[int]) -> Iterator[None]:
-    """Let ``tap`` see the embedding as it enters the first block and the output of every block that is asked for."""
+    """Pass ``tap`` the embedding as it enters the first block and the output of every requested block."""
     if all(layer == FINAL for layer in layers):
         yield
         return

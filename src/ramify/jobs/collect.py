@@ -1,4 +1,4 @@
-"""Collect attempts: play a task set with any agent on any back end, in a run that the same call continues with."""
+"""Collect attempts: play a task set with any agent on any back end, in a run that the same call continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ramify.trace.db import Run
 
 
 class RunLimits(Config):
-    """What a whole run may spend, interrupted calls included. Once one is reached no attempt starts; those under way end."""
+    """Limits of a whole run, interrupted calls included. Once one is reached no attempt starts; running ones finish."""
 
     calls: int | None = Field(None, ge=0)
     """Replies sampled from the model."""
@@ -55,35 +55,36 @@ class RolloutConfig(Config):
     attempts: int = Field(1, ge=1, le=1_000_000)
     """Attempts at every task."""
     seed: int = 0
-    """Decides every sample, together with its place."""
+    """Seed of the run; each sample's seed is derived from it and the sample's position in the tree."""
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature; 0 is greedy. Default: what the checkpoint's generation_config.json says, else 1."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """Sample from the most likely tokens with this much probability in all. Default: as for the temperature."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability. Default: as for the temperature."""
     top_k: int | None = Field(None, ge=0)
     """Sample from this many most likely tokens; 0 keeps all. Default: as for the temperature, else 0."""
     min_p: float | None = Field(None, ge=0, le=1)
-    """Leave out tokens whose probability is less than so much of the likeliest one's. Default: as for the temperature, else 0."""
+    """Exclude tokens less likely than this share of the likeliest one's probability. Default: as for the temperature, else 0."""
     repetition_penalty: float | None = Field(None, gt=0)
     """Above 1, tokens of the prompt and the reply so far become less likely. Default: as for the temperature, else 1."""
     max_reply: int = Field(64, ge=1)
     """Longest reply of the agent, in tokens."""
     chat_template: str | None = None
-    """File with a chat template (jinja) to use in place of the checkpoint's own."""
+    """File with a chat template (jinja) to use instead of the checkpoint's own."""
     compactor: str | None = None
-    """What shortens a prompt beyond the window: NAME or NAME:ARGUMENT (see ``ramify list compactor``), or your own: FILE.py:ATTRIBUTE."""
+    """Compactor that shortens a prompt beyond the window: NAME or NAME:ARGUMENT (see ``ramify list compactor``), or your own:
+    FILE.py:ATTRIBUTE."""
     window: int = Field(0, ge=0)
     """Longest prompt in tokens (characters for a model that takes messages); goes with a compactor."""
     backend: str = "local"
     """Where attempts are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
     concurrency: int = Field(64, ge=1)
-    """Attempts under way at once, over all workers; changes no result."""
+    """Attempts that run at once, over all workers; changes no result."""
     device: str = ""
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
     dtype: Literal["", "float32", "bfloat16"] = ""
-    """Numbers of a model on an accelerator; bfloat16 comes without the promise that attempts repeat. Default: RAMIFY_DTYPE, else float32."""
+    """Data type of a model on an accelerator; with bfloat16 attempts may not repeat exactly. Default: RAMIFY_DTYPE, else float32."""
     budget: RunLimits = RunLimits()
-    """What the run may spend."""
+    """Limits of the run."""
 
 
 LATER = {
@@ -96,14 +97,14 @@ LATER = {
     "device": "",
     "dtype": "",
 }
-"""Settings that older runs do not have, as they then were."""
+"""Settings that older runs lack, with the values that applied then."""
 FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget"}
-"""Settings that may change between calls on one run: they change no attempt that is there. (Of the template its text is compared.)"""
+"""Settings that may change between calls on one run: they change no stored attempt. (Of the template its text is compared.)"""
 
 
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
-    """Continue with the run in ``path`` as it was begun. Raises UserError when its parts have changed since, or where they are foreign
-    (see :func:`ramify.rollout.parts.check_trust`)."""
+    """Continue the run in ``path`` with its stored settings. Raises UserError when its components have changed since, or where they are
+    untrusted (see :func:`ramify.rollout.parts.check_trust`)."""
     with Run.open(path) as run:
         check_trust(run, trust)
         stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
@@ -112,17 +113,17 @@ def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict
 
 
 class Collection:
-    """One collection: its parts, and the run they are played into."""
+    """One collection: its components, and the run it writes."""
 
     kind = "rollout"
     """The verb that makes the run (:attr:`ramify.trace.db.Run.kind`)."""
     replays = False
-    """Whether continuing reads what is stored again, and counts it again, rather than starting behind it."""
+    """Whether continuing reads and counts the stored attempts again instead of starting after them."""
 
     def __init__(self, config: RolloutConfig, template: Mapping[str, Any] | None = None) -> None:
-        """``template``: the chat template in the place of the model's own (see :func:`ramify.jobs.parts.wanted_template`).
+        """``template``: the chat template to use instead of the model's own (see :func:`ramify.jobs.parts.wanted_template`).
 
-        Raises UserError or NeedsError on parts that do not exist or do not fit together.
+        Raises UserError or NeedsError on components that do not exist or do not fit together.
         """
         self.config = config
         parse(config.backend)
@@ -131,10 +132,10 @@ class Collection:
         self.task_set: TaskSet = own or self.environment.task_set("train", config.count, config.seed)
         model, laid = find_model(config.model, config.device, config.dtype, template)
         stops = () if laid is None else laid.stop_tokens
-        asked = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-        sampling = sampling_of(model, **asked, max_tokens=config.max_reply, stop_tokens=stops)
-        # what is used is what the run keeps, whoever said it
-        self.config = config.model_copy(update={name: getattr(sampling, name) for name in asked})
+        wanted = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+        sampling = sampling_of(model, **wanted, max_tokens=config.max_reply, stop_tokens=stops)
+        # the run stores the settings in effect, whatever their source
+        self.config = config.model_copy(update={name: getattr(sampling, name) for name in wanted})
         self.agent = make_agent(model, laid, sampling, config.compactor, config.window)
         self.agent.check(self.environment)
         self.weights = model.identity.weights
@@ -142,7 +143,7 @@ class Collection:
         """Workers that died in the last call."""
 
     def plan(self) -> dict[str, Any]:
-        """The bill before anything runs: upper bounds."""
+        """The cost estimate before anything runs: upper bounds."""
         attempts = len(self.task_set) * self.config.attempts
         env = self.environment.make()
         calls = attempts * env.max_turns
@@ -158,9 +159,9 @@ class Collection:
         }
 
     def collect(self, folder: Path, progress: Progress = SILENT) -> dict[str, Any]:
-        """Play what the run in ``folder`` lacks and say what came out. ``spent`` names the budget that ended it, if one did.
+        """Play the attempts that the run in ``folder`` lacks and return the summary. ``spent`` names the budget that ended it, if one did.
 
-        Raises UserError where the run was begun with other settings or parts (see :meth:`ramify.trace.db.Run.begin`).
+        Raises UserError where the run was begun with other settings or components (see :meth:`ramify.trace.db.Run.begin`).
         """
         settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         free = {name: settings.pop(name) for name in FREE}
@@ -204,7 +205,7 @@ class Collection:
                 nonlocal count
                 async for unit, attempt in player.in_order(units):
                     done[_key(unit)] = payload = summary_of(attempt)
-                    if attempt.failure is None:  # a failed one is tried again by the next call
+                    if attempt.failure is None:  # the next call retries a failed one
                         run.log("attempt", _key(unit), payload)
                     run.commit()
                     if unit.index == c.attempts - 1:
@@ -226,7 +227,7 @@ class Collection:
         return self._counted([done[key] for key in wanted if key in done], len(wanted))
 
     def _counted(self, attempts: list[Any], wanted: int | None) -> dict[str, Any]:
-        """What came of these attempts; ``missing`` is how many of those ``wanted`` there are not."""
+        """Counts over these attempts; ``missing`` is how many of those ``wanted`` were not played."""
         scored = [a["outcome"] for a in attempts if a["outcome"] is not None]
         failures = Counter(str(a["failure"]) for a in attempts if a["failure"] is not None)
         solved = {a["task"] for a in attempts if a["outcome"]}
@@ -246,7 +247,7 @@ class Collection:
 
 
 def summary_of(attempt: Attempt) -> dict[str, Any]:
-    """What the journal keeps of an attempt."""
+    """The journal's summary of an attempt."""
     return {
         "task": attempt.task.id,
         "outcome": attempt.outcome,

@@ -1,4 +1,4 @@
-"""From grown trees and their credit to training rows: each sampled token once."""
+"""Training rows from sampled trees and their credit: each sampled token once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ def training_rows(
 ) -> list[Row]:
     """Rows of attempts (several where one was compacted), each sampled token in one only: a shared message is trained on once.
 
-    Messages without credit, or with none to give, are shown and not trained on. Credit beyond ``clip`` is cut there; it is the streams
-    ``advantage`` and ``weight``, of which a loss reads its own.
-    """
+    Messages without credit, or with credit 0, are context only. Credit is clipped to ``clip`` and stored as the per-token values
+    ``advantage`` and ``weight``, of which a loss reads its own."""
     rows: list[Row] = []
     done: set[str] = set()
     for name, group in attempts.items():

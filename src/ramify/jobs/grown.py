@@ -1,4 +1,4 @@
-"""What one update samples: the attempts by tree, and the shares that reports and curves show."""
+"""The samples of one update: the attempts by tree, and the shares that reports and curves show."""
 
 from __future__ import annotations
 

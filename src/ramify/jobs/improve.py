@@ -1,9 +1,8 @@
 """The main job: branching rollouts -> credit for every step -> training -> before and after on held-out tasks.
 
 One update samples a group of trees under a token budget (tree-rollouts), credits every step on their state-merged graphs
-(graph-credit), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run continues where it
-stopped and ends where the undisturbed one would have.
-"""
+(graph-credit), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run continues where it stopped,
+with the same result as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -81,8 +80,8 @@ ARMS = {
     "grpo+resample": TrainingArm("flat", False, "grpo", resample=True, lr=5e-4),
     "imitate": TrainingArm("flat", False, "imitate", lr=5e-4),
 }
-"""ours: branching rollouts and graph credit. credit: graph credit on independent attempts. grpo: independent attempts, one credit an
-attempt; with the allocator, or with uniform groups dropped and others sampled instead. imitate: supervised training on successes."""
+"""ours: branching rollouts and graph credit. credit: graph credit on independent attempts. grpo: independent attempts, one credit per
+attempt; with the allocator, or with uniform groups dropped and replaced by new ones. imitate: supervised training on successes."""
 
 
 class TrainingConfig(TrainConfig):
@@ -93,7 +92,7 @@ class TrainingConfig(TrainConfig):
 
 
 class CreditSettings(CreditConfig):
-    """Which credit rule, and the settings that rules take from here; one that has no such parameter leaves it."""
+    """The credit rule and its settings; a rule ignores settings it has no parameter for."""
 
     ITSELF = "name"
 
@@ -113,7 +112,7 @@ class ImproveConfig(Config):
     model: str = "builtin"
     """The agent's checkpoint: builtin, or hf:PATH of a folder transformers can load."""
     chat_template: str | None = None
-    """File with a chat template (jinja) to use in place of the checkpoint's own; it is stored with the run and the improved agent."""
+    """File with a chat template (jinja) to use instead of the checkpoint's own; it is stored with the run and the improved agent."""
     env: str = "household"
     """Environment the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
@@ -123,9 +122,9 @@ class ImproveConfig(Config):
     compare: bool = False
     """Run the other arms as well, each from the same start at the same generated tokens."""
     seed: int = 0
-    """Decides every sample, together with its place."""
+    """Seed of the run; each sample's seed is derived from it and the sample's position in the tree."""
     updates: int = Field(default=50, ge=1)
-    """Training updates the token budget is spread over."""
+    """Training updates; the token budget is spread over them."""
     tokens: int = Field(default=150_000, ge=1)
     """Tokens the agent may generate for training (evaluation not counted)."""
     tasks_per_update: int = Field(default=16, ge=1)
@@ -147,9 +146,9 @@ class ImproveConfig(Config):
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL to the starting agent."""
     clip_credit: float = Field(default=4.0, gt=0)
-    """Credit is cut at plus and minus this for training: in a graph with little progress a small spread inflates it."""
+    """Credit is clipped to plus and minus this for training: in a graph with little progress a small spread inflates it."""
     tree: TreeConfig = TreeConfig(unit="tokens", roots=4, parallel=4, selector=UUCB(lam=0.0))
-    """How one task's tree is grown. The selector's entropy weight is 0 here: lost states are where this agent is least sure."""
+    """How one task's tree is sampled. The selector's entropy weight is 0 here: this agent is least sure in lost states."""
     allocation: Allocation = Allocation()
     """How budget moves between tasks."""
     credit: CreditSettings = CreditSettings()
@@ -166,12 +165,11 @@ def resolved(config: ImproveConfig) -> ImproveConfig:
 
 
 def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
-    """The bill before anything runs: upper bounds on tokens and episodes, and seconds as a few episodes played now suggest.
+    """The cost estimate before anything runs: upper bounds on tokens and episodes, and seconds estimated from a few trial episodes.
 
-    ``trial`` says what came of these episodes, and what a checkpoint takes: one training step is made on them and its outcome packed,
-    sent and saved as a run would do it, so what would fail there fails here. ``warnings`` says where there is nothing to learn from.
-    Raises as :func:`improve` would in the folder ``out``, and leaves nothing behind.
-    """
+    ``trial`` holds the results of these episodes and the size of a checkpoint: one training step is made on them and its result packed,
+    sent and saved as a run would do it, so what would fail there fails here. ``warnings`` names reasons why there is nothing to learn from.
+    Raises as :func:`improve` would in the folder ``out``, and leaves nothing behind."""
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
     few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
@@ -199,7 +197,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
 
 @contextmanager
 def _beside(folder: Path | None) -> Iterator[Path]:
-    """A folder to try things in, gone afterwards: on the disk where ``folder`` is to be made. Raises UserError or RamifyError where
+    """A temporary folder on the disk where ``folder`` is to be made. Raises UserError or RamifyError where
     nothing can be made there."""
     place = None
     if folder is not None:
@@ -215,17 +213,17 @@ def _beside(folder: Path | None) -> Iterator[Path]:
 
 
 def _doubts(trial: Mapping[str, Any]) -> list[str]:
-    """What speaks against starting, as the trial's episodes show it."""
+    """Reasons not to start, from the trial's episodes."""
     found = []
     if trial["success"] in (0, 1):
         which = "every one" if trial["success"] else "none"
-        why = "nothing is left to learn" if trial["success"] else "nothing tells a good step from a bad one"
+        why = "there is nothing left to learn" if trial["success"] else "good and bad steps cannot be distinguished"
         found.append(
             f"{which} of {trial['n']} trial episodes succeeded: where all attempts at a task end alike {why}; choose "
             f"{'harder' if trial['success'] else 'easier'} tasks"
         )
     if trial["failed"]:
-        found.append(f"{plural(trial['failed'], 'trial episode')} failed at a boundary, which counts neither way")
+        found.append(f"{plural(trial['failed'], 'trial episode')} ended in an infrastructure failure, not counted")
     return found
 
 
@@ -240,25 +238,24 @@ def improve(
 ) -> Improved:
     """Make an agent better and say by how much. Returns the result that ``--json`` prints; everything else is in the run ``out``.
 
-    ``config`` may be a dict of some settings. ``model``, ``env`` and ``tasks`` take the place of its own, as names or as objects: a
-    LocalModel, which is left as it is (the improved one is in ``out``/agent), an environment as in :func:`ramify.play`, and tasks as
-    objects or dicts with an ``id``. Raises UserError or NeedsError before anything runs when the settings do not fit together.
-    """
+    ``config`` may be a dict of some settings. ``model``, ``env`` and ``tasks`` replace its own, as names or as objects: a LocalModel, which
+    is not changed (the improved one is in ``out``/agent), an environment as in :func:`ramify.play`, and tasks as objects or dicts with an
+    ``id``. Raises UserError or NeedsError before anything runs when the settings do not fit together."""
     if not isinstance(config, ImproveConfig):
         config = load(ImproveConfig, given=config or {})
     folder = Path(out) if out else Path("runs") / f"improve-{int(time.time())}"
     own = Own(model, env, tasks)
     config = own.named(config, folder)
-    # bad parts are refused before a run exists
+    # bad components are refused before a run exists
     with Job(config, folder, own) as job, Run.create(folder, own.stored(config), kind="improve", parts=job.parts()) as run:
         job.own.keep(folder, job.model, job.task_set)
         return job.drive(run, progress)
 
 
 def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyEnvironment | None = None) -> Improved:
-    """Continue with an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
+    """Continue an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
 
-    Raises UserError when the parts have changed since, or where they are foreign (see :func:`ramify.rollout.parts.check_trust`).
+    Raises UserError when components have changed since, or where they are untrusted (see :func:`ramify.rollout.parts.check_trust`).
     """
     with Run.open(Path(path)) as run:
         check_trust(run, trust)
@@ -289,7 +286,7 @@ class Improved(dict[str, Any]):
 
 
 class Job:
-    """One run of the main job. Holds the parts; the run's file holds the state. A context manager: the back end ends with it."""
+    """One run of the main job. It holds the components; the run's file holds the state. A context manager: it closes the back end."""
 
     def __init__(
         self, config: ImproveConfig, folder: Path, own: Own | None = None, template: Mapping[str, Any] | None = None
@@ -323,7 +320,7 @@ class Job:
         self.players.__exit__(kind, error, trace)
 
     def drive(self, run: Run, progress: Progress) -> Improved:
-        """Do what is not done yet, and report."""
+        """Do the remaining work, and report."""
         if (done := finished(run)) is not None:
             return done
         keep_template(run, self.template)
@@ -355,20 +352,20 @@ class Job:
             )
             run.log("result", "improve", result)
         finally:
-            # an interrupted stretch of work leaves its finished attempts and its time; commit is whole or not at all
+            # interrupted work leaves its finished attempts and its time; commit is atomic
             run.log("stretch", str(len(run.journal("stretch"))), {"seconds": time.monotonic() - begun})
             run.commit()
         return result
 
     def parts(self) -> dict[str, Any]:
-        """What a run continues with only where it is the same: the code, weights, tasks and chat template."""
+        """What must be unchanged for a run to continue: code, weights, tasks and chat template."""
         tasks = {"train": self.train_task_set.hash, "eval": self.eval_task_set.hash}
         rule = self.rules[self.config.arm]
         own = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
         return {"version": ramify.__version__, "weights": self.weights, **tasks, **own} | parts.template_part(self.template)
 
     def save(self, folder: Path) -> None:
-        """Write the agent as it is now, with its chat template. Raises RamifyError where that cannot be."""
+        """Write the current agent with its chat template. Raises RamifyError where it cannot be written."""
         save_model(self.model, self.start, folder)
         if self.config.chat_template and isinstance(self.template, JinjaTemplate):
             try:
@@ -382,13 +379,13 @@ class Job:
         self.model, self.template = load_model(self.start, self.config.concurrency, self.config.device, given=self.given)
 
     def agent(self) -> Agent:
-        """The agent as it is now."""
+        """The current agent."""
         c = self.config
         sampling = Sampling(temperature=c.temperature, max_tokens=c.max_reply, stop_tokens=self.template.stop_tokens)
         return Agent(self.model, self.template, sampling)
 
     def player(self, run: Run, group: str) -> Player:
-        """What plays episodes of the agent as it is now."""
+        """Plays episodes of the current agent."""
         weights = self.model.identity.weights
         if weights != self.played_with:
             self.players.set_weights(weights, weights_of(self.model))
@@ -442,7 +439,7 @@ class Job:
         return payload, attempts
 
     def trial(self, run: Run, progress: Progress) -> tuple[dict[str, Any], dict[str, int]]:
-        """An evaluation, one training step on it that counts for nothing, and the bytes that its checkpoint and saved agent take.
+        """An evaluation, one training step on it that is discarded, and the bytes that its checkpoint and saved agent take.
 
         Raises RamifyError where training, packing or saving fails.
         """
@@ -482,10 +479,8 @@ class Job:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, run: Run, name: str, progress: Progress = SILENT, arms: int = 1) -> int:
-        """Updates until the token budget is spent; returns the tokens generated. Continues behind the last stored update.
-
-        ``progress`` names the arm where it is one of several ``arms``.
-        """
+        """Updates until the token budget is spent; returns the tokens generated. Continues after the last stored update. ``progress`` names
+        the arm where it is one of several ``arms``."""
         arm = ARMS[name]
         c = self.config
         train = c.train.model_copy(update={"lr": c.train.lr or arm.lr})
@@ -527,7 +522,7 @@ class Job:
             times["train"] = -time.monotonic()
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
-            trainer.set_rate(train.lr * max(0.0, 1.0 - spent / c.tokens))  # a decay settles what the noise of small groups stirs
+            trainer.set_rate(train.lr * max(0.0, 1.0 - spent / c.tokens))  # the decay reduces the noise of small groups
             metrics = trainer.update(rows, losses)
             self.model.refresh()
             times["train"] += time.monotonic()
@@ -562,7 +557,7 @@ class Job:
         return Grown(trees, recorder.attempts, player.episodes.trees)
 
     async def _resampled(self, sampler: TreeSampler, update: int, share: float) -> list[GrownTree]:
-        """Half of the share buys groups; what comes out uniform is dropped and the rest buys groups on fresh tasks (DAPO's rule)."""
+        """Half of the share is spent on groups; uniform ones are dropped and the rest is spent on new tasks (DAPO's rule)."""
         each = share / self.config.tasks_per_update
         fresh = iter(self._tasks(update, 4 * self.config.tasks_per_update))
         kept: list[GrownTree] = []
@@ -577,7 +572,7 @@ class Job:
         return kept
 
     def _tasks(self, update: int, n: int) -> list[Task]:
-        """The tasks of an update: walks through the task set in a shuffled order, anew every pass."""
+        """The tasks of an update: the task set in a shuffled order, reshuffled every pass."""
         task_set = list(self.train_task_set)
         picks = []
         for position in range(update * self.config.tasks_per_update, update * self.config.tasks_per_update + n):
@@ -586,7 +581,7 @@ class Job:
         return list({task.id: task for task in picks}.values())
 
     def _rows(self, run: Run, group: str, rule: CreditRule, grown: Grown) -> tuple[list[Row], dict[str, float], list[str]]:
-        """Training rows, the losses to train them with, and why the credit may say less than it seems to."""
+        """Training rows, the losses to train them with, and limits of the credit's validity."""
         losses = {rule.loss: 1.0}
         if not any(a.outcome is not None for group_ in grown.attempts.values() for a in group_):
             return [], losses, ["no attempt of this update could be scored"]

@@ -1,4 +1,4 @@
-"""Parts of the main job that the caller holds as objects. What can be written down is kept in the run, which then continues without them."""
+"""Components of the main job that are passed as objects. What can be serialised is kept in the run, which then continues without them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from ramify.jobs.improve import ImproveConfig
 
 START, TASKS = "start", "tasks.jsonl"
-"""In a run's folder: the checkpoint that a model object was, and the tasks that were given as objects."""
+"""Names in a run's folder: the checkpoint of a model object, and the tasks that were given as objects."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """``model``, ``env`` and ``tasks`` in the place of the settings' own; None leaves those."""
+    """``model``, ``env`` and ``tasks`` that replace the settings' own; None leaves those."""
 
     model: Model | str | None = None
     env: AnyEnvironment | None = None
     tasks: AnyTasks | None = None
 
     def named(self, config: ImproveConfig, folder: Path) -> ImproveConfig:
-        """The settings with the names of these parts, or the places in ``folder`` where they are kept."""
+        """The settings with the names of these components, or the paths in ``folder`` where they are kept."""
         names: dict[str, Any] = {}
         if self.model is not None:
             names["model"] = self.model if isinstance(self.model, str) else f"hf:{(folder / START).absolute()}"

@@ -1,4 +1,4 @@
-"""Find the parts a job names: the environment, the tasks to train on and those held out."""
+"""Find the components a job names: the environment, the tasks to train on and those held out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELD_OUT = 4
 
 
 def surroundings(model: Model) -> dict[str, Any]:
-    """What a run notes about where it was made: versions, cores, and of a local model its device, the kernels and how rows run on them."""
+    """What a run stores about the machine: versions, cores, and of a local model its device, the kernels and how sequences run on them."""
     noted: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
     noted |= {name: metadata.version(name) for name in ("torch", "numpy", "transformers")}
     if (exactness := getattr(model, "exactness", None)) is not None:
@@ -36,13 +36,13 @@ def surroundings(model: Model) -> dict[str, Any]:
 
 
 def caution(model: Model) -> dict[str, str]:
-    """For a result: what its reader has to know of how rows ran here; empty where nothing is lost."""
+    """A caution for the reader of a result where sequences were not batch-invariant here; else empty."""
     text = getattr(getattr(model, "exactness", None), "caution", "")
     return {"caution": text} if text else {}
 
 
 def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, Environment]:
-    """What a worker plays with, from names: see :func:`ramify.jobs.play.open_players`."""
+    """A worker's agent and environment, from names: see :func:`ramify.jobs.play.open_players`."""
     shortens = {"compactor": settings.get("compactor"), "window": settings.get("window", 0)}
     placed = settings.get("device", ""), settings.get("dtype", "")
     model, template = find_model(settings["model"], *placed, settings.get("template"))
@@ -55,7 +55,7 @@ def template_part(template: ChatTemplate | None) -> dict[str, str]:
 
 
 def wanted_template(file: str | None, folder: Path) -> dict[str, Any] | None:
-    """The template in ``file``, told the date on which the run in ``folder`` began, where there is one.
+    """The template in ``file``, with the date on which the run in ``folder`` began, where there is one.
 
     Raises UserError where the file cannot be read.
     """
@@ -68,9 +68,9 @@ def wanted_template(file: str | None, folder: Path) -> dict[str, Any] | None:
 
 
 def task_sets(environment: Environment, tasks: AnyTasks | None, train: int, evaluate: int, seed: int) -> tuple[TaskSet, TaskSet]:
-    """Tasks to train on and tasks to evaluate on; they share none.
+    """Tasks to train on and tasks to evaluate on, disjoint.
 
-    A user's own ones are split by the hash of each task's id, so a task stays on its side when others are added.
+    A user's tasks are split by the hash of each task's id, so a task stays in its split when others are added.
     """
     if tasks is None:
         return environment.task_set("train", train, seed), environment.task_set("eval", evaluate, seed)

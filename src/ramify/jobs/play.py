@@ -41,22 +41,24 @@ def play(
 ) -> list[Attempt]:
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
-    ``model`` is a name as in ``ramify improve``, a model object, or a function of the messages so far that says the reply
+    ``model`` is a name as in ``ramify improve``, a model object, or a function from the messages so far to the reply
     (:class:`ramify.model.function.FunctionModel`). ``env``, the environment, is a name, an object, or a class or function that makes one or
     makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by default eight of the
-    environment's own. ``sampling`` is an object or a dict of some settings. ``template`` lays chats out as tokens; by default the
-    model's own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs model
-    and environment by name. At most ``concurrency`` attempts are under way. ``compactor`` (an object, or a name of ``ramify list compactor``)
-    shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out`` holds a run.
-    """
+    environment's own. ``sampling`` is an object or a dict of some settings. ``template`` renders chats as tokens; by default the model's
+    own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs
+    model and environment by name. At most ``concurrency`` attempts run at once. ``compactor`` (an object, or a name of ``ramify list
+    compactor``) shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out``
+    holds a run."""
     place = any_environment(env)
     task_set = task_set_of(tasks) if tasks is not None else place.task_set("train", 8, seed)
     agent = make_agent(model, template, sampling, compactor, window)
     agent.check(place)
     if sampling is not None and isinstance(agent.model, FunctionModel):
-        raise UserError(f"the model '{agent.model.identity.name}' is a function, which samples as it likes; leave sampling= out")
+        raise UserError(
+            f"the model '{agent.model.identity.name}' is a function, which takes no sampling settings; leave sampling= out"
+        )
     if template is not None and backend != "local":
-        raise UserError(f"the back end '{backend}' lays chats out as the model does; leave template= out")
+        raise UserError(f"the back end '{backend}' renders chats with the model's own template; leave template= out")
     config: dict[str, Any] = {name: part if isinstance(part, str) else None for name, part in (("model", model), ("env", env))}
     config |= {"seed": seed}
     if compactor is not None:
@@ -109,12 +111,11 @@ def fork_run(
     """Fork a stored run at ``node`` (an id, or its unique beginning); see :func:`ramify.rollout.fork.fork`.
 
     ``offset`` counts the node's tokens, with those that open the message in the chat template: a reply's own begin where
-    ``node.sampled`` does, and an offset in front of that place means it.
+    ``node.sampled`` does, and an offset before that means the same position.
 
-    ``model``, ``env`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects of one's own. ``trust``
-    lets the settings of an imported run, or of one made elsewhere, load code and open connections. The same call again continues one
-    that was interrupted; after one that ended it samples anew. Raises UserError.
-    """
+    ``model``, ``env`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects. ``trust`` lets the settings of
+    an imported run, or of one made elsewhere, load code and open connections. The same call again continues a fork that was interrupted;
+    after a finished one it takes new samples. Raises UserError."""
     with Run.open(path) as reading:
         found = reading.node(node)
     with (

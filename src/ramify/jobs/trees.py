@@ -1,4 +1,4 @@
-"""Collect trees: ``ramify rollout --tree``, the sampling of tree-rollouts in a run that the same call continues with."""
+"""Collect trees (``ramify rollout --tree``): the sampling of tree-rollouts, in a run that the same call continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ramify.rollout.stored import kept_template
 from ramify.trace.db import Run
 
 SPARE = 1.05
-"""What an allocator may spend, over the budget of all tasks together."""
+"""Most that an allocator may spend, as a multiple of the budget of all tasks together."""
 
 
 class TreeRolloutConfig(RolloutConfig):
@@ -39,15 +39,15 @@ class TreeRolloutConfig(RolloutConfig):
         "budget.seconds tree_budget tree.rule"
     )
     tree: TreeConfig = TreeConfig(parallel=4)
-    """How a tree is grown."""
+    """How a tree is sampled."""
     tree_budget: float = Field(64, gt=0)
     """With --tree: budget of each task, in turns or tokens (--tree.unit)."""
     allocate: bool = True
-    """With --tree: move budget from settled to undecided tasks."""
+    """With --tree: move budget from tasks whose outcome is settled to undecided ones."""
 
 
 def flat(config: TreeRolloutConfig) -> RolloutConfig:
-    """The settings of a rollout without trees. Raises UserError where some are set that only trees have."""
+    """The settings of a rollout without trees. Raises UserError where a setting of trees is given."""
     own = {name: getattr(config, name) for name in RolloutConfig.model_fields}
     for name in TreeRolloutConfig.model_fields.keys() - own.keys():
         if getattr(config, name) != TreeRolloutConfig.model_fields[name].get_default():
@@ -56,16 +56,16 @@ def flat(config: TreeRolloutConfig) -> RolloutConfig:
 
 
 class TreeCollection(Collection):
-    """One collection of trees. Where it was interrupted it is done again from the start, on the attempts that are stored."""
+    """One collection of trees. An interrupted one is repeated from the start and loads the stored attempts."""
 
     config: TreeRolloutConfig
     kind = "rollout --tree"
     replays = True
 
     def __init__(self, config: TreeRolloutConfig, template: Mapping[str, Any] | None = None) -> None:
-        """As :class:`Collection`. Raises UserError or NeedsError on parts that do not exist or do not fit together."""
+        """As :class:`Collection`. Raises UserError or NeedsError on components that do not exist or do not fit together."""
         if config.attempts != 1:
-            raise UserError("--attempts is for rollouts without --tree: a tree has as many as --tree-budget pays for")
+            raise UserError("--attempts is for rollouts without --tree: --tree-budget bounds the attempts of a tree")
         super().__init__(config, template)
         require(self.agent.model, ("tokens",) if config.tree.unit == "tokens" else (), "a budget in tokens")
         env = self.environment.make()
@@ -80,7 +80,7 @@ class TreeCollection(Collection):
         self.grown: list[GrownTree] = []
 
     def plan(self) -> dict[str, Any]:
-        """The bill before anything runs: upper bounds."""
+        """The cost estimate before anything runs: upper bounds."""
         c = self.config
         total = c.tree_budget * len(self.task_set) * (SPARE if c.allocate else 1.0)
         calls, tokens = (int(total), int(total) * c.max_reply) if c.tree.unit == "turns" else (int(total), int(total))
@@ -123,21 +123,21 @@ class TreeCollection(Collection):
                 return budget.spent_out
             finally:
                 self.workers_lost = 0 if players.pool is None else players.pool.lost
-        if any(leaf.failure is None for tree in self.grown for leaf in tree.leaves):  # else the next call tries again
+        if any(leaf.failure is None for tree in self.grown for leaf in tree.leaves):  # else the next call retries them
             with run.transaction():
                 for key, payload in done.items():
-                    run.log("attempt", key, payload)  # the failed ones, too: they are not tried again
+                    run.log("attempt", key, payload)  # the failed ones, too: they are not retried
                 keep_trees(run, self.grown)
         return None
 
     def _report(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        """As of a flat rollout, but for the interval: attempts that a selector chose are no independent samples."""
+        """As for a flat rollout, without the interval: attempts that a selector chose are not independent samples."""
         found = self._counted(list(done.values()), None)
         return found | {"interval": None, "trees": report(self.grown) if self.grown else None}
 
 
 class _Kept:
-    """Plays episodes for the sampler and tells of each."""
+    """Plays episodes for the sampler and reports each."""
 
     def __init__(self, grower: Grower, keep: Any) -> None:
         self._grower, self._keep = grower, keep
@@ -156,7 +156,7 @@ class _Kept:
 
 
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
-    """Continue with a run of trees as it was begun; as :func:`ramify.jobs.collect.resume`."""
+    """Continue a run of trees with its stored settings; see :func:`ramify.jobs.collect.resume`."""
     with Run.open(path) as run:
         check_trust(run, trust)
         stored = {name: value for name, value in run.config.items() if name in TreeRolloutConfig.model_fields}

@@ -1,1 +1,1 @@
-"""The protocol every model speaks, chat templates, and the scripted model."""
+"""The model protocol, chat templates, endpoints, middleware, and the scripted model."""

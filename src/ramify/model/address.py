@@ -1,8 +1,7 @@
-"""Where a model server is, what a caller may ask of it, and the key to it.
+"""A model server's address, request limits and API key.
 
-The key comes from the environment (RAMIFY_API_KEY, else OPENAI_API_KEY), goes into one header, and nowhere else: not into an error, a
-record or a log. A URL that carries a secret is refused, because a run stores the URL.
-"""
+The key comes from the environment (RAMIFY_API_KEY, else OPENAI_API_KEY), is sent in one header and appears in no error, record or log. A
+URL that carries a secret is refused, because a run stores the URL."""
 
 from __future__ import annotations
 
@@ -32,16 +31,16 @@ class EndpointLimits:
 
     connect: float = 10.0
     read: float = 300.0
-    """Longest silence while waiting for the answer or a piece of it."""
+    """Longest wait for the answer or the next piece of it."""
     total: float = 900.0
     """Longest time of one request, from sending to the last byte."""
     max_bytes: int = 64 << 20
     retries: int = 4
-    """Tries after the first, for failures that may pass."""
+    """Retries of transient failures."""
     base: float = 0.5
     """Retry k waits a uniformly sampled part of ``base * 2**k`` seconds, never more than ``longest``."""
     longest: float = 60.0
-    """Also the longest wait a server may ask for."""
+    """Also the longest wait a server may request."""
     rate: float = 0.0
     """Requests a second; 0 sets no limit."""
     concurrent: int = 32
@@ -117,7 +116,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 class Secret:
-    """A text that shows itself to nobody who does not ask."""
+    """A text that is hidden in representations; :meth:`reveal` returns it."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -134,7 +133,7 @@ class Secret:
 
     @property
     def hidden(self) -> bool:
-        """Whether it must not be seen: one of fewer than eight characters is a placeholder, not a secret."""
+        """Whether it must be hidden: one of fewer than eight characters is a placeholder, not a secret."""
         return len(self._text) >= _SHORT
 
     def scrub(self, text: str) -> str:

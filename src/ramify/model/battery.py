@@ -1,4 +1,4 @@
-"""The conformance battery every model must pass: what it returns, and whether what it claims to be able to do is true."""
+"""The conformance battery every model must pass: what it returns, and whether its claimed capabilities hold."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def _run(probe: _Probe) -> list[Problem]:
         name = check.__name__.removeprefix("_")
         try:
             messages = [message async for message in check(probe)]
-        except Exception as error:  # a stranger's model may raise anything; that is the finding
+        except Exception as error:  # a third-party model may raise anything; that is the finding
             messages = [f"it raised {type(error).__name__}: {error}"]
         problems += [Problem(name, message) for message in dict.fromkeys(messages)]
     return problems
@@ -78,12 +78,12 @@ async def _claims(probe: _Probe) -> AsyncIterator[str]:
         yield "it takes tokens and its identity has no tokenizer hash"
 
 
-async def _draws(probe: _Probe) -> AsyncIterator[str]:
+async def _samples(probe: _Probe) -> AsyncIterator[str]:
     for place in range(len(probe.prefixes)):
         for n in (1, 3):
             completions = await probe.sample(place, n)
             if len(completions) != n:
-                yield f"asked for {n} draws it returns {len(completions)}"
+                yield f"of {n} requested completions it returns {len(completions)}"
             for completion in completions:
                 for message in _faults(probe, completion):
                     yield message
@@ -93,17 +93,17 @@ def _faults(probe: _Probe, completion: Completion) -> list[str]:
     """What is wrong with one sample by itself."""
     faults = [] if completion.stop in STOPS else [f"stop reason {completion.stop!r} is not one of {', '.join(STOPS)}"]
     if completion.tokens is None:
-        return [*faults, "it claims tokens and a draw has none"] if probe.claims("tokens") else faults
+        return [*faults, "it claims tokens and a completion has none"] if probe.claims("tokens") else faults
     length, limit = len(completion.tokens), probe.settings.max_tokens
     if not length:
-        faults.append("a draw has no token")
+        faults.append("a completion has no token")
     if length > limit or (completion.stop == "length" and length < limit):
-        faults.append(f"a draw limited to {limit} tokens that stops for '{completion.stop}' has {length}")
+        faults.append(f"a completion limited to {limit} tokens that stops for '{completion.stop}' has {length}")
     for name, needed in (("logprobs", "logprobs"), ("model_logprobs", ""), ("entropy", "entropy"), ("ends", "")):
         array = getattr(completion, name)
         if array is None:
             if needed and probe.claims(needed):
-                faults.append(f"it claims {needed} and a draw has none")
+                faults.append(f"it claims {needed} and a completion has none")
             continue
         if np.shape(array) != (length,):
             faults.append(f"{name} has shape {np.shape(array)} for {length} tokens")
@@ -114,7 +114,7 @@ def _faults(probe: _Probe, completion: Completion) -> list[str]:
         elif name == "entropy" and (array < -1e-5).any():
             faults.append("an entropy is below 0")
         elif name == "ends" and length and ((np.diff(array) < 0).any() or array[0] < 0 or array[-1] > len(completion.text)):
-            faults.append("ends are not rising offsets into the draw's text")
+            faults.append("ends are not rising offsets into the completion's text")
     return faults
 
 
@@ -124,7 +124,7 @@ async def _seeds(probe: _Probe) -> AsyncIterator[str]:
     for place in range(len(probe.prefixes)):
         for first, again in zip(await probe.sample(place), await probe.sample(place), strict=True):
             if not _equal(first, again):
-                yield "it claims seeds, and the same keys give other draws or log-probs"
+                yield "it claims seeds, and the same keys give other completions or log-probs"
 
 
 async def _batch(probe: _Probe) -> AsyncIterator[str]:
@@ -136,7 +136,7 @@ async def _batch(probe: _Probe) -> AsyncIterator[str]:
         for i, key in enumerate(probe.keys(place, 4)):
             alone = (await probe.model.sample(probe.prefixes[place], 1, probe.settings, [key]))[0]
             if not _equal(alone, company[place][i]):
-                yield "it claims to be batch-invariant, and a draw alone differs from the same draw in company"
+                yield "it claims to be batch-invariant, and a completion sampled alone differs from the same one sampled in a batch"
 
 
 async def _scores(probe: _Probe) -> AsyncIterator[str]:
@@ -165,10 +165,10 @@ async def _empty(probe: _Probe) -> AsyncIterator[str]:
     except (UserError, NeedsError):
         return
     except Exception as error:  # whichever it is, it is not the sentence a user should read
-        yield f"an empty prefix raises {type(error).__name__} in place of a UserError"
+        yield f"an empty prefix raises {type(error).__name__} instead of a UserError"
         return
     if len(completions) != 1:
-        yield f"an empty prefix gives {len(completions)} draws for 1"
+        yield f"an empty prefix gives {len(completions)} completions for 1"
 
 
 async def _stops(probe: _Probe) -> AsyncIterator[str]:
@@ -182,17 +182,17 @@ async def _stops(probe: _Probe) -> AsyncIterator[str]:
         first = int(completion.tokens[0])
         stopped = (await probe.sample(place, 1, replace(probe.settings, stop_tokens=(first,))))[0]
         if stopped.tokens is None or stopped.tokens.tolist() != [first] or stopped.stop not in ("stop", "eos"):
-            yield "a stop token does not end the draw as its last token"
+            yield "a stop token does not end the completion as its last token"
         try:
             banned = (await probe.sample(place, 1, replace(probe.settings, ban_first=(first,))))[0]
         except NeedsError:
             continue
         if banned.tokens is not None and len(banned.tokens) and int(banned.tokens[0]) == first:
-            yield "a token in ban_first is drawn first"
+            yield "a token in ban_first is sampled first"
 
 
 async def _continues(probe: _Probe) -> AsyncIterator[str]:
-    """Sampling on inside a reply works and gives sound samples."""
+    """Continuing inside a reply works and gives valid samples."""
     if not probe.claims("tokens", "continue"):
         return
     for place, prefix in enumerate(probe.prefixes):
@@ -204,11 +204,11 @@ async def _continues(probe: _Probe) -> AsyncIterator[str]:
         )
         for more in await probe.model.sample(inside, 2, probe.settings, [1, 2]):
             for message in _faults(probe, more):
-                yield f"drawing on inside a reply: {message}"
+                yield f"continuing inside a reply: {message}"
 
 
 async def _follows(probe: _Probe) -> AsyncIterator[str]:
-    """What it says it follows, it follows, or refuses as an endpoint does that found out it does not."""
+    """It follows the settings it claims to follow, or refuses them as an endpoint does."""
     if probe.claims("grammar"):
         held = replace(probe.settings, max_tokens=16, grammar=Grammar("regex", "(yes|no) [0-9]"))
         with suppress(NeedsError, UserError):
@@ -232,7 +232,7 @@ def _equal(left: Completion, right: Completion) -> bool:
 
 CHECKS: tuple[Callable[[_Probe], AsyncIterator[str]], ...] = (
     _claims,
-    _draws,
+    _samples,
     _seeds,
     _batch,
     _scores,

@@ -1,8 +1,7 @@
-"""Chat templates that lay messages out as tokens without ever encoding sampled text again, and tool calls with token spans.
+"""Chat templates that render messages as tokens without re-encoding sampled text, and tool calls with token spans.
 
 A message is header tokens, content tokens, closing tokens. Given messages (system, user, tool) are encoded once. An assistant message is
-laid out around the tokens the model sampled: they stay what they were, whatever encoding their text again would give.
-"""
+rendered around the tokens the model sampled, which stay unchanged whatever re-encoding their text would give."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ END = "<|end|>"
 
 
 class ChatTemplate(Protocol):
-    """Lays messages out as tokens. ``after`` is the role of the message before, "" for the first message of a conversation."""
+    """Renders messages as tokens. ``after`` is the role of the message before, "" for the first message of a conversation."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -60,16 +59,16 @@ class ChatTemplate(Protocol):
 
 
 def own_template(model: object) -> ChatTemplate | None:
-    """The chat template that a model brings; None where it brings none."""
+    """The model's own chat template; None where it has none."""
     found: ChatTemplate | None = getattr(model, "template", None)
     return found
 
 
 def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTemplate | None:
-    """The template a model brings along; by default that of its tokenizer's tags, and none where it takes messages.
+    """The model's chat template; by default that of its tokenizer's tags, and none where it takes messages.
 
-    ``given`` (see :func:`read_template`) takes the place of a Hugging Face template. Raises UserError where there is none to replace,
-    NeedsError where the model takes tokens and nothing says how a chat is laid out as tokens.
+    ``given`` (see :func:`read_template`) replaces a Hugging Face template. Raises UserError where there is none to replace,
+    NeedsError where the model takes tokens and there is no chat template.
     """
     template = own_template(model)
     if given:
@@ -81,7 +80,7 @@ def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTem
     if template is None and "tokens" in model.capabilities:
         tokenizer: Tokenizer | None = getattr(model, "tokenizer", None)
         if tokenizer is None:
-            raise NeedsError(f"'{model.identity.name}' has no tokenizer, so no chat can be laid out for it")
+            raise NeedsError(f"'{model.identity.name}' has no tokenizer, so no chat can be rendered for it")
         folder: Path | None = getattr(model, "folder", None)
         if folder is not None and isinstance(tokenizer, HfTokenizer):
             template = template_in(folder, tokenizer)
@@ -91,7 +90,7 @@ def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTem
 
 
 def read_template(file: Path) -> dict[str, str]:
-    """A template of the user's own: its ``text`` and its ``name``. Raises UserError where the file cannot be read or is no template."""
+    """A template of the user's own: its ``text`` and its ``name``. Raises UserError where the file cannot be read or is not a template."""
     try:
         text = read_small(file, "the chat template").decode()
     except UnicodeDecodeError as error:
@@ -101,9 +100,9 @@ def read_template(file: Path) -> dict[str, str]:
 
 
 def template_in(folder: Path, tokenizer: HfTokenizer, given: Mapping[str, Any] | None = None) -> ChatTemplate:
-    """How the checkpoint in ``folder`` lays chats out with its ``tokenizer``. Raises NeedsError where it does not say.
+    """The chat template of the checkpoint in ``folder`` with its ``tokenizer``. Raises NeedsError where it has none.
 
-    ``given``: the ``text`` of a template in its place, what it is called (``name``) and the ``date`` it is told, as far as they are there.
+    ``given``: the ``text`` of a template instead, its ``name`` and the ``date`` it renders, where given.
     """
     given = given or {}
     date = given.get("date", "")
@@ -149,7 +148,7 @@ class TagTemplate:
 
 
 class RawTemplate:
-    """Texts as they are, without headers or ends: what a model without a chat template is shown."""
+    """Texts unchanged, without headers or ends: for a model without a chat template."""
 
     stop_tokens: tuple[int, ...] = ()
 
@@ -205,7 +204,7 @@ class JinjaTemplate:
     """Handed to the template: bos_token, eos_token, tools, enable_thinking, ..."""
     name: str = "the chat template"
     date: str = ""
-    """YYYY-MM-DD: the day ``strftime_now`` tells, at midnight; today where it is empty."""
+    """YYYY-MM-DD: the day that ``strftime_now`` returns, at midnight; today where it is empty."""
     strict: bool = True
     """False: a message that the template cannot add to what it rendered before gets the frame it has elsewhere, or none. For a caller
     that compares what it has with :meth:`whole` before every reply."""
@@ -220,7 +219,7 @@ class JinjaTemplate:
         self._specials = _pattern(self.specials)
         self._frames: dict[tuple[str, str], tuple[str, str]] = {}
         self._bases: dict[str, str] = {}
-        self._trailer = ""  # what ends a conversation to which no reply is asked for, and belongs to no message
+        self._trailer = ""  # ends a conversation without a generation prompt, and belongs to no message
         self._parted = False  # contents as lists of parts, for a template of a model that sees pictures, too
         self.stop_tokens = self._find_stops()
         self._trailer = self._find_trailer()
@@ -237,7 +236,7 @@ class JinjaTemplate:
     ) -> JinjaTemplate:
         """Read the template of a checkpoint: ``chat_template.jinja``, or ``chat_template`` of ``tokenizer_config.json``.
 
-        ``source`` is used in its place, and ``name`` names that. Raises UserError where a file cannot be read, NeedsError where the
+        ``source`` is used instead, and ``name`` names that. Raises UserError where a file cannot be read, NeedsError where the
         checkpoint has no template.
         """
         path, jinja = folder / "tokenizer_config.json", folder / "chat_template.jinja"
@@ -262,7 +261,7 @@ class JinjaTemplate:
         return cls(tokenizer, found, specials, {**texts, **(variables or {})}, named, date)
 
     def to_json(self) -> dict[str, str]:
-        """What decides a rendering, as a run stores it: the text, the day it is told, and a hash of the two."""
+        """What determines a rendering, as a run stores it: the text, its date, and a hash of the two."""
         day = self.date if "strftime_now" in self.source else ""
         return {"text": self.source, "date": self.date, "hash": stable_hash("chat template", self.source, day)}
 
@@ -284,10 +283,9 @@ class JinjaTemplate:
     def in_openai_form(self, messages: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
         """Messages (role, text) as the template takes them.
 
-        A reply stays the text it is, with its thinking and its tool calls, where the template shows a tool's result behind it. Where it
-        wants to be told of calls, they are taken out of the text that a tool's result follows. Raises NeedsError where it shows no
-        tool's result either way.
-        """
+        A reply's text is unchanged, with its thinking and its tool calls, where the template shows a tool's result after it. Where the
+        template needs calls in fields of their own, they are removed from the text that a tool's result follows. Raises NeedsError where it
+        shows no tool's result either way."""
         given = list(messages)
         told = self._told_calls if any(role == "tool" for role, _ in given) else False
         made: list[dict[str, Any]] = []
@@ -306,7 +304,7 @@ class JinjaTemplate:
 
     @cached_property
     def _told_calls(self) -> bool:
-        """Whether a tool's result is only shown after a message whose calls are told in fields of their own."""
+        """Whether a tool's result is only shown after a message that has its calls in fields of their own."""
         call = write_call("probe", {}, lines=True)
         asked, answer = {"role": "user", "content": "x"}, {"role": "tool", "content": _PROBE}
         refused = ""
@@ -390,7 +388,7 @@ class JinjaTemplate:
         return self._frames[role, after]
 
     def _led(self) -> tuple[str, str]:
-        """The frame of a system message of a template that renders none without a user's, as far as it can be told."""
+        """The frame of a system message of a template that renders none without a user's, as far as it can be determined."""
         try:
             header, _, rest = self._render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}]).partition(
                 _PROBE
@@ -408,7 +406,7 @@ class JinjaTemplate:
 
     def _base(self, after: str) -> str:
         if after not in self._bases:
-            # No message renders to nothing: what a template puts in front of the first message (BOS, a default
+            # No message renders to nothing: what a template puts before the first message (BOS, a default
             # system message) belongs to that message.
             base = self._render(_HISTORY[after]) if after else ""
             if after in ("assistant", "tool") and _THOUGHT not in base:
@@ -462,7 +460,7 @@ class JinjaTemplate:
 
 _OTHER_TOKENS = ("pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _STRANGE = (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, ZeroDivisionError, RecursionError)
-"""What a third party's template may raise beside jinja2's own errors."""
+"""What a third-party template may raise besides jinja2's own errors."""
 
 
 def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -504,7 +502,7 @@ def assistant_node_parts(
     after: str = "user",
     head: Sequence[int] | np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """Lay a sample into a node's arrays: header (not sampled), sampled tokens as they are, and the closing tokens not sampled.
+    """A node's arrays from a sample: header (not sampled), the sampled tokens, and the closing tokens not sampled.
 
     ``opens=False`` for a sample that continues inside a message, ``closes=False`` to leave the message open; ``head`` is the header where it
     is known, else the template's own ``after`` a message of that role. Returns ``tokens``,

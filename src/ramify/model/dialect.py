@@ -1,4 +1,4 @@
-"""How one OpenAI-compatible server wants to be asked: which fields it takes, and what they are called there."""
+"""The request fields that an OpenAI-compatible server takes, and their names there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKEN_FIELDS = {
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a server wants to be asked."""
+    """The request fields that a server takes."""
 
     extended: bool = True
     seed: bool = True
@@ -29,7 +29,7 @@ class Dialect:
     """Field that gets log-probs of given tokens: prompt_logprobs, echo, or none."""
 
     def body(self, model: str, settings: Sampling, key: int) -> dict[str, Any]:
-        """What every request says, but for the prompt."""
+        """The fields of every request, without the prompt."""
         body: dict[str, Any] = {
             "model": model,
             "temperature": settings.temperature,
@@ -74,7 +74,7 @@ class Dialect:
 
 
 def _held_to(grammar: Grammar) -> dict[str, Any]:
-    """A grammar as OpenAI's servers (a JSON schema) or vLLM (anything else) are asked to keep to it."""
+    """The request field for a grammar: OpenAI's for a JSON schema, vLLM's for anything else."""
     if grammar.kind == "json":
         schema = {"name": "reply", "schema": json.loads(grammar.text), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": schema}}

@@ -1,7 +1,7 @@
-"""Models behind OpenAI-compatible servers: vLLM, SGLang, llama.cpp, transformers serve, hosted ones. See docs/howto/endpoints.md.
+"""Models on OpenAI-compatible servers: vLLM, SGLang, llama.cpp, transformers serve, hosted ones. See docs/howto/endpoints.md.
 
 ``chat`` sends messages and returns text. ``completions`` sends and returns token ids, for which the server must give ids back and the
-model's own tokenizer must lie in a local folder. What a server can do is found by a few small requests before the first use.
+model's own tokenizer must lie in a local folder. A server's capabilities are found by a few small requests before the first use.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _is_plain(settings: Sampling, asked: Mapping[str, Any]) -> bool:
 
 
 class HttpModel:
-    """A model at ``url``, asked for as ``model``; implements :class:`ramify.model.protocol.Model`.
+    """The model called ``model`` at ``url``; implements :class:`ramify.model.protocol.Model`.
 
     ``mode`` is chat or completions; the latter needs ``tokenizer``, a folder with the model's tokenizer.json or an object, and lays
     chats out by ``template`` (the folder's own by default). ``url`` may carry options, ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60
@@ -72,7 +72,7 @@ class HttpModel:
         clock: Clock | None = None,
     ) -> None:
         if mode not in DIALECTS:
-            raise UserError(f"an endpoint is asked for chat or completions, not '{mode}'")
+            raise UserError(f"an endpoint's mode is chat or completions, not '{mode}'")
         if not model:
             raise UserError("an endpoint needs the name of a model, as in chat:MODEL@http://127.0.0.1:8000/v1")
         self.model, self.mode = model, mode
@@ -99,20 +99,18 @@ class HttpModel:
         """The model that ``MODEL@URL`` names. Raises UserError, in which the URL is not repeated."""
         found = re.fullmatch(r"(.+?)@(https?://.+)", argument, re.DOTALL)
         if found is None:
-            raise UserError(
-                f"a model behind an endpoint is named {mode}:MODEL@URL, such as {mode}:qwen3@http://127.0.0.1:8000/v1"
-            )
+            raise UserError(f"a model at an endpoint is named {mode}:MODEL@URL, such as {mode}:qwen3@http://127.0.0.1:8000/v1")
         return cls(found[2], found[1], mode, **options)
 
     @cached_property
     def identity(self) -> Identity:
-        """The model's name, a hash of endpoint and name in place of the weights nobody can see, and of the tokenizer in use."""
+        """The model's name, a hash of endpoint and name (the weights are unknown), and that of the tokenizer in use."""
         tokenizer = self.tokenizer.hash if self.mode == "completions" else ""
         return Identity(self.model, stable_hash("endpoint", self.endpoint.url, self.mode, self.model), tokenizer)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """How chats are laid out as tokens in completions mode; None in chat mode, where the server does it."""
+        """How chats are rendered as tokens in completions mode; None in chat mode, where the server does it."""
         if self.mode == "chat" or self._own_template is not None:
             return self._own_template if self.mode == "completions" else None
         try:
@@ -124,7 +122,7 @@ class HttpModel:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the server was seen to do; found out once. Raises ProviderError where it does not answer.
+        """The server's capabilities, tested once. Raises ProviderError where it does not answer.
 
         ``seeds`` is claimed where the same seed gave the same reply and another seed another one. ``logprobs`` are the model's own; a
         sample has them under the sampling distribution too where both are the same: at temperature 1 with nothing cut or banned.
@@ -136,12 +134,12 @@ class HttpModel:
 
     @property
     def forwards(self) -> frozenset[str]:
-        """Fields of :attr:`Prefix.asked` that go to the server as they are; it keeps to them or refuses."""
+        """Fields of :attr:`Prefix.asked` that are forwarded to the server, which follows or refuses them."""
         return frozenset({"tool_choice", "response_format", "parallel_tool_calls"} if self.mode == "chat" else ())
 
     @property
     def passes(self) -> bool:
-        """Whether any field of :attr:`Prefix.asked` goes to the server as it is: where ramify lays chats out, it reads the rest itself."""
+        """Whether every field of :attr:`Prefix.asked` is forwarded to the server: where ramify renders chats, it reads the rest itself."""
         return self.mode == "completions"
 
     def check(self, settings: Sampling) -> None:
@@ -203,11 +201,10 @@ class HttpModel:
         return [result for result in done if isinstance(result, Completion)]
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        """See :class:`ramify.model.streaming.StreamingModel`. What the server streams is passed on as it comes, and not tried again.
+        """See :class:`ramify.model.streaming.StreamingModel`. Pieces are passed on as they arrive; a failure is not retried.
 
-        In one piece where the server does not stream, or streams no token ids in completions mode; so are samples that ask anything of their
-        tokens while they are made (``until``, ``ban_first``).
-        """
+        In one piece where the server does not stream, or streams no token ids in completions mode; so are samples that depend on their
+        tokens while they are generated (``until``, ``ban_first``)."""
         self.check(settings)
         pieces = None
         if self.mode == "chat":
@@ -324,7 +321,7 @@ class HttpModel:
         if "prompt_logprobs" in self.capabilities:
             if not top_k:
                 return list(await asyncio.gather(*(self._score([int(token) for token in row]) for row in tokens)))
-            what = f"the {top_k} likeliest tokens at each place"
+            what = f"the {top_k} likeliest tokens at each position"
             if self._dialect.scores == "prompt_logprobs":
                 try:
                     return list(await asyncio.gather(*(self._score([int(token) for token in row], "", top_k) for row in tokens)))
@@ -350,7 +347,7 @@ class HttpModel:
         return wire.chat_completion(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
 
     async def _complete(self, given: list[int], settings: Sampling, key: int, asked: Mapping[str, Any]) -> Completion:
-        """One sample. Where the first token has bans of its own it is sampled by itself and the rest behind it, which changes no odds."""
+        """One sample. A first token with its own bans is sampled alone and the rest after it, which leaves the distribution as it is."""
         if not settings.ban_first:
             return await self._completed(given, settings, key, self._dialect, asked)
         alone = replace(settings, max_tokens=1, ban=(*settings.ban, *settings.ban_first), ban_first=())
@@ -358,7 +355,7 @@ class HttpModel:
         assert first.tokens is not None
         if first.stop != "length" or settings.max_tokens == 1:
             return first
-        # ``until`` is about the whole reply, so it is asked when both are put together
+        # ``until`` is about the whole reply, so it is called when both are joined
         rest_settings = replace(settings, max_tokens=settings.max_tokens - 1, ban_first=(), until=None)
         rest = await self._completed(
             [*given, *first.tokens.tolist()], rest_settings, derive_key(key, "rest"), self._dialect, asked
@@ -393,13 +390,13 @@ class HttpModel:
     def _check_secret(self, text: str) -> None:
         """Raises ProviderError where sampled tokens spell the key: tokens are never edited, so the sample fails."""
         if self.transport.key.scrub(text) != text:
-            raise ProviderError("tokens", f"{self.endpoint.host} says back the key it was sent", final=True)
+            raise ProviderError("tokens", f"{self.endpoint.host} returned the API key it was sent", final=True)
 
     def _check_sampled(self, tokens: Sequence[int], logprobs: np.ndarray | None, settings: Sampling) -> None:
-        """Raises ProviderError where a sample is not what was asked for."""
+        """Raises ProviderError where a sample is not what was requested."""
         host = self.endpoint.host
         if not tokens or len(tokens) > settings.max_tokens:
-            raise ProviderError("tokens", f"{host} gives {len(tokens)} tokens where 1 to {settings.max_tokens} were asked for")
+            raise ProviderError("tokens", f"{host} gives {len(tokens)} tokens where 1 to {settings.max_tokens} were requested")
         if set(tokens) & set(settings.ban):
             raise ProviderError("tokens", f"{host} sampled a token that the request bans (logit_bias)", final=True)
         if logprobs is None and "logprobs" in (self._offers or ()):
@@ -459,7 +456,7 @@ class HttpModel:
         return texts if len(texts) == self._limit and not any("\ufffd" in text for text in texts) else None
 
     async def _discover(self) -> frozenset[str]:
-        """Ask in ever plainer dialects until the server accepts; then see what came back."""
+        """Try ever plainer dialects until the server accepts one; then examine its answer."""
         refused: ProviderError | None = None
         for dialect in DIALECTS[self.mode]:
             try:
@@ -475,7 +472,7 @@ class HttpModel:
             self._lacks = f"takes and returns no token ids ({refused.message if refused else ''})"
             return frozenset()
         self._dialect = dialect
-        offers = {"penalties", "grammar"}  # by name; :meth:`check` asks whether the server keeps to it
+        offers = {"penalties", "grammar"}  # by name; :meth:`check` tests whether the server follows it
         offers |= {"tokens", "continue"} if first.tokens is not None else set()
         if dialect.seed and await self._repeats(dialect):
             offers.add("seeds")
@@ -485,7 +482,7 @@ class HttpModel:
         return frozenset(offers)
 
     async def _repeats(self, dialect: Dialect) -> bool:
-        """Whether the same seed gives the same reply, and another one of two seeds another: a server may ignore seeds and say one thing."""
+        """Whether the same seed repeats a reply and another seed changes it: a server may ignore seeds and always give one reply."""
         wild = replace(_LOOK, temperature=2.0)
         try:
             first, again, *others = [await self._look(seed, dialect, wild) for seed in (1, 1, 2, 3)]
@@ -506,7 +503,7 @@ class HttpModel:
         return list(self.tokenizer.encode("The colour, the town and the number:")) or [0]
 
     async def _scoring(self, sampled: Completion) -> set[str]:
-        """Whether the server scores given tokens, and as it scored them when it sampled them."""
+        """Whether the server scores given tokens, with the same values as when it sampled them."""
         assert sampled.tokens is not None
         assert sampled.model_logprobs is not None
         for scores in ("prompt_logprobs", "echo"):
@@ -531,7 +528,7 @@ class HttpModel:
         return self._top_k
 
     def _follows_grammar(self, kind: str) -> bool:
-        """Whether a grammar of this kind is kept to: a reply that no model would give is given."""
+        """Whether a grammar of this kind is enforced: it forces a reply that no model would give otherwise."""
         with self._lock:
             if kind not in self._grammars:
                 self._grammars[kind] = wait_for(partial(self._try_grammar, kind))

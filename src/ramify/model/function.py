@@ -1,4 +1,4 @@
-"""A plain Python function as a model: what an agent of one's own is before it is anything else."""
+"""A plain Python function as a model: the simplest form of an agent of your own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ _HAS = ("identity", "capabilities", "sample", "logprobs")
 
 
 class FunctionModel:
-    """``function(messages)`` or ``function(messages, key)`` says the reply: a text, or a whole :class:`Completion`; ``async`` or not.
+    """``function(messages)`` or ``function(messages, key)`` returns the reply: a text, or a whole :class:`Completion`; ``async`` or not.
 
-    ``messages`` are those of a chat request, ``[{"role": "user", "content": "..."}, ...]``; ``key`` is the place of the sample, a number that
-    is the same whenever the same place is sampled again. Async functions run at once for as many attempts as are under way, others one
-    after the other. What the function raises is a failure of that attempt. It takes no sampling settings. Raises UserError where
-    it cannot be called so.
-    """
+    ``messages`` are those of a chat request, ``[{"role": "user", "content": "..."}, ...]``; ``key`` is the sample key, a number that is the
+    same whenever the same position is sampled again. Async functions run concurrently for all attempts that run, others one after the
+    other. What the function raises is a failure of that attempt. It takes no sampling settings. Raises UserError where it cannot be called
+    so."""
 
     capabilities: frozenset[str] = frozenset()
 
@@ -68,7 +67,7 @@ class FunctionModel:
 
 
 def model_of(given: Model | Callable[..., Any]) -> Model:
-    """The model that an object is, or that a function makes up. Raises UserError on anything else, saying what a model can be."""
+    """The model that an object or function stands for. Raises UserError on anything else, saying what a model can be."""
     kind = type(given).__name__
     if isinstance(given, type):
         raise UserError(f"{given.__name__} is a class: give an object of it, {given.__name__}(...)")
@@ -81,11 +80,11 @@ def model_of(given: Model | Callable[..., Any]) -> Model:
         return FunctionModel(given)
     raise UserError(
         f"a model is a name ('builtin', 'hf:FOLDER', 'chat:NAME@URL'), a model object or a function of messages, not a {kind}; "
-        "ramify.ScriptedModel([...]) says given replies"
+        "ramify.ScriptedModel([...]) gives scripted replies"
     )
 
 
 def _static(given: object, name: str) -> bool:
-    """Whether there is such a member; a property is not asked (an endpoint's capabilities are requests)."""
+    """Whether there is such a member, without reading properties (an endpoint's capabilities are requests)."""
     missing = object()
     return inspect.getattr_static(given, name, missing) is not missing

@@ -1,8 +1,7 @@
-"""Grammars that replies are held to: JSON, a JSON schema, tool calls, a regular expression, one of several texts.
+"""Grammars that constrain replies: JSON, a JSON schema, tool calls, a regular expression, one of several texts.
 
-A schema is checked here, with the path of whatever is wrong in it: what cannot be followed is refused by name, nothing is passed over
-but what constrains nothing (titles, descriptions). Followed are the keywords of :data:`FOLLOWED`; the order of properties is the schema's.
-"""
+A schema is checked here, with the path of whatever is wrong in it: unsupported keywords are refused by name; only those that constrain
+nothing (titles, descriptions) are ignored. Supported are the keywords of :data:`FOLLOWED`; the order of properties is the schema's."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ MOST_BYTES, MOST_DEPTH, MOST_PARTS, MOST_PROPERTIES, MOST_CHOICES = 256 << 10, 6
 MOST_LETTERS = 100_000
 """Characters of a regular expression with its repetitions written out."""
 MOST_MULTIPLE = 10_000
-"""Least common multiple of all ``multipleOf`` of a schema, in units of their last decimal: what it takes to follow them grows with it."""
+"""Least common multiple of all ``multipleOf`` of a schema, in units of their last decimal: the cost of following them grows with it."""
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -80,7 +79,7 @@ def tool_calls(
 ) -> Grammar:
     """Calls of ``tools`` (OpenAI's form), as models write them (:func:`ramify.trace.message.write_call`), with arguments that fit.
 
-    At least one, one alone without ``several``; with ``reply``, a JSON grammar, that in place of calls; where ``free``, any text before
+    At least one, one alone without ``several``; with ``reply``, a JSON grammar, that instead of calls; where ``free``, any text before
     a call, or none but text. ``where`` is the path of a lone tool. Raises UserError as :func:`json_schema`.
     """
     rules = []
@@ -157,7 +156,7 @@ def _bounded(text: str, where: str) -> str:
 
 
 def checked(schema: Any, where: str = "the schema") -> Any:
-    """A copy of ``schema`` without what constrains nothing. Raises UserError naming the path of what cannot be followed."""
+    """A copy of ``schema`` without keywords that constrain nothing. Raises UserError naming the path of an unsupported keyword."""
     _bound(schema, where)
     if not isinstance(schema, (dict, bool)):
         raise UserError(f"{where} must be an object")

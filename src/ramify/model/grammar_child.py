@@ -1,6 +1,5 @@
-"""Whether llguidance can follow a grammar, asked in a process that can be ended: whether expressions that a schema joins have any text in
-common can take for ever to find out, and a thread cannot be stopped.
-"""
+"""Whether llguidance can follow a grammar, tested in a process that can be killed: whether expressions that a schema joins have any text in
+common may take for ever to find out, and a thread cannot be stopped."""
 
 from __future__ import annotations
 

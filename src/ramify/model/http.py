@@ -1,4 +1,4 @@
-"""HTTP to a model server: retries, rate, timeouts and size limits, and everything that goes wrong as one typed error."""
+"""HTTP to a model server: retries, rate, timeouts and size limits; every failure is one typed error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KINDS = {
     "json": "the answer is not JSON",
     "shape": "the answer is JSON of another shape than the protocol's",
     "empty": "the answer holds no choice or no content",
-    "tokens": "token ids are missing, out of range, or more than asked for",
+    "tokens": "token ids are missing, out of range, or more than requested",
     "logprobs": "log-probs are missing, of another length, not finite or above 0",
     "filtered": "the server withheld the reply",
 }
@@ -60,7 +60,7 @@ class ProviderError(InfrastructureError):
         self.again = again
         """Whether the same request may succeed a little later."""
         self.wait = wait
-        """Seconds the server asked to wait."""
+        """Seconds to wait that the server requested."""
 
 
 class Clock:
@@ -138,7 +138,7 @@ class Transport:
     async def opened(
         self, method: str, path: str, content: bytes | None, kinds: str = _JSON
     ) -> AsyncGenerator[httpx2.Response, None]:
-        """One try of a request: the answer, its head checked, its body still to come, of a type that the pattern ``kinds`` fits.
+        """One try of a request: the answer with its header checked and its body unread, of a type that the pattern ``kinds`` matches.
 
         Whatever goes wrong until the block ends, in the block too, is a ProviderError.
         """
@@ -167,7 +167,7 @@ class Transport:
                 raise ProviderError("cut", f"the exchange with {host} broke off: {why}", again=True) from None
 
     async def _turn(self) -> None:
-        """Wait for a slot of the rate limit, and until no server asked to wait any longer."""
+        """Wait for a slot of the rate limit, and until every wait that a server requested is over."""
         if self.limits.rate:
             at = max(self._next, self.clock.now())
             self._next = at + 1 / self.limits.rate
@@ -186,12 +186,12 @@ class Transport:
         coding = response.headers.get("content-encoding", "identity")
         if coding.lower() not in ("identity", ""):
             raise ProviderError(
-                "content_type", f"{host} answers with the encoding '{self._line(coding)}', which was not asked for"
+                "content_type", f"{host} answers with the encoding '{self._line(coding)}', which was not requested"
             )
         kind = response.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if response.status_code < 400 and not re.fullmatch(kinds, kind):
             wanted = "JSON" if kinds == _JSON else "a stream of events"
-            raise ProviderError("content_type", f"{host} answers with '{self._line(kind)}' in place of {wanted}")
+            raise ProviderError("content_type", f"{host} answers with '{self._line(kind)}' instead of {wanted}")
 
     async def read(self, response: httpx2.Response) -> bytes:
         """The whole body. Raises ProviderError where it is larger than the limit."""
@@ -222,7 +222,7 @@ class Transport:
             said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             raise self._reported(status, value, said, response)
         if not isinstance(value, dict):
-            raise ProviderError("shape", f"{host} answers with a {type(value).__name__} in place of a JSON object")
+            raise ProviderError("shape", f"{host} answers with a {type(value).__name__} instead of a JSON object")
         return value
 
     def _reported(self, status: int, value: Any, text: str, response: httpx2.Response) -> ProviderError:
@@ -254,7 +254,7 @@ class Transport:
         message = f"{host} answers {status}: {said}" if said else f"{host} answers {status}"
         wait = asked_wait(response.headers) if again else None
         if wait is not None and wait > self.limits.longest:
-            message += f" (it asks to wait {wait:.0f} s)"
+            message += f" (it requests a wait of {wait:.0f} s)"
         return ProviderError(kind, message, status=status, final=final and not again, again=again, wait=wait)
 
     def _line(self, text: str) -> str:
@@ -291,7 +291,7 @@ class Transport:
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """Whom to trust; reading them takes 20 ms, so once."""
+    """The trusted certificate authorities; reading them takes 20 ms, so once."""
     return httpx2.create_ssl_context()
 
 
@@ -309,9 +309,9 @@ async def _close_at_end(client: httpx2.AsyncClient) -> AsyncGenerator[None, None
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that ``retry-after-ms`` or ``retry-after`` (seconds or a date) asks for; None where it asks for none or nonsense.
+    """Seconds that ``retry-after-ms`` or ``retry-after`` (seconds or a date) requests; None where it requests none or nonsense.
 
-    A date is compared with the server's own ``date``, where it tells one: this machine's clock may be hours away from it.
+    A date is compared with the server's own ``date``, where it sends one: this machine's clock may be hours away from it.
     """
     try:
         if "retry-after-ms" in headers:
@@ -331,7 +331,7 @@ def _timestamp(date: str) -> float:
 
 
 def _now(date: str) -> float:
-    """What the server says the time is, else what this machine says."""
+    """The server's time, else this machine's."""
     try:
         return _timestamp(date)
     except (ValueError, TypeError, IndexError, OverflowError):

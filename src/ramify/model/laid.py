@@ -1,4 +1,4 @@
-"""A model that takes token ids, made to take chats as well: what a chat looks like as tokens is decided here and nowhere further out."""
+"""Wraps a model that takes token ids so that it takes chats as well: this is where a chat is rendered as tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class TooLongError(UserError):
 
 
 def check_room(tokenizer: Tokenizer, texts: Sequence[str], room: int, name: str) -> None:
-    """Raises TooLongError where the beginning of ``texts`` has more than ``room`` tokens already: megabytes are not encoded to be refused."""
+    """Raises TooLongError where the beginning of ``texts`` has more than ``room`` tokens already: so megabytes need not be encoded to be
+    refused."""
     if sum(map(len, texts)) <= 2 * _PIECE:
         return
     tokens = 0
@@ -57,12 +58,11 @@ def check_room(tokenizer: Tokenizer, texts: Sequence[str], room: int, name: str)
 
 
 class Layout:
-    """``inner``, to which chats go as ``template`` lays them out; prefixes of token ids pass as they are.
+    """``inner`` with chats rendered by ``template``; prefixes of token ids pass unchanged.
 
-    A reply sampled here that comes back in a later request at its old place is laid out with the tokens that were sampled, not encoded
-    again (the last ``remembered`` replies). Samples tell what was ``shown``. Tools are told by a template that knows ``tools``, else in
-    the system message.
-    """
+    A reply sampled here that returns in a later request at the same position keeps its sampled tokens; it is not encoded again (the last
+    ``remembered`` replies). Samples report what was ``shown``. Tools are rendered by a template that knows ``tools``, else in the system
+    message."""
 
     def __init__(self, inner: Model, template: ChatTemplate, remembered: int = 4096) -> None:
         self.inner, self.tokenizer = inner, template.tokenizer
@@ -73,16 +73,16 @@ class Layout:
 
     @property
     def identity(self) -> Identity:
-        """That of the model inside."""
+        """That of the inner model."""
         return self.inner.identity
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Those of the model inside."""
+        """Those of the inner model."""
         return self.inner.capabilities
 
     def __getattr__(self, name: str) -> Any:
-        """What else the model inside offers: ``eos``, ``context``, ``stats``."""
+        """Further attributes of the inner model: ``eos``, ``context``, ``stats``."""
         return getattr(self.inner, name)
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
@@ -107,14 +107,14 @@ class Layout:
                 yield piece
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
-        """Those of the model inside."""
+        """Those of the inner model."""
         return await self.inner.logprobs(tokens, top_k)
 
     def _settings(self, settings: Sampling) -> Sampling:
         return replace(settings, stop_tokens=(*settings.stop_tokens, *self.template.stop_tokens))
 
     def _told(self, completion: Completion, laid: _Prompt) -> Completion:
-        """The sample with what was shown, remembered for when it comes back."""
+        """The sample with its rendered prompt, remembered for a later request that contains it."""
         assert laid.inside.tokens is not None
         completion = replace(completion, head=laid.head)
         said = assistant_node_parts(self.template, completion, head=laid.head)["text"]
@@ -126,7 +126,7 @@ class Layout:
         return replace(completion, data=data, shown=laid.shown)
 
     def _lay(self, prefix: Prefix) -> _Prompt:
-        """Messages as tokens: each by itself, all with the reply's header, and a hash of where the reply begins.
+        """Messages as tokens, one by one, the reply's header, and a hash of the position where the reply begins.
 
         Raises UserError on no messages, TooLongError, and whatever the template raises.
         """
@@ -202,7 +202,7 @@ class Layout:
         return TokenMessage(replace(message, text=text), np.array(tokens, np.int32), np.array(ends, np.int32))
 
     def _with_tools(self, prefix: Prefix) -> tuple[ChatTemplate, tuple[Message, ...]]:
-        """A template and messages that tell of the tools."""
+        """A template and messages that describe the tools."""
         if not prefix.tools:
             return self.template, prefix.messages
         tools = request_tools(prefix.tools)
@@ -222,17 +222,17 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class _Prompt:
-    """What was laid out: the messages, the tokens that open the reply, and a hash of where it begins."""
+    """A rendered prompt: the messages, the tokens that open the reply, and a hash of the position where it begins."""
 
     shown: tuple[TokenMessage, ...]
     head: tuple[int, ...]
     place: bytes
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What else the request asks for, passed on."""
+    """Further fields of the request, forwarded."""
 
     @cached_property
     def inside(self) -> Prefix:
-        """What the model inside is shown."""
+        """The prompt for the inner model."""
         laid = [one.tokens for one in self.shown if one.tokens is not None]
         return Prefix(np.concatenate([*laid, np.array(self.head, np.int32)]), asked=self.asked)
 
@@ -242,7 +242,7 @@ def _sampled(source: RenderedPiece, piece: Reused) -> list[bool]:
 
 
 def _gist(text: str) -> str:
-    """What two spellings of one reply have in common, whichever way its calls were written."""
+    """A reply in one canonical form, however its calls were written."""
     said, calls = split_reply(text)
     made = [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in calls]
     return json.dumps([said.strip(), made], sort_keys=True)

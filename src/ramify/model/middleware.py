@@ -1,6 +1,6 @@
-"""Middleware: a model that wraps a model, so that a method works in front of any model, in library code and on the server alike.
+"""Middleware: a model that wraps a model, so that a method works on any model, in library code and on the server alike.
 
-A piece of middleware is a class whose constructor takes the model inside and one text of settings (``--middleware NAME:ARGUMENT``), with
+A piece of middleware is a class whose constructor takes the inner model and one text of settings (``--middleware NAME:ARGUMENT``), with
 ``register("middleware", NAME)`` on it. It sees what the caller sent: messages for a chat, token ids for a completion. Laying messages out as
 tokens is the innermost model's business, so that a layer can change them.
 """
@@ -23,16 +23,16 @@ from ramify.model.streaming import Pieces, stream, whole
 from ramify.trace.view import TokenMessage
 
 Make: TypeAlias = Callable[[Model], Model]
-"""What is registered: a model in, the model around it out."""
+"""What is registered: a callable that wraps a model."""
 
 _OFFERED = ("tokenizer", "template", "eos", "context", "defaults", "forwards", "passes")
 
 
 class Middleware:
-    """Passes everything on. Subclasses override :meth:`before`, which may change what is shown, and :meth:`after`, which sees each sample.
+    """Passes everything on. Subclasses override :meth:`before`, which may change the prompt, and :meth:`after`, which sees each sample.
 
     ``settings``, JSON, is all that may change a sample: it is hashed into the identity. ``rewrites`` says that ``after`` may change a reply's
-    text: streams then come in one piece, at their end. Failures and cancellation of the model inside pass through.
+    text: streams then come in one piece, at their end. Failures and cancellation of the inner model pass through.
     """
 
     name = "middleware"
@@ -48,28 +48,28 @@ class Middleware:
 
     @cached_property
     def identity(self) -> Identity:
-        """The name inside and one's own; a hash of the weights inside, one's own name and settings."""
+        """The names of the inner model and of this middleware; a hash of the inner weights, this name and its settings."""
         inner = self.inner.identity
         own = stable_hash("middleware", self.name, json_hash(self.settings), inner.weights)
         return Identity(f"{inner.name}+{self.name}", own, inner.tokenizer)
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Those inside, without taps and training, which would go past the middleware."""
+        """Those of the inner model, without taps and training, which would bypass the middleware."""
         return self.inner.capabilities - {"taps", "train"}
 
     def __getattr__(self, name: str) -> Any:
-        """``tokenizer``, ``template``, ``eos``, ``context``, ``defaults``, ``forwards`` and ``passes`` of the model inside."""
+        """``tokenizer``, ``template``, ``eos``, ``context``, ``defaults``, ``forwards`` and ``passes`` of the inner model."""
         if name in _OFFERED:
             return getattr(self.inner, name)
         raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
 
     async def before(self, given: Prefix) -> Prefix:
-        """What the model inside is shown in the place of ``given``."""
+        """The prompt that the inner model gets instead of ``given``."""
         return given
 
     async def after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
-        """What becomes of a sample. Extras go into its ``data``; ``key`` decides whatever is sampled here."""
+        """The sample to return instead. Extras go into its ``data``; ``key`` is the sample key of anything sampled here."""
         return completion
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
@@ -94,7 +94,7 @@ class Middleware:
                 )
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
-        """Those of the model inside."""
+        """Those of the inner model."""
         return await self.inner.logprobs(tokens, top_k)
 
     async def _after(self, given: Prefix, shown: Prefix, completion: Completion, key: int) -> Completion:
@@ -104,7 +104,7 @@ class Middleware:
 
 
 def unwrapped(model: Model) -> tuple[tuple[Middleware, ...], Model]:
-    """The middleware around ``model`` that only edits what is shown and reads replies, outermost first, and the model inside it."""
+    """The middleware around ``model`` that only edits prompts and reads replies, outermost first, and the inner model."""
     layers: list[Middleware] = []
     while isinstance(model, Middleware) and type(model).sample is Middleware.sample and type(model).stream is Middleware.stream:
         layers.append(model)
@@ -113,7 +113,7 @@ def unwrapped(model: Model) -> tuple[tuple[Middleware, ...], Model]:
 
 
 async def shown_by(layers: Sequence[Middleware], given: Prefix) -> list[Prefix]:
-    """What each of ``layers`` is given, outermost first, and at the end what the model inside them is shown."""
+    """The prompt that each of ``layers`` gets, outermost first, and at the end the inner model's."""
     seen = [given]
     for layer in layers:
         seen.append(await layer.before(seen[-1]))
@@ -121,7 +121,7 @@ async def shown_by(layers: Sequence[Middleware], given: Prefix) -> list[Prefix]:
 
 
 async def told_by(layers: Sequence[Middleware], seen: Sequence[Prefix], completion: Completion, key: int) -> Completion:
-    """What ``layers`` make of a sample. ``seen`` is what :func:`shown_by` found."""
+    """The sample after all ``layers``. ``seen`` is the result of :func:`shown_by`."""
     for layer, given, shown in reversed(list(zip(layers, seen, seen[1:], strict=False))):
         completion = await layer._after(given, shown, completion, key)
     return completion

@@ -64,14 +64,14 @@ def _keys(n: int, place: int = 0) -> list[int]:
 
 
 def _reply(messages: tuple[Message, ...], key: int) -> str:
-    """Told by the last message and the key, so that a swapped conversation or key shows."""
+    """The reply depends on the last message and the key, so that a swapped conversation or key shows."""
     last = next((message.text for message in reversed(messages) if message.role == "user"), "")
     return f"{key % 997}: {last} and so on"
 
 
 @dataclass
 class _Inside:
-    """A model of messages that streams, remembers what it was shown, and fails or waits where told to."""
+    """A model of messages that streams, remembers what it was shown, and fails or waits where configured to."""
 
     fails: Exception | None = None
     waits: bool = False
@@ -108,22 +108,22 @@ class _Inside:
 
 
 def _claims(probe: _Probe) -> Iterator[str]:
-    """The identity tells it from the model inside, and the capabilities are no more than what is there."""
+    """Its identity differs from the inner model's, and it claims no capability that the inner model lacks."""
     for inside in (_Inside(), ScriptedModel()):
         made, own = probe.make(inside), inside.identity
         if made.identity.weights == own.weights:
-            yield "its identity is that of the model inside"
+            yield "its identity is that of the inner model"
         if made.identity.tokenizer != own.tokenizer:
-            yield "its identity does not name the tokenizer of the model inside"
+            yield "its identity does not name the tokenizer of the inner model"
         if made.identity != probe.make(inside).identity:
             yield "made twice around one model it has two identities"
         if more := sorted(made.capabilities - inside.capabilities):
-            yield f"it claims what the model inside lacks: {', '.join(more)}"
+            yield f"it claims what the inner model lacks: {', '.join(more)}"
     if probe.make(_Inside(identity=Identity("inside", "w1"))).identity.weights == probe.make(_Inside()).identity.weights:
-        yield "its identity does not change with the weights of the model inside"
+        yield "its identity does not change with the weights of the inner model"
     everything = _Inside(capabilities=frozenset(CAPABILITIES))
     if hidden := sorted(probe.make(everything).capabilities & {"taps", "train"}):
-        yield f"it claims {', '.join(hidden)}, which would go past it"
+        yield f"it claims {', '.join(hidden)}, which would bypass it"
 
 
 def _model(probe: _Probe) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _transparent(probe: _Probe) -> Iterator[str]:
         yield "with nothing to do it changes the tokens of a sample"
 
 
-def _draws(probe: _Probe) -> Iterator[str]:
+def _samples(probe: _Probe) -> Iterator[str]:
     """As many samples as keys, and key i decides sample i."""
     made = probe.make(_Inside())
     for n in (1, 3):
@@ -164,24 +164,24 @@ def _draws(probe: _Probe) -> Iterator[str]:
             yield f"for {n} keys it returns {len(found)} samples"
         alone = [probe.sample(made, CHATS[0], [key])[0].text for key in _keys(n)]
         if [completion.text for completion in found] != alone:
-            yield "a sample in company differs from the same key's sample alone"
+            yield "a sample in a batch differs from the same key's sample alone"
 
 
 def _failures(probe: _Probe) -> Iterator[str]:
-    """A failure inside comes out as it is."""
+    """A failure of the inner model is passed on unchanged."""
     for error in (InfrastructureError("provider", "down"), UserError("no such thing")):
         made = probe.make(_Inside(fails=error))
         for how, work in (("sample", made.sample(CHATS[0], 1, _SETTINGS, [1])), ("stream", _read(made, CHATS[0], 1))):
             try:
                 probe.run(work)
-                yield f"{how} hides a {type(error).__name__} of the model inside"
+                yield f"{how} hides a {type(error).__name__} of the inner model"
             except Exception as raised:
                 if raised is not error:
-                    yield f"{how} turns a {type(error).__name__} of the model inside into a {type(raised).__name__}"
+                    yield f"{how} turns a {type(error).__name__} of the inner model into a {type(raised).__name__}"
 
 
 def _cancelled(probe: _Probe) -> Iterator[str]:
-    """Cancelling a sample, or closing a stream, reaches the model inside."""
+    """Cancelling a sample, or closing a stream, reaches the inner model."""
     waiting, streaming = _Inside(waits=True), _Inside()
     made = probe.make(streaming)
 
@@ -191,7 +191,7 @@ def _cancelled(probe: _Probe) -> Iterator[str]:
             await asyncio.sleep(0.001)
         task.cancel()
         await asyncio.wait([task])
-        return "CancelledError" in waiting.ended  # asked here: the end of the loop cancels whatever is left
+        return "CancelledError" in waiting.ended  # checked here: the end of the loop cancels whatever is left
 
     async def close() -> bool:
         async with aclosing(stream(made, CHATS[0], _SETTINGS, 1)) as pieces:
@@ -243,14 +243,14 @@ def _mixing(probe: _Probe) -> Iterator[str]:
     for asked in inside.asked:
         said = " ".join(message.text for message in asked.messages)
         if sum(mark in said for mark in marks) != 1:
-            yield "what the model inside was shown mixes conversations"
+            yield "what the inner model was shown mixes conversations"
 
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
     _claims,
     _model,
     _transparent,
-    _draws,
+    _samples,
     _failures,
     _cancelled,
     _streams,

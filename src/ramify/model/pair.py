@@ -1,4 +1,4 @@
-"""Two models of one tokenizer, a policy and the reference it came from, and what each of them thinks of the same tokens.
+"""A policy and its reference model with one tokenizer, and the log-probs of both on the same tokens.
 
 Every method that reads a log-ratio needs the same care: one tokenizer (its vocabulary and merges, not its size), the same ids for both,
 full-softmax log-probs at temperature 1, and one model in memory at a time where two do not fit.
@@ -22,7 +22,7 @@ from ramify.model.protocol import Identity, Model, TokenScores, require
 
 NEEDS = ("tokens", "prompt_logprobs")
 PART = 1 << 17
-"""Tokens that are scored before their log-probs are kept and progress is told."""
+"""Tokens that are scored between two saves of log-probs and progress reports."""
 _SPLITTING = ("type", "ignore_merges", "byte_fallback", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 
 
@@ -85,7 +85,7 @@ class Side:
 class Pair:
     """A policy and its reference. ``cache`` is a folder in which log-probs are kept by weights and tokens; None keeps none.
 
-    Raises IncompatiblePairError where the tokenizers differ. ``warnings`` says what is odd but no error.
+    Raises IncompatiblePairError where the tokenizers differ. ``warnings`` lists oddities that are not errors.
     """
 
     def __init__(self, policy: Side | Model, reference: Side | Model, cache: Path | str | None = None) -> None:
@@ -98,7 +98,7 @@ class Pair:
         same_tokenizer(self.policy, self.reference)
         alone = [side.name for side in (self.policy, self.reference) if side.tokenizer is None]
         if len(alone) == 1:
-            self._warn(f"{alone[0]} brings no tokenizer, so nobody compared it with the other model's")
+            self._warn(f"{alone[0]} has no tokenizer, so it was not compared with the other model's")
         self._ancestry()
 
     async def logprobs(self, rows: Sequence[np.ndarray], again: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -121,12 +121,11 @@ class Pair:
         top_k: int = 0,
         progress: Callable[[int], object] = lambda rows: None,
     ) -> list[tuple[TokenScores, TokenScores] | Fault]:
-        """What the policy and the reference say of each row, or the error that one of them raised on that row: the others continue.
+        """Scores of each row under policy and reference, or the error that one of them raised on that row; the others continue.
 
         First the policy over all rows, then the reference, each opened once. ``again`` rows are scored a second time, each alone, which
-        tells how much of a log-ratio is rounding (``noise``). ``top_k``: the policy's likeliest alternatives come along (at most as many
-        as it has tokens). ``progress`` is called with the rows done on either side.
-        """
+        measures how much of a log-ratio is rounding (``noise``). ``top_k``: the policy's likeliest alternatives come along (at most as many
+        as it has tokens). ``progress`` is called with the rows done on either side."""
         squares: list[float] = []
         policy = await self._side(self.policy, rows, again, top_k, squares, progress)
         left = [i for i, score in enumerate(policy) if isinstance(score, TokenScores)]
@@ -175,7 +174,7 @@ class Pair:
                 if file is not None and isinstance(score, TokenScores):
                     write_whole(file, score.logprobs.astype(np.float32).tobytes())
             progress(len(part))
-        for i in missing[:again] if len(missing) > 1 else ():  # alone in the first place: nothing to compare with
+        for i in missing[:again] if len(missing) > 1 else ():  # scored alone already: nothing to compare with
             first, second = found[i], (await _scores(side.model(), [rows[i]], 0))[0]
             if isinstance(first, TokenScores) and isinstance(second, TokenScores):
                 squares.append(float(np.mean(np.square(second.logprobs - first.logprobs, dtype=np.float64))))
@@ -183,7 +182,7 @@ class Pair:
         return [found[i] for i in range(len(rows))]
 
     def _file(self, side: Side, row: np.ndarray) -> Path | None:
-        """Where a row's log-probs are kept. A server's weights cannot be hashed, so what it said is never kept."""
+        """The cache file of a row's log-probs. A server's weights cannot be hashed, so its scores are never cached."""
         if self.cache is None:
             return None
         self.cache.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Look at an endpoint before a run: is it there, what does it serve, what does a model on it offer."""
+"""Test an endpoint before a run: whether it answers, its models, and a model's capabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.model.http import ProviderError, Transport
 
 
 def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
-    """Look at an endpoint, given as URL or as ``chat:MODEL@URL``; nothing is raised, and the answer holds no secret.
+    """Test an endpoint, given as URL or as ``chat:MODEL@URL``; nothing is raised, and the result holds no secret.
 
     Returns ``url``, ``reachable`` (something answered), ``ok`` (nothing is wrong), ``latency_s`` of the list of models, ``models``,
     ``offers`` (capabilities of the named model, for which a few tokens are sampled; of a bare URL none are looked for), and ``error``

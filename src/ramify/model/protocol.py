@@ -1,4 +1,4 @@
-"""The protocol every model speaks: sample continuations of a prefix, score given tokens, say what it can do.
+"""The model protocol: sample continuations of a prefix, score given tokens, list capabilities.
 
 Axis legend: B batch, T tokens, V vocabulary, L layers, D width.
 """
@@ -24,14 +24,14 @@ CAPABILITIES = {
     "prompt_logprobs": "returns log-probs of tokens it is given",
     "entropy": "returns the entropy of each next-token distribution",
     "seeds": "repeats a sample for the same seed",
-    "batch_invariant": "a row's sample does not depend on its batch mates",
+    "batch_invariant": "batch-invariant: a sample does not depend on the rest of the batch",
     "penalties": "follows logit_bias, min_p and the penalties",
     "grammar": "holds a reply to a grammar",
     "taps": "hidden states can be read and patched",
     "train": "weights can be trained in process",
 }
 
-#: On whose behalf a sample is asked for: a model that queues samples is fair between clients. Tasks started meanwhile inherit it.
+#: The client that a sample is for: a model that queues samples is fair between clients. Tasks started meanwhile inherit it.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
@@ -44,11 +44,11 @@ class Prefix:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools the environment offers, as JSON schemas; a model that takes messages may call them."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What else a request asks for that only an endpoint can keep to: sent with the prompt as it is (``HttpModel.forwards``)."""
+    """Further request fields that only an endpoint can follow: sent with the prompt unchanged (``HttpModel.forwards``)."""
 
 
 NO_LIMIT = 1 << 30
-"""As ``Sampling.max_tokens``: an endpoint of chats is asked for no limit, so that it sets its own."""
+"""As ``Sampling.max_tokens``: a chat endpoint then gets no limit and sets its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +92,21 @@ class Sampling:
     presence_penalty: float = 0.0
     """Taken off the logits of tokens that the reply holds."""
     grammar: Grammar | None = None
-    """Tokens after which the reply could no longer match it have probability 0; a reply that cannot continue ends."""
+    """The grammar of the reply: tokens after which it could no longer match have probability 0; a reply that cannot continue ends."""
     until: Callable[[np.ndarray], bool] | None = field(default=None, compare=False)
     """Called with the tokens sampled so far; True stops."""
     seeded: bool = field(default=False, compare=False)
-    """Whether the sample must come out of its key again whatever runs beside it; an engine may otherwise trade that for speed (never for
-    the distribution of what is sampled). An engine that never does ignores it."""
+    """Whether the sample must be reproducible from its key whatever else is in the batch; an engine may otherwise trade that for speed
+    (never for the distribution of what is sampled). An engine that never does ignores it."""
 
     @property
     def penalised(self) -> bool:
-        """Whether a token's probability depends on which tokens came before, beyond what the model makes of them."""
+        """Whether penalties make a token's probability depend on the tokens before it."""
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What a model must be able to do to follow these settings, beyond what every model does."""
+        """Capabilities that a model needs for these settings."""
         shaped = self.min_p > 0 or self.logit_bias or self.penalised
         return ("penalties",) * bool(shaped) + ("grammar",) * (self.grammar is not None)
 
@@ -116,10 +116,8 @@ class Sampling:
         return self.temperature == 1 and not cut and not self.needs
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form, as stored with the provenance (without the callable and what says how, not what, to sample).
-
-        Settings that came after the first version are there only where they change something, so that what is stored keeps its identity.
-        """
+        """JSON form, as stored with the provenance (without the callable and without settings that do not change the distribution).
+        Settings newer than the first version appear only where they change something, so that stored identities stay valid."""
         record = asdict(self)
         del record["until"], record["seeded"]
         for name, neutral in _LATER.items():
@@ -136,12 +134,12 @@ _LATER = {
 
 
 def eos_of(model: object) -> tuple[int, ...]:
-    """The tokens that end a reply of a model, as far as it says."""
+    """The tokens that end a reply of a model, where it lists them."""
     return tuple(getattr(model, "eos", ()))
 
 
 def context_of(model: object) -> int | None:
-    """The longest row of tokens that a model takes; None where it does not say."""
+    """The longest sequence of tokens that a model takes; None where it is unknown."""
     found = getattr(model, "context", None)
     return None if found is None else int(found)
 
@@ -149,7 +147,7 @@ def context_of(model: object) -> int | None:
 def sampling_of(model: object, **given: Any) -> Sampling:
     """Sampling settings: what is ``given`` and not None, else the model's own ``defaults`` (its generation_config.json), else Sampling's.
 
-    A reply's length is no default of the model's: ``max_tokens`` is what is given.
+    ``max_tokens`` is never taken from the model's defaults.
     """
     own = {name: value for name, value in getattr(model, "defaults", {}).items() if name != "max_tokens"}
     return Sampling(**{**own, **{name: value for name, value in given.items() if value is not None}})
@@ -157,7 +155,7 @@ def sampling_of(model: object, **given: Any) -> Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One continuation. Arrays have shape (T,); None where the model cannot tell."""
+    """One continuation. Arrays have shape (T,); None where the model does not report them."""
 
     text: str
     stop: str
@@ -174,9 +172,9 @@ class Completion:
     data: Mapping[str, Any] | None = None
     """Small JSON extras that go onto the node: ``tool_calls`` as OpenAI writes them, ``usage``."""
     shown: tuple[TokenMessage, ...] = ()
-    """What was shown, message by message, where the prefix did not say it: laid out as tokens, or changed by middleware."""
+    """The rendered prompt, message by message, where it differs from the prefix: rendered as tokens, or changed by middleware."""
     head: tuple[int, ...] | None = None
-    """The tokens between these and what was sampled, which open the reply; None where they are the template's own after a message."""
+    """The tokens between these and the sample, which open the reply; None where they are the template's own after a message."""
     cached: int | None = None
     """Tokens of the prefix whose keys and values the model had already; None where it does not say."""
 
@@ -195,14 +193,14 @@ class TokenScores:
     top_tokens: np.ndarray | None = None
     top_logprobs: np.ndarray | None = None
     sampler_logprobs: np.ndarray | None = None
-    """Under sampling settings, where the model was asked for them: -inf where they cut a given token."""
+    """Under the sampling settings, where these were requested: -inf where they exclude a given token."""
     certainty: np.ndarray | None = None
     """float32 (T,), nats, with top_k only: divergence of the uniform distribution from the model's own, KL(uniform || model)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a model is: a name, a hash of its weights (or of endpoint and model name), a hash of its tokenizer."""
+    """A model's identity: a name, a hash of its weights (or of endpoint and model name), a hash of its tokenizer."""
 
     name: str
     weights: str
@@ -237,7 +235,7 @@ class Model(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Who this is."""
+        """The model's identity."""
         ...
 
     @property
@@ -246,7 +244,7 @@ class Model(Protocol):
         ...
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """Sample ``n`` continuations. ``keys[i]`` is the place key that decides sample i (``base.seeds.derive_key``), n of them.
+        """Sample ``n`` continuations. ``keys[i]`` is the sample key that decides sample i (``base.seeds.derive_key``), n of them.
 
         Raises InfrastructureError("engine" or "provider") when the model fails; it never returns fewer samples.
         """

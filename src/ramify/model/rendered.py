@@ -1,9 +1,8 @@
 """A whole conversation as a Hugging Face chat template renders it, in tokens: sampled text keeps its tokens wherever it is still shown.
 
-A template may rewrite the past at every turn: drop earlier thinking, move the system message, merge messages, trim. What a model is
-shown is then the rendering, not the messages laid end to end. Here the rendering is cut into pieces that are there as tokens already
-and text between them, which is encoded. Where the messages laid end to end say the same, they are left as they are.
-"""
+A template may rewrite the past at every turn: drop earlier thinking, move the system message, merge messages, trim. The prompt is then the
+rendering, not the messages end to end. Here the rendering is cut into pieces that exist as tokens already and text between them, which is
+encoded. Where the messages laid end to end say the same, they are left as they are."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _CUT = "\U00100000"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedPiece:
-    """Tokens of a message that are there already, the template's included. ``text`` is what they say of the message."""
+    """Existing tokens of a message, the template's included. ``text`` is the part of the message that they spell."""
 
     tokens: np.ndarray
     text: str
@@ -37,7 +36,7 @@ class RenderedPiece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """A message, and the pieces that make it up where it was laid out before."""
+    """A message, and its pieces where it was rendered before."""
 
     role: str
     text: str
@@ -66,12 +65,12 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a model is shown before it replies."""
+    """The rendered prompt of a reply."""
 
     pieces: tuple[Reused | Filled, ...] | None
     """None where it is the messages' own pieces, end to end."""
     header: tuple[int, ...]
-    """Tokens behind the messages that open the reply."""
+    """Tokens after the messages that open the reply."""
 
 
 @dataclass
@@ -209,7 +208,7 @@ def _cuts_of(template: JinjaTemplate, content: str) -> list[tuple[int, str]]:
 
 
 def _markable(content: str, place: str) -> int | None:
-    """Before which character of ``content`` a mark goes: the last that is no space, or the first. None where there is no such place."""
+    """Before which character of ``content`` a mark goes: the last that is not space, or the first. None where there is no such place."""
     full = content.rstrip()
     if not full or not place:
         return None

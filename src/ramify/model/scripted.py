@@ -1,6 +1,6 @@
-"""A model that says what it is told, with a tokenizer of one token a character: for tests, examples and runner benchmarks.
+"""A model with scripted replies and a tokenizer of one token per character: for tests, examples and runner benchmarks.
 
-Also the switch that forbids real model calls, and a tokenizer made to expose any place that encodes sampled text again.
+Also the switch that forbids real model calls, and a tokenizer that exposes code which re-encodes sampled text.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ Script = Sequence[str] | Mapping[str, str] | Callable[[tuple[Message, ...], int]
 
 @register("model", "scripted")
 class ScriptedModel:
-    """Replies from a script, the same at every place and in every order.
+    """Replies from a script, the same at every position and in every order.
 
     ``replies`` is a list (entry i answers the i-th assistant turn), a dict keyed by the text of the last message, or a callable
-    of (messages, place key) that returns a text or a whole :class:`Completion`. Messages handed to it end with the assistant's own where
+    of (messages, sample key) that returns a text or a whole :class:`Completion`. Messages handed to it end with the assistant's own where
     the reply is begun already; where a scripted text starts with what is there, only the rest is sampled.
 
-    With ``tokens=True`` it takes token prefixes laid out by ``TagTemplate(model.tokenizer)`` and draws one token a character plus
+    With ``tokens=True`` it takes token prefixes rendered by ``TagTemplate(model.tokenizer)`` and samples one token per character plus
     ``<|end|>``; log-probs are a made-up fixed function of the token. With ``tokens=False`` it is a chat endpoint without tokens.
     """
 
@@ -166,7 +166,7 @@ class ScriptedModel:
         else:
             turn, begun = sum(message.role == "assistant" for message in prefix.messages), ""
         if turn >= len(self._replies):  # type: ignore[arg-type]
-            raise UserError(f"the script has {plural(len(self._replies), 'reply')}, and reply {turn + 1} was asked for")  # type: ignore[arg-type]
+            raise UserError(f"the script has {plural(len(self._replies), 'reply')}, and reply {turn + 1} was requested")  # type: ignore[arg-type]
         return str(self._replies[turn]), begun  # type: ignore[index]
 
     def _read(self, prefix: Prefix) -> tuple[tuple[Message, ...], str]:

@@ -1,7 +1,5 @@
-"""Streamed answers of OpenAI-compatible servers: bytes into events, events into the samples that they spell.
-
-Everything is bounded and checked as it comes; whatever a server does wrong is a ProviderError.
-"""
+"""Streamed answers of OpenAI-compatible servers: bytes to events, events to samples. Everything is bounded and validated on arrival; every
+fault of a server is a ProviderError."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _LINES = re.compile(rb"\r\n|\n|\r")
 
 
 class EventParser:
-    """Takes bytes as they come. ``done`` once the server said ``[DONE]``; what comes after that is dropped."""
+    """Parses bytes into events. ``done`` once the server sent ``[DONE]``; anything after that is dropped."""
 
     def __init__(self, host: str) -> None:
         self.host, self.done = host, False
@@ -66,7 +64,7 @@ class EventParser:
             why = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(":")[0]
             raise ProviderError("json", f"{self.host} streams something that is not JSON ({why})") from None
         if not isinstance(value, dict):
-            raise ProviderError("shape", f"{self.host} streams a {type(value).__name__} in place of a JSON object")
+            raise ProviderError("shape", f"{self.host} streams a {type(value).__name__} instead of a JSON object")
         return value
 
 
@@ -115,7 +113,7 @@ class Withheld:
         self._count = 0  # events that have passed
 
     def push(self, event: bytes, told: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
-        """The events that may pass, once ``event``, which says ``told``, has come."""
+        """The events that may pass after ``event``, whose JSON is ``told``."""
         if not self.secret.hidden:
             return [(event, told)]
         number = self._count + len(self._waiting)
@@ -195,9 +193,9 @@ def as_event(value: Mapping[str, Any]) -> bytes:
 
 
 class Heard:
-    """What a streamed answer has said so far, by choice. ``model`` is who must answer; "" lets any. ``who`` is who did.
+    """The content of a streamed answer so far, by choice. ``model`` is the model that must answer ("": any), ``who`` the one that did.
 
-    With ``extra`` a sample's data tells what else was said (:func:`ramify.model.wire.extra_of`).
+    With ``extra`` a sample's data holds the other fields (:func:`ramify.model.wire.extra_of`).
     """
 
     def __init__(self, model: str, host: str, extra: bool = False) -> None:
@@ -206,7 +204,7 @@ class Heard:
         self.usage: Any = None
 
     def take(self, event: Mapping[str, Any]) -> list[tuple[int, str]]:
-        """The new text of each choice that ``event`` tells of. Raises ProviderError on an error it reports, and on what is no chunk."""
+        """The new text of each choice in ``event``. Raises ProviderError on an error it reports, and on a malformed chunk."""
         if event.get("error") is not None:
             said = event["error"]
             said = said.get("message", said) if isinstance(said, dict) else said
@@ -220,7 +218,7 @@ class Heard:
         for choice in wire.choices_of(event, self.host):
             at = choice.get("index", 0)
             if type(at) is not int or not 0 <= at < MAX_CHOICES:
-                raise ProviderError("shape", f"{self.host} streams a choice of which it does not say which")
+                raise ProviderError("shape", f"{self.host} streams a choice without its index")
             news.append((at, self._hear(self.choices.setdefault(at, _Choice()), choice)))
         return news
 
@@ -249,7 +247,7 @@ class Heard:
     def _call(self, heard: _Choice, call: Any) -> None:
         at = call.get("index", 0) if isinstance(call, dict) else None
         if type(at) is not int or not 0 <= at < MAX_CALLS:
-            raise ProviderError("shape", f"{self.host} streams a tool call of which it does not say which")
+            raise ProviderError("shape", f"{self.host} streams a tool call without its index")
         made = heard.calls.setdefault(at, {"id": "", "function": {"name": "", "arguments": ""}})
         made["id"] = made["id"] or call.get("id") or ""
         function = call.get("function") or {}
@@ -260,7 +258,7 @@ class Heard:
 
     @property
     def whole(self) -> bool:
-        """Whether every choice told of has ended."""
+        """Whether every choice has ended."""
         return bool(self.choices) and all(choice.ended for choice in self.choices.values())
 
     def completions(self, failed: str = "") -> dict[int, Completion]:

@@ -1,8 +1,7 @@
 """Samples that arrive piece by piece, from any model: one that can stream does, any other gives its whole sample as one piece.
 
-The pieces of a sample, put together, are the sample: texts, tokens and log-probs. A character that several tokens make comes whole, with
-the last of them. Closing the iterator before its end cancels the sample: read it inside ``contextlib.aclosing``.
-"""
+The pieces of a sample, joined, are the sample: texts, tokens and log-probs. A character of several tokens arrives with the last of them.
+Closing the iterator before its end cancels the sample: read it inside ``contextlib.aclosing``."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _OPEN = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """What came anew of one sample. Arrays have shape (T,), T the new tokens; None where the model cannot tell (yet)."""
+    """A new piece of one sample. Arrays have shape (T,), T the new tokens; None where the model does not report them (yet)."""
 
     text: str
     tokens: np.ndarray | None = None
@@ -40,11 +39,11 @@ class Piece:
 
 Pieces: TypeAlias = AsyncGenerator[Piece, None]
 Report: TypeAlias = Callable[[Sequence[int], Sequence[float], Sequence[float]], None]
-"""Told of new tokens of one sample in the event loop's thread: ids, log-probs under the sampler, log-probs under the model."""
+"""Called with new tokens of one sample in the event loop's thread: ids, log-probs under the sampler, log-probs under the model."""
 
 
 class StreamingModel(Model, Protocol):
-    """A model that tells of a sample while it is made."""
+    """A model that streams a sample while it is generated."""
 
     def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """The pieces of the sample that ``sample(prefix, 1, settings, [key])`` makes; raises what that raises."""
@@ -79,7 +78,7 @@ async def gathered(pieces: Pieces) -> Completion:
 async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: Tokenizer | None) -> Pieces:
     """Pieces of the sample that ``start`` makes, which reports its tokens as they are sampled.
 
-    A reader slower than the model finds what came meanwhile in one piece. Closing cancels ``start`` and waits until it is gone.
+    A reader slower than the model gets all tokens since its last read in one piece. Closing cancels ``start`` and waits for its end.
     """
     spelled, news = Detokenizer(tokenizer), asyncio.Event()
     logprobs: list[float] = []
@@ -116,11 +115,11 @@ async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: 
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # seen: nobody is left to be told
+            task.exception()  # retrieved: no reader is left to receive it
 
 
 def rest_of(completion: Completion, tokens: int, characters: int) -> Piece:
-    """What of ``draw`` lies beyond its first ``tokens`` and ``characters``."""
+    """The rest of ``completion`` after its first ``tokens`` and ``characters``."""
     arrays = (completion.tokens, completion.logprobs, completion.model_logprobs, completion.ends)
     rest = [None if array is None else array[tokens:] for array in arrays]
     return Piece(completion.text[characters:], rest[0], rest[1], rest[2], rest[3], completion)

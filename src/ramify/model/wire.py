@@ -1,6 +1,6 @@
-"""What goes over the wire of an OpenAI-compatible server: messages and tools out, choices in.
+"""The wire format of OpenAI-compatible servers: messages and tools out, choices in.
 
-The readers take any JSON value and return what it says or raise ProviderError; nothing else.
+The readers take any JSON value and return its content or raise ProviderError; nothing else.
 """
 
 from __future__ import annotations
@@ -106,18 +106,20 @@ def who_answers(answer: Mapping[str, Any]) -> str:
 
 
 def check_who(answer: Mapping[str, Any], model: str, host: str) -> None:
-    """Raises ProviderError where another model answered than was asked."""
+    """Raises ProviderError where another model answered than the requested one."""
     who = answer.get("model")
     if isinstance(who, str) and who and not _same_model(model, who):
         raise ProviderError(
-            "model", f"{host} was asked for '{model}' and '{_short(who)}' answered; name the model as the server does", final=True
+            "model",
+            f"'{model}' was requested of {host} and '{_short(who)}' answered; name the model as the server does",
+            final=True,
         )
 
 
-def _same_model(asked: str, answered: str) -> bool:
+def _same_model(wanted: str, answered: str) -> bool:
     """Servers answer with a dated snapshot (``NAME-2026-01-01``), a tag, a revision, or the last part of a path."""
-    asked, answered = asked.rstrip("/").lower(), answered.rstrip("/").lower()
-    short, other = asked.rpartition("/")[2], answered.rpartition("/")[2]
+    wanted, answered = wanted.rstrip("/").lower(), answered.rstrip("/").lower()
+    short, other = wanted.rpartition("/")[2], answered.rpartition("/")[2]
     return (
         short == other
         or other.startswith((short + "-", short + ":", short + "@"))
@@ -183,7 +185,7 @@ _SAID = frozenset(
 
 
 def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a choice and its message (or delta) say that a sample has no field for; calls that are no functions' are ``other_calls``."""
+    """Fields of a choice and its message (or delta) that a sample lacks; calls that are not functions' are ``other_calls``."""
     if choice.keys() <= _SAID and message.keys() <= _SAID and "tool_calls" not in message:
         return {}  # nearly every piece of a stream
     found = {
@@ -203,7 +205,7 @@ def calls_function(call: Any) -> bool:
 
 
 def merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
-    """Add a piece of a streamed object to what came of it: texts and lists continue, objects merge, anything else is the newest."""
+    """Add a piece of a streamed object: texts and lists are appended, objects merged, anything else replaced."""
     for name, value in piece.items():
         there = into.get(name)
         if isinstance(there, dict) and isinstance(value, dict):
@@ -217,7 +219,7 @@ def merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"usage": {"prompt_tokens", "completion_tokens"}}`` as far as the server tells, else nothing."""
+    """``{"usage": {"prompt_tokens", "completion_tokens"}}`` where the server sends it, else nothing."""
     usage = answer.get("usage")
     counts = usage if isinstance(usage, dict) else {}
     kept = {
@@ -249,7 +251,7 @@ def _tool_calls(value: Any) -> list[dict[str, Any]]:
 def choice_ids(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limit: int, host: str) -> list[int] | None:
     """Ids of the sampled tokens: ``token_ids``, ids or ``token_id:N`` in the log-probs, or texts that ``pieces`` maps one to one.
 
-    None where the server gives none of these. Raises ProviderError on ids that are no ids below ``limit``.
+    None where the server gives none of these. Raises ProviderError on ids that are not ids below ``limit``.
     """
     found = choice.get("token_ids")
     logs = choice.get("logprobs")
@@ -307,10 +309,8 @@ def prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], host: str)
 def prompt_alternatives(
     choice: Mapping[str, Any], length: int, top_k: int, limit: int, host: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int32 and float32 (T, k): the likeliest tokens at each given one's place and their log-probs, likeliest first; 0 for the first.
-
-    Raises ProviderError where fewer are named at some place (of kind ``alternatives``) or what is named is none.
-    """
+    """int32 and float32 (T, k): the likeliest tokens at each given token's position and their log-probs, likeliest first; 0 for the first.
+    Raises ProviderError where fewer are named at some position (of kind ``alternatives``) or an entry is malformed."""
     tokens, logprobs = np.zeros((length, top_k), np.int32), np.zeros((length, top_k), np.float32)
     entries = choice.get("prompt_logprobs")
     for at, entry in enumerate(entries[1:length] if isinstance(entries, list) else (), 1):

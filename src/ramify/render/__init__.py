@@ -1,1 +1,1 @@
-"""How it is shown: one escape function, one terminal sanitizer, pictures as SVG."""
+"""Rendering: the escape function, the terminal sanitizer, pictures as SVG."""

@@ -17,7 +17,7 @@ _CHAR, _CHART, _ROW, _LEFT = 7.3, 46.0, 84.0, 50.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Potential at position ``t`` (behind token t, 0 before the first) with the ends of its interval."""
+    """Potential at position ``t`` (after token t, 0 before the first) with the ends of its interval."""
 
     t: int
     rate: float
@@ -45,7 +45,7 @@ class Potential:
 
 
 def potential_text(shown: Potential, width: int = 100) -> str:
-    """For a terminal: over each line of the reply a line of bars, one behind each measured token; under it ``^`` cliffs, ``?`` doubtful
+    """For a terminal: over each line of the reply a line of bars, one after each measured token; under it ``^`` cliffs, ``?`` doubtful
     ones, ``+`` rebounds."""
     rates = {e.t: e.rate for e in shown.estimates}
     signs = {spot.t: {"cliff": "^", "doubtful": "?", "rebound": "+"}[spot.kind] for spot in shown.spots}
@@ -63,7 +63,7 @@ def potential_text(shown: Potential, width: int = 100) -> str:
 
 
 def potential_svg(shown: Potential, width: float = 860) -> str:
-    """The reply line by line, over each line its stretch of the curve. Estimates stand behind the token they follow.
+    """The reply line by line, over each line its stretch of the curve. Estimates stand after the token they follow.
 
     The line joins measured positions; where tokens between two dots were not measured it is thin. Cliffs are vermilion with a solid
     bar, doubtful ones have a dashed bar, rebounds are blue.
@@ -174,10 +174,10 @@ def _line(row: list[tuple[int, str]], top: float, shown: Potential, spots: dict[
     for e in known:
         if e is before:
             continue
-        told = tag("title", words(f"behind token {e.t}: {e.rate:.2f} [{e.low:.2f}, {e.high:.2f}]"))
+        note = tag("title", words(f"after token {e.t}: {e.rate:.2f} [{e.low:.2f}, {e.high:.2f}]"))
         at = number(ends[e.t])
         curve.append(
             tag("path", d=f"M{at} {number(y(e.low))}V{number(y(e.high))}", stroke=LINE, stroke_opacity=0.45, stroke_width=1.2)
         )
-        curve.append(tag("circle", told, cx=ends[e.t], cy=y(e.rate), r=2.4, fill=LINE))
+        curve.append(tag("circle", note, cx=ends[e.t], cy=y(e.rate), r=2.4, fill=LINE))
     return grid + "".join(marks) + "".join(curve) + "".join(pieces)

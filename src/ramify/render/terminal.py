@@ -1,4 +1,4 @@
-"""What reaches a terminal: the one sanitizer, the one exit for results, tables and the progress bar."""
+"""Terminal output: the sanitizer, printing of results, tables and the progress bar."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _printable(text: str, stream: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> str:
-    """A plain text table. ResultCache are sanitised and flattened to one line; columns that hold only numbers are set to the right.
+    """A plain text table. Cells are sanitised and flattened to one line; columns that hold only numbers are set to the right.
 
     Floats are shown with 4 significant digits, None as a dash. Raises ValueError when a row's length differs from the header's.
     """
@@ -127,14 +127,14 @@ def _cell(value: object) -> str:
 
 
 LINES = 30.0
-"""Least seconds between two lines of progress where standard error is no terminal: shorter work says nothing there."""
+"""Least seconds between two lines of progress where standard error is not a terminal: shorter work says nothing there."""
 
 TITLE, BAR = 24, 28
 """Most cells of a live line that the title takes, and the bar."""
 
 
 class _Told(Progress):
-    """Progress that knows what there is to say."""
+    """Progress with its current numbers."""
 
     def __init__(self, title: str, total: float, done: float, unit: str, clock: Callable[[], float]) -> None:
         self.title, self.phase, self.note, self.unit, self.clock = sanitize(title, flatten=True), "", "", unit, clock
@@ -201,7 +201,7 @@ class _Live(_Told):
         from rich.text import Text
 
         head, phase, tail = Text(self.title), self.phase and f" {self.phase}", ", ".join(self.facts())
-        # What the run is called gives way before how it does.
+        # the title is shortened before the numbers are
         head.truncate(min(TITLE, max(8, width - cell_len(phase + tail) - 1)), overflow="ellipsis")
         head.append(phase)
         room = min(BAR, width - head.cell_len - cell_len(tail) - 2)

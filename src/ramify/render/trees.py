@@ -34,7 +34,7 @@ class TreeStep:
     """Shown when the pointer rests on the step."""
     credit: float | None = None
     outcome: str = ""
-    """At the end of an attempt: success, failure, cut (no end within the limits), or done (an end without a verdict)."""
+    """At the end of an attempt: success, failure, cut (no end within the limits), or done (an end without a score)."""
     reward: float | None = None
     href: str = ""
     """Where a click leads, e.g. ``#step-ab12``."""

@@ -1,4 +1,4 @@
-"""Who plays: a model, how chats are written for it, how it is sampled, and what shortens its prompts."""
+"""The agent: a model, its chat template, sampling settings, and compactor."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ramify.rollout.compact import Compactor
 
 @dataclass(frozen=True)
 class Agent:
-    """A model, how chats are written for it, and how it is sampled. ``template`` is None for a model that takes messages."""
+    """A model with chat template and sampling settings. ``template`` is None for a model that takes messages."""
 
     model: Model
     template: ChatTemplate | None = None
     sampling: Sampling = field(default_factory=Sampling)
     compactor: Compactor | None = None
-    """Shortens what the model is shown where a prompt would be longer than ``window``."""
+    """Shortens prompts that would be longer than ``window``."""
     window: int = 0
     """Most tokens of a prompt (characters for a model that takes messages); 0: no limit, and no compactor."""
 
     def __post_init__(self) -> None:
         if self.window < 0 or (self.window == 0) != (self.compactor is None):
             raise UserError(f"a compactor and a window of at least 1 go together; the window is {self.window}")
-        if isinstance(self.template, JinjaTemplate):  # what it makes of the whole history is asked for at every turn
+        if isinstance(self.template, JinjaTemplate):  # what it makes of the whole history is requested at every turn
             object.__setattr__(self, "template", self.template.lenient)
 
     def check(self, environment: Environment) -> None:
@@ -39,11 +39,11 @@ class Agent:
                 close(env)
             except (
                 Exception
-            ):  # a third party's environment may raise anything: the attempts will tell, which is where failures are data
+            ):  # a third party's environment may raise anything: the attempts will show it, where failures are data
                 return
             self.template.check(system, tools)
 
     def settings(self, sampling: Sampling) -> dict[str, Any]:
-        """What decides a sample beside model and prompt, as stored with the provenance."""
+        """What determines a sample besides model and prompt, as stored with the provenance."""
         record = sampling.to_json()
         return record if self.compactor is None else record | {"compactor": self.compactor.identity, "window": self.window}

@@ -1,4 +1,4 @@
-"""What playing gives back: turns, and attempts made of them."""
+"""The results of episodes: turns, and attempts made of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Turn:
 
     @property
     def forkable(self) -> bool:
-        """Whether one can continue from the state after this turn: from its snapshot, or by replaying what led there."""
+        """Whether a fork can start after this turn: from its snapshot, or by replaying the actions before it."""
         return not self.answer.stop
 
     def __repr__(self) -> str:
@@ -42,12 +42,12 @@ class Attempt:
     reward: float
     """Sum over the whole path, the part before ``start`` included."""
     outcome: bool | None
-    """The environment's verdict; None when it never spoke one because a boundary failed: unscored, not failed."""
+    """The environment's outcome; None when an infrastructure failure prevented one: unscored, not failed."""
     truncated: bool
     failure: str | None
     leaf: str
     replayed: int = 0
-    """Steps taken again to bring the environment to ``start``."""
+    """Steps replayed to bring the environment to ``start``."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -63,7 +63,7 @@ class Attempt:
 
 
 def as_turn(node: Node, answer: Node) -> Turn:
-    """A stored reply and its answer as a turn, with the entropy that can be told from them."""
+    """A stored reply and its answer as a turn, with the entropy that can be computed from them."""
     if "entropy" in node.data:
         return Turn(node, answer, node.data["entropy"], "exact")
     if node.logprobs is not None and node.sampled_tokens:

@@ -1,8 +1,8 @@
 """Back ends: where attempts are played. In this process, in processes on this machine, or wherever a registered back end has workers.
 
-Whoever plays, one collector writes: it takes whole attempts from the workers and adds them to the run, so the rule that one process
-writes a run holds. A sample is keyed by its place, so a tree does not depend on who sampled which of its attempts, or on who died.
-"""
+Whichever worker plays, one collector writes: it takes whole attempts from the workers and adds them to the run, so the rule that one
+process writes a run holds. Seeds are derived from positions in the tree, so a tree does not depend on which worker sampled which attempt,
+or on a worker's death."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ramify.trace.tree import Tree
 WORKERS = 2
 """Workers where a back end's name gives no number."""
 AHEAD = 4
-"""Attempts may be played this many times ``concurrency`` ahead of the one that is stored next."""
+"""Attempts may run ahead of the next one to be stored by this many times ``concurrency``."""
 
 T = TypeVar("T")
 
@@ -192,7 +192,7 @@ class Player:
         return Attempt(unit.tree, unit.task, turns=tuple(turns), **told)
 
     async def in_order(self, units: Iterable[Unit]) -> AsyncIterator[tuple[Unit, Attempt]]:
-        """Play all units and store them in their order, whoever finished first. A failure at a boundary is an attempt without turns.
+        """Play all units and store them in their order, whoever finished first. An infrastructure failure is an attempt without turns.
 
         Raises BudgetSpentError at the end, when the budget kept some from starting.
         """
@@ -226,7 +226,7 @@ class Player:
         self._budget.charge(calls=turns, tokens=tokens, turns=turns)
 
     def _message(self, unit: Unit) -> bytes:
-        """What a worker is told: the attempt, and what is stored on its path already."""
+        """The message for a worker: the attempt, and the stored nodes of its path."""
         self._budget.require()
         header = {
             "do": "play",

@@ -135,7 +135,7 @@ def _impossible(probe: _Probe) -> Iterator[str]:
                 yield "its error where nothing fits is more than one sentence"
             continue
         except Exception as error:  # whichever it is, it is not the sentence a user should read
-            yield f"where nothing of {what} fits it raises {type(error).__name__} in place of a BoundaryError"
+            yield f"where nothing of {what} fits it raises {type(error).__name__} instead of a BoundaryError"
             continue
         if sum(item.size if isinstance(item, Entry) else len(item.text) for item in shown) > 5:
             yield f"where nothing of {what} fits it shows more than fits"

@@ -1,4 +1,5 @@
-"""Does the context still carry a rule: after rounds of a compactor, with the rule cut out of it, with the rule put back (arXiv 2606.22528, 3.7)."""
+"""Whether the context still holds a rule: after rounds of a compactor, with the rule removed, with the rule reinserted (arXiv 2606.22528,
+3.7)."""
 
 from __future__ import annotations
 

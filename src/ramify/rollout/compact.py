@@ -1,4 +1,4 @@
-"""Compaction: what a model is shown when its history outgrows the window. The tree keeps the history whole.
+"""Compaction: shortens the prompt when the history outgrows the window. The tree keeps the whole history.
 
 A compactor gets the messages a model would be shown and returns those it keeps, with new ones of its own between them. What the
 model then saw is stored with the node it sampled, as an explicit ``Context``, and training rows are built from that.
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Window:
-    """How much may be shown, and what a compactor may use. Units are tokens, or characters for a model that takes messages."""
+    """The size limit of a prompt, and what a compactor may use. Units are tokens, or characters for a model that takes messages."""
 
     limit: int
     measure: Callable[[Message], int]
@@ -73,7 +73,7 @@ class Compactor(Protocol):
 
 
 def faults(messages: Sequence[Entry], shown: Sequence[Entry | Message], window: Window) -> list[str]:
-    """What a compactor's result breaks of its promises, one clause each."""
+    """Violations of the protocol in a compactor's result, one clause each."""
     if not all(isinstance(item, Entry | Message) for item in shown):
         return ["returns something that is neither an entry it was given nor a Message"]
     kept = [item for item in shown if isinstance(item, Entry)]
@@ -204,7 +204,7 @@ REQUEST = (
 
 @register("compactor", "summarize")
 class Summarize:
-    """Puts a summary by a model, at most ``length`` tokens of it, in the place of the oldest messages.
+    """Replaces the oldest messages with a model's summary of at most ``length`` tokens.
 
     ``model`` and ``template`` are those that write the summary; by default the agent's own.
     """
@@ -291,7 +291,7 @@ async def reply(
 
 
 def window_of(sampler: Sampler, template: ChatTemplate | None, settings: Sampling, limit: int, place: Place) -> Window:
-    """The window of an agent; ``place`` decides what its model answers when it is asked."""
+    """The window of an agent; ``place`` is the position that seeds its model's answers."""
 
     def measure(message: Message) -> int:
         if template is None:
@@ -313,7 +313,7 @@ def called(data: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
 
 
 async def compacted(parts: Sequence[Part], compactor: Compactor, window: Window, template: ChatTemplate | None) -> list[Part]:
-    """What a model is shown in the place of ``parts``. Raises InfrastructureError("compactor") where the compactor breaks a promise."""
+    """What a model is shown instead of ``parts``. Raises InfrastructureError("compactor") where the compactor breaks a promise."""
     groups = by_message(parts)
     said = [message_of(group) for group in groups]
     sizes = [sum(_size(part, template) for part in group) for group in groups]
@@ -325,7 +325,7 @@ async def compacted(parts: Sequence[Part], compactor: Compactor, window: Window,
         broken = faults(entries, result, window)
     except RamifyError:
         raise
-    except Exception as error:  # a stranger's compactor may raise anything: its failure is data, siblings continue
+    except Exception as error:  # a third-party compactor may raise anything: its failure is data, siblings continue
         raise InfrastructureError("compactor", f"'{compactor.name}' raised {type(error).__name__}: {error}") from error
     if broken:
         raise InfrastructureError("compactor", f"'{compactor.name}' {broken[0]}")
@@ -334,7 +334,7 @@ async def compacted(parts: Sequence[Part], compactor: Compactor, window: Window,
     for item in result:
         group = groups[item.place] if isinstance(item, Entry) else [_insert(Message(item.role, item.text), after, template)]
         if isinstance(item, Entry) and not shown and item.place and item.role != "assistant" and template is not None:
-            # what a template puts in front of a conversation (a begin token) belongs to the first message: this one is first now
+            # tokens that a template puts before a conversation (BOS) belong to the first message: this one is first now
             first = _insert(Message(item.role, item.text), "", template)
             group = group if whole_tokens(group).tolist() == list(first.tokens or ()) else [first]
         shown += group

@@ -33,7 +33,7 @@ def first_words(text: str, words: int) -> str:
 
 @register("compactor", "llm-summarize")
 class LlmSummarize:
-    """Puts a summary of at most ``words`` words in the place of all but the last ``keep`` turns.
+    """Replaces all but the last ``keep`` turns with a summary of at most ``words`` words.
 
     The summary stands where what it replaces began, after the system messages; a later one summarises it in turn. ``model`` and
     ``template`` are those that write it, by default the agent's own; ``length`` bounds its tokens, thought included. Raises
@@ -82,7 +82,7 @@ class LlmSummarize:
         return opened(head, kept) if summary is None else [*head, summary, *kept]
 
     async def summary(self, old: Sequence[Entry], window: Window) -> str:
-        """What ``old`` comes down to."""
+        """The summary of ``old``."""
         return await self.ask("\n\n".join(f"[{message.role}]\n{message.text}" for message in old), window)
 
     async def ask(self, text: str, window: Window) -> str:
@@ -120,7 +120,7 @@ class Hierarchical(LlmSummarize):
         return stable_hash(super().identity, self.chunk)
 
     async def summary(self, old: Sequence[Entry], window: Window) -> str:
-        """What ``old`` comes down to, by way of its chunks."""
+        """The summary of ``old``, through summaries of its chunks."""
         chunks = [old[i : i + self.chunk] for i in range(0, len(old), self.chunk)]
         parts = [first_words(await super(Hierarchical, self).summary(part, window), self.words) for part in chunks]
         return parts[0] if len(parts) == 1 else await self.ask("\n\n".join(parts), window)

@@ -1,9 +1,9 @@
-"""What a fork may change: one thing, as one small JSON object.
+"""Edits of a fork: one change, as one small JSON object.
 
 In the agent's message, at a token:
 
 - ``{"append": "text"}`` or ``{"append_tokens": [ids]}``: the message continues with this, then with the agent's own words;
-- ``{"sentence": {"at": 2, "text": "..."}}``: this stands in the place of its sentence 2 (from 0) and all behind it; without ``text``
+- ``{"sentence": {"at": 2, "text": "..."}}``: this replaces its sentence 2 (from 0) and all after it; without ``text``
   sentence 2 is sampled anew. ``"by"`` says what a sentence is (prose, stops, lines);
 - ``{"ban": ["text", ...]}`` or ``{"ban_tokens": [ids]}``: the next token must not be (the first token of) any of these;
 - ``{"replace": "text"}``: the whole message is this.
@@ -18,7 +18,7 @@ Anywhere, in what the agent is shown from there on:
 - ``{"history": {"message": 3, "text": "..."}}``: message 3 of what is shown (from 0) is this; null leaves it out; or
   ``{"history": {"message": 3, "replace": ["old", "new"]}}``;
 - ``{"state": {"layer": 2, "vector": [...], "start": -1, "stop": 0, "replace": false}}``: for the reply sampled there the vector is added
-  to (or put in the place of) the hidden state at the positions, counted from the first sampled token; without ``stop`` to its end.
+  to (or put instead of) the hidden state at the positions, counted from the first sampled token; without ``stop`` to its end.
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ def _check_fields(kind: str, value: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Change:
-    """What is other than it was at the first sample of a fork. ``ban``: tokens it must not be; ``state``: a hidden-state edit."""
+    """The change at the first sample of a fork. ``ban``: tokens excluded there; ``state``: a hidden-state edit."""
 
     ban: tuple[int, ...] = ()
     rewrite: Callable[[list[Part]], list[Part]] | None = None
-    """What the agent is shown in the place of what it would be."""
+    """The changed prompt; None where it stays as it was."""
     state: Mapping[str, Any] | None = None
 
     def stored(self) -> dict[str, Any] | None:
@@ -151,7 +151,7 @@ def taps_of(state: Mapping[str, Any], prompt: int) -> Any:
 
 
 def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callable[[list[Part]], list[Part]]:
-    """How a ``rule`` or ``history`` edit changes what is shown. The function raises UserError where the message or text is not there."""
+    """How a ``rule`` or ``history`` edit changes the prompt. The function raises UserError where the message or text is not there."""
 
     def rewrite(parts: list[Part]) -> list[Part]:
         groups = by_message(parts)
@@ -163,9 +163,7 @@ def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callabl
         change, at = edit["history"], edit["history"]["message"]
         last = len(said) - 1 - bool(said and said[-1].role == "assistant")
         if at > last or (at == last and change.get("text", "") is None):
-            raise UserError(
-                f"message {at} of what the agent is shown cannot be changed so: it is shown 0 to {last}, and the last stays"
-            )
+            raise UserError(f"message {at} of the prompt cannot be changed: it has messages 0 to {last}, and the last stays")
         text = _swapped(change["replace"], said[at].text, f"message {at}") if "replace" in change else change["text"]
         return _put(groups, said, at, said[at].role, text, template)
 

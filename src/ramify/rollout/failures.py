@@ -1,4 +1,4 @@
-"""What to do about a failure at a boundary: a policy object one can read. What it does not retry becomes data on the tree."""
+"""Retry policy for infrastructure failures. A failure that is not retried becomes data on the tree."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """Retries per boundary (provider, engine, env, tool, sandbox, scorer), with exponential waits; then the failure is recorded."""
+    """Retries per component (provider, engine, env, tool, sandbox, scorer), with exponential backoff; then the failure is recorded."""
 
     retries: Mapping[str, int] = field(default_factory=lambda: {"provider": 2})
     wait: float = 0.5
     """Seconds before the first retry; doubled for each further one."""
 
     async def call(self, action: Callable[[], Awaitable[T]]) -> T:
-        """Run ``action``, again where its boundary's retries allow. Raises the last InfrastructureError."""
+        """Run ``action``, with the retries of the component that failed. Raises the last InfrastructureError."""
         tries = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Fork: rewind to any token of a stored run, change one thing, continue n times, and see what changed in the outcomes.
+"""Fork: rewind to any token of a stored run, change one thing, sample n continuations, and compare the outcomes.
 
 An edit is one JSON object: see :mod:`ramify.rollout.edits`.
 """
@@ -64,7 +64,8 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """What a fork found. ``control`` continued from the same place unedited; None where there was no edit or nothing was sampled."""
+    """The result of a fork. ``control`` continued from the same position without the edit; None where there was no edit or nothing was
+    sampled."""
 
     node: str
     offset: int
@@ -73,9 +74,9 @@ class Fork:
     arm: Arm
     control: Arm | None
     kept_logprob: float | None = None
-    """after="keep": summed log-probability of the recorded rest behind the edit, minus the same without it."""
+    """after="keep": summed log-probability of the recorded rest after the edit, minus the same without it."""
     diff: str = ""
-    """What the agent is shown with the edit against what it was, as a unified diff; empty where the edit shows nothing."""
+    """Unified diff of the prompt without and with the edit; empty where the edit does not change the prompt."""
 
     @property
     def row(self) -> EvidenceRow | None:
@@ -126,7 +127,7 @@ async def fork(
 ) -> Fork:
     """Rewind ``tree`` to ``offset`` tokens inside ``node_id`` (default: 0 for an agent's message, its end for an observation).
 
-    ``after``: ``resample`` samples the rest anew n times; ``replay`` re-issues the recorded later actions behind the edited message
+    ``after``: ``resample`` samples the rest anew n times; ``replay`` re-issues the recorded later actions after the edited message
     once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also samples n unedited
     continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample index: samples of one
     edit that are stored under it already are read, not sampled again; by default every call samples anew, but for one with the ``key`` of an
@@ -179,17 +180,19 @@ async def compare(
     correction: str = "holm",
     key: str = "",
 ) -> tuple[list[Fork], list[EvidenceRow]]:
-    """Several edits at one place against one control of n unedited continuations; p-values are corrected over all of them.
+    """Several edits at one position against one control of n unedited continuations; p-values are corrected over all of them.
 
     Raises UserError and NeedsError like :func:`fork`, before anything is sampled where an edit itself is wrong, and UserError where
-    edits of sentences bring different places: one control is none for both.
+    edits of sentences lead to different positions, which cannot share a control.
     """
     checked = {name: check_edit(dict(edit)) for name, edit in edits.items()}
     node = episodes.load(tree).node(node_id)
     places = {name: _offset(episodes, node, offset, edit) for name, edit in checked.items()}
     if len(set(places.values())) > 1:
         told = ", ".join(f"{name} at token {at}" for name, at in places.items())
-        raise UserError(f"edits that are compared share one control, so one place in node {node.id}, not {told}: fork each apart")
+        raise UserError(
+            f"edits that are compared share one control and so one position in node {node.id}, not {told}: fork each separately"
+        )
     for name, edit in checked.items():  # all of them before the first is played
         await _try(episodes, _plan(episodes, node, places[name], edit), places[name])
     forks = [
@@ -204,7 +207,7 @@ async def compare(
 
 
 async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
-    """Sample one token under ids or a hidden state of the user's, and forget it. Raises UserError where the model has none such."""
+    """Test the user's token ids or hidden-state edit with one discarded token. Raises UserError where the model refuses them."""
     change, said = plan.change or Change(), plan.insert
     given = None if said is None or said.role != "assistant" else said.tokens
     if episodes.agent.template is None or (given is None and not change.ban and change.state is None):
@@ -219,7 +222,7 @@ async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
 
 @contextmanager
 def interruptible(episodes: Episodes, node: str, offset: int | None, edits: Sequence[Any], n: int, after: str) -> Iterator[str]:
-    """A key for :func:`fork` or :func:`compare`: that of the same call before, where it did not come to its end; else a new one.
+    """A key for :func:`fork` or :func:`compare`: that of the same call before, where it was interrupted; else a new one.
 
     Attempts are committed as they end (:meth:`Episodes.committing`).
     """
@@ -257,7 +260,7 @@ def _offset(episodes: Episodes, node: Node, offset: int | None, edit: Mapping[st
         require(episodes.agent.model, ("tokens", "taps"), "a hidden-state edit")
     if node.role != "assistant":
         if offset not in (None, len(node)):
-            raise UserError(f"node {node.id} is an observation: fork behind it (offset {len(node)}) or replace it, not inside it")
+            raise UserError(f"node {node.id} is an observation: fork after it (offset {len(node)}) or replace it, not inside it")
         return len(node)
     offset = node.head if offset is None else offset
     if not 0 <= offset <= len(node):
@@ -277,13 +280,13 @@ def _tokenizer(episodes: Episodes) -> Tokenizer:
 def _sentence(node: Node, sentence: Mapping[str, Any]) -> int:
     starts, at = sentence_offsets(node, sentence.get("by", "prose"), node.head), int(sentence["at"])
     if at >= len(starts):
-        raise UserError(f"node {node.id} has {max(0, len(starts) - 1)} sentences, so there is no place before sentence {at}")
+        raise UserError(f"node {node.id} has {max(0, len(starts) - 1)} sentences, so there is no position before sentence {at}")
     return starts[at]
 
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What an edit comes to: the node it starts from, what is inserted behind it, what else changes, and all of it as a diff."""
+    """An edit resolved: the node it starts from, what is inserted after it, what else changes, and a diff of all of it."""
 
     node: Node
     insert: Node | None = None
@@ -329,7 +332,7 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
 
 
 def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, Any]) -> _Plan:
-    """One more message behind the observation that ``node`` is, or answers."""
+    """One more message after the observation that ``node`` is, or answers."""
     if node.role == "assistant":
         if offset > node.head:
             raise UserError(f"edit 'insert' goes before an agent's message, not inside node {node.id}")
@@ -342,7 +345,7 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
 async def _replay(
     episodes: Episodes, tree: str, task: Task, node: Node, edit: Mapping[str, Any] | None, rest: bool = True
 ) -> Attempt:
-    """The message that ``edit`` puts in the place of ``node``, and with ``rest`` the recorded later actions behind it."""
+    """The message that replaces ``node`` under ``edit``, and with ``rest`` the recorded later actions after it."""
     if node.role != "assistant" or (edit is not None and "replace" not in edit):
         raise UserError("after='replay' goes with an agent's message and a 'replace' edit or none")
     known = episodes.load(tree)
@@ -356,7 +359,7 @@ async def _replay(
 
 
 async def _keep(episodes: Episodes, node: Node, offset: int, plan: _Plan) -> float:
-    """Log-probability of the recorded rest of the message behind the edit, minus the same without it."""
+    """Log-probability of the recorded rest of the message after the edit, minus the same without it."""
     model: Any = episodes.agent.model
     require(model, ("tokens", "prompt_logprobs"), "after='keep'")
     insert, change = plan.insert, plan.change or Change()

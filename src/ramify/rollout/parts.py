@@ -1,4 +1,5 @@
-"""Parts by name: environments, models, compactors, agents; of your own by ``FILE.py:ATTRIBUTE``, ``python:`` or ``factory:MODULE:ATTRIBUTE``."""
+"""Components by name: environments, models, compactors, agents; your own by ``FILE.py:ATTRIBUTE``, ``python:`` or
+``factory:MODULE:ATTRIBUTE``."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def _part(kind: str, word: str, spec: str, protocol: type, has: str) -> Any:
     name, colon, argument = spec.partition(":")
     make = registry.get(kind, name)
     if colon and not takes_text(make):
-        raise UserError(f"the {word} '{name}' takes no argument, so nothing can stand behind '{name}:'")
+        raise UserError(f"the {word} '{name}' takes no argument, so nothing may follow '{name}:'")
     return make(argument) if colon else make()
 
 
@@ -83,10 +84,10 @@ def make_agent(
 
 
 def check_trust(run: Run, trust: bool) -> None:
-    """Whether the parts that a run's settings name may be made. Those of a foreign run are a third party's words: they could start a
-    program, import a module, or send a key to an address of their choice.
+    """Check that the components named by a run's settings may be created. Those of a foreign run are untrusted: they could start a program,
+    import a module, or send a key to an address of their choice.
 
-    Raises UserError with the list of what would happen, unless ``trust``; parts of ramify's own that do none of that need none.
+    Raises UserError with the list of what would happen, unless ``trust``; ramify's own components that do none of that need no trust.
     """
     if trust or not run.foreign:
         return
@@ -126,7 +127,7 @@ def read_sampling(record: Mapping[str, Any]) -> Sampling:
 
 
 def _changed(settings: Sampling, record: Mapping[str, Any]) -> Sampling:
-    """``settings`` with those of ``record`` in their place. Raises UserError on a name there is none of and on a value of another type."""
+    """``settings`` updated by ``record``. Raises UserError on a name there is none of and on a value of another type."""
     from pydantic import TypeAdapter, ValidationError
 
     known = {one.name: getattr(settings, one.name) for one in fields(Sampling)}

@@ -1,8 +1,7 @@
-"""Pins: rules that compaction cannot drop, because they are put back word for word after each one (arXiv 2606.22528, section 3.9).
+"""Pins: rules that compaction cannot drop, because they are reinserted verbatim after each compaction (arXiv 2606.22528, section 3.9).
 
-A registry of rules lives outside the conversation. Only calls on it change it: no message can. What it guarantees is that the rule is in
-the context; that a model obeys it is another matter, for which there is :meth:`Pins.gate`.
-"""
+A registry of rules lives outside the conversation. Only method calls change it, no message can. It guarantees that the rule is in the
+context, not that a model obeys it; for that there is :meth:`Pins.gate`."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class Pin:
     valid_from: datetime | None = None
     valid_until: datetime | None = None
     allows: Allows | None = field(default=None, compare=False)
-    """What the gate asks before a call is made."""
+    """Called by the gate before a tool call is made."""
 
     def __post_init__(self) -> None:
         if not self.text.strip():
@@ -140,7 +139,7 @@ class Pins:
         return f"{_OPEN}{checksum(rules)}{PROVENANCE if self.provenance else ''}]\n{rules}\n{_CLOSE}" if rules else ""
 
     def overhead(self, count: Callable[[str], int] | None = None) -> int:
-        """What the block costs beyond the text of its rules."""
+        """The size of the block beyond the text of its rules."""
         measure = count or self.count
         return measure(self.block()) - sum(measure(pin.text) for pin in self.active()) if self.block() else 0
 
@@ -165,7 +164,7 @@ class Pins:
         return blocks == ([self.block()] if self.block() else [])
 
     def ensure(self, messages: Chat) -> list[dict[str, Any]]:
-        """The check before each step: messages that are intact as they are, else with the block put back, or InfrastructureError, by policy."""
+        """The check before each step: intact messages unchanged, else with the block reinserted, or InfrastructureError, by policy."""
         self.watch(messages)
         if self.intact(messages):
             return [dict(value) for value in messages]
@@ -179,7 +178,7 @@ class Pins:
     def watch(self, messages: Chat) -> None:
         """Note messages that claim to change a pin: forged blocks, and texts that say a pinned rule changed or is over. They change nothing.
 
-        Calls claim nothing: whether one is allowed is the gate's question.
+        Tool calls are not claims: the gate decides whether they are allowed.
         """
         for value in messages:
             text = words_of(value) if readable(value) and not is_block(value) else ""
@@ -196,20 +195,20 @@ class Pins:
         return forged or any(disputes(pin.text, text) for pin in self.active())
 
     def gate(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Ask every active pin about a call before it is made. Raises RuleBrokenError on the first that forbids it."""
+        """Check a tool call against every active pin. Raises RuleBrokenError on the first that forbids it."""
         for pin in self.active():
             if pin.allows is not None and not pin.allows(name, arguments):
                 self.events.append(Event("refused", f"{name}: {pin.text}"))
                 raise RuleBrokenError(pin, name)
 
     def survival(self, messages: Chat) -> dict[str, Survival]:
-        """What ``messages`` alone, without a block, still say of each active rule."""
+        """What survives of each active rule in ``messages``, without the block."""
         texts = said([value for value in messages if not is_block(value)])
         opaque = not all(map(readable, messages))
         return {pin.text: survival(pin.text, texts, opaque) for pin in self.active()}
 
     def wrap(self, compactor: Any) -> PinKeeper:
-        """A compactor of the family, or a harness's own function over messages, that keeps the pins. Wrapping twice is wrapping once."""
+        """Wrap a ramify compactor, or a harness's own function over messages, so that it keeps the pins; idempotent."""
         if isinstance(compactor, PinKeeper):
             if compactor.pins is not self:
                 raise UserError("this compactor keeps the pins of another registry: add the rules to that one")
@@ -272,7 +271,7 @@ class PinKeeper:
 
 
 class PinnedCompactor:
-    """One of ramify's compactors with the pins' block behind the system's messages."""
+    """One of ramify's compactors with the pins' block after the system messages."""
 
     def __init__(self, pins: Pins, inner: Compactor) -> None:
         self.pins, self.inner = pins, inner
@@ -307,7 +306,7 @@ class PinnedCompactor:
 
 
 def pin(compactor: Any, rules: str | Pin | Iterable[str | Pin], authority: str = "operator", **options: Any) -> PinKeeper:
-    """Keep ``rules`` word for word through a harness's own compaction: ``compact = pin(compact, ["Only mail acme.com."])``.
+    """Keep ``rules`` verbatim through a harness's own compaction: ``compact = pin(compact, ["Only mail acme.com."])``.
 
     ``compactor`` is a function that takes a list of messages in OpenAI's form, and whatever else it takes, and returns one; or one of
     ramify's compactors. ``options`` are those of :class:`Pins`.

@@ -1,4 +1,4 @@
-"""A pool of workers: who plays what, what happens when one dies, and workers that are processes on this machine."""
+"""A pool of workers: scheduling, restarts after a death, and workers that are processes on this machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ramify.rollout.wire import pack, unpack_answer
 from ramify.rollout.worker import FRAME, THREADS
 
 TRIES = 3
-"""Workers a message may lose before it counts as failed. The last of them had nothing else to do, so the blame is certain."""
+"""Workers that may die on a message before it counts as failed. The last one runs nothing else, so the cause is certain."""
 STARTS = 3
-"""Times in a row one worker may die before it is set up."""
+"""Consecutive deaths of a worker during setup before it is given up."""
 GRACE = 2.0
 """Seconds a worker process has to end before it is killed."""
 
@@ -44,7 +44,7 @@ Start = Callable[[int], Awaitable[Worker]]
 
 
 class _Member:
-    """A place in the pool; its worker is started when it is first needed, and again when it died."""
+    """A slot of the pool; its worker is started on first use and restarted after a death."""
 
     def __init__(self, number: int) -> None:
         self.number, self.load, self.alone = number, 0, False
@@ -66,9 +66,8 @@ class Pool:
     async def call(self, make: Callable[[], bytes]) -> bytes:
         """The answer to the message ``make()``, called when a worker is free for it.
 
-        A message whose worker died goes to another one. Raises InfrastructureError("engine") when that happened TRIES times, and what the
-        worker's answer carries is not looked at.
-        """
+        A message whose worker died goes to another one. Raises InfrastructureError("engine") after TRIES deaths; the content of the
+        worker's answer is not inspected."""
         losses = 0
         while True:
             member = await self._take(losses == TRIES - 1)
@@ -148,7 +147,7 @@ class Pool:
         raise RamifyError(f"worker {number} died {STARTS} times while it was set up ({reason})")
 
     async def _take(self, alone: bool) -> _Member:
-        """The least busy place; with ``alone`` one that has nothing else to do, which others then leave in peace."""
+        """The least busy slot; with ``alone`` an idle one, which is then reserved."""
         if self._changed is None:
             self._changed = asyncio.Condition()
         async with self._changed:
@@ -163,7 +162,7 @@ class Pool:
             finally:
                 if alone:
                     self._waiting_alone -= 1
-                    self._changed.notify_all()  # those who stood back for this one may have a place now
+                    self._changed.notify_all()  # messages that waited for the reserved slot may run now
 
     def _free(self, alone: bool) -> _Member | None:
         if self._waiting_alone and not alone:
@@ -258,8 +257,7 @@ class ProcessWorker:
 
 
 def setup_message(factory: str, settings: object, seed: int, weights: str) -> bytes:
-    """The first message to a worker. Settings of ramify's own in the environment go with it, and where modules of one's own are
-    found; secrets do not."""
+    """The first message to a worker. It carries ramify's environment variables and the paths of the user's modules, but no secrets."""
     environment = {name: value for name, value in os.environ.items() if name in ("RAMIFY_NO_REAL_CALLS", "RAMIFY_PLUGINS")}
     header = {
         "do": "setup",

@@ -1,8 +1,7 @@
 """Measure potentials: fork at many positions of one path, by a rule that says how often, and count how many continuations succeed.
 
-A position is whatever forks are counted at: a token of a reply, a cut of the thinking, a sentence, a step of an agent. A rule asks for a
-fixed number of forks, for a few first and more where they may matter, or for positions in order until nothing succeeds any more.
-"""
+A position is whatever forks are counted at: a token of a reply, a cut of the thinking, a sentence, a step of an agent. A rule requests a
+fixed number of forks, a few first and more where they may matter, or positions in order until nothing succeeds any more."""
 
 from __future__ import annotations
 
@@ -22,38 +21,38 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R", covariant=True)
-#: Yields how many forks positions shall have in all, is sent the counts of every position so far, returns what else it found.
+#: Yields the total number of forks per position, is sent the counts so far, returns the rule's further results.
 Looks = Generator[Mapping[P, int], dict[P, Counts], R]
 
 
 class Forks(Protocol):
-    """What counts forks: an adapter from positions to continuations and their judge."""
+    """Counts forks: an adapter from positions to continuations and their judge."""
 
     async def count(self, path: Any, t: Any, n: int, purpose: str, start: int = 0) -> Counts:
         """Successes among ``n`` forks of ``path`` at position ``t``, those of index ``start`` and up.
 
-        ``purpose`` names what the forks are for: forks of another purpose are other samples.
+        ``purpose`` names the use of the forks: forks of another purpose are different samples.
         """
         ...
 
 
 class ForkRule(Protocol[P, R]):
-    """How many forks positions get."""
+    """Decides how many forks each position gets."""
 
     def looks(self, positions: Sequence[P]) -> Looks[P, R]:
-        """What is wanted, look by look."""
+        """The requests, round by round."""
         ...
 
 
 class Store(Protocol[P]):
-    """Where counts stay between calls: of one path and purpose, those of forks from index 0 on."""
+    """Stores counts between calls: of one path and purpose, for forks from index 0 on."""
 
     def load(self, path: Any, purpose: str) -> Mapping[P, Counts]:
-        """The counts that are there."""
+        """The stored counts."""
         ...
 
     def keep(self, path: Any, purpose: str, counts: Mapping[P, Counts]) -> None:
-        """Keep counts, in the place of earlier ones of the same positions."""
+        """Keep counts; they replace earlier ones of the same positions."""
         ...
 
 
@@ -115,7 +114,7 @@ async def potential(
     purpose: str = "scan",
     store: Store[P] | None = None,
 ) -> tuple[dict[P, Counts], R]:
-    """Counts by position, and what the rule found besides. All positions of one look are forked at once.
+    """Counts by position, and the rule's further results. All positions of one round are forked at once.
 
     With a ``store``, counts that are in it are loaded, only what the rule wants beyond them is sampled, and each look is kept.
     """
@@ -207,7 +206,7 @@ class Staged:
 
     def _open(self, prev: Counts, cur: Counts, t: int) -> bool:
         ends = [c.n + max(0, self.n - c.forks) for c in (prev, cur)]
-        # the chance among the forks that end is no martingale
+        # the chance among the forks that end is not a martingale
         bound = None if self.pi is None or prev.truncated or cur.truncated else self.pi[t - 1]
         return chance_of(self.test.table(*ends), prev.k, prev.n, cur.k, cur.n, bound, self.slack) >= self.miss
 
@@ -222,7 +221,7 @@ async def tally(
     judge: Callable[[str], Awaitable[bool | None]],
     cut_apart: bool = False,
 ) -> Counts:
-    """Continuations counted: failed ones (None) and those the judge has no word on are missing. Equal texts are judged once.
+    """Counts of continuations: failed ones (None) and those the judge could not grade are missing. Equal texts are judged once.
 
     ``cut_apart`` says that what a limit of tokens ended is counted apart, and not judged.
     """

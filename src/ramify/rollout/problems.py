@@ -1,4 +1,4 @@
-"""Questions as token ids, read from files."""
+"""Problems as token ids, read from files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ramify.trace.lines import field as read_field
 
 @dataclass(frozen=True)
 class TokenProblem:
-    """A question as token ids, and what the verifier needs to judge a reply (``answer``)."""
+    """A problem as token ids, and the data a verifier needs (``answer``)."""
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -26,7 +26,7 @@ class TokenProblem:
 def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str] = ()) -> list[TokenProblem]:
     """Problems of a file of JSON lines: ``id``, the question as ``prompt_ids`` or as the text ``prompt``, ``answer``, other ``data``.
 
-    A text becomes one user message of ``template``, with the header of the reply behind it. ``also`` are further fields that are texts and
+    A text becomes one user message of ``template``, with the header of the reply after it. ``also`` are further fields that are texts and
     go into the data. Raises UserError naming file, line, field.
     """
     fields = ("id", "prompt", "prompt_ids", "answer", "data", *(name for name in also if name != "prompt"))

@@ -1,4 +1,4 @@
-"""The prompt's side of an episode: what the model is shown at a position, laid out as it wants it."""
+"""Prompts of an episode: what the model is shown at a position, rendered for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ramify.trace.path import Part, as_messages
 
 
 class Prompts:
-    """Lays out what one agent is shown."""
+    """Renders the prompts of one agent."""
 
     def __init__(self, agent: Agent, record: Record, sampler: Sampler) -> None:
         self.agent, self.record, self.sampler = agent, record, sampler
@@ -32,7 +32,7 @@ class Prompts:
     def at(self, node: Node, offset: int | None = None) -> Position:
         """The position after ``node``, or after ``offset`` tokens of it, with what the model will be shown.
 
-        After no token of an agent's message is after the message before it: what is sampled there is a sibling.
+        Offset 0 of an agent's message means after the message before it: a sample there is a sibling.
         """
         if node.role == "assistant" and offset == 0:
             node, offset = self.record.load(node.tree).node(str(node.parent)), None
@@ -76,7 +76,7 @@ class Prompts:
         return seen(path if offset is None else path.upto(offset), known.node, self.record.run.context)
 
     def instead(self, place: Position, parts: list[Part]) -> Position:
-        """``place`` with ``parts`` shown in the place of the history."""
+        """``place`` with ``parts`` shown instead of the history."""
         return replace(place, **self._laid_out(parts), shown=parts)
 
     async def fitted(self, place: Position) -> Position:
@@ -98,13 +98,11 @@ class Prompts:
         window = window_of(self.sampler, template, agent.sampling, limit, ("compact", place.parent.id, place.offset))
         shown = await compacted(parts, self.agent.compactor, window, template)
         if template is not None and (size := len(whole_tokens(shown)) + head) > agent.window:
-            raise InfrastructureError(
-                "compactor", f"what is shown takes {size} tokens laid out, where at most {agent.window} fit"
-            )
+            raise InfrastructureError("compactor", f"the prompt takes {size} tokens rendered, where at most {agent.window} fit")
         return self.instead(place, shown)
 
     def prompt(self, place: Position, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """What the model is asked at ``place``. Raises InfrastructureError("template") where the template refuses the history."""
+        """The model's prompt at ``place``. Raises InfrastructureError("template") where the template refuses the history."""
         rendered, head = self._rendered(place)
         pieces = list(place.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:
@@ -126,7 +124,7 @@ class Prompts:
         return {"tokens": tokens, "messages": as_messages(parts)}
 
     def _rendered(self, place: Position) -> tuple[list[Part] | None, np.ndarray | None]:
-        """What the model is shown where its template makes something else of the history, and the tokens that open its reply."""
+        """The prompt where the template rewrites the history, and the tokens that open the reply."""
         template = self.agent.template
         if template is None:
             return None, None
@@ -136,6 +134,6 @@ class Prompts:
 
 
 def _front(template: ChatTemplate) -> int:
-    """Tokens a template puts in front of a conversation, which another message gets when the first is dropped."""
+    """Tokens a template puts before a conversation; they move to the next message when the first is dropped."""
     first, later = (len(template.render("user", "x", after)[0]) for after in ("", "user"))
     return max(0, first - later)

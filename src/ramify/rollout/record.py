@@ -1,4 +1,4 @@
-"""The store's side of an episode: the trees in memory and in the run, and the nodes that playing adds to them."""
+"""Storage of an episode: the trees in memory and in the run, and the nodes that episodes add to them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ramify.trace.tree import Tree
 
 
 def erase_failed(run: Run, nodes: Sequence[str], start: str, index: int) -> None:
-    """Erase what an earlier try of an attempt left unscored on ``nodes``: it continued, so none of them is its end."""
+    """Erase unscored entries that an earlier try of an attempt left on ``nodes``: it continued, so none of them is its end."""
     run.erase_unscored(nodes, "env", {"start": start, "index": index})
 
 
 class Record:
-    """Trees of one run, those that are in use in memory; ``template`` lays messages out as tokens, None where the model takes messages."""
+    """Trees of one run, those that are in use in memory; ``template`` renders messages as tokens, None where the model takes messages."""
 
     def __init__(self, run: Run, template: ChatTemplate | None, group: str = "") -> None:
         self.run, self.template, self.group = run, template, group
@@ -72,13 +72,13 @@ class Record:
             raise InfrastructureError("env", f"a snapshot is neither JSON, bytes nor Volatile: {error}") from None
 
     def replaced(self, node: Node, text: str) -> Node:
-        """An observation that says ``text`` in the place of ``node``; the environment's state stays what it was."""
+        """An observation with ``text`` that replaces ``node``; the environment's state is unchanged."""
         parent = self.load(node.tree).node(str(node.parent))
         after = "" if parent.role == "root" else parent.role
         return self._like(node, parent, node.role, text, after, {"replace": text}, node.reward)
 
     def inserted(self, node: Node, role: str, text: str) -> Node:
-        """One more message, after observation ``node``; the environment's state stays what it was."""
+        """One more message, after observation ``node``; the environment's state is unchanged."""
         return self._like(node, node, role, text, node.role, {"insert": {"role": role, "text": text}}, None)
 
     def _like(self, node: Node, parent: Node, role: str, text: str, after: str, edit: Any, reward: float | None) -> Node:
@@ -114,7 +114,7 @@ class Record:
         return None
 
     def ended(self, start: Node, score: Score, index: int, answers: Sequence[Node]) -> None:
-        """Store the verdict on an attempt from ``start``; one that came through erases the failure of an earlier try."""
+        """Store the score of an attempt from ``start``; a completed one erases the failure of an earlier try."""
         self.run.add(score)
         if score.value is not None and answers:
             erase_failed(self.run, [start.id, *(answer.id for answer in answers[:-1])], start.id, index)

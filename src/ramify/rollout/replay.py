@@ -1,4 +1,4 @@
-"""Put an environment back into an earlier state: from a snapshot, or by replaying the recorded actions and checking what it answers."""
+"""Restore an environment's earlier state: from a snapshot, or by replaying the recorded actions and checking its answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def restore(
 
 
 def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
-    """Compare what the environment answers at ``step`` (0: its start) with what is recorded: text, reward, and whether it ended.
+    """Compare the environment's answer at ``step`` (0: its start) with the recorded one: text, reward, and whether it ended.
 
     Raises InfrastructureError("env") where they differ. Space around the text does not count: chat templates trim it.
     """

@@ -1,7 +1,7 @@
 """Grow trees: play an agent in an environment and store every message as a node, as many episodes at once as the model can batch.
 
 A sample is keyed by its position (run seed, parent node, offset, sample index), so the tree does not depend on how many episodes run
-at once, on their order, or on where an earlier run was cut off: an attempt that is stored already is loaded, not sampled again.
+at once, on their order, or on where an earlier run was interrupted: stored attempts are loaded, the rest are sampled.
 
 The environment's side is in ``stage.py``, the store's in ``record.py``, the prompt's in ``prompt.py``; turns are made here.
 """
@@ -152,7 +152,7 @@ class Episodes:
     ) -> Attempt:
         """Open an environment, bring it to its state after ``back_to`` (None: the start), play, and close it whatever happens.
 
-        An environment that does not come that far is a failed attempt without turns.
+        An environment that fails before that is a failed attempt without turns.
         """
         async with self.stage.gate():
             try:
@@ -174,7 +174,7 @@ class Episodes:
                 await self.stage.close(env)
 
     def failed(self, tree: str, task: Task, start: Node | None, index: int, why: str) -> Attempt:
-        """An attempt that did not come to its first turn, noted where it would have started (None: at the tree's root)."""
+        """An attempt that failed before its first turn, stored where it would have started (None: at the tree's root)."""
         at = start or self.record.root(tree, task)
         place = Position(at, len(at), [], [], 0.0, 0)
         return self._ended(task, place, place, index, (), None, False, why)
@@ -238,7 +238,7 @@ class Episodes:
         truncated: bool,
         failure: str | None,
     ) -> Attempt:
-        """The attempt, and its verdict stored at its end."""
+        """The attempt, with its score stored at its end."""
         leaf = end.parent
         if start.insert is not None:
             self.record.add(start.insert)
@@ -257,7 +257,7 @@ class Episodes:
         return sampling, replace(self.provenance, settings=self.agent.settings(sampling), edit=change.stored())
 
     async def _stored_turn(self, env: Env, task: Task, place: Position, index: int, change: Change | None) -> Turn | None:
-        """The turn sampled at this place before, if it is stored whole; the environment is brought to the state after it."""
+        """The stored turn at this position, if it is complete; the environment is brought to the state after it."""
         known = self.record.known(place.parent, place.offset, index, self._sampling(change)[1].hash)
         if known is None:
             return None
@@ -297,7 +297,7 @@ class Episodes:
         stop = "terminated" if seen.terminated else "truncated" if seen.truncated or place.turns + 1 >= env.max_turns else ""
         data = {**seen.data, **({} if seen.valid else {"valid": False})}
         if stop:
-            # an environment that never says how it ended succeeded if it ended by itself and paid
+            # an environment that reports no outcome succeeded if it ended by itself with a reward
             data["outcome"] = seen.outcome if seen.outcome is not None else seen.terminated and seen.reward > 0
         answer = self._observed(env, node, seen, "assistant", reward=float(seen.reward), stop=stop, data=data)
         self.record.add(node, answer)

@@ -1,6 +1,6 @@
-"""Sample continuations of a prefix: each keyed by its position, within a budget, failures as data, spending of its own.
+"""Sample continuations of a prefix: seeds derived from positions, within a budget, failures as data, own accounting.
 
-Everything that continues token ids or a chat does so here; :class:`ramify.rollout.run.Episodes` continues episodes with it. What else
+All code that continues token ids or a chat uses this module; :class:`ramify.rollout.run.Episodes` continues episodes with it. What else
 happens while one continuation is made (a guard that steps in, a thought that is closed before the answer) is a :class:`Policy`. Stop rules
 and limits are in the ``Sampling``, a forced beginning is part of the prefix.
 """
@@ -22,20 +22,18 @@ from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling,
 from ramify.rollout.failures import FailurePolicy
 
 Place = tuple[str | int, ...]
-"""A position and what is sampled there for: ids, names and indices, in order."""
+"""A position and the purpose of its samples: ids, names and indices, in order."""
 
 
 def sample_key(seed: int, place: Place, index: int | None = None) -> int:
-    """The key that decides one sample: of the run's seed, the ``place`` in full, and the sample's index (None: there is only one).
-
-    The one place where keys are made of positions.
-    """
+    """The sample key: derived from the run's seed, the whole position ``place``, and the sample's index (None: there is only one). Keys are
+    made here only."""
     return derive_key(seed, *place) if index is None else derive_key(seed, *place, index)
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What decides one sample, see :func:`sample_key`."""
+    """The parts of a sample key, see :func:`sample_key`."""
 
     seed: int
     place: Place
@@ -47,7 +45,7 @@ class Key:
         return sample_key(self.seed, self.place, self.index)
 
     def within(self, *place: str | int) -> Key:
-        """The key of something that is sampled within this sample."""
+        """The key of a sample made within this sample."""
         return Key(self.number, place)
 
 
@@ -56,11 +54,11 @@ Ask = Callable[[Prefix, Sampling, Key], Awaitable[Completion]]
 
 
 class Policy(Protocol):
-    """Steps in while one continuation is made."""
+    """Intervenes while one continuation is sampled."""
 
     name: str
     needs: tuple[str, ...]
-    """Capabilities of the model it cannot do without."""
+    """Capabilities that the model must have."""
 
     async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Completion:
         """One continuation of ``prefix``, made of as many others (``ask``) as it takes: plain ones, or those of another policy."""
@@ -75,24 +73,22 @@ class Spent:
     given: int
     """Tokens of prefixes, each counted as often as it was continued."""
     cached: int
-    """Those of them whose keys and values the model had already, as far as it says."""
+    """Those of them found in the model's KV cache, where it reports that."""
     sampled: int
     told: bool
-    """Whether the model always said what it had cached; else nothing is known of it."""
+    """Whether the model always reported its cached tokens; else they are unknown."""
 
     @property
     def run(self) -> int:
-        """Tokens run through the model; where it does not say what it had cached, as if nothing were."""
+        """Tokens run through the model; where it does not report cached tokens, as if there were none."""
         return self.given - self.cached * self.told + self.sampled
 
 
 class Sampler:
-    """Samples continuations from one model. What is sampled depends on seed and place alone, not on order or concurrency.
-
-    ``budget`` is asked before anything is begun: :meth:`sample` raises BudgetSpentError where it is spent. ``retries`` says what is tried
-    again. ``policy`` steps in in every continuation. ``ledger`` has, by purpose, what was spent here, whoever else samples from the model.
-    Raises NeedsError where the model lacks what ``policy`` needs.
-    """
+    """Samples continuations from one model. Samples depend on seed and position alone, not on order or concurrency. ``budget`` is checked
+    first: :meth:`sample` raises BudgetSpentError where it is spent. ``retries`` is the retry policy. ``policy`` intervenes in every
+    continuation. ``ledger`` has, by purpose, what was spent here, whoever else samples from the model. Raises NeedsError where the model
+    lacks what ``policy`` needs."""
 
     def __init__(
         self,
@@ -116,7 +112,7 @@ class Sampler:
 
     @property
     def identity(self) -> Identity:
-        """Who samples: the model, or the model under the policy."""
+        """Identity of the sampler: the model, or the model under the policy."""
         inner = self.model.identity
         if self.policy is None:
             return inner
@@ -134,9 +130,8 @@ class Sampler:
     ) -> list[Completion | None]:
         """``n`` continuations of ``prefix``, those of index ``start`` and up at ``place``; None for one that failed.
 
-        ``purpose`` is the line of the ledger. ``policy`` says how each of these is made, and the sampler's own steps in in what it asks for.
-        Raises BudgetSpentError, and UserError or NeedsError on what the model refuses.
-        """
+        ``purpose`` is the line of the ledger. ``policy`` makes each of these, and the sampler's own policy applies to the continuations it
+        requests. Raises BudgetSpentError, and UserError or NeedsError on what the model refuses."""
         self.budget.require()
         policies = [one for one in (self.policy, policy) if one is not None]
         self._check(settings, policies)
@@ -150,7 +145,7 @@ class Sampler:
 
     def _check(self, settings: Sampling, policies: Sequence[Policy]) -> None:
         """Raises NeedsError where the model cannot follow the settings or a policy."""
-        if needs := settings.needs:  # asked only then: an endpoint finds out what it offers by requests
+        if needs := settings.needs:  # checked only then: an endpoint finds its capabilities by requests
             require(self.model, needs, "a sampling setting")
         for one in policies:
             require(self.model, one.needs, one.name)
@@ -165,9 +160,9 @@ class Sampler:
         purpose: str = "sample",
         taps: Any = None,
     ) -> Completion:
-        """One continuation, also where the budget is spent: who plays an episode asks it before each turn.
+        """One continuation, also where the budget is spent: an episode checks its budget before each turn.
 
-        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy steps in then. Raises InfrastructureError where the model
+        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy applies then. Raises InfrastructureError where the model
         failed, else as :meth:`sample`.
         """
         if settings.needs:

@@ -1,4 +1,4 @@
-"""What an agent is shown at a position, in parts of the tree: a node's own tokens wherever they are still shown."""
+"""The prompt at a position, in parts of the tree: a node's own tokens wherever they are still shown."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Position:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What one reply is sampled from."""
+    """The prompt of one reply."""
 
     prefix: Prefix
     rendered: list[Part] | None
-    """What the template makes of the history, where that is something else."""
+    """The template's rendering of the history, where it differs."""
     head: np.ndarray | None
     """The tokens that open the reply."""
 

@@ -1,4 +1,4 @@
-"""The environment's side of an episode: open it, ask it things, and bring it to an earlier state. Its failures are data."""
+"""The environment of an episode: open, step, and restore it to an earlier state. Its failures are data."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Stage:
         return await self._seen("step", lambda: env.step(action))
 
     async def close(self, env: Env) -> None:
-        """End an episode; what was played stands, however badly the environment leaves."""
+        """End an episode; errors while the environment closes do not affect the attempt."""
         with suppress(InfrastructureError):
             await self._ask("close", lambda: close(env))
 
     def state(self, env: Env) -> tuple[Snapshot | None, str | None]:
-        """The environment's state now, where it can tell: a snapshot, and what states are compared by."""
+        """The environment's state now, where it reports one: a snapshot, and the state's key."""
         return _guard("snapshot", lambda: (env.snapshot(), env.key()))
 
     def keep(self, node_id: str, snapshot: Volatile) -> None:
@@ -84,7 +84,7 @@ class Stage:
         return await restore(back, step, task, node, tree, self.run, self.volatile)
 
     async def _seen(self, what: str, action: Callable[[], Any]) -> Observation:
-        """What the environment answers, at once or awaited."""
+        """The environment's answer, awaited where needed."""
         answer = await self._ask(what, action)
         if isawaitable(answer):
             try:
@@ -96,14 +96,14 @@ class Stage:
         return _guard(what, lambda: _checked(answer))
 
     async def _ask(self, what: str, action: Callable[[], T]) -> T:
-        """Ask the environment something, in a thread where it blocks."""
+        """Call the environment, in a thread where it blocks."""
         if getattr(self.environment, "blocking", False):
             return await asyncio.to_thread(_guard, what, action)
         return _guard(what, action)
 
 
 def _checked(seen: Any) -> Observation:
-    """What an environment answered, where it is an observation that can be stored. Raises TypeError or ValueError."""
+    """The environment's answer, checked to be an observation that can be stored. Raises TypeError or ValueError."""
     if not isinstance(seen, Observation):
         raise TypeError(f"an Observation was wanted, not {type(seen).__name__}")
     if not isinstance(seen.text, str) or not isinstance(seen.role, str) or not isinstance(seen.data, Mapping):
@@ -117,7 +117,7 @@ def _checked(seen: Any) -> Observation:
 
 
 def _guard(what: str, action: Callable[[], T]) -> T:
-    """Whatever a third party's environment raises becomes a failure at the boundary; errors of ours keep their kind."""
+    """Whatever a third-party environment raises becomes an infrastructure failure; ramify's own errors keep their kind."""
     try:
         return action()
     except RamifyError:

@@ -1,6 +1,6 @@
-"""The potential of an agent's steps: put the environment back to its state behind a step, play on many times, count successes.
+"""The potential of an agent's steps: put the environment back to its state after a step, continue many times, count successes.
 
-The same words as for tokens: position t of an attempt lies behind its step t, position 0 before the first.
+Positions are counted as for tokens: position t of an attempt lies after its step t, position 0 before the first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ramify.stats.drops import Counts
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One attempt as a row of positions. ``nodes`` (T + 1,) are the observations behind each step, the task's own first."""
+    """One attempt as a row of positions. ``nodes`` (T + 1,) are the observations after each step, the task's own first."""
 
     id: str
     tree: str
@@ -73,7 +73,7 @@ class Steps:
     """Counts successes of attempts that continue after a step, for :func:`ramify.rollout.potential.potential`.
 
     Forks are stored in the run like every attempt; those of another ``purpose`` are other samples. ``truncated`` says what becomes of
-    attempts that a limit of turns ended: counted apart, or by the environment's verdict.
+    attempts that a limit of turns ended: counted apart, or by the environment's outcome.
     """
 
     def __init__(self, episodes: Episodes, truncated: Literal["apart", "graded"] = "apart") -> None:

@@ -1,4 +1,4 @@
-"""A stored run played on: the agent and the environment it names, and the chat template it began with."""
+"""Continue a stored run: the agent and the environment it names, and the chat template it began with."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TEMPLATE = "template"
 
 
 def keep_template(run: Run, template: ChatTemplate | None) -> None:
-    """Store the chat template that lays chats out in ``run``, where it is one that can change apart from the weights."""
+    """Store the chat template that renders chats in ``run``, where it is one that can change apart from the weights."""
     if isinstance(template, JinjaTemplate):
         run.log(TEMPLATE, "agent", template.to_json())
 
 
 def kept_template(run: Run) -> dict[str, Any] | None:
-    """The chat template that ``run`` began with: its text, the date it is told, their hash. None where none was kept."""
+    """The chat template that ``run`` began with: its text, its date, their hash. None where none was kept."""
     return next((dict(entry.payload) for entry in run.journal(TEMPLATE)), None)
 
 
@@ -49,14 +49,14 @@ def named_parts(run: Run, model: AnyModel | None = None, environment: AnyEnviron
 
 
 def has_player(run: Run, model: AnyModel | None, environment: AnyEnvironment | None) -> bool:
-    """Whether the method that made the run says itself who samples on in it."""
+    """Whether the method that made the run registers its own agent for continuations."""
     return environment is None and (model is None or isinstance(model, str)) and run.kind in registry.names("player")
 
 
 def by_player(
     run: Run, nodes: Iterable[Node], model: AnyModel | None = None, environment: AnyEnvironment | None = None
 ) -> list[list[Node]]:
-    """Nodes of ``run`` apart by who continues them: what :func:`open_episodes` opens for one of a list goes for all of it."""
+    """Nodes of ``run`` grouped by the agent that continues them: what :func:`open_episodes` opens for one node of a list fits all of it."""
     own, apart = has_player(run, model, environment), dict[Any, list[Node]]()
     for node in nodes:
         apart.setdefault((own and node.tree, node.provenance), []).append(node)

@@ -1,4 +1,4 @@
-"""Sampled replies as token ids, with what is known of their potential: records and JSON lines.
+"""Sampled replies as token ids, with measured potentials: records and JSON lines.
 
 The potential V_t of a reply is the chance that a continuation of its first t tokens ends right, t = 0..T; V_0 is the solve rate.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """One sampled reply, the stem that forks start from. Positions count its tokens: position t lies behind ``response_ids[t - 1]``."""
+    """One sampled reply, the stem that forks start from. Positions count its tokens: position t lies after ``response_ids[t - 1]``."""
 
     id: str
     problem_id: str
@@ -41,9 +41,9 @@ class TokenTrace:
     sampler: Sampling
     """Settings the reply was sampled with; forks are sampled with the same."""
     verifier: str = ""
-    """Name of what judged it."""
+    """Name of its judge."""
     correct: bool | None = None
-    """Its verdict; None where there is none."""
+    """Its score; None where there is none."""
     stop: str = "eos"
     """Why the reply ended: eos, stop or length, as in :class:`ramify.model.protocol.Completion`."""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class TokenTrace:
     potentials: tuple[Counts | None, ...] | None = None
     """Of positions 0..T (T + 1,); None where not measured. Never filled with what was not measured."""
     early_stopped_at: int | None = None
-    """Position behind which nothing was measured because the potential had stayed at 0."""
+    """Position after which nothing was measured because the potential had stayed at 0."""
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -103,7 +103,7 @@ class TokenTrace:
 
 
 def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
-    """Store a trace in a run as a tree of its own, what was measured as ``potential`` marks at the positions of the reply.
+    """Store a trace in a run as a tree of its own, measured potentials as ``potential`` annotations at the positions of the reply.
 
     Returns the id of the reply's node. Raises UserError where the run has a tree of that name.
     """
@@ -135,9 +135,9 @@ _KNOWN = {f.name for f in fields(TokenTrace)} - {"potentials"} | {*_COLUMNS, "pr
 def read_traces(path: Path, retokenise: Tokenizer | None = None, template: ChatTemplate | None = None) -> list[TokenTrace]:
     """Traces of a file of JSON lines, in its order.
 
-    A record with the texts ``prompt`` and ``response`` in place of token ids is encoded with ``retokenise``; without one it is
+    A record with the texts ``prompt`` and ``response`` instead of token ids is encoded with ``retokenise``; without one it is
     refused, since encoding a text again may not give the tokens that were sampled. The prompt becomes one user message of ``template``, with
-    the header of the reply behind it, as that of a problem does; without a template it is encoded as it stands. Raises UserError naming
+    the header of the reply after it, as that of a problem does; without a template it is encoded as it stands. Raises UserError naming
     file, line and field.
     """
     traces: dict[str, TokenTrace] = {}

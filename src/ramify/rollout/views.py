@@ -1,6 +1,6 @@
 """Compaction of plain chats: lists of messages in OpenAI's form, shortened by any compactor or by a harness's own function.
 
-What is shortened is the view that goes to a model. The history is never changed, and each compaction leaves a record of what it did.
+Only the view that is sent to a model is shortened. The history is never changed, and each compaction is recorded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CALL = re.compile(rf"{CALL}.*?(?:{CALL_END}|\Z)", re.DOTALL)
 
 
 def approximate_tokens(text: str) -> int:
-    """A quarter of the bytes, rounded up: what harnesses count with where there is no tokenizer."""
+    """A quarter of the bytes, rounded up: a common estimate without a tokenizer."""
     return math.ceil(len(text.encode("utf-8", "surrogatepass")) / 4)
 
 
 @dataclass(frozen=True)
 class Compaction:
-    """What one compaction did."""
+    """The record of one compaction."""
 
     round: int
     operator: str
@@ -45,11 +45,11 @@ class Compaction:
     inserted: tuple[str, ...]
     """Texts of the messages that are new."""
     opaque: bool = False
-    """Whether something that was put in cannot be read (a provider's own item): then nobody can say what survived."""
+    """Whether the result holds an unreadable item (a provider's encrypted one): then survival is unknown."""
     failure: str = ""
     """Why the compactor failed; the messages were kept as they are then."""
     rules: Mapping[str, Survival] = field(default_factory=dict)
-    """What the compaction alone made of each rule, by its text; a pin puts it back afterwards."""
+    """What survived of each rule after the compaction alone, by its text; a pin reinserts it afterwards."""
 
     @property
     def fired(self) -> bool:
@@ -58,7 +58,7 @@ class Compaction:
 
     @property
     def lost(self) -> list[str]:
-        """The rules that were there no more."""
+        """The rules that were lost."""
         return [rule for rule, found in self.rules.items() if not found.survived and found.kind != "unknown"]
 
     def report(self) -> str:
@@ -74,7 +74,7 @@ class Compaction:
 
 
 def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
-    """All that can be read of a message: its text and the calls it makes. Raises UserError naming ``spot`` on what is no message."""
+    """All that can be read of a message: its text and the calls it makes. Raises UserError naming ``spot`` on what is not a message."""
     content = value.get("content")
     if isinstance(content, str) and content and not value.get("tool_calls") and isinstance(value.get("role"), str):
         return content  # nearly all messages; the rest are looked at closely
@@ -82,7 +82,7 @@ def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
 
 
 def words_of(value: Mapping[str, Any]) -> str:
-    """What a message says apart from the calls it makes, also those that are written into its text."""
+    """The text of a message without its tool calls, also without those written into the text."""
     return _CALL.sub("", read_message(value, "a message").text)
 
 
@@ -108,7 +108,7 @@ def readable(value: Mapping[str, Any]) -> bool:
 
 
 def said(messages: Chat) -> str:
-    """The text of all messages, as far as it can be read: what a rule is looked for in."""
+    """The readable text of all messages, in which rules are searched."""
     return "\n\n".join(text_of(value) for value in messages if "role" in value)
 
 
@@ -124,7 +124,7 @@ async def compact_chat(
 ) -> tuple[list[dict[str, Any]], Compaction]:
     """What ``compactor`` makes of ``messages``, and the record. ``messages`` and what is in them stay as they are.
 
-    ``compactor`` is one of ramify's family, which needs a ``budget`` and is asked only where the messages exceed it, or a function of a
+    ``compactor`` is one of ramify's compactors, which needs a ``budget`` and runs only where the messages exceed it, or a function of a
     list of messages that returns one (``call`` calls it with further arguments). ``ask`` answers for a compactor that asks the agent's
     model. Where it fails the messages come back and the record says why: an error never becomes a summary. Raises UserError on
     messages that are none.
@@ -149,7 +149,7 @@ async def compact_chat(
             evicted, new = _difference(given, shown)
     except UserError:
         raise
-    except Exception as error:  # a stranger's function or model may raise anything; the messages are kept
+    except Exception as error:  # a third-party function or model may raise anything; the messages are kept
         why = str(error) if isinstance(error, RamifyError) else f"{type(error).__name__}: {error}"
         return given, replace(record, failure=why)
     if not shown and given:
@@ -172,7 +172,7 @@ async def _family(
     """What one of the family shows, the places it evicts and the messages it makes up."""
 
     async def nobody(asked: Sequence[Message], length: int) -> str:
-        raise UserError(f"the compactor '{compactor.name}' asks a model: give it one (model=), or an `ask`")
+        raise UserError(f"the compactor '{compactor.name}' calls a model: give it one (model=), or an `ask`")
 
     window = Window(budget, lambda new: count(new.text), ask or nobody)
     each = [read_message(value, f"message {at}") if readable(value) else Message("user", "") for at, value in enumerate(given)]

@@ -1,4 +1,4 @@
-"""What a worker and the collector send each other: JSON and bytes, never pickles.
+"""Messages between workers and the collector: JSON and bytes, never pickles.
 
 A message is one line of JSON (the header) and a body; a body of records is one JSON object a line, as in ``ramify export``.
 """
@@ -37,7 +37,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def pack_error(error: Exception) -> bytes:
-    """The answer that says a message failed; a foreign exception travels as its type and text."""
+    """The answer to a failed message; a foreign exception is sent as its type and text."""
     known = isinstance(error, RamifyError) and hasattr(errors, type(error).__name__)
     message = error.message if isinstance(error, InfrastructureError) else str(error)
     return pack(
@@ -114,7 +114,7 @@ def add_records(run: Run, records: Iterable[Record]) -> None:
 
 
 class Sink:
-    """The writing interface of a Run that playing an episode needs, in memory: ``known`` is there to read, what is added is kept."""
+    """An in-memory stand-in for the Run that an episode writes to: ``known`` can be read, additions are kept."""
 
     def __init__(self, known: Iterable[Record] = ()) -> None:
         self.added: list[Record] = []

@@ -32,7 +32,7 @@ Parts = Callable[[Mapping[str, Any]], tuple[Agent, Environment]]
 
 
 class WorkerPlayer:
-    """Plays attempts of the agent and environment it was set up with. Each message is answered alone; many may be under way at once."""
+    """Plays attempts of the agent and environment it was set up with. Each message is answered alone; many may be that run at once."""
 
     def __init__(self) -> None:
         self._agent: Agent | None = None
@@ -51,7 +51,7 @@ class WorkerPlayer:
             else:
                 self._setup(header)
             return pack({})
-        except Exception as error:  # the boundary between processes: whatever broke is said to the one who asked
+        except Exception as error:  # between processes: any error is returned to the caller
             return pack_error(error)
 
     def _setup(self, header: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class WorkerPlayer:
             raise UserError(f"a worker has ramify {ramify.__version__}, the collector {header['version']}: install the same")
         os.environ.update(header["environment"])
         sys.path += [folder for folder in header["path"] if folder not in sys.path and os.path.isdir(folder)]
-        for name in THREADS:  # read when torch is loaded, which is below
+        for name in THREADS:  # read when torch is loaded, below
             os.environ[name] = "1"
         importlib.import_module("ramify.engine")  # its switches must be set before anything loads torch
         make = cast(Parts, find_attribute(header["factory"]))
@@ -90,7 +90,7 @@ class WorkerPlayer:
         assert self._agent is not None
         assert self._environment is not None
         sink = Sink(read_records(body))
-        # every attempt has episodes of its own, so its records are whole: they do not lean on what this worker played before
+        # every attempt has its own Episodes, so its records are complete and do not depend on earlier ones
         episodes = Episodes(self._agent, self._environment, cast(Run, sink), self._seed, header["group"])
         task = Task(header["task"], header["data"])
         async with self._gate:

@@ -1,4 +1,4 @@
-"""Running code nobody trusts. Start with `find_sandbox`; names load on first use."""
+"""Running untrusted code. Start with `find_sandbox`; names load on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance battery every sandbox must pass: that it runs what it is given, and that it contains it, each point one check.
+"""The conformance battery every sandbox must pass: that it runs commands and contains them, each point one check.
 
 It is a smoke test of containment, not a proof: a sandbox that passes may still be broken in ways tests/sandbox/test_attacks.py tries.
 """
@@ -24,7 +24,7 @@ _LIMITS = Limits(seconds=20.0, memory_bytes=256 * MIB, disk_bytes=16 * MIB, proc
 
 
 def check_sandbox(sandbox: Sandbox, seconds: float = 2.0) -> list[Problem]:
-    """Run every check, side by side; no problem means the sandbox does what the protocol says. ``seconds``: the limit some wait for.
+    """Run all checks concurrently; no problem means the sandbox follows the protocol. ``seconds``: the limit some wait for.
 
     Raises NeedsError where the sandbox cannot run here at all.
     """
@@ -35,7 +35,7 @@ def check_sandbox(sandbox: Sandbox, seconds: float = 2.0) -> list[Problem]:
             return [Problem(name, message) async for message in check(_Probe(sandbox, seconds))]
         except NeedsError:
             raise
-        except Exception as error:  # whatever a stranger's sandbox raises is the finding
+        except Exception as error:  # whatever a third-party sandbox raises is the finding
             return [Problem(name, f"it raised {type(error).__name__}: {error}")]
 
     async def all_checks() -> list[Problem]:
@@ -89,7 +89,7 @@ async def _files(probe: _Probe) -> AsyncIterator[str]:
     if not done.ok:
         yield f"a file given or a folder to write is missing: {done.error_text.strip()[-300:]}"
     if dict(done.files) != {"out/deep/b": b"TEXT\0\xff"}:
-        yield f"of a regular file, a link, a pipe and a file behind a linked folder it returned {dict(done.files)}"
+        yield f"of a regular file, a link, a pipe and a file in a linked folder it returned {dict(done.files)}"
     again = await probe.python("import os; print(os.path.exists('a'), os.path.exists('out'))")
     if again.text.split() != ["False", "False"]:
         yield "files of one command are there in the next"

@@ -95,7 +95,7 @@ class Tools:
         try:
             value = await self._value(self._tools[name], arguments)
             data = json.dumps({"answer": number, "value": value}, allow_nan=False)
-        except UserError as error:  # meant to be read; any other message might tell of the host
+        except UserError as error:  # meant to be read; any other message might reveal something of the host
             return {"answer": number, "error": str(error)}
         except Exception as error:
             return {"answer": number, "error": f"{name} failed ({type(error).__name__})"}

@@ -21,7 +21,7 @@ from pathlib import Path
 from ramify.sandbox.protocol import Limits
 
 BESIDE = 16 << 20
-"""Bytes that a group may use beside memory and files of its command: the kernel's own for its processes, pipes and sockets."""
+"""Bytes that a group may use besides memory and files of its command: the kernel's own for its processes, pipes and sockets."""
 _numbers = itertools.count()
 
 

@@ -59,7 +59,7 @@ class ForkServer:
         return not self.failed and self._process.poll() is None
 
     def box(self, request: dict[str, Any]) -> socket.socket:
-        """Ask for a box; commands go to the socket returned, and the box ends when it closes."""
+        """Request a box; commands go to the socket returned, and the box ends when it closes."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
             try:
@@ -290,7 +290,7 @@ def unpack_returned(data: bytes) -> tuple[dict[str, bytes], dict[str, str]]:
 
 
 def refusal(reason: str) -> NeedsError:
-    """The error where nothing isolates."""
+    """The error where no isolation is available."""
     return NeedsError(
         f"no sandbox isolates code here: {reason}; run where namespaces or docker are allowed, or accept the risk with --allow-unsandboxed"
     )

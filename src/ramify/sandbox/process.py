@@ -115,12 +115,12 @@ class ProcessSandbox(CommandRunner):
 
 
 def box_error(data: bytes) -> InfrastructureError | None:
-    """What a box that could not be built says."""
+    """The error of a box that could not be built."""
     return InfrastructureError("sandbox", f"the box could not be built: {json.loads(data)['failed']}") if data else None
 
 
 async def run_in(control: Any, command: Command, isolated: bool, commands: int) -> Outcome:
-    """Run ``command`` in the box behind ``control``."""
+    """Run ``command`` in the box that ``control`` reaches."""
     tools = Tools(command.tools)
     running = launch.Running(control, command, environment(command, isolated, bool(command.tools)), commands, bool(command.tools))
     serving: asyncio.Task[None] | None = None

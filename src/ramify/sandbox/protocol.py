@@ -1,4 +1,4 @@
-"""What every sandbox does: run a command under limits, many at once, or a session whose folder and Python state last."""
+"""The protocol of sandboxes: run a command under limits, many at once, or a session whose folder and Python state last."""
 
 from __future__ import annotations
 

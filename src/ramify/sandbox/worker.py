@@ -17,7 +17,7 @@ _TEXT = 10_000
 
 
 class Handle(Protocol):
-    """A command of the session that runs beside the host and talks over a channel."""
+    """A command of the session that runs alongside the host and talks over a channel."""
 
     killed_for: str
     """Why this side ended it, if it did."""
@@ -44,7 +44,7 @@ class Handle(Protocol):
 
 
 class WorkerSession:
-    """See `ramify.sandbox.protocol.Session`. One call of the worker at a time; commands may run beside it."""
+    """See `ramify.sandbox.protocol.Session`. One call of the worker at a time; commands may run alongside it."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Paths in, verdicts or streams out."""
+"""Judges and credit rules: paths in, scores or per-token values out."""

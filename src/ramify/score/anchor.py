@@ -89,7 +89,7 @@ class Anchor:
 def read_anchor(source: Path, truth: str | None = None) -> Anchor:
     """The anchor in a file of JSON lines, or the attempts of a run with the scores of ``truth`` (default: who decides there) as labels.
 
-    A line is ``{id, artefact, label}`` with optional ``prompt``, ``group`` and ``data``; ``artefacts: [first, second]`` in place of
+    A line is ``{id, artefact, label}`` with optional ``prompt``, ``group`` and ``data``; ``artefacts: [first, second]`` instead of
     ``artefact`` is a pair. ``label`` is true, false, 1 or 0. Raises UserError naming line and field on anything else, on an id that is
     there twice, and on an anchor without both labels.
     """
@@ -295,9 +295,8 @@ def parity(groups: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any] | N
 def length_bias(anchor: Anchor, found: Answers) -> dict[str, Any] | None:
     """Chance that of two items with the same label the accepted one is the longer (one half: length does not matter), and its p-value.
 
-    The p-value shuffles what the judge said within each label, so that longer items being better is no bias. None where no label has both
-    an accepted and a rejected item, or all are pairs.
-    """
+    The p-value shuffles what the judge said within each label, so that longer items being better is not a bias. None where no label has
+    both an accepted and a rejected item, or all are pairs."""
     rows = [
         (one.label, len(one.item.text), said)
         for one, said in zip(anchor.items, found.said, strict=True)

@@ -168,7 +168,7 @@ def _bare_task(probe: _Probe) -> Iterator[str]:
             if "\n" in str(error):
                 yield "its error on an item without data is more than one sentence"
         except Exception as error:  # whichever it is, it is not the sentence a user should read
-            yield f"an item without data raises {type(error).__name__} in place of a UserError that says what is missing"
+            yield f"an item without data raises {type(error).__name__} instead of a UserError that says what is missing"
 
 
 def faults(judge: Judge, items: Sequence[Item], found: Sequence[Judgement]) -> list[str]:
@@ -198,9 +198,9 @@ def _token_values_faults(item: Item, token_values: Sequence[TokenValues]) -> Ite
     nodes = {} if item.path is None else {node.id: node for node, _ in item.path.segments}
     for values in token_values:
         if values.node not in nodes:
-            yield f"a stream points at {values.node}, which is not on the path"
+            yield f"token values point at {values.node}, which is not on the path"
         elif len(values.values) != len(nodes[values.node]):
-            yield f"stream '{values.name}' has {len(values.values)} values on a node of length {len(nodes[values.node])}"
+            yield f"the token values '{values.name}' have {len(values.values)} entries on a node of length {len(nodes[values.node])}"
 
 
 def _values(found: Sequence[Judgement]) -> list[object]:
@@ -219,7 +219,7 @@ class _Broken:
 
 CHECKS: tuple[Callable[[_Probe], Iterator[str]], ...] = (
     _protocol,
-    _leaves_the_item,  # before any other asks: the first judgement is the one that changes it
+    _leaves_the_item,  # before any other check: the first judgement is the one that changes it
     _judges,
     _judgements,
     _repeats,

@@ -1,4 +1,4 @@
-"""Judges: what says of a text or a path whether it is right, how good it is, or of which kind it is.
+"""Judges: they decide whether a text or a path is right, how good it is, or of which kind it is.
 
 One protocol serves graders, verifiers, votes, critics and readers of stances, and :func:`find_judge` names them all. A judge gives a truth
 value, a number (in named levels, where the question has such), or None. One that could not run gives None and says why: that is never a
@@ -48,12 +48,12 @@ Value = bool | float | None
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What is judged, a text or a path, and what is known of it."""
+    """The text or path to judge, with its context."""
 
     text: str = ""
-    """Of a path the agent's last message."""
+    """The text; of a path the agent's last message."""
     id: str = ""
-    """Names it in sentences."""
+    """Its name in messages."""
     prompt: str = ""
     """What the text replies to."""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a judge says of one item."""
+    """A judge's answer on one item."""
 
     value: Value = None
     failure: str = ""
-    """Why the judge could not run; "" beside the value None: it ran and cannot say."""
+    """Why the judge could not run; "" with the value None: it ran and cannot decide."""
     evidence: Any = None
     unit: str = "reward"
     confidence: float | None = None
@@ -92,7 +92,7 @@ class Judge(Protocol):
     """Judges items."""
 
     name: str
-    """What it is called in reports and records."""
+    """Its name in reports and records."""
 
     @property
     def identity(self) -> str:
@@ -102,7 +102,7 @@ class Judge(Protocol):
     async def judge(self, items: Sequence[Item]) -> Sequence[Judgement]:
         """One judgement an item, in order. Raises UserError where an item lacks what the judge needs, NeedsError where the judge cannot be had.
 
-        Anything else that it raises is the failure of all ``items``; one that judges each alone says so with ``Judgement(failure=...)``.
+        Any other exception is the failure of all ``items``; a judge of single items returns ``Judgement(failure=...)`` instead.
         """
         ...
 
@@ -112,8 +112,8 @@ async def judged(
 ) -> list[Judgement]:
     """Judge ``items``, every failure of the judge a judgement that says why.
 
-    What it cost goes to ``ledger`` under ``judge``: items judged, those that it failed on, and where models were asked calls and sampled
-    tokens, which are charged to ``budget`` as well: a verdict on what was sampled is had, and nothing more is begun.
+    What it cost goes to ``ledger`` under ``judge``: items judged, those that it failed on, and where models were called, calls and sampled
+    tokens, which are charged to ``budget`` as well: samples that were taken are judged, and nothing more is started.
 
     Raises UserError and NeedsError of the judge, and UserError on a value that is none.
     """
@@ -123,7 +123,7 @@ async def judged(
             found = [Judgement(failure=f"it gave {len(found)} judgements of {len(items)} items")] * len(items)
     except (UserError, NeedsError):
         raise
-    except Exception as error:  # a judge may be anybody's code: its failure is data, siblings continue
+    except Exception as error:  # a judge may be third-party code: its failure is data, siblings continue
         found = [_failed(error)] * len(items)
     for i, one in enumerate(found):
         if not isinstance(one, Judgement):
@@ -148,7 +148,7 @@ def _sum(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 async def judged_path(judge: Judge, path: Path, task: Task) -> list[Score | TokenValues]:
-    """The records of an attempt: one verdict, without a value where the judge could not run or cannot say, and the streams."""
+    """The records of an attempt: one score, without a value where the judge could not run or cannot decide, and the per-token values."""
     (found,) = await judged(judge, [Item.of(path, task)])
     return records(judge, path.segments[-1][0].id, found)
 
@@ -240,9 +240,10 @@ class _Gate:
 
 
 class CommandJudge(Each):
-    """``cmd:./check.sh``: a script of the user's own in the sandbox, once a text: exit code 0 is right, 1 is wrong, anything else cannot say.
+    """``cmd:./check.sh``: a script of the user's own in the sandbox, once a text: exit code 0 is right, 1 is wrong, anything else is
+    undecided.
 
-    The text is its standard input; ``data.json`` beside it holds the item's data, ``prompt.txt`` what the text replies to, where that is
+    The text is its standard input; ``data.json`` alongside it holds the item's data, ``prompt.txt`` what the text replies to, where that is
     known. No network, at most ``seconds`` each.
     """
 
@@ -259,7 +260,7 @@ class CommandJudge(Each):
         self._sandbox = find_sandbox(allow_unsandboxed=allow_unsandboxed)
 
     async def one(self, item: Item) -> bool | None:
-        """The script's word. Raises InfrastructureError("scorer") where it did not end by itself."""
+        """The script's judgement. Raises InfrastructureError("scorer") where it did not end by itself."""
         files: dict[str, str | bytes] = {"check": self._content, "data.json": json.dumps(dict(item.data))}
         files |= {"prompt.txt": item.prompt} if item.prompt else {}
         async with self._gate():
@@ -303,7 +304,7 @@ class FunctionJudge(Each):
         self.identity = stable_hash("judge", "python", VERSION, spec or self.name, *self.takes, source_of(own))
 
     async def one(self, item: Item) -> Value:
-        """What the function says. Raises InfrastructureError("scorer") where it did not in time."""
+        """The function's judgement. Raises InfrastructureError("scorer") where it took too long."""
         value: Value = await self._call(*(ARGUMENTS[name](item) for name in self.takes))
         return checked(self.name, value)
 
@@ -352,12 +353,12 @@ def _in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
     return asyncio.wrap_future(outcome)
 
 
-# -- models that are asked
+# -- models as judges
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked of an item, and how its reply is read."""
+    """A judge's prompt for an item, and how the reply is read."""
 
     prompt: str
     """The user's message; ``{text}``, ``{prompt}`` and what ``fields`` gives are filled in."""
@@ -365,7 +366,7 @@ class Question:
     """(reply, items) -> a value or judgement, of several items a list of them. Raises ValueError, in one sentence, on a reply that is none."""
     fields: Callable[[Sequence[Item]], Mapping[str, Any]] = lambda items: {"text": items[0].text, "prompt": items[0].prompt}
     key: Callable[[Sequence[Item]], tuple[Any, ...]] = lambda items: ("judge", items[0].id)
-    """What keys the sample."""
+    """The sample key's position."""
     system: str = ""
     max_tokens: int = 1024
     tries: int = 1
@@ -386,7 +387,7 @@ class Question:
 
 
 class Asked:
-    """``judge:MODEL``: a model that is asked, greedily; one answer for equal requests."""
+    """``judge:MODEL``: a model as judge, sampled greedily; one answer for equal requests."""
 
     def __init__(self, model: Model, template: ChatTemplate | None, question: Question, name: str = "", at_once: int = 8) -> None:
         self.model, self.template, self.question = model, template, question
@@ -403,7 +404,7 @@ class Asked:
         return stable_hash("judge", "model", VERSION, asked.system, asked.prompt, self.model.identity.weights, settings)
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """See :class:`Judge`. A provider that fails, and a reply that cannot be read, is a failure of the items it was asked of."""
+        """See :class:`Judge`. A provider that fails, and a reply that cannot be read, is a failure of these items."""
         if self.question.together:
             return await self._ask(items)
         return [one for found in await asyncio.gather(*(self._ask([item]) for item in items)) for one in found]
@@ -451,7 +452,7 @@ Opener = Callable[[str], tuple[Model, ChatTemplate | None]]
 
 
 def asking(question: Question | None, opener: Opener | None = None) -> Callable[[str], Judge]:
-    """What makes ``judge:MODEL``, or ``judge:MODEL#FILE`` with the prompt of a file of the user's own in place of that of ``question``."""
+    """Makes ``judge:MODEL``, or ``judge:MODEL#FILE`` with the prompt of a user's file instead of that of ``question``."""
 
     def make(argument: str) -> Judge:
         name, _, file = argument.partition("#")
@@ -500,7 +501,7 @@ YES_OR_NO = Question("{text}", yes_or_no, max_tokens=512)
 
 
 class Jury:
-    """``jury:A,B,C``: several judges of yes or no, asked of the same items. The majority of those that say anything decides.
+    """``jury:A,B,C``: several yes/no judges of the same items. The majority of those that answer decides.
 
     ``ties`` is what half of them make: False, True, or None (undecided). With ``varied`` a judge that says one and the same of all of two
     or more items is named in ``constant`` and does not count: it tells nothing. The evidence of a judgement holds the ``votes`` in the
@@ -615,9 +616,7 @@ def find_judge(
             return plain[spec]()
         if kind in made and argument:
             return made[kind](argument)
-        raise UserError(
-            f"unknown {what} '{spec}': '{kind}' {'takes no' if kind in plain else 'needs an'} argument behind a colon"
-        )
+        raise UserError(f"unknown {what} '{spec}': '{kind}' {'takes no' if kind in plain else 'needs an'} argument after a colon")
     if only is None:
         from ramify.base import conformance, registry
 

@@ -1,4 +1,4 @@
-"""Middleware that scores replies as they are given: a judge judges each one, and its verdicts go out with the reply.
+"""Middleware that scores replies as they are given: a judge scores each one, and the scores are returned with the reply.
 
 ``--middleware score:JUDGE``, any that :func:`ramify.score.judge.find_judge` names. A score changes no reply: a judge that fails leaves a
 score without a value.
@@ -25,7 +25,8 @@ from ramify.trace.view import TokenMessage
 
 @register("middleware", "score")
 class Scored(Middleware):
-    """Adds ``data["scores"]``: a list of ``{"scorer", "value", "unit", "evidence", "judges"}``, one a verdict. Without a judge it does nothing.
+    """Adds ``data["scores"]``: a list of ``{"scorer", "value", "unit", "evidence", "judges"}``, one per score. Without a judge it does
+    nothing.
 
     What is judged is the path of the messages as the model was shown them, and the reply; the task has no data, so a judge that
     compares with a known answer cannot judge. Values of single tokens are left out. Raises UserError on an unknown judge.
@@ -70,10 +71,10 @@ class Scored(Middleware):
 
 
 def scored(completion: Completion, scores: Sequence[Score]) -> Completion:
-    """``draw`` with verdicts among its scores."""
-    told = [
+    """``completion`` with ``scores`` added to its data."""
+    records = [
         {"scorer": v.scorer, "value": v.value, "unit": v.unit, "evidence": plain(v.evidence), "judges": dict(v.judges)}
         for v in scores
     ]
     data = completion.data or {}
-    return replace(completion, data={**data, "scores": [*data.get("scores", ()), *told]})
+    return replace(completion, data={**data, "scores": [*data.get("scores", ()), *records]})

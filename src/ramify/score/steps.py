@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Fields a step may lack, with what then stands in.
 OPTIONAL = {"anchor": None, "action": "", "done": False, "truncated": False, "valid": True, "node": None}
-#: Fields every step has, beside the anchor.
+#: Fields every step has, besides the anchor.
 REQUIRED = ("task_id", "attempt_id", "step", "reward")
 Columns = dict[str, Any]
 
@@ -110,10 +110,9 @@ def run_attempts(
     """Every scored attempt (:func:`ramify.trace.view.views`) with the records of its steps, without task and attempt; ``text`` is the
     observation's.
 
-    An attempt without a reward, by a verdict or paid on the way, is left out, never counted as failed; with ``unscored`` only one whose
-    verdict has no value. Its reward is the verdict's. The anchor of a state is the environment's ``state_key``, or the observation's text
-    where it gave none. Raises UnscoredError when there is no attempt.
-    """
+    An attempt without a reward, by a score or along the path, is left out, never counted as failed; with ``unscored`` only one whose score
+    has no value. Its reward is the score's value. The anchor of a state is the environment's ``state_key``, or the observation's text where
+    it gave none. Raises UnscoredError when there is no attempt."""
     found = False
     for attempt in views(run, group, scorer):
         left_out = attempt.reward is None and (attempt.score is not None or not unscored)

@@ -108,7 +108,7 @@ def index_steps(
     valid: Sequence[bool] | np.ndarray | None = None,
     nodes: Sequence[Any] | np.ndarray | None = None,
 ) -> Table:
-    """Check and sort the columns beside a merged graph.
+    """Check and sort the columns alongside a merged graph.
 
     ``rewards`` are paid step by step; ``truncated`` is true on the last row of an attempt a limit ended; ``valid`` is false where the
     environment refused the action; ``nodes`` are equal where rows of several attempts are one physical step of a rollout tree, None elsewhere.
@@ -165,7 +165,7 @@ def _numbers(rewards: Sequence[float] | np.ndarray) -> np.ndarray:
 def edge_weights(t: Table) -> np.ndarray:
     """How much of a visit each row is when every physical step counts once among its siblings, (N,); 1 where nothing is shared.
 
-    A row's weight is the product over the forks behind it of 1 / (number of distinct continuations), so the rows of one physical
+    A row's weight is the product over the forks above it of 1 / (number of distinct continuations), so the rows of one physical
     step sum to 1 and its value is the plain recursive mean over the tree below, however unequally the branches were expanded.
     """
     if t.shared is None:

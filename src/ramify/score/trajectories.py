@@ -1,6 +1,6 @@
 """Attempts as token rows with their actions marked: what a grader that reads log-probs needs, from a run, JSON lines or plain lists.
 
-An attempt as JSON has ``task_id``, optionally ``trial``, ``reward`` and ``success`` (in ``outcome`` or beside it; under any name of
+An attempt as JSON has ``task_id``, optionally ``trial``, ``reward`` and ``success`` (in ``outcome`` or alongside it; under any name of
 :mod:`ramify.trace.aliases`) and ``policy_id``, and one of three forms:
 ``steps: [{role, token_ids, is_action}]``; ``messages`` (laid out by the policy's chat template); or one row of a trainer, ``prompt_ids``,
 ``completion_ids``, ``env_mask`` and, where it was stored, ``old_log_probs`` and ``ref_log_prob``, under the names TRL and verl use.
@@ -45,7 +45,7 @@ class Trajectory:
     tokens: np.ndarray
     """int32 (T,): the whole row of ids, as the policy saw it."""
     step: np.ndarray
-    """int32 (T,): which step each token belongs to, 0 to n-1; -1 for tokens that are no action."""
+    """int32 (T,): which step each token belongs to, 0 to n-1; -1 for tokens that are not action."""
     n: int
     """How many steps there are, those without a token included."""
     reward: float | None = None
@@ -139,7 +139,7 @@ def plain_layout(tokenizer: Any) -> MessageLayout:
     The marker counts to the action, as it does there. Raises UserError without a tokenizer.
     """
     if tokenizer is None:
-        raise UserError("the policy brings no tokenizer (tokenizer.json), so messages cannot be laid out as tokens")
+        raise UserError("the policy brings no tokenizer (tokenizer.json), so messages cannot be rendered as tokens")
 
     def lay(said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
         raw = getattr(tokenizer, "raw", None)
@@ -155,7 +155,7 @@ def plain_layout(tokenizer: Any) -> MessageLayout:
 
 
 def read_trajectories(path: Path, layout: MessageLayout | None = None, skipped: list[str] | None = None) -> list[Trajectory]:
-    """Attempts of a file of JSON lines. ``layout`` lays messages out; without it attempts in that form are refused.
+    """Attempts of a file of JSON lines. ``layout`` renders messages; without it attempts in that form are refused.
 
     Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial. An attempt whose
     messages the chat template cannot lay out is added to ``skipped``, one sentence each, where that list is given.
@@ -297,14 +297,14 @@ def run_trajectories(
 ) -> tuple[list[Trajectory], list[str]]:
     """The attempts of a run and, one sentence each, those that cannot be graded.
 
-    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one). Where nodes have tokens these are the
+    An attempt is a path to a node with a score by ``scorer`` (to a leaf, in trees without one). Where nodes have tokens these are the
     row, and the sampled ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
     """
     found, skipped = [], []
     for attempt in views(run, group, scorer):
         try:
             if attempt.broken_off is not None:
-                raise NeedsError("a failure at a boundary cut it off")
+                raise NeedsError("an infrastructure failure cut it off")
             task = attempt.cohort if group is None else attempt.task
             found.append(path_trajectory(attempt.path, task, attempt.reward, attempt.success, layout))
         except (NeedsError, UserError) as error:

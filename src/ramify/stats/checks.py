@@ -1,4 +1,4 @@
-"""Checks: a measured value beside the threshold that it is judged against."""
+"""Checks: a measured value and the threshold that it is judged against."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Check:
     interval: tuple[float, float] | None
     """Lower and upper end in the unit of ``value``, or None where the value is exact."""
     n: int
-    """Number of independent observations behind the value."""
+    """Number of independent observations that the value is computed from."""
     seeds: tuple[int, ...]
     op: str
     """One of ``>= <= > < ==``, or ``report``: shown, never judged."""

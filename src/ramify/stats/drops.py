@@ -19,7 +19,7 @@ _EDGE = 1e-12  # rates are fractions: a drop of exactly delta0 must not pass by 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """``k`` right among ``n`` graded forks of one position; ``missing`` got no verdict, ``truncated`` hit the limit of tokens."""
+    """``k`` right among ``n`` graded forks of one position; ``missing`` were not graded, ``truncated`` hit the limit of tokens."""
 
     k: int
     n: int
@@ -32,7 +32,7 @@ class Counts:
 
     @classmethod
     def of(cls, scores: Iterable[bool | None]) -> Self:
-        """Verdicts counted: True is right, False is not, None is missing."""
+        """Counts of grades: True is right, False is wrong, None is missing."""
         given = list(scores)
         graded = [score for score in given if score is not None]
         return cls(sum(graded), len(graded), len(given) - len(graded))

@@ -1,6 +1,6 @@
 """How well a score ranks outcomes: AUROC with intervals over tasks, paired comparisons, ties, and what luck leaves to be had.
 
-Several attempts at one task are no independent observations, so intervals resample tasks, never attempts. An AUROC of one class alone is
+Several attempts at one task are not independent observations, so intervals resample tasks, never attempts. An AUROC of one class alone is
 None, not 0.5: nothing was ranked.
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 def final_count(k: int, m: int, n: int) -> np.ndarray:
     """Chances of every final count 0..n after ``k`` of ``m``, shape (n + 1,): beta-binomial, the rate uniform before the first sample.
 
-    Raises ValueError where ``k`` of ``m`` is no count or more were sampled than ``n``.
+    Raises ValueError where ``k`` of ``m`` is not a count or more were sampled than ``n``.
     """
     if not 0 <= k <= m <= n:
         raise ValueError(f"{k} of {m} samples out of {n} is not a count")

@@ -1,1 +1,1 @@
-"""What is remembered: nodes, trees, contexts, streams, marks, verdicts, and the one file that holds them."""
+"""The records of a run (nodes, trees, contexts, per-token values, annotations, scores) and the one file that stores them."""

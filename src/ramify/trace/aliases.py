@@ -1,4 +1,4 @@
-"""The names under which records of other tools say what task they are of, which attempt, and how it ended: one table for all readers."""
+"""Field names that other tools use for task, attempt and outcome: one table for all readers."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from ramify.base.errors import UserError, nearest
 from ramify.trace.lines import field
 from ramify.trace.node import Score
 
-#: Scorer of a reward that came with a record and has no name of its own.
+#: Scorer name of an imported reward that has no name.
 IMPORTED = "imported"
 
-#: What a record says -> the fields that may say it; the first that is there and is not null counts.
+#: Meaning -> the fields that may hold it; the first that is present and not null counts.
 ALIASES: dict[str, tuple[str, ...]] = {
     "task": ("task_id", "problem_id", "question_id", "example_id", "instance_id", "sample_id", "prompt_id", "task", "id"),
     "attempt": ("attempt_id", "attempt", "trial", "epoch", "rollout_id", "trajectory_id", "episode_id", "session_id", "session"),
     "reward": ("reward", "score", "final_reward", "total_reward", "return"),
     "success": ("success", "correct", "passed", "solved", "resolved", "is_correct"),
 }
-#: Often the id of a record, not of a task: counts only where a record is a whole conversation and nothing else tells its task.
+#: Often the id of a record, not of a task: counts only where a record is a whole conversation and nothing else names its task.
 _RECORD_ID = "id"
 
 
 class Found(NamedTuple):
-    """A field of a record: the name it stands under, and its value."""
+    """A field of a record: its name and value."""
 
     name: str
     value: Any
 
 
 class Judged(NamedTuple):
-    """How a record says that its attempt ended."""
+    """The outcome of a record's attempt."""
 
     scores: Mapping[str, float | None]
     """By scorer; :data:`IMPORTED` where the score has no name."""
     success: bool | None
     names: frozenset[str]
-    """The fields that say so."""
+    """The fields that hold it."""
 
     def as_scores(self, node: str) -> Iterator[Score]:
-        """As verdicts of the attempt's last node."""
+        """As scores of the attempt's last node."""
         evidence = None if self.success is None else {"outcome": self.success}
         for scorer, value in self.scores.items():
             yield Score(node, scorer, value, evidence=evidence if scorer == IMPORTED else None)
@@ -50,7 +50,7 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields say what, named by the user; where none is named, the first of :data:`ALIASES` that is there.
+    """Fields named by the user for task and reward; where none is named, the first of :data:`ALIASES` that is present.
 
     ``metadata.task`` names a field inside another.
     """
@@ -79,7 +79,7 @@ class Fields:
     def judged(self, record: Mapping[str, Any], place: str) -> Judged:
         """How the attempt ended: a number, numbers by name, or whether it succeeded. Raises UserError naming ``place`` and field.
 
-        ``reward``, ``success`` and a field that the user named must fit; other names may mean something else, and then do not count.
+        ``reward``, ``success`` and a field that the user named must be valid; other names may mean something else and are then ignored.
         """
         strict = {"reward", "success", self.reward}
         scores: dict[str, float | None] = {}
@@ -129,7 +129,7 @@ def required(found: Found | None, record: Mapping[str, Any], what: str, place: s
 
 
 def name_in(record: Mapping[str, Any], what: str) -> str | None:
-    """The first name under which ``record`` says ``what``, one that is null only where all are; None where there is none."""
+    """The first field of ``record`` for ``what``, a null one only where all are null; None where there is none."""
     there = [name for name in ALIASES[what] if name in record]
     return next((name for name in there if record[name] is not None), there[0] if there else None)
 

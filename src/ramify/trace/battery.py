@@ -42,7 +42,7 @@ class _Probe:
         return file
 
     def refusal(self, name: str, content: bytes | None) -> str | None:
-        """What is wrong with how the reader takes a file; None where it reads it, or refuses it as it should."""
+        """A fault in how the reader handles a file; None where it reads it, or refuses it properly."""
         file, run = self.write(f"{name}.jsonl", content), self.folder / f"{name}-run"
         try:
             self.reader.read(file, run)
@@ -53,7 +53,7 @@ class _Probe:
                 return f"it refuses {name} with a sentence that does not name the file: {str(error)[:200]!r}"
             return f"it leaves something behind when it refuses {name}" if run.exists() else None
         except Exception as error:
-            return f"it answers {name} with {type(error).__name__} ({str(error)[:100]}), where a UserError is one sentence"
+            return f"it answers {name} with {type(error).__name__} ({str(error)[:100]}), instead of a UserError of one sentence"
         return None if (run / "run.sqlite").is_file() else f"it reads {name} and makes no run"
 
     @property
@@ -77,7 +77,7 @@ def _matches_without_raising(probe: _Probe) -> Iterator[str]:
             yield f"'matches' raises {type(error).__name__} on {json.dumps(first)[:80]}: it says True or False, of anything"
             continue
         if first in (None, {}) and fits:
-            yield "'matches' takes a file that is not there for one of its own"
+            yield "'matches' accepts a file that does not exist"
 
 
 def _refuses_what_is_none(probe: _Probe) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _reads_its_example(probe: _Probe) -> Iterator[str]:
     for name in ("first", "second"):
         count = probe.reader.read(file, probe.folder / name)
         if count < 1:
-            yield f"it says that it read {count} records"
+            yield f"it reports {count} records read"
         for problem in check_run(probe.folder / name):
             yield f"the run it makes is damaged: {problem.message}"
         with Run.open(probe.folder / name) as run:

@@ -1,4 +1,4 @@
-"""Content-addressed files: a blob's name is the hash of its bytes, and it is there whole or not at all.
+"""Content-addressed files, written atomically: a blob's name is the hash of its bytes.
 
 A blob is written to a temporary file, flushed to the disk and renamed; the folder is flushed too, so a record that points at a
 blob is never more durable than the blob.
@@ -52,7 +52,7 @@ class Blobs:
         return data
 
     def drop(self, name: str) -> None:
-        """Remove a blob nothing refers to any more; one that is gone already is fine."""
+        """Remove a blob that nothing refers to; a missing one is not an error."""
         self._path(name).unlink(missing_ok=True)
 
     def names(self) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ramify.trace.lines import field, read_conversations
 from ramify.trace.message import Message, plain, read_message
 from ramify.trace.node import Node, Provenance
 
-#: Why a call ended, in OpenAI's words, as a node says it.
+#: OpenAI's finish reasons -> a node's stop reason.
 FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop", "content_filter": "stop"}
 
 
@@ -24,7 +24,7 @@ def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from chats, one a line: ``{"messages": [{"role", "content"}, ...]}``. Returns how many.
 
     Optional, under any name of :mod:`ramify.trace.aliases`: the task (chats of one task share a tree, otherwise each line is its own),
-    and a reward or success (a verdict of scorer "imported" on the last message; rewards by name are one each). Other fields are kept
+    and a reward or success (a score of scorer "imported" on the last message; rewards by name are one each). Other fields are kept
     with the last message. A line may also be the log of one
     call, ``{"request": {...}, "response": {...}}``; a reply that a later call of the same task repeats in its request is the node
     that was sampled. A file that is one JSON document holds one chat, a list of chats, or the list of one chat's messages. Raises
@@ -50,8 +50,7 @@ _WHOSE = {"anthropic": "a block of Anthropic's messages", "responses": "an item 
 
 
 def part_of(value: Any) -> tuple[str, str] | None:
-    """The reader that a message, or an item in the place of one, needs beyond OpenAI's form of chats, and what in it says so; None of
-    any other."""
+    """The reader that a message or item needs beyond OpenAI's chat format, and the evidence for it; None of any other."""
     if not isinstance(value, Mapping):
         return None
     kind = value.get("type")
@@ -89,7 +88,7 @@ def form_of(first: Mapping[str, Any] | None) -> str | None:
 
 
 def _read(value: Any, spot: str) -> Message:
-    """A message, which must not hold what only another reader can tell apart."""
+    """A message; refused where it holds content that only another reader understands."""
     own = part_of(value)
     if own is not None:
         raise UserError(f"{spot} holds '{own[1]}', which is {_WHOSE[own[0]]}: import it with --from {own[0]}")
@@ -107,7 +106,7 @@ def hang_chat(
 ) -> None:
     """Hang one whole conversation, whose replies were all sampled, in the tree of its record's task, or one of its own.
 
-    ``taken`` are the fields of the record that its reader has read; those that tell the task and how it ended are read here, the others
+    ``taken`` are the fields of the record that its reader has read; those with the task and the outcome are read here, the others
     kept with the last message. Raises UserError naming ``place``.
     """
     task, judged = fields.task_of(record, place), fields.judged(record, place)
@@ -121,16 +120,16 @@ def hang_chat(
 
 
 class CallReply(NamedTuple):
-    """What a call was answered with: the messages (several where the provider called tools of its own in between)."""
+    """The answer to a call: its messages (several where the provider called its own tools in between)."""
 
     messages: Sequence[Message]
     stop: str = ""
     about: Mapping[str, Any] = {}
-    """What else the answer holds."""
+    """Further fields of the answer."""
 
 
 class Calls:
-    """Logs of single calls. Remembers each sampled reply by its place and content, a few words each, to find it again in a request."""
+    """Logs of single calls. Keeps a hash of each sampled reply by position and content, to find it again in a request."""
 
     def __init__(self, fields: Fields = KNOWN) -> None:
         self._fields = fields
@@ -181,7 +180,7 @@ class Calls:
                 thread.hang(message, message.role == "assistant")
         run.add(provenance)
         about = _redacted({**told, **({"record": extra} if extra else {})})
-        if not replies:  # the call failed, or the log does not tell what came of it: an attempt that ended there
+        if not replies:  # the call failed, or the log lacks its result: an attempt that ended there
             thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", provenance=provenance.hash)
             run.add(*judged.as_scores(thread.node.id))
         end = thread.node
@@ -203,14 +202,14 @@ def _key(parent: Node, said: Message) -> str:
 
 
 def provenance_of(request: Mapping[str, Any], response: Mapping[str, Any]) -> Provenance:
-    """The model that a call asked, with the settings of its request, keys taken out."""
+    """The model of a call, with the settings of its request, API keys removed."""
     settings = {k: v for k, v in request.items() if k not in ("messages", "input", "system", "instructions", "model", "seed")}
     seed, model = request.get("seed"), response.get("model") or request.get("model")
     return Provenance(str(model or "unknown"), "", _redacted(settings), seed if type(seed) is int else 0)
 
 
 def _redacted(value: dict[str, Any]) -> dict[str, Any]:
-    """A log of calls may hold what was sent with them: headers, keys."""
+    """A log of calls may hold request headers and keys."""
     from ramify.base.secrets import redact
 
     found: dict[str, Any] = redact(plain(value))

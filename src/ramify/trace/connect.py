@@ -13,7 +13,7 @@ from ramify.base.files import refusal
 from ramify.trace import migrate, schema
 
 FILE, LOCK, BLOBS = "run.sqlite", "run.lock", "blobs"
-#: What SQLite says of a value it cannot take, and not of the disk.
+#: SQLite's errors about a value rather than the disk.
 UNSTORABLE = (
     *(sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError),
     *(OverflowError, UnicodeEncodeError),
@@ -21,7 +21,7 @@ UNSTORABLE = (
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise UserError where a file of a run is a link: whoever made the folder would choose what else is read or written over."""
+    """Raise UserError where a file of a run is a link: its maker could choose other files to be read or overwritten."""
     for name in (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal")), LOCK, BLOBS):
         if (folder / name).is_symlink():
             raise UserError(f"{folder / name} is a link; the files of a run lie in its folder (the folder itself may be a link)")
@@ -56,12 +56,12 @@ def connect(file: Path, write: bool) -> sqlite3.Connection:
         return db
     wal = file.with_name(file.name + "-wal")
     pending = wal.exists() and wal.stat().st_size
-    # a reader of a WAL file needs its index beside it; on read-only media it can do without where nothing is pending
+    # a reader of a WAL file needs its index alongside it; on read-only media it can do without where nothing is pending
     return sqlite3.connect(f"{uri}?{'mode=ro' if pending else 'immutable=1'}", uri=True, timeout=30, isolation_level=None)
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run was begun in ``folder``; what is left of one that was cut off while it was made is none."""
+    """Whether ``folder`` holds a run; the remains of an interrupted creation do not count."""
     if not (folder / FILE).is_file():
         return False
     try:
@@ -76,20 +76,20 @@ def refused(what: str, error: Exception) -> RamifyError:
     """``what`` with the reason: a RamifyError where the disk refuses (full, failing, busy), a UserError where the file or path is wrong."""
     if isinstance(error, OSError):
         return refusal(what, error)
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number tells which call it was
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number names the call
     disk = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_NOMEM)
     return (RamifyError if disk else UserError)(f"{what}: {' '.join(str(error).split())}")
 
 
 def remove(file: Path) -> None:
-    """Remove a database that was not finished, as far as the disk lets it."""
+    """Remove an unfinished database, ignoring errors of the disk."""
     for name in (file.name, file.name + "-wal", file.name + "-shm"):
         with suppress(OSError):
             file.with_name(name).unlink(missing_ok=True)
 
 
 def check(db: sqlite3.Connection, file: Path, write: bool) -> None:
-    """Raises UserError when an open file is no run, is cut short, or is of a schema this version does not read.
+    """Raises UserError when an open file is not a run, is cut short, or is of a schema this version does not read.
 
     One of an older schema that is open for writing becomes one of the newest.
     """
@@ -105,6 +105,6 @@ def check(db: sqlite3.Connection, file: Path, write: bool) -> None:
     pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     wal = file.with_name(file.name + "-wal")
     if file.stat().st_size < pages * size and not (wal.exists() and wal.stat().st_size):
-        raise UserError(f"{file} is cut short: {file.stat().st_size} bytes of {pages * size}")
+        raise UserError(f"{file} is truncated: {file.stat().st_size} bytes of {pages * size}")
     if version < schema.SCHEMA:
         (migrate.to_newest if write else migrate.for_reading)(db)

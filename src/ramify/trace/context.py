@@ -1,4 +1,4 @@
-"""What a model was shown: the path's concatenation, or the explicit context a node names. Training rows are built from this."""
+"""The prompt of a node: the path's concatenation, or the explicit context that the node names. Training rows are built from this."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def seen(path: Path, node_of: Callable[[str], Node], context_of: Callable[[str],
 
 
 def changed(node: Node) -> bool:
-    """Whether the history of ``node`` is another than its path: something was compacted or edited."""
+    """Whether the history of ``node`` differs from its path: something was compacted or edited."""
     return bool(node.context and node.data.get(HISTORY, node.context))
 
 

@@ -1,4 +1,4 @@
-"""The record store: a run is a folder with one SQLite file as the only truth, and content-addressed blobs beside it.
+"""The record store: a run is a folder with one SQLite file and content-addressed blobs alongside it.
 
 ``run.sqlite`` is in WAL mode: one process writes (it holds ``run.lock``), any number may read meanwhile. Records are inserted
 into an open transaction as they come and are durable at the next commit, which happens by itself every ``BATCH`` records.
@@ -109,19 +109,19 @@ class Run:
         self.meta: dict[str, Any] = {"schema": next(int(row[0]) for row in self._rows("PRAGMA user_version"))}
         self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
         self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
-        """Whether its settings are somebody else's: it was imported, made by another user or on another machine, or does not say."""
+        """Whether its settings are untrusted: it was imported, made by another user or on another machine, or its origin is unknown."""
         self.kind: str = schema.name(self.meta.get("verb") or migrate.verb_of(self.config))
-        """The verb that made it, as it is typed (``rollout``, ``governance bench``); empty where it does not say."""
+        """The verb that made it, as typed (``rollout``, ``governance bench``); empty where unknown."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings it was made with; empty where it says none."""
+        """The settings it was made with; empty where it stores none."""
         config: dict[str, Any] = self.meta.get("config", {})
         return {EARLIER.get(name, name): value for name, value in config.items()} if isinstance(config, dict) else {}
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What its settings named when it began, as hashes (weights, tasks); empty where it says nothing of them."""
+        """Hashes of what its settings named when it began (weights, tasks); empty where it stores none."""
         parts = self.meta.get("parts")
         return parts if isinstance(parts, dict) else {}
 
@@ -205,7 +205,7 @@ class Run:
         try:
             if holds_run(folder):
                 raise UserError(f"{folder} holds a run already: resume it, or choose another folder")
-            remove(folder / FILE)  # an empty one, and what lies beside it
+            remove(folder / FILE)  # an empty one, and what lies alongside it
             with whole_file(folder / FILE) as part:
                 _make(part, rows)
             db = connect(folder / FILE, write=True)
@@ -268,7 +268,7 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # what a mistake left without a node is taken away again: the mended command would be refused as one with other parts
+        # a run left without a node by a mistake is removed: the corrected command would be refused as one with other settings
         useless = self._new and isinstance(error, UserError) and not len(self)
         self.close()
         if useless:
@@ -277,9 +277,9 @@ class Run:
     # Writing
 
     def add_tree(self, name: str, task: Mapping[str, Any], group: str = "", data: Mapping[str, Any] | None = None) -> None:
-        """Announce a tree; nodes may follow. The same tree again is left as it is.
+        """Add a tree, to which nodes may be added. Adding the same tree again changes nothing.
 
-        Raises UserError when a tree of that name is about something else.
+        Raises UserError when a tree of that name has another task.
         """
         row = (
             name,
@@ -295,8 +295,8 @@ class Run:
             raise UserError(f"tree '{name}' is in {self.folder} already, with another task, group or data")
 
     def add(self, *records: Record) -> None:
-        """Add records. What is there already stays as it is; a stream, mark, verdict or finding of the same maker at the same place is
-        replaced.
+        """Add records. What is there already stays as it is; per-token values, an annotation, score or finding of the same maker at the
+        same position are replaced.
 
         A node's tree, parent, context and provenance, and the node any other record points at, must have been added before.
         Raises UserError when one is missing, when lengths or offsets do not fit, or when a value cannot be stored; records before
@@ -326,13 +326,13 @@ class Run:
         self._count(len(records))
 
     def conclude(self, maker: str, findings: Iterable[Finding]) -> None:
-        """Store what ``maker`` found in place of what it found before, whole or not at all. Raises as :meth:`add`."""
+        """Replace the findings of ``maker``, all or none. Raises as :meth:`add`."""
         with self.transaction():
             self._write("DELETE FROM findings WHERE maker = ?", (maker,))
             self.add(*findings)
 
     def log(self, kind: str, key: str, payload: Any = None) -> bool:
-        """Note in the journal that ``key`` of ``kind`` is done. The first payload stays; False when it was noted already."""
+        """Record in the journal that ``key`` of ``kind`` is done. The first payload stays; False when it was recorded already."""
         body = schema.to_json(payload, f"the payload of journal entry {kind} '{key}'")
         cursor = self._write("INSERT INTO journal VALUES (NULL,?,?,?) ON CONFLICT (kind, key) DO NOTHING", (kind, key, body))
         self._count(1)
@@ -348,7 +348,7 @@ class Run:
 
     @contextmanager
     def transaction(self) -> Iterator[Run]:
-        """Everything added inside is committed together at the end, or, on an exception, forgotten. A nested group joins the outer.
+        """Everything added inside is committed together at the end, or rolled back on an exception. A nested group joins the outer.
 
         Do not await inside: what other tasks add meanwhile would join the group.
         """
@@ -387,7 +387,7 @@ class Run:
         return self.blobs.get(name)
 
     def erase_judge(self, judge: str) -> int:
-        """Erase every verdict that depended on ``judge`` in any slot, and nothing else. Returns how many there were."""
+        """Erase every score that depended on ``judge`` in any slot, and nothing else. Returns how many there were."""
         sql = "DELETE FROM verdicts WHERE judge_set IN (SELECT judge_set FROM verdict_judges WHERE judge = ?)"
         erased = self._write(sql, (judge,)).rowcount
         self.commit()
@@ -398,7 +398,7 @@ class Run:
 
         One entry of the journal, whatever the run holds: whether a score counts is computed when it is read. Those that depended on
         another judge of the slot stay stored, and count again where their judge comes back; scores that do not depend on the slot are
-        untouched. The judge that is there already changes nothing; "" is no judge: then nothing that depends on the slot counts.
+        untouched. The judge that is there already changes nothing; "" is not a judge: then nothing that depends on the slot counts.
         """
         now = self.incumbents()
         if now.get(slot) == judge:
@@ -412,7 +412,7 @@ class Run:
         return next(int(row[0]) for row in self._rows(sql, schema.to_json(sorted(erased), "sets of judges")))
 
     def erase_unscored(self, nodes: Iterable[str], scorer: str, evidence: Mapping[str, str | int]) -> None:
-        """Erase the verdicts of ``scorer`` on ``nodes`` that have no value and whose evidence holds these entries."""
+        """Erase the scores by ``scorer`` on ``nodes`` that have no value and whose evidence holds these entries."""
         where = " AND ".join(["scorer = ?", *["json_extract(evidence, '$.' || ?) = ?"] * len(evidence)])
         sql = f"DELETE FROM verdicts WHERE value IS NULL AND node = (SELECT seq FROM nodes WHERE id = ?) AND {where}"
         for node in nodes:
@@ -487,13 +487,13 @@ class Run:
     def token_values(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
     ) -> list[TokenValues]:
-        """Streams that match all that is given, in order of first writing."""
+        """Token values that match all given conditions, in order of first writing."""
         return self._matching(TokenValues, tree, {"s.name": name, "s.maker": maker, "n.id": node})
 
     def annotations(
         self, tree: str | None = None, name: str | None = None, maker: str | None = None, node: str | None = None
     ) -> list[Annotation]:
-        """Marks that match all that is given, in order of first writing."""
+        """Annotations that match all given conditions, in order of first writing."""
         return self._matching(Annotation, tree, {"s.name": name, "s.maker": maker, "n.id": node})
 
     def scores(
@@ -521,7 +521,7 @@ class Run:
         return [(str(a), schema.from_object(b), int(n), int(k), float(total)) for a, b, n, k, total in self._rows(sql)]
 
     def findings(self, tree: str | None = None, maker: str | None = None, node: str | None = None) -> list[Finding]:
-        """Findings that match all that is given, in order of writing; with ``tree`` none that is about the whole run."""
+        """Findings that match all given conditions, in order of writing; with ``tree`` none that is about the whole run."""
         return self._matching(Finding, tree, {"s.maker": maker, "n.id": node})
 
     def scorers(self) -> list[tuple[str, str, bool]]:
@@ -531,7 +531,7 @@ class Run:
         return [(str(scorer), str(unit), bool(given)) for scorer, unit, given in self._rows(sql, *args)]
 
     def unscored(self) -> list[Score]:
-        """Verdicts without a value, in order of their nodes."""
+        """Scores without a value, in order of their nodes."""
         select, order, make = _EACH[Score]
         where, args = self._counting()
         where = f"{where} AND" if where else "WHERE"
@@ -547,7 +547,7 @@ class Run:
         return [str(row[0]) for row in self._rows(sql)]
 
     def journal(self, kind: str | None = None, key: str | None = None) -> list[JournalEntry]:
-        """What was noted as done, in order: of one kind, of one key, or all."""
+        """Journal entries, in order: of one kind, of one key, or all."""
         where, args = schema.where({"s.kind": kind, "s.key": key})
         rows = list(self._rows(f"SELECT kind, key, payload FROM journal s {where} ORDER BY s.seq", *args))
         with suppress(RamifyError):  # one document decodes several times faster than as many
@@ -557,16 +557,16 @@ class Run:
         return self._matching(JournalEntry, None, {"s.kind": kind, "s.key": key})
 
     def each(self, kind: type[_R]) -> Iterator[_R]:
-        """All records of one kind in order of writing (verdicts: of their nodes), one at a time: memory stays flat."""
+        """All records of one kind in order of writing (scores: of their nodes), one at a time: memory stays flat."""
         select, order, make = _EACH[kind]
         for row in self._rows(f"{select} ORDER BY {order}"):
             yield make(row)
 
     def faults(self) -> list[str]:
-        """What SQLite's own check finds wrong with the file, and rows that point at rows which are not there."""
+        """Faults found by SQLite's own check of the file, and rows that refer to missing rows."""
         found = [str(row[0]) for row in self._rows("PRAGMA integrity_check")]
         rows = [
-            f"row {row[1]} of {row[0]} points at a row of {row[2]} that is not there"
+            f"row {row[1]} of {row[0]} refers to a row of {row[2]} that does not exist"
             for row in self._rows("PRAGMA foreign_key_check")
         ]
         return [line for line in found if line != "ok"] + rows
@@ -643,7 +643,7 @@ class Run:
         return int(row[0]), int(row[1])
 
     def _judge_set(self, judges: Mapping[str, str]) -> int:
-        body = schema.to_json(judges, "the judges of a verdict")
+        body = schema.to_json(judges, "the judges of a score")
         row = self._row("SELECT seq FROM judge_sets WHERE judges = ?", body)
         if row is not None:
             return int(row[0])
@@ -709,8 +709,8 @@ class Run:
             self._fail(error)
 
     def _fail(self, error: sqlite3.Error) -> NoReturn:
-        """The disk refused. What was committed stays; what was not is gone, so the run takes nothing more until it is opened again."""
-        self._broken = f"cannot write to {self.folder}: {error}; what was committed is kept, open the run again to continue"
+        """The disk refused a write. Committed records stay, others are lost, so the run accepts no more until it is opened again."""
+        self._broken = f"cannot write to {self.folder}: {error}; committed records are kept, open the run again to continue"
         if self._db.in_transaction:
             with suppress(sqlite3.Error):  # the next open rolls back whatever this cannot
                 self._db.execute("ROLLBACK")
@@ -743,7 +743,7 @@ def counts(judges: Mapping[str, str], incumbents: Mapping[str, str]) -> bool:
 
 
 def _differences(name: str, then: Any, now: Any) -> Iterator[str]:
-    """What of a setting is other than it was; of a table of settings each that is."""
+    """The changes of a setting; of a table of settings one for each changed entry."""
     if isinstance(then, dict) and isinstance(now, dict) and then.keys() == now.keys():
         for key in now:
             yield from _differences(f"{name}.{key}", then[key], now[key])

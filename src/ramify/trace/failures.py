@@ -1,4 +1,4 @@
-"""Attempts that a failure ended: what the environment, a provider or another tool's error left of them, and why."""
+"""Attempts that a failure ended (of the environment, a provider, another tool), and the reasons."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Failures:
     attempts: int
     """How many attempts there are, the failed ones included; 0 where none failed."""
     reasons: Mapping[str, str]
-    """Why, by the node at which each failed attempt ends."""
+    """The reason by the node at which each failed attempt ends."""
 
     @property
     def all(self) -> bool:
@@ -67,14 +67,14 @@ def failure_of(end: Node, score: Score | None = None) -> str | None:
 
 
 def told_by(score: Score) -> str | None:
-    """Why its verdict says a failure at a boundary broke an attempt off; None where it does not."""
+    """The infrastructure failure that ended an attempt, from its score; None without one."""
     evidence = score.evidence if isinstance(score.evidence, Mapping) else {}
     why = evidence.get("failure")
     return None if why is None else str(why)
 
 
 def _message(error: object) -> str:
-    """What an error of another tool says, on one line: its text, or its message with its type."""
+    """Another tool's error on one line: its text, or its message with its type."""
     if isinstance(error, list):
         error = error[0] if error else ""
     if isinstance(error, Mapping):

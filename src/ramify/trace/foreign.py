@@ -1,4 +1,4 @@
-"""Traces that other tools wrote into a run: what importing them shares, and step records in JSON lines.
+"""Importing traces of other tools: shared functions, and step records in JSON lines.
 
 Traces are read record by record: memory holds one and a few words per attempt. Agent replies of two attempts are two nodes even when
 they are equal (they were two samples); what the attempts were given and share (the opening messages of one task) is one.
@@ -31,9 +31,8 @@ def import_records(
 ) -> int:
     """Make a run in ``folder`` by calling ``add(run, record, place, number)`` for each record, whole or not at all. Returns how many.
 
-    Records are the file's JSON lines unless given with their line numbers; ``about`` joins what the run's configuration says of its
-    source; ``end`` is called after the last record. Raises UserError naming file and line on anything that does not fit.
-    """
+    Records are the file's JSON lines unless given with their line numbers; ``about`` is added to the source description in the run's
+    configuration; ``end`` is called after the last record. Raises UserError naming file and line on anything that does not fit."""
     count = 0
     with new_run(folder, {"imported": {"form": form, "file": path.name, **(about or {})}}) as run:
         for number, record in read_lines(path) if records is None else records:
@@ -77,7 +76,7 @@ def read_steps(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
 
 
 class _Attempt:
-    """Where one attempt stands: its last node, its next step, and the reward its next observation carries."""
+    """The state of one attempt while reading: its last node, its next step, and the reward of its next observation."""
 
     def __init__(self, last: Node, index: int) -> None:
         self.last, self.index = last, index
@@ -112,7 +111,7 @@ class _Attempt:
             self._hang(run, "user", "", reward=self.reward, stop=stop, index=self.index)
 
     def close(self, run: Run) -> None:
-        """An attempt that did not say it was done has earned its last reward, too."""
+        """An attempt without a final ``done`` gets its last reward, too."""
         if self.last.role == "assistant" and self.reward is not None:
             self._hang(run, "user", "", reward=self.reward, index=self.index)
 
@@ -122,11 +121,10 @@ class _Attempt:
 
 
 class Thread:
-    """One attempt as it is hung in its tree, message by message.
+    """Adds one attempt to its tree, message by message.
 
-    Given messages that are equal are one node for all attempts; sampled ones are each a node. ``draw`` tells the attempt's samples from
-    those of others below the same prefix.
-    """
+    Given messages that are equal are one node for all attempts; sampled ones are each a node. ``completion`` is the attempt's sample index:
+    it keeps its samples apart from those of others below the same prefix."""
 
     def __init__(self, run: Run, tree: str, completion: int, at: Node | None = None) -> None:
         self.run, self.tree, self.completion = run, tree, completion
@@ -135,10 +133,10 @@ class Thread:
     def hang(
         self, message: Message, replied: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
     ) -> Node:
-        """Add a message below the last one, ``about`` among its data. The attempt's last is its own even where it was given: what is
-        known of the end is on it.
+        """Add a message below the last one, ``about`` among its data. The attempt's last message is its own node even where it was given,
+        since it holds the outcome.
 
-        So is one with parts that are no text, since the text alone does not tell it from another.
+        So is one with parts that are not text, since the text alone does not tell it from another.
         """
         data = {**message.data, **(about or {})}
         index = self.completion if replied or last or "content" in data else -1

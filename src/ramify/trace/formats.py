@@ -1,4 +1,4 @@
-"""What a reader of traces and a writer of runs are: the families behind ``ramify import`` and ``ramify export``."""
+"""Protocols of trace readers and run writers, as used by ``ramify import`` and ``ramify export``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Reader:
     """``read(path, folder)``: make a run in the folder from the file; returns how many records were read. Raises UserError naming file
     and line or field; leaves nothing in the folder then. Takes ``fields=`` (:class:`ramify.trace.aliases.Fields`) where it has any."""
     fields: tuple[str, ...] = ()
-    """What a user may name the field of: "task", "reward"; none where the format itself says where they stand."""
+    """Which fields a user may name: "task", "reward"; none where the format defines them."""
     example: str = ""
     """A small file of the format, as text: what ``ramify check reader NAME`` reads, and breaks."""
 
     def make(self, path: Path, folder: Path, fields: Fields | None = None) -> int:
-        """``read``, with the fields that the user named. Raises UserError where the format has nothing for one to name."""
+        """``read``, with the fields that the user named. Raises UserError where the format takes no field names."""
         for what in {} if fields is None else fields.named:
             if what not in self.fields:
                 raise UserError(
@@ -107,9 +107,9 @@ def formats(path: Path) -> list[str]:
 def _fits(reader: Reader, path: Path, first: Mapping[str, Any] | None) -> bool:
     try:
         return reader.matches(path, first)
-    except Exception as error:  # a stranger's reader must not stand in the way of the others without saying so
+    except Exception as error:  # a failing third-party reader must not silently block the others
         raise UserError(
-            f"the reader '{reader.name}' broke on {path} ({type(error).__name__}: {error}): name a format with --from"
+            f"the reader '{reader.name}' failed on {path} ({type(error).__name__}: {error}): name a format with --from"
         ) from error
 
 
@@ -134,7 +134,7 @@ def _is_step(path: Path, first: Mapping[str, Any] | None) -> bool:
 for _reader in (
     Reader(
         "run",
-        "JSON lines of `ramify export`: everything, exactly.",
+        "JSON lines of `ramify export`: the whole run, lossless.",
         lambda path, first: first is not None and first.get("kind") == "run",
         jsonl.read_exported,
     ),

@@ -136,7 +136,7 @@ class MergedGraph:
 
     @property
     def starts_apart(self) -> bool:
-        """Whether states recur, and yet no attempt is ever again in the state that it or another began in."""
+        """Whether states recur although no attempt returns to a start state."""
         first = self.visit_step == self.visit_step.min(initial=0)
         later = self.visit_group[~first]
         recurs = len(later) > len(np.unique(later))
@@ -213,11 +213,11 @@ class MergedGraph:
 def factorize(values: Iterable[Any], plain: bool = False) -> tuple[np.ndarray, list[Any]]:
     """Integer codes (int64) in order of first appearance, and the distinct values. ``plain``: all values are hashable already.
 
-    Values that are not text are told apart by their canonical JSON: 1, True and "1" are three values, equal lists are one.
+    Values that are not text are compared by their canonical JSON: 1, True and "1" are three values, equal lists are one.
     """
     given = list(values)
     kinds = set(map(type, given))
-    # values of one plain type are told apart by themselves
+    # values of one plain type are compared directly
     keys: list[Hashable] = given if plain or kinds <= {str} or kinds == {int} else list(map(_hashable, given))
     number = {key: code for code, key in enumerate(dict.fromkeys(keys))}
     codes = np.fromiter(map(number.__getitem__, keys), np.int64, len(keys))

@@ -1,4 +1,4 @@
-"""Whether a run is what was written: its file, the content behind every hash, and that records fit what they point at."""
+"""Integrity check of a run: its file, the content of every hash, and the references between records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST = 20
 
 
 def check_run(folder: Path) -> list[Problem]:
-    """Read everything in the run at ``folder`` and compare it with its hashes; no problem means undamaged.
+    """Read the whole run at ``folder`` and verify its hashes; no problem means undamaged.
 
-    What no hash covers (log-probabilities, rewards, scores, settings) is checked for its form only. Raises UserError where ``folder``
+    Data without a hash (log-probabilities, rewards, scores, settings) is checked for its form only. Raises UserError where ``folder``
     holds no run.
     """
     problems: list[Problem] = []
@@ -54,7 +54,7 @@ def _blobs(run: Run) -> Iterator[str]:
         except RamifyError as error:
             yield str(error)
     for node, name in run.missing_blobs():
-        yield f"node {node} has its snapshot in blob '{name}', which is not there"
+        yield f"node {node} has its snapshot in blob '{name}', which is missing"
 
 
 _CHECKS: dict[str, Callable[[Run], Iterator[str]]] = {"file": _file, "records": _records, "blobs": _blobs}

@@ -1,9 +1,8 @@
 """A run as JSON lines and back, exactly.
 
 The JSON lines form is one object a line: first ``run`` (schema and config), then trees, provenances, contexts, blobs, nodes in order
-of writing, streams, marks, verdicts, findings and the journal. Fields that have their default are left out. Floats that are no numbers are
-written as "nan", "inf" and "-inf". Writing and reading take the memory of one line, not of the run.
-"""
+of writing, per-token values, annotations, scores, findings and the journal. Fields that have their default are left out. Floats that are no
+numbers are written as "nan", "inf" and "-inf". Writing and reading take the memory of one line, not of the run."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def read_exported(path: Path, folder: Path) -> int:
 
 
 def copy_records(source: Run, run: Run) -> None:
-    """Add everything that ``source`` holds to ``run``, but for what it says of itself. Raises as :meth:`ramify.trace.db.Run.add`."""
+    """Add all records of ``source`` to ``run``, without its metadata. Raises as :meth:`ramify.trace.db.Run.add`."""
     for record in _records(source):
         if (kind := record.pop("kind")) != "run":
             _READERS[kind](run, record)
@@ -112,13 +111,13 @@ def copy_records(source: Run, run: Run) -> None:
 def new_run(
     folder: Path, config: dict[str, Any], kind: str = "import", parts: dict[str, Any] | None = None, ours: bool = False
 ) -> Iterator[Run]:
-    """A run that appears in ``folder`` only when the block ends well; arguments as in :meth:`Run.create`.
+    """A run that appears in ``folder`` only when the block succeeds; arguments as in :meth:`Run.create`.
 
     Raises UserError when something is there already.
     """
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{folder} is there already: choose another folder")
+            raise UserError(f"{folder} exists already: choose another folder")
         part = folder.resolve().with_name(f".part-{folder.resolve().name}"[:200])
         if part.exists():  # left by an import that was killed, unless one still runs and holds the lock
             os.close(take_lock(part))

@@ -1,4 +1,4 @@
-"""Canonicalisers: from what an agent saw to the key of the state it was in. Equal keys are merged into one state.
+"""Canonicalisers: from an agent's observations to keys of states. Equal keys are merged into one state.
 
 A canonicaliser takes the observations of one attempt in time order and gives one key for each, so that a key may depend on what
 came before. The choice is part of a method: too fine a key and no state repeats, too coarse and states with different futures
@@ -18,7 +18,7 @@ from ramify.base.errors import UserError, nearest
 
 Canonicaliser = Callable[[Sequence[Any]], list[str]]
 
-#: What :func:`scrub` can take out, in the order it is applied.
+#: What :func:`scrub` can remove, in the order of application.
 SCRUBS: dict[str, tuple[re.Pattern[str], str]] = {
     "timestamps": (
         re.compile(
@@ -49,9 +49,9 @@ def exact(observations: Sequence[Any]) -> list[str]:
 
 
 def scrub(*what: str) -> Canonicaliser:
-    """A canonicaliser that takes out ``timestamps``, ``numbers`` (standing alone: "cabinet 3", not "x3") and ``whitespace``, or all three.
+    """A canonicaliser that removes ``timestamps``, ``numbers`` (standing alone: "cabinet 3", not "x3") and ``whitespace``, or all three.
 
-    Numbers often tell objects apart: scrub them only where they count steps or time. Raises UserError on an unknown name.
+    Numbers often distinguish objects: scrub them only where they count steps or time. Raises UserError on an unknown name.
     """
     for name in what:
         if name not in SCRUBS:
@@ -65,9 +65,9 @@ def scrub(*what: str) -> Canonicaliser:
 
 
 class StatePattern:
-    """Takes the state out of each text by a regular expression: its group or groups in what it finds first, the match where it has none.
+    """Extracts the state from each text by a regular expression: the groups of the first match, or the match where it has none.
 
-    A text in which it finds nothing is its own state, and so is what is no text. Raises UserError on an expression that is none.
+    A text without a match is its own state, and so is a value that is not text. Raises UserError on an expression that is none.
     """
 
     def __init__(self, expression: str) -> None:
@@ -104,7 +104,7 @@ class StatePattern:
 
 
 def canonicaliser(pattern: StatePattern | None = None, scrubbed: Sequence[str] = (), history: int = 0) -> Canonicaliser | None:
-    """What the options of a verb ask for: a pattern, then :func:`scrub`, then :func:`with_history`; None where they ask nothing."""
+    """The canonicaliser of a verb's options: a pattern, then :func:`scrub`, then :func:`with_history`; None without options."""
     if pattern is None and not scrubbed and not history:
         return None
     keys = scrub(*scrubbed) if scrubbed else exact

@@ -1,4 +1,4 @@
-"""Reading JSON lines that strangers wrote: one line at a time, every fault one sentence with file and line."""
+"""Reading JSON lines written by third parties: one line at a time, every fault one sentence with file and line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BETWEEN = re.compile(r"[ \t\r\n]*(,?)[ \t\r\n]*")
 def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of each line that is not blank. Memory is that of one line. ``ended`` leaves out a last line without an end.
 
-    Raises UserError naming file and line: a missing file, a line that is no JSON object, is longer than 16 MiB, or is no UTF-8.
+    Raises UserError naming file and line: a missing file, a line that is not a JSON object, is longer than 16 MiB, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -54,7 +54,7 @@ def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _opens(path: Path) -> str:
-    """The first character that is no space; "" where there is none, or a byte that begins no JSON."""
+    """The first character that is not space; "" where there is none, or a byte that begins no JSON."""
     with path.open("rb") as file:
         while piece := file.read(_PIECE).removeprefix(b"\xef\xbb\xbf"):
             if piece.strip():
@@ -63,7 +63,7 @@ def _opens(path: Path) -> str:
 
 
 def _listed(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of the JSON list that the file is; as much of the file in memory as one of them needs."""
+    """The objects of the JSON list that the file is; memory holds one of them."""
     decode = json.JSONDecoder().raw_decode
     number, at, size = 1, 0, _PIECE
     with path.open(encoding="utf-8-sig") as file:
@@ -91,7 +91,7 @@ def _listed(path: Path) -> Iterator[dict[str, Any]]:
                         yield record
                         number, size = number + 1, _PIECE
                         continue
-                    except ValueError as error:  # broken, or cut where the piece ends: more of the file tells which
+                    except ValueError as error:  # broken, or cut where the piece ends: reading more decides
                         fault = f"not JSON ({error.args[0].split(': line')[0]})"
                 if len(text) - at > MAX_LINE:
                     raise UserError(f"{spot}: it is longer than {MAX_LINE} characters")
@@ -148,7 +148,7 @@ def read_document(path: Path) -> Any:
 
 
 def read_json(path: Path, kind: type) -> Any:
-    """The JSON document that a file of one is. Raises UserError where it cannot be read, is no JSON, or none of ``kind``."""
+    """The JSON document in a file. Raises UserError where it cannot be read, is not JSON, or not of ``kind``."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -195,7 +195,7 @@ def field(record: dict[str, Any], name: str, kinds: type | tuple[type, ...], pla
 
 @contextmanager
 def at_place(place: str) -> Iterator[None]:
-    """Every fault of a record, as one sentence that starts with ``place``."""
+    """Turns every fault of a record into one sentence that starts with ``place``."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The one message: role, text, tool calls, reasoning and what else it holds; and how it is read from and written to OpenAI's form.
+"""The message: role, text, tool calls, reasoning and other data; reading it from and writing it to OpenAI's format.
 
 A tool call is kept in a message's data in OpenAI's form: ``{"id", "type", "function": {"name", "arguments": JSON text}}`` under
 ``tool_calls``, or stands in the text as models write it (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``). The answer to a
@@ -32,30 +32,30 @@ class Message:
     """system, user, assistant or tool."""
     text: str
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What else it holds, as JSON: ``tool_calls``, ``tool_call_id``, ``name``, ``reasoning``, parts that are no text as ``content``."""
+    """Further data, as JSON: ``tool_calls``, ``tool_call_id``, ``name``, ``reasoning``, parts that are not text as ``content``."""
     sent: Any = field(default=None, compare=False, repr=False)
-    """The JSON object that a client sent, where it is passed on: what middleware leaves alone goes to the endpoint as it came."""
+    """The JSON object that a client sent, where it is forwarded: fields that middleware leaves alone reach the endpoint unchanged."""
 
     @property
     def reasoning(self) -> str:
-        """What was thought before the text, where that came apart from it."""
+        """The reasoning before the text, where it was separate from it."""
         found = self.data.get("reasoning") or self.data.get("reasoning_content")
         return found if isinstance(found, str) else ""
 
     @property
     def calls(self) -> list[ToolCall]:
-        """Its calls: those beside the text, else those written into it. One that cannot be made has an ``error``."""
+        """Its calls: those alongside the text, else those written into it. An invalid one has an ``error``."""
         beside = self.data.get("tool_calls")
         return [_read_call(call) for call in beside] if isinstance(beside, list) and beside else parse_tool_calls(self.text)
 
     @property
     def functions(self) -> list[tuple[Any, Any]]:
-        """Name and arguments of each call beside the text; arguments that are no JSON stay the text they are."""
+        """Name and arguments of each call alongside the text; arguments that are not JSON stay the text they are."""
         beside = self.data.get("tool_calls")
         return [_function(call) for call in beside] if isinstance(beside, list) else []
 
     def spoken(self) -> str:
-        """What it says: its text, then each call beside it as ``name(arguments)``, a line each."""
+        """Its content as text: its text, then each call alongside it as ``name(arguments)``, a line each."""
         beside = self.data.get("tool_calls")
         if not beside:
             return self.text
@@ -67,12 +67,12 @@ class Message:
         return "\n".join(lines)
 
     def written(self) -> str:
-        """Its text with the calls beside it written into it: an action as an environment takes it, a reply as a template lays it out."""
+        """Its text with the calls alongside it written into it: an action as an environment takes it, a reply as a template lays it out."""
         beside = self.data.get("tool_calls")
         return joined_reply(self.text, beside) if isinstance(beside, list) and CALL not in self.text else self.text
 
     def to_openai(self) -> dict[str, Any]:
-        """In OpenAI's form, with the calls beside the text, and which call it answers."""
+        """In OpenAI's form, with the calls alongside the text, and which call it answers."""
         return {"role": self.role, "content": self.text} | {k: self.data[k] for k in _KEPT if k in self.data}
 
 
@@ -122,7 +122,7 @@ _COMPACTED = ("compaction", "compaction_summary", "openai_compact", "anthropic_c
 
 
 def compacted(part: Mapping[str, Any]) -> str | None:
-    """What a provider's own (native) compaction says: its text, "" where it is encrypted; None where ``part`` is no compaction.
+    """The text of a provider's own (native) compaction, "" where it is encrypted; None where ``part`` is not a compaction.
 
     Known are the items of OpenAI's Responses interface and of what speaks it, Anthropic's blocks, and both as inspect keeps them.
     """
@@ -135,7 +135,7 @@ def compacted(part: Mapping[str, Any]) -> str | None:
 
 
 def opaque(data: Mapping[str, Any]) -> bool:
-    """Whether the data of a message hold a provider's own compaction that cannot be read: nobody can say what survived there."""
+    """Whether the data of a message hold a provider's own compaction that cannot be read, so survival is unknown."""
     parts = data.get("content")
     return isinstance(parts, list) and any(isinstance(part, Mapping) and compacted(part) == "" for part in parts)
 
@@ -174,7 +174,7 @@ class ToolCall:
     token_span: tuple[int, int] | None = None
     """None where the node has no tokens."""
     error: str = ""
-    """Why the call cannot be made, one clause; "" where it can."""
+    """Why the call is invalid, one clause; "" where it is valid."""
 
 
 def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) -> list[ToolCall]:
@@ -281,7 +281,7 @@ def as_text(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: numbers that are none become text ("nan"), keys become text."""
+    """``value`` as valid JSON: non-finite numbers become text ("nan"), keys become text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -292,7 +292,7 @@ def plain(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None: what a score is worth to a verdict."""
+    """A finite number, or None: the value of a score."""
     if isinstance(value, (bool, int, float)):
         try:
             return float(value) if math.isfinite(value) else None

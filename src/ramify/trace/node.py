@@ -1,4 +1,4 @@
-"""The records a run is made of: nodes, contexts, streams, marks, verdicts, findings. Schema version 2.
+"""The records a run is made of: nodes, contexts, per-token values, annotations, scores, findings. Schema version 2.
 
 A run of an agent is a path, runs of one task are a tree. A node is one message, or the part of one message that was sampled or
 inserted in one go. Nodes are append-only and content-addressed. Where tokens exist they are truth and are never made again from
@@ -169,7 +169,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a model was shown for a sampled node when that is not the path's concatenation (compaction, truncation, views)."""
+    """The prompt of a sampled node where it is not the path's concatenation (compaction, truncation, views)."""
 
     parts: tuple[Span | Insert, ...]
 
@@ -202,7 +202,7 @@ def context_from_json(parts: list[Any]) -> Context:
 
 @dataclass(frozen=True)  # no slots: the hash is computed once, not for every node
 class Provenance:
-    """Who sampled a node: model identity with its weights hash, sampling settings, run seed, and hidden-state edits if any."""
+    """The origin of a sampled node: model identity with its weights hash, sampling settings, run seed, and hidden-state edits if any."""
 
     model: str
     weights: str
@@ -233,7 +233,7 @@ class TokenValues:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A point annotation: something to remember about one offset of one node."""
+    """A note at one offset of one node."""
 
     node: str
     offset: int
@@ -246,7 +246,7 @@ class Annotation:
 class Score:
     """A scored judgement of the path that ends at ``node``.
 
-    ``judges`` maps each slot to the hash of the judge it depended on (code, prompt, model, settings), so one judge's verdicts can
+    ``judges`` maps each slot to the hash of the judge it depended on (code, prompt, model, settings), so one judge's scores can
     be erased and nothing else. ``value`` is None where the scorer failed: an unscored path is never a failed one.
     """
 
@@ -262,17 +262,17 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a method found: where, why, what to do about it, and the evidence.
+    """A method's finding: where, why, what to do about it, and the evidence.
 
     Findings of one ``maker`` are replaced together (:meth:`ramify.trace.db.Run.conclude`); erasing a judge erases none.
     """
 
     name: str
-    """What was found, in a word or two: decisive step, rule lost, dead end."""
+    """The kind of finding, in a word or two: decisive step, rule lost, dead end."""
     maker: str
     """The verb that found it: ``graph-credit mark``."""
     why: str
-    """One sentence: what was seen that says so."""
+    """One sentence: the observation that supports it."""
     node: str | None = None
     """Where; None where it is about the whole run."""
     offset: int = 0
@@ -282,14 +282,14 @@ class Finding:
     unit: str = ""
     """What ``value`` counts: reward, share, nats."""
     evidence: Any = None
-    """The numbers behind it."""
+    """The numbers that explain it."""
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """Who made it beyond the verb: its settings, models with their weights, judges."""
+    """What made it besides the verb: settings, models with their weights, judges."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeInfo:
-    """What is known of a tree without its nodes: the task it is about, the group it belongs to, and small JSON extras."""
+    """A tree without its nodes: its task, the group it belongs to, and small JSON extras."""
 
     name: str
     task: Mapping[str, Any]

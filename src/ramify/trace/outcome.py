@@ -1,4 +1,4 @@
-"""Who says how the attempts of a run ended, and what was said: the one place that chooses among several scorers."""
+"""Outcomes of attempts: chooses the scorer that decides among several, and reads its scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PART = "score."
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """The scorer whose verdicts say how attempts ended. A score of several numbers is one a part, called ``scorer.part``."""
+    """The scorer that decides how attempts ended. A score of several numbers is one scorer per part, called ``scorer.part``."""
 
     name: str
     scorer: str
@@ -30,7 +30,7 @@ class Decider:
     """The part's, None where the score is one number."""
 
     def scores(self, run: Run, tree: str) -> dict[str, Score]:
-        """Its verdicts in a tree, by node."""
+        """Its scores in a tree, by node."""
         found = run.scores(tree=tree, scorer=self.scorer)
         return {v.node: v for v in found if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
 
@@ -40,18 +40,17 @@ NOBODY = Decider("", "")
 
 
 def decider(run: Run, wanted: str | None = None) -> Decider | None:
-    """Who decides: the scorer ``wanted``, else the environment, else the reward that was imported, else the only scorer there is.
+    """The deciding scorer: ``wanted``, else the environment, else the imported reward, else the only scorer there is.
 
-    Metrics and grades that are no rewards decide only where they are wanted. None in a run without any scorer. Raises UserError where
-    nobody is called ``wanted``, or where several could decide.
-    """
+    Metrics and grades that are not rewards decide only where they are named. None in a run without any scorer. Raises UserError where there
+    is not a scorer ``wanted``, or where several could decide."""
     known, able = _scorers(run)
     if wanted is not None:
         if wanted not in known:
-            raise UserError(f"{run.folder} has no verdict of scorer '{wanted}' ({nearest(wanted, known)})")
+            raise UserError(f"{run.folder} has no score of scorer '{wanted}' ({nearest(wanted, known)})")
         return known[wanted]
     if len(able) > 1:
-        raise UserError(f"{run.folder} has verdicts of several scorers: choose one with --scorer ({', '.join(sorted(able))})")
+        raise UserError(f"{run.folder} has scores of several scorers: choose one with --scorer ({', '.join(sorted(able))})")
     return known[able[0]] if able else None
 
 
@@ -62,7 +61,7 @@ def undecided(run: Run) -> list[str]:
 
 
 def settled(run: Run, wanted: str | None = None) -> Decider:
-    """:func:`decider`, or :data:`NOBODY` where there is none or it is not clear. Raises UserError where nobody is called ``wanted``."""
+    """:func:`decider`, or :data:`NOBODY` where there is none or it is not clear. Raises UserError where there is no scorer ``wanted``."""
     return (None if wanted is None and undecided(run) else decider(run, wanted)) or NOBODY
 
 
@@ -83,12 +82,12 @@ def _scorers(run: Run) -> tuple[dict[str, Decider], list[str]]:
 
 
 def is_reward(unit: str) -> bool:
-    """Whether a verdict of this unit may say how an attempt ended; metrics and grades of other kinds do only where they are wanted."""
+    """Whether a score of this unit may decide how an attempt ended; metrics and other grades do so only where they are named."""
     return unit in ("reward", "score") or unit.startswith(_PART)
 
 
 def succeeded(score: Score | None) -> bool | None:
-    """Whether the attempt succeeded: what was said of it, else whether its reward is above 0; None where nobody said."""
+    """Whether the attempt succeeded: by its score, else whether its reward is above 0; None where there is neither."""
     if score is None or score.value is None:
         return None
     outcome = score.evidence.get("outcome") if isinstance(score.evidence, Mapping) else None
@@ -96,13 +95,13 @@ def succeeded(score: Score | None) -> bool | None:
 
 
 def paid(path: Path) -> float | None:
-    """The sum of the rewards on the way; None where none was paid."""
+    """The sum of the rewards along the path; None without any."""
     rewards = [node.reward for node, _ in path.segments if node.reward is not None]
     return sum(rewards) if rewards else None
 
 
 def successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
-    """Whether each attempt of a run succeeded, by a verdict or by the rewards on its way; None where nobody said."""
+    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither."""
     for info in run.trees():
         scores = deciding.scores(run, info.name)
         if scores:
@@ -114,6 +113,6 @@ def successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
 
 
 def cut_short(score: Score | None, stop: str) -> bool:
-    """Whether a limit ended the attempt, as its verdict says, else as its last node's ``stop`` does."""
+    """Whether a limit ended the attempt, as its score says, else as its last node's ``stop`` does."""
     evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
     return bool(evidence.get("truncated", stop == "truncated"))

@@ -65,7 +65,7 @@ class Path:
         return self._array("logprobs", np.float32)
 
     def along(self, values: Mapping[str, np.ndarray], fill: float = 0.0) -> np.ndarray:
-        """float32 (T,): a stream along the path from its values by node id; ``fill`` on nodes it does not cover."""
+        """float32 (T,): values along the path from values by node id; ``fill`` on nodes that have none."""
         pieces = []
         for node, kept in self._with_tokens():
             piece = values.get(node.id)

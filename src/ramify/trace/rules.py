@@ -112,7 +112,7 @@ def contradicts(left: str, right: str) -> bool:
 
 
 def disputes(rule: str, text: str) -> bool:
-    """Whether ``text`` says that ``rule`` is over, or demands another value in its place.
+    """Whether ``text`` says that ``rule`` is over, or demands another value instead.
 
     A text that only names another value (a request, a result, a call) demands nothing: it may follow the rule or break it, but does not
     change it.
@@ -194,7 +194,7 @@ def _tokens(text: str) -> list[tuple[str, str, int]]:
 
 
 def _number(said: str) -> str:
-    """100, 100.00 and 1,00 that is 1.00 as one key each; groups of three behind a comma are thousands."""
+    """100, 100.00 and 1,00 that is 1.00 as one key each; groups of three after a comma are thousands."""
     whole = re.sub(r"[.,](?=\d{3}(?:\D|$))", "", said).replace(",", ".")
     return f"{Decimal(whole).normalize():f}" if whole.count(".") < 2 else said
 

@@ -1,9 +1,9 @@
 """Schema version 2 of a run's SQLite file: its tables, and how records become rows and come back.
 
-Arrays are raw little-endian blobs: int32 tokens and ends, float32 log-probs and stream values, sampled masks as packed bits
+Arrays are raw little-endian blobs: int32 tokens and ends, float32 log-probs and per-token values, sampled masks as packed bits
 (first token in the highest bit of the first byte). JSON columns hold canonical JSON. Text is stored as text; the rare text that
 UTF-8 cannot express (a lone surrogate from a foreign log) is stored as a blob of its surrogatepass encoding. Small columns come
-first in a row so that a scan of them need not follow overflow pages. ``seq`` is the order of writing. Verdicts lie together by the
+first in a row so that a scan of them need not follow overflow pages. ``seq`` is the order of writing. Scores lie together by the
 set of judges they depended on, so that erasing one judge touches few pages.
 """
 
@@ -144,7 +144,7 @@ def name(value: Any) -> str:
 
 
 def to_json(value: Any, what: str) -> str | bytes:
-    """Canonical JSON for a column. Raises UserError naming ``what`` when ``value`` is no JSON."""
+    """Canonical JSON for a column. Raises UserError naming ``what`` when ``value`` is not JSON."""
     if isinstance(value, Mapping):
         if not value:
             return "{}"
@@ -180,7 +180,7 @@ def finite(value: float | None, what: str) -> float | None:
 
 
 def node_row(node: Node, tree: int, parent: int | None, context: int | None, provenance: int | None) -> tuple[Any, ...]:
-    """The row of a node, ``seq`` left to SQLite. Raises UserError on a reward that is no number or data that is no JSON."""
+    """The row of a node, ``seq`` left to SQLite. Raises UserError on a reward that is not a number or data that is not JSON."""
     return (
         node.id,
         tree,
@@ -238,45 +238,45 @@ def row_node(row: tuple[Any, ...]) -> Node:
 
 
 def token_values_row(token_values: TokenValues, seq: int, length: int) -> tuple[Any, ...]:
-    """The row of a stream, values as float32. Raises UserError when it does not fit a node of ``length``."""
+    """The row of per-token values, as float32. Raises UserError when they do not fit a node of ``length``."""
     values = np.asarray(token_values.values)
     if values.shape != (length,):
         raise UserError(
-            f"stream '{token_values.name}' has shape {values.shape} on node {token_values.node}, which has length {length}"
+            f"the token values '{token_values.name}' have shape {values.shape} on node {token_values.node}, which has length {length}"
         )
     return seq, token_values.name, token_values.maker, _blob(values, "<f4")
 
 
 @stored
 def row_token_values(row: tuple[Any, ...]) -> TokenValues:
-    """A stream from a row of ``SELECT_TOKEN_VALUES``."""
+    """Per-token values from a row of ``SELECT_TOKEN_VALUES``."""
     return TokenValues(row[0], row[1], row[2], np.frombuffer(row[3], "<f4").copy())
 
 
 def annotation_row(annotation: Annotation, seq: int, length: int) -> tuple[Any, ...]:
-    """The row of a mark. Raises UserError when its offset is outside a node of ``length``."""
+    """The row of an annotation. Raises UserError when its offset is outside a node of ``length``."""
     if not 0 <= annotation.offset <= length:
         raise UserError(
-            f"mark '{annotation.name}' is at offset {annotation.offset} of node {annotation.node}, which has length {length}"
+            f"annotation '{annotation.name}' is at offset {annotation.offset} of node {annotation.node}, which has length {length}"
         )
     return (
         seq,
         annotation.offset,
         annotation.name,
         annotation.maker,
-        to_json(annotation.value, f"the value of mark '{annotation.name}'"),
+        to_json(annotation.value, f"the value of annotation '{annotation.name}'"),
     )
 
 
 @stored
 def row_annotation(row: tuple[Any, ...]) -> Annotation:
-    """A mark from a row of ``SELECT_ANNOTATION``."""
+    """An annotation from a row of ``SELECT_ANNOTATION``."""
     return Annotation(row[0], row[1], row[2], row[3], from_json(row[4]))
 
 
 def score_row(score: Score, seq: int, judge_set: int) -> tuple[Any, ...]:
-    """The row of a verdict. Raises UserError on a value that is no number."""
-    what = f"of the verdict of '{score.scorer}' on node {score.node}"
+    """The row of a score. Raises UserError on a value that is not a number."""
+    what = f"of the score of '{score.scorer}' on node {score.node}"
     return (
         judge_set,
         seq,
@@ -291,12 +291,12 @@ def score_row(score: Score, seq: int, judge_set: int) -> tuple[Any, ...]:
 
 @stored
 def row_score(row: tuple[Any, ...]) -> Score:
-    """A verdict from a row of ``SELECT_SCORE``."""
+    """A score from a row of ``SELECT_SCORE``."""
     return Score(row[0], row[1], row[2], row[3], row[4], from_json(row[5]), from_object(row[6]), from_object(row[7]))
 
 
 def finding_row(finding: Finding, seq: int | None, length: int) -> tuple[Any, ...]:
-    """The row of a finding. Raises UserError when its offset is outside a node of ``length``, or its value is no number."""
+    """The row of a finding. Raises UserError when its offset is outside a node of ``length``, or its value is not a number."""
     what = f"of the finding '{finding.name}' of {finding.maker}"
     if not 0 <= finding.offset <= length:
         raise UserError(f"the offset {what} is {finding.offset}, and node {finding.node} has length {length}")

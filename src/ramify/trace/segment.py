@@ -44,7 +44,7 @@ def _prose(text: str) -> list[int]:
 
 
 def sentence_offsets(node: Node, by: By = "prose", start: int = 0) -> list[int]:
-    """Token offsets inside ``node``: before its first sentence from token ``start`` on, and behind each, (S + 1,).
+    """Token offsets inside ``node``: before its first sentence from token ``start`` on, and after each, (S + 1,).
 
     A boundary inside a token moves to that token's start. Empty where nothing is said. Raises NeedsError where the node has no
     character ends of its tokens.

@@ -1,4 +1,4 @@
-"""What a verb reads attempts from: the folder of a run, or a file of any format that can be imported."""
+"""Sources of attempts for a verb: the folder of a run, or a file of any format that can be imported."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ RUNS = Path("runs")
 
 @contextmanager
 def opened(source: Path, form: str | None = None, fields: Fields | None = None) -> Iterator[Run]:
-    """The run in the folder ``source``, or of that name under ./runs, or one made for the time being of a file that can be imported.
+    """The run in the folder ``source``, or of that name under ./runs, or a temporary one made from a file that can be imported.
 
-    ``form`` names the format of a file, by default it is told from the content; ``fields`` those of its task and reward. Raises UserError where there is neither; what is raised
-    inside names ``source`` and, where every attempt in it failed, says so.
-    """
+    ``form`` names the format of a file, by default it is detected from the content; ``fields`` name its task and reward. Raises UserError
+    where there is neither; errors raised inside name ``source`` and say where every attempt in it failed."""
     folder = run_folder(source)
     if folder is not None:
         if form is not None:
@@ -47,11 +46,10 @@ def run_folder(source: Path) -> Path | None:
 
 
 def conclude(source: Path, maker: str, findings: Iterable[Finding], records: Iterable[Record] = ()) -> str:
-    """Keep what the verb ``maker`` found, and other records of its, in the run that ``source`` names, in place of its earlier findings.
+    """Keep the findings of the verb ``maker``, and other records of its, in the run that ``source`` names; they replace its earlier ones.
 
-    Nothing is kept of a file that is no run. Returns why nothing could be kept (another process writes there, the disk is read-only), else
-    an empty text.
-    """
+    Nothing is kept of a file that is not a run. Returns why nothing could be kept (another process writes there, the disk is read-only),
+    else an empty text."""
     folder = run_folder(source)
     if folder is None:
         return ""
@@ -60,7 +58,7 @@ def conclude(source: Path, maker: str, findings: Iterable[Finding], records: Ite
             run.add(*records)
             run.conclude(maker, findings)
     except RamifyError as error:
-        return f"what was found is not kept in the run: {error}"
+        return f"the findings are not stored in the run: {error}"
     return ""
 
 

@@ -79,7 +79,7 @@ class Tree:
 
     @property
     def hash(self) -> str:
-        """Hash of the sorted node ids: two trees with one hash hold the same draws, whatever the order they came in."""
+        """Hash of the sorted node ids: two trees with one hash hold the same samples, in whatever order they were added."""
         return stable_hash("tree", *sorted(self.nodes))
 
     def __len__(self) -> int:

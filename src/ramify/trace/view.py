@@ -149,7 +149,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One attempt in a run's trees, read: the path to its end, and the verdict on it."""
+    """One attempt in a run's trees: the path to its end, and its score."""
 
     info: TreeInfo
     tree: Tree
@@ -194,12 +194,12 @@ class View:
 
     @property
     def reward(self) -> float | None:
-        """What the verdict is worth, or the rewards on the way where there is none; None where nobody said."""
+        """The value of the score, or the rewards along the path where there is none; None where there is neither."""
         return paid(self.path) if self.score is None else self.score.value
 
     @property
     def success(self) -> bool | None:
-        """Whether it succeeded: as was said, else by a reward above 0; None where nobody said."""
+        """Whether it succeeded: by the score, else by a reward above 0; None where there is neither."""
         if self.score is not None:
             return succeeded(self.score)
         reward = self.reward
@@ -207,12 +207,12 @@ class View:
 
     @property
     def failure(self) -> str | None:
-        """Why it failed at a boundary (a provider, an environment), None where it did not."""
+        """The infrastructure failure that ended it (a provider, an environment), None without one."""
         return failure_of(self.end, self.score)
 
     @property
     def broken_off(self) -> str | None:
-        """Why its verdict says that a failure at a boundary broke it off: it is no attempt to learn from. None where it does not."""
+        """The infrastructure failure that ended it according to its score: not an attempt to learn from. None without one."""
         return None if self.score is None else told_by(self.score)
 
     @property
@@ -255,7 +255,7 @@ def steps_of(messages: Sequence[TokenMessage]) -> list[Step]:
 def views(run: Run, group: str | None = None, scorer: str | None = None, unjudged: bool = False) -> Iterator[View]:
     """Every attempt in a run's trees, in an order that does not depend on when they ended, one tree in memory at a time.
 
-    An attempt is a path to a node with a verdict of ``scorer`` (to a leaf, in trees without one); without a name, of the one that
+    An attempt is a path to a node with a score by ``scorer`` (to a leaf, in trees without one); without a name, of the one that
     :func:`ramify.trace.outcome.decider` says. ``unjudged``: also to the leaves that nobody judged, and where several scorers could decide
     nobody did. Raises UserError where there is none of that name, or several and none is named.
     """

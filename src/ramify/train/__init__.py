@@ -1,1 +1,1 @@
-"""Batches of (tokens, mask, streams) through a sum of registered losses; knows no method."""
+"""Batches of (tokens, mask, token values) through a sum of registered losses; knows no method."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One sequence to train on. ``tokens`` int32 (T,), ``mask`` bool (T,): tokens with a loss; streams float32 (T,) by name."""
+    """One sequence to train on. ``tokens`` int32 (T,), ``mask`` bool (T,): tokens with a loss; ``token_values`` float32 (T,) by name."""
 
     tokens: np.ndarray
     mask: np.ndarray
@@ -35,14 +35,14 @@ class Row:
                     f"training row: {name} has {plural(len(values), 'entry')} for {plural(len(self.tokens), 'token')}"
                 )
             if name != "mask" and not np.isfinite(values).all():
-                raise UserError(f"training row: stream '{name}' holds a value that is not finite")
+                raise UserError(f"training row: '{name}' holds a value that is not finite")
 
 
 def row_from_path(path: Path, token_values: Mapping[str, Mapping[str, np.ndarray]] | None = None) -> Row:
     """The row of a path: sampled tokens are trained on, given ones are shown.
 
-    ``streams``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always there
-    as stream ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was sampled from an explicit context: there
+    ``token_values``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always there
+    as ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was sampled from an explicit context: there
     the path is not what the model saw, and :func:`rows_from_path` makes the rows.
     """
     for node, _ in path.segments:
@@ -60,7 +60,7 @@ def rows_from_path(
     context_of: Callable[[str], Context],
     token_values: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> list[Row]:
-    """The rows of a path, each sampled token in exactly one of them, behind what the model was shown when it sampled it.
+    """The rows of a path, each sampled token in exactly one of them, after what the model was shown when it sampled it.
 
     One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
     not simply continue. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
@@ -78,7 +78,7 @@ def rows_from_path(
 
 
 def _row(parts: Sequence[tuple[Part, bool]], token_values: Mapping[str, Mapping[str, np.ndarray]]) -> Row:
-    """``parts`` laid end to end; only those marked True are trained on and carry streams."""
+    """``parts`` laid end to end; only those marked True are trained on and carry token values."""
     tokens = whole_tokens(part for part, _ in parts)
     mask = np.zeros(len(tokens), np.bool_)
     along = {name: np.zeros(len(tokens), np.float32) for name in ("logprobs", *token_values)}
@@ -100,7 +100,7 @@ def _row(parts: Sequence[tuple[Part, bool]], token_values: Mapping[str, Mapping[
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rows padded on the right to one length. Every array is [B, T]; entry t of a stream belongs to token t."""
+    """Rows padded on the right to one length. Every array is [B, T]; entry t of a column belongs to token t."""
 
     tokens: Tensor
     mask: Tensor
@@ -108,7 +108,7 @@ class Batch:
 
 
 def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> Batch:
-    """Pad ``rows`` to their longest; a stream missing from a row is 0 there."""
+    """Pad ``rows`` to their longest; token values missing from a row are 0 there."""
     width = max(len(row.tokens) for row in rows)
     names = sorted({name for row in rows for name in row.token_values})
     tokens = np.zeros((len(rows), width), np.int64)

@@ -23,14 +23,13 @@ LOGPROBS = ("logprobs", "reference", "policy", "rival_reference", "rival_policy"
 def check_loss(loss: Loss, config: LossConfig | None = None, seed: int = 0) -> list[Problem]:
     """Run every check on made-up batches; no problem means the loss conforms.
 
-    Whatever stream the loss asks for is there; its values are standard normal, below 0 for the log-probs ``logprobs``, ``reference`` and
-    ``rival_reference``.
-    """
+    Whatever per-token values the loss needs are there; its values are standard normal, below 0 for the log-probs ``logprobs``,
+    ``reference`` and ``rival_reference``."""
     return run_checks(CHECKS, _Probe(loss, config or LossConfig(), seed))
 
 
 class _TokenValues(dict[str, Tensor]):
-    """Streams by name: the usual ones, and any other as soon as it is asked for. ``rows`` are the rows' numbers in the whole batch."""
+    """Token values by name: the usual ones, and any other as soon as it is requested. ``rows`` are the rows' numbers in the whole batch."""
 
     def __init__(self, seed: int, mask: Tensor, rows: Sequence[int]) -> None:
         self.seed, self.mask, self.rows = seed, mask, rows
@@ -115,7 +114,7 @@ def _rows(probe: _Probe) -> Iterator[str]:
     for row in range(len(LENGTHS)):
         alone, own = probe.batch([row])
         if not _same(probe.value(alone, own)[0], together[row], alone.mask[0]):
-            yield "a row's loss changes with the rows beside it in the batch"
+            yield "a row's loss changes with the rows alongside it in the batch"
 
 
 def _padding(probe: _Probe) -> Iterator[str]:
@@ -159,9 +158,9 @@ def _missing(probe: _Probe) -> Iterator[str]:
         probe.value(Batch(batch.tokens, batch.mask, {}), logprobs)
     except UserError as error:
         if "\n" in str(error):
-            yield "its error on a missing stream is more than one sentence"
+            yield "its error on missing token values is more than one sentence"
     except Exception as error:  # whichever it is, it is not the sentence a user should read
-        yield f"a missing stream raises {type(error).__name__} in place of a UserError that names it"
+        yield f"missing token values raise {type(error).__name__} instead of a UserError that names it"
 
 
 def _same(left: Tensor, right: Tensor, mask: Tensor, exactly: bool = False) -> bool:

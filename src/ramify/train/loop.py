@@ -49,9 +49,9 @@ def token_logprobs(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def score_batch(module: nn.Module, batch: Batch) -> Scores:
-    """Log-probabilities of the masked tokens and, where rows carry the stream ``rival``, of the tokens it names in their places.
+    """Log-probabilities of the masked tokens and, where rows carry the token values ``rival``, of the tokens these name instead.
 
-    Raises UserError where a rival is no token of the model.
+    Raises UserError where a rival is not a token of the model.
     """
     where = batch.mask[:, 1:]
     if isinstance(module, TinyLM):
@@ -76,9 +76,9 @@ def score_batch(module: nn.Module, batch: Batch) -> Scores:
 
 
 def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 16384) -> list[Row]:
-    """Rows with the stream ``reference``: log-probs of their trained tokens under another model, for the KL to it.
+    """Rows with the token values ``reference``: log-probs of their trained tokens under another model, for the KL to it.
 
-    Rows of pairs (stream ``rival``) get ``rival_reference`` as well. Rows come out in order of length.
+    Rows of pairs (token values ``rival``) get ``rival_reference`` as well. Rows are returned in order of length.
     """
     out = []
     with torch.no_grad():

@@ -32,7 +32,7 @@ class Scores:
 
     logprobs: Tensor
     rivals: Tensor | None = None
-    """The same of the token that stream ``rival`` names at each place, in the row's token's stead; None where no row has it."""
+    """The same for the token that ``rival`` names instead at each position; None where no row has it."""
 
 
 Loss = Callable[[Batch, Scores, LossConfig], Tensor]
@@ -40,7 +40,9 @@ Loss = Callable[[Batch, Scores, LossConfig], Tensor]
 
 def _token_values(batch: Batch, name: str, loss: str) -> Tensor:
     if name not in batch.token_values:
-        raise UserError(f"loss '{loss}' needs stream '{name}'; the rows carry {', '.join(sorted(batch.token_values)) or 'none'}")
+        raise UserError(
+            f"loss '{loss}' needs the token values '{name}'; the rows carry {', '.join(sorted(batch.token_values)) or 'none'}"
+        )
     return batch.token_values[name]
 
 
@@ -71,8 +73,8 @@ def reference_kl(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
 def preference(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
     """Preference for one token over its ``rival`` in the same place (DPO, Rafailov et al. 2023, equation 7; responses of one token).
 
-    -log sigmoid(beta ((log p(token) - log ref(token)) - (log p(rival) - log ref(rival)))). Both are scored behind the same row, so a
-    pair is one row and one forward pass, and nothing after the token (an end of turn) enters. Streams: ``rival`` (a token id),
+    -log sigmoid(beta ((log p(token) - log ref(token)) - (log p(rival) - log ref(rival)))). Both are scored after the same row, so a
+    pair is one row and one forward pass, and nothing after the token (an end of turn) enters. Token values: ``rival`` (a token id),
     ``reference`` and ``rival_reference`` (see :func:`ramify.train.loop.with_reference`).
     """
     _token_values(batch, "rival", "preference")

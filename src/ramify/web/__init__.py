@@ -1,1 +1,1 @@
-"""Pages and the HTTP server."""
+"""Pages of runs and the HTTP server."""

@@ -1,4 +1,4 @@
-"""One request being answered: its samples, what is sent of them, what is counted and recorded."""
+"""The answer to one request: its samples, the events sent, metrics and recording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ramify.model.protocol import CLIENT, Completion, Identity
 from ramify.model.streaming import Piece, Pieces, stream, whole
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Form, Served, Top
-from ramify.web.limits import Places, RefusedRequestError
+from ramify.web.limits import RefusedRequestError, Slots
 from ramify.web.metrics import Metrics
 from ramify.web.replies import Reply, ReplyPart
 from ramify.web.sampling import merged, why_cut
@@ -30,9 +30,9 @@ class Answer:
     """``start`` is when the request came, on the monotonic clock. Use it once."""
 
     def __init__(
-        self, form: Form, identity: Identity, places: Places, metrics: Metrics, record: Recorder | None, start: float
+        self, form: Form, identity: Identity, slots: Slots, metrics: Metrics, record: Recorder | None, start: float
     ) -> None:
-        self.form, self.identity, self.places = form, identity, places
+        self.form, self.identity, self.slots = form, identity, slots
         self.metrics, self.record, self.start = metrics, record, start
         self.id = form.id_head + uuid.uuid4().hex
         self.created = int(time.time())
@@ -96,9 +96,9 @@ class Answer:
         yield "data: [DONE]\n\n"
 
     async def _parts(self) -> AsyncGenerator[tuple[int, ReplyPart, list[Top]], None]:
-        """What becomes sure of each choice; at the end all is counted and recorded."""
+        """The final parts of each choice; at the end all is counted and recorded."""
         form = self.form
-        with self.places.take(CLIENT.get(), len(self.replies)):
+        with self.slots.take(CLIENT.get(), len(self.replies)):
             await form.prepare()
             try:
                 async with aclosing(merged(self._streams())) as pieces:
@@ -120,7 +120,7 @@ class Answer:
                 raise
             finally:
                 self.metrics.count(*self._sums())
-            if form.samples:  # Whoever leaves while this waits is recorded all the same, once.
+            if form.samples:  # A client that disconnects meanwhile is still recorded, once.
                 await self._tell([reply.completion for reply in self.replies if reply.completion is not None])
 
     def _streams(self) -> list[Pieces]:
@@ -138,7 +138,7 @@ class Answer:
         await self.record(Exchange(self.id, self.form.route, self.identity, self.form.prompts, self.form.settings, keys, told))
 
     def _leave(self, why: str) -> None:
-        """The client has left, or its time has run out: nothing can be awaited here for long, so the recorder stores it by itself."""
+        """The client disconnected or its time ran out: nothing may be awaited here for long, so the recorder stores it on its own."""
         self.metrics.gone.inc()
         gone = InfrastructureError("provider", why)
         kept = asyncio.ensure_future(self._tell([reply.completion or gone for reply in self.replies]))
@@ -148,7 +148,7 @@ class Answer:
         prompt = self.form.prompt_tokens(choice, completion)
         if prompt is None or completion.tokens is None:
             raise RefusedRequestError(
-                400, "This model does not tell the tokens of its prompt, which 'top_logprobs' needs.", "top_logprobs"
+                400, "This model does not report the tokens of its prompt, which 'top_logprobs' needs.", "top_logprobs"
             )
         return await self.form.served.alternatives(prompt, completion.tokens, self.form.top)
 
@@ -162,7 +162,7 @@ class Answer:
         if piece.completion is not None and piece.completion.tokens is not None and len(piece.completion.tokens) > 1:
             self.metrics.each.observe((now - self._begun[choice]) / (len(piece.completion.tokens) - 1))
 
-    # -- what is said around the choices
+    # -- the response around the choices
 
     def _head(self, kind: str) -> dict[str, Any]:
         mark = self.identity.weights[:16]
@@ -208,13 +208,13 @@ def _event(body: dict[str, Any]) -> str:
 
 
 _STATUS = {"rate": 429, "timeout": 504}
-"""Kinds of failures of an endpoint behind this server; any other is 502."""
+"""Kinds of failures of an upstream endpoint; any other is 502."""
 
 
 def refusal(error: RamifyError, served: Served | None = None) -> RefusedRequestError:
-    """What a client is told of an error, by the name that ``served`` has for it.
+    """The error response for a client; the model is called as in ``served``.
 
-    What an upstream refuses of a request is the client's own business; a refused key is not.
+    An upstream's refusal of a request is passed on to the client; that of the key is not.
     """
     refused = _refusal(error)
     if served is not None:

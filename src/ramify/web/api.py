@@ -1,6 +1,6 @@
 """The OpenAI-compatible server of any model: chats and completions, whole or as they grow; the model, health and metrics.
 
-``ramify serve`` puts :mod:`ramify.web.limits` in front of it. See docs/howto/serve.md for what each field does.
+``ramify serve`` puts :mod:`ramify.web.limits` before it. See docs/howto/serve.md for what each field does.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from ramify.web.exchange import Recorder
 from ramify.web.fields import ChatRequest, R, TextRequest, passed_on, read_request
 from ramify.web.forms import Form, Served
 from ramify.web.gateway import Gateway
-from ramify.web.limits import Places, RefusedRequestError, client_of, error_answer, error_handlers, read_json
+from ramify.web.limits import RefusedRequestError, Slots, client_of, error_answer, error_handlers, read_json
 from ramify.web.metrics import Gauges, Metrics
 from ramify.web.sampling import GoneError, begun, unless_gone
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
 _GONE = 499
-"""What a request counts as whose client left; nobody is told."""
+"""Status that a request is counted with when its client disconnected; it is not sent."""
 
 
 class Api:
-    """``model`` served as ``name``. ``places`` bounds what runs and waits; ``record`` is told of every answer before its end is sent.
+    """``model`` served as ``name``. ``slots`` bounds running and waiting samples; ``record`` is called with every answer before its end is
+    sent.
 
     ``gauges`` gives numbers of the engine for ``/metrics`` (:class:`Metrics`). Raises what the model's ``capabilities`` raise.
     """
@@ -44,18 +45,18 @@ class Api:
         self,
         model: Model,
         name: str,
-        places: Places,
+        slots: Slots,
         record: Recorder | None = None,
         gauges: Callable[[], Gauges] = dict,
     ) -> None:
-        self.served, self.places, self.record = Served.of(model, name), places, record
+        self.served, self.slots, self.record = Served.of(model, name), slots, record
         self.identity = model.identity
         self.created = int(time.time())
-        self.metrics = Metrics(lambda: {"places_taken": places.taken, "places": places.most, **gauges()})
+        self.metrics = Metrics(lambda: {"places_taken": slots.taken, "places": slots.most, **gauges()})
         self.gateway: Gateway | None = None
         layers, inner = unwrapped(model)
         if isinstance(inner, HttpModel) and inner.mode == "chat":  # requests pass as they are, but for what middleware changes
-            self.gateway = Gateway(inner, layers, self.served, places, self.metrics, record)
+            self.gateway = Gateway(inner, layers, self.served, slots, self.metrics, record)
 
     def app(self) -> Any:
         """The ASGI application."""
@@ -77,7 +78,7 @@ class Api:
         """Count an answer, the guard's refusals among them: what :class:`~ramify.web.limits.Guard` takes as ``count``."""
         self.metrics.requests.labels(path if path in ROUTES else "other", str(status)).inc()
 
-    # -- what is here
+    # -- models, health and metrics
 
     async def _models(self, request: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -96,7 +97,7 @@ class Api:
             raise RefusedRequestError(404, f"There is no model '{name[:80]}' here ({hint}).", "model", "model_not_found")
 
     async def _health(self, request: HttpRequest) -> Response:
-        return JSONResponse({"status": "ok"})  # whoever asks: a probe shows no token
+        return JSONResponse({"status": "ok"})  # for anyone: a probe sends no token
 
     async def _metrics(self, request: HttpRequest) -> Response:
         return Response(self.metrics.text(), headers={"content-type": self.metrics.content_type})
@@ -118,7 +119,7 @@ class Api:
         return await self._answer(request, form)
 
     def _read(self, body: Mapping[str, Any], kind: type[R]) -> tuple[R, dict[str, Any]]:
-        """The request in ``body``, and what of it only an endpoint can read. Raises RefusedError."""
+        """The request in ``body``, and the fields that only an endpoint can read. Raises RefusedError."""
         rest = passed_on(body, kind) if self.served.passes else {}
         asked = read_request({name: value for name, value in body.items() if name not in rest}, kind)
         self._known(asked.model)
@@ -129,7 +130,7 @@ class Api:
         body = read_json(await request.body())
         form = await make(body)
         CLIENT.set(client_of(body, request))
-        answer = Answer(form, self.identity, self.places, self.metrics, self.record, start)
+        answer = Answer(form, self.identity, self.slots, self.metrics, self.record, start)
         if not form.request.stream:
             return JSONResponse(await unless_gone(request.receive, answer.whole()))
         return await begun(request.receive, answer.events())

@@ -19,7 +19,7 @@ from ramify.web.replies import Reply, ReplyPart, Token
 
 
 class ChatForm(Form):
-    """A chat as it is asked for and answered."""
+    """A chat request and its answer."""
 
     route, id_head = "chat", "chatcmpl-"
     whole_object, chunk_object = "chat.completion", "chat.completion.chunk"
@@ -41,7 +41,7 @@ class ChatForm(Form):
         most = 1 if request.parallel_tool_calls is False else None
         if tools and most and "tokens" in served.offers:  # sampled no further, so what is kept of the reply is what is sent
             settings = replace(settings, stop_texts=(*settings.stop_texts, CALL_END))
-        if "response_format" not in served.forwards:  # else it is the endpoint's to keep to
+        if "response_format" not in served.forwards:  # else the endpoint enforces it
             settings = replace(settings, grammar=grammar_of(request, "grammar" in served.offers and not served.passes))
         served.follows(settings)
         form = cls(served, request, [prefix], settings, request.top_logprobs or 0)
@@ -114,7 +114,7 @@ def _event(choice: int, delta: dict[str, Any], finish: str | None = None) -> dic
 
 
 def _passed_on(served: Served, request: ChatRequest) -> dict[str, Any]:
-    """What an endpoint behind is asked to keep to, as the request says it."""
+    """The constraints that are forwarded to an upstream endpoint."""
     asked: dict[str, Any] = {}
     if "tool_choice" in served.forwards and request.tool_choice not in (None, "auto", "none"):
         asked["tool_choice"] = request.tool_choice

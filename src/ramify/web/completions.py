@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: text or token ids in, their continuation out, with log-probs of what was sampled and of what was given."""
+"""``POST /v1/completions``: text or token ids in, their continuation out, with log-probs of sampled and given tokens."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ramify.web.limits import RefusedRequestError
 from ramify.web.replies import Reply, ReplyPart, Token
 
 DEFAULT_TOKENS = 16
-"""As OpenAI has it."""
+"""OpenAI's default."""
 _LONG = 50_000
 """Characters of a prompt from which on it is encoded in a thread."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A prompt's own text and scores, where they were asked for. T tokens; the first has no score."""
+    """A prompt's own text and scores, where they were requested. T tokens; the first has no score."""
 
     text: str
     tokens: list[Token]
@@ -34,7 +34,7 @@ class Given:
 
 
 class TextForm(Form):
-    """A completion as it is asked for and answered."""
+    """A completion request and its answer."""
 
     route, id_head = "completions", "cmpl-"
     whole_object = chunk_object = "text_completion"
@@ -64,7 +64,7 @@ class TextForm(Form):
         return form
 
     async def prepare(self) -> None:
-        """See :class:`Form`: texts of the prompts, and scores where they were asked for."""
+        """See :class:`Form`: texts of the prompts, and scores where they were requested."""
         tokenizer, request = self.served.tokenizer, self.request
         prompts = [prompt.tokens for prompt in self.prompts if prompt.tokens is not None]
         assert tokenizer is not None

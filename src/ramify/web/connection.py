@@ -10,23 +10,23 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 30.0
-"""A request whose head is not there by then is cut off; so is a connection that waits this long for a request."""
+"""Seconds until a request without complete headers, or an idle connection, is closed."""
 BODY_SECONDS = 30.0
-"""Each time as long must bring PROGRESS bytes of a body, or its end."""
+"""Every such period must bring PROGRESS bytes of a body, or its end."""
 WRITE_SECONDS = 30.0
-"""Each time as long must take PROGRESS bytes of an answer that waits to be read, or all of it."""
+"""In every such period the client must read PROGRESS bytes of a waiting answer, or all of it."""
 LAST_SECONDS = 1.0
-"""For requests that the server's end cuts off to be told so."""
+"""Seconds for requests cut off by the shutdown to be notified."""
 PROGRESS = 16 << 10
 SPARE = 64
-"""Connections beyond the bound that are told so; more are closed at once."""
+"""Connections beyond the bound that get an error response; more are closed at once."""
 
 
 class Connection(H11Protocol):  # type: ignore[misc]
     """HTTP/1.1 as uvicorn speaks it, with a clock on every wait for the client and a bound on connections."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Start the clock of the first request; beyond the bound the request will be told to come again."""
+        """Start the clock of the first request; beyond the bound the request is answered with 503."""
         super().connection_made(transport)
         self._phase: Any = None
         self._received = 0
@@ -59,7 +59,7 @@ class Connection(H11Protocol):  # type: ignore[misc]
                 clock.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, and let go of the request that was under way."""
+        """Refuse what is not HTTP, and let go of the request that was under way."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
             self._mind_reader()
@@ -93,7 +93,7 @@ class Connection(H11Protocol):  # type: ignore[misc]
         self._reading = self.loop.call_later(BODY_SECONDS, self._body_due)
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered: from here on it must."""
+        """The client reads too slowly: the clock starts."""
         super().pause_writing()
         self._mind_reader()
 
@@ -119,19 +119,19 @@ class Connection(H11Protocol):  # type: ignore[misc]
 
 
 class Server(uvicorn.Server):  # type: ignore[misc]
-    """Ctrl-C or SIGTERM: nothing new is taken, what is open is finished in the time to drain, ``run`` returns. The second ends it at once."""
+    """Ctrl-C or SIGTERM: no new requests, open ones finish within the drain time, ``run`` returns. The second ends it at once."""
 
     should_exit: bool
     unread = 0
-    """Answers that were written and that nobody had read by the end."""
+    """Answers that were written and not read by the end."""
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """A signal has come. It is not raised again afterwards, as uvicorn does: to be asked to end is no failure."""
+        """A signal has come. It is not raised again afterwards, as uvicorn does: a requested shutdown is not a failure."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Take nothing new, finish what is open; what is cut off in the end says its last word, to the client and to the run."""
+        """Refuse new requests and finish open ones; those cut off get a last event and are recorded."""
         await super().shutdown(sockets)
         if tasks := list(self.server_state.tasks):
             for task in tasks if self.force_exit else ():

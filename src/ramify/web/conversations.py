@@ -1,4 +1,4 @@
-"""Requests to a server, hung into a run as trees of conversations: what was asked, what was shown, what was answered.
+"""Stores requests to a server in a run as trees of conversations: messages, rendered prompts, answers.
 
 A conversation is a tree; it begins with the messages up to the user's first. A request that repeats what was answered before continues
 below the node that was sampled then, and several choices are siblings. Where a client has compacted its messages, so that only its newest exchange is
@@ -37,15 +37,15 @@ _ROLES = ("system", "user", "assistant", "tool")
 _REPLY, _EXCHANGE, _AGAIN, _PROMPT = "reply", "exchange", "exchange-again", "prompt"
 """Kinds of journal entries, by which a later request finds the node to continue from."""
 _LABELS = ("seed", *IGNORED)
-"""Fields of a request that may differ from one to the next and change no reply (or, as the seed, are on it as its key): no settings."""
+"""Fields of a request that do not change replies (or, like the seed, are stored as the sample key) and so are not settings."""
 _PROMPTS = 1 << 16
-"""Ends of prompts of token ids, and of what was sampled behind them, that are remembered."""
+"""Ends of prompts of token ids, and of what was sampled after them, that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Keyed:
-    """One message as it is stored, with its tokens where the model was shown it so. ``key`` tells it from others, however its tool
-    calls were spelled."""
+    """One message as it is stored, with its tokens where the model was shown it so. ``key`` identifies it, however its tool calls were
+    written."""
 
     shown: TokenMessage
     key: str
@@ -53,7 +53,7 @@ class _Keyed:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Where a reply sampled earlier is, and whether the path to it says just what the client sent."""
+    """The node of an earlier reply, and whether the path to it equals what the client sent."""
 
     node: Node
     whole: bool
@@ -67,7 +67,7 @@ class Conversations:
 
     def __init__(self, run: Run, template: ChatTemplate | None = None, hidden: bool = False) -> None:
         self.run, self.template, self.hidden = run, template, hidden
-        self._index = itertools.count(len(run))  # above every sample index that an earlier server gave in this run
+        self._index = itertools.count(len(run))  # above every sample index that an earlier server used in this run
         self._ends: OrderedDict[str, str] = OrderedDict()
         for entry in run.journal(_PROMPT)[-_PROMPTS:]:
             self._ends[entry.key] = entry.payload["node"]
@@ -121,7 +121,7 @@ class Conversations:
                 self._remember(reply, outcome, said, places, known.whole, exchange.client)
 
     def _messages(self, messages: Sequence[Message], shown: Sequence[TokenMessage]) -> list[_Keyed]:
-        """The client's messages, each with its tokens where the model was shown it as it is."""
+        """The client's messages, each with its tokens where the prompt contains it unchanged."""
         waiting: dict[str, list[TokenMessage]] = {}
         for laid in shown:
             waiting.setdefault(self._said(laid.message).key, []).append(laid)
@@ -142,7 +142,7 @@ class Conversations:
         return _Keyed(TokenMessage(stored), _key(stored))
 
     def _with_tokens(self, said: _Keyed, laid: TokenMessage) -> _Keyed:
-        """Tokens spell the text, so they go where something was taken out of it."""
+        """Tokens spell the text, so they are dropped where something was redacted."""
         text = clean(laid.message.text)
         if laid.tokens is None or (self.hidden and scrub(text) != text):
             return said
@@ -319,7 +319,7 @@ def _same_tokens(node: Node, said: _Keyed) -> bool:
 
 
 def _key(message: Message) -> str:
-    """What a message is told by: role, text, calls by name and arguments, and parts that are no text."""
+    """What identifies a message: role, text, calls by name and arguments, and parts that are not text."""
     text, calls = split_reply(message.text.strip()) if message.role == "assistant" else (message.text, [])
     beside = [call for call in message.data.get("tool_calls") or () if isinstance(call, Mapping) and "function" in call]
     made = [list(found) for found in Message("assistant", "", {"tool_calls": calls or beside}).functions]

@@ -1,4 +1,4 @@
-"""One request that was answered: what a recorder is told."""
+"""One answered request, as passed to a recorder."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Exchange:
     """What the client sent: messages and tools of a chat, token ids of each other prompt. What the model was shown is ``Completion.shown``."""
     settings: Sampling
     keys: tuple[tuple[int, ...], ...]
-    """The place key of each sample: P tuples of n."""
+    """The sample key of each sample: P tuples of n."""
     outcomes: tuple[tuple[Completion | Exception, ...], ...]
     """P tuples of n: a sample, or what went wrong with it."""
     client: str = field(default_factory=CLIENT.get)
-    """Who asked, as fairness counts clients; of the request under way."""
+    """The client of the current request, as counted for fairness."""
 
 
 Recorder: TypeAlias = Callable[[Exchange], Awaitable[None]]
-"""Awaited before the end of an answer is sent, so an answered request is a recorded one. It may raise; that is then the answer."""
+"""Awaited before the end of an answer is sent, so an answered request is a recorded one. An exception becomes the answer."""

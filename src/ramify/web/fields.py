@@ -1,4 +1,4 @@
-"""What a request may say: every field of the two routes, those taken at one value only, those of no effect, and those refused."""
+"""Request fields of the two routes: supported, accepted at one value only, ignored, and refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ramify.web.limits import RefusedRequestError
 MAX_CHOICES, MAX_TOP, MAX_STOPS, MAX_STOP = 128, 20, 16, 256
 _LARGE = 1 << 62
 
-#: Fields taken at one value, which changes nothing; any other is refused. Field -> (value, why no other).
+#: Fields accepted only at their neutral value. Field -> (value, why no other).
 NEUTRAL: dict[str, tuple[Any, str]] = {
     "best_of": (1, "use n and choose yourself"),
     "modalities": (["text"], "replies are text"),
@@ -43,7 +43,7 @@ REFUSED = {
     "audio": "replies are text",
     "prediction": "speculation is the server's own business (--drafter)",
     "web_search_options": "there is no search",
-    "reasoning_effort": "a model thinks as much as it thinks",
+    "reasoning_effort": "the model decides how much it thinks",
     "verbosity": "ask for it in a message",
     "ignore_eos": "a reply ends where the model ends it",
     "min_tokens": "a reply ends where the model ends it",
@@ -170,14 +170,14 @@ class Tool(_Fields):
 
 
 class StreamOptions(_Fields):
-    """Of a streamed answer. They say how it is told, not what; those of other servers are passed over."""
+    """Options of a streamed answer's format; those of other servers are ignored."""
 
     model_config = ConfigDict(extra="ignore")
     include_usage: bool | None = None
 
 
 class RequestFields(_Fields):
-    """What both routes take."""
+    """Fields of both routes."""
 
     model: str
     stream: bool | None = None
@@ -208,7 +208,7 @@ class RequestFields(_Fields):
     return_tokens_as_token_ids: bool | None = None
 
     def sampling(self, max_tokens: int, model: Model | None = None) -> Sampling:
-        """The settings that the request asks for; what it leaves open is as ``model`` has it by default."""
+        """The sampling settings of the request; others are the defaults of ``model``."""
         bias = self.logit_bias or {}
         return sampling_of(
             model,

@@ -1,4 +1,4 @@
-"""What a request holds its replies to: a format, a tool that must be called, or calls whose arguments fit their schemas."""
+"""Constraints of a request on its replies: a format, a tool that must be called, or calls whose arguments fit their schemas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def grammar_of(request: RequestFields, strict: bool = True) -> Grammar | None:
             reply = _structured(request.structured_outputs)
         if (request.response_format or {"type": "text"}) != {"type": "text"}:
             if reply is not None:
-                raise UserError("'structured_outputs' and 'response_format' are two ways to say one thing; send one of them")
+                raise UserError("'structured_outputs' and 'response_format' are two ways to set the format; send one of them")
             field = "response_format"
             reply = _format(request.response_format or {})
         if not isinstance(request, ChatRequest):

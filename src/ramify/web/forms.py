@@ -1,4 +1,4 @@
-"""What the two routes have in common: a form knows a request's prompts and lays its choices out as JSON."""
+"""Shared by the two routes: a form holds a request's prompts and writes its choices as JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ramify.web.replies import Reply, ReplyPart, Token
 DEFAULT_TOKENS = 1024
 """Longest reply where neither the request nor the model sets a limit."""
 TOLD = ("scores", "pins", "memory")
-"""What of a sample's data clients are told as ``ramify``: what middleware has to say."""
+"""Fields of a sample's data that clients receive as ``ramify``: the results of middleware."""
 Top = list[tuple[int, float]]
-"""The likeliest tokens at one place, with their log-probs under the model."""
+"""The likeliest tokens at one position, with their log-probs under the model."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Served:
     forwards: frozenset[str]
     """Fields of a request that the model passes on as they are (:attr:`ramify.model.protocol.Prefix.asked`)."""
     aliases: frozenset[str] = frozenset()
-    """What the model, and what it wraps, call themselves."""
+    """Names of the model and of the models it wraps."""
     passes: bool = False
     """Whether fields that are not read here continue to the endpoint that samples (:func:`ramify.web.fields.passed_on`)."""
 
     @classmethod
     def of(cls, model: Model, name: str) -> Served:
-        """Ask ``model`` once what it is. Raises what its ``capabilities`` raise: an endpoint has to answer."""
+        """Read the properties of ``model`` once. Raises what its ``capabilities`` raise: an endpoint has to answer."""
         offers = model.capabilities
         takes = "tokens" in offers
         template = own_template(model)
@@ -63,7 +63,7 @@ class Served:
         )
 
     def named(self, text: str) -> str:
-        """``text`` for a client: where it says another name of the model, in quotes, it says the one that clients ask for."""
+        """``text`` for a client: where it says another name of the model, in quotes, it is replaced by the name that clients use."""
         for alias, quote in itertools.product(self.aliases, "'`\""):
             text = text.replace(f"{quote}{alias}{quote}", f"{quote}{self.name}{quote}")
         return text
@@ -79,7 +79,7 @@ class Served:
             self.need(name, {"penalties": "logit_bias, min_p and penalties", "grammar": "replies held to a format"}[name])
 
     def limit(self, asked: int | None, default: int | None = None) -> int:
-        """Longest reply. Raises RefusedError where more is asked for than the context holds."""
+        """Longest reply. Raises RefusedError where more is requested than the context holds."""
         most = self.context or 1 << 20
         if asked is not None and asked > most:
             raise RefusedRequestError(
@@ -98,7 +98,7 @@ class Served:
         return "" if self.tokenizer is None else self.tokenizer.decode([token])
 
     async def alternatives(self, prompt: np.ndarray, sampled: np.ndarray, k: int) -> list[Top]:
-        """The ``k`` likeliest tokens at the place of each sampled one: the model is asked again, with the whole."""
+        """The ``k`` likeliest tokens at the position of each sampled one: from scoring the whole text once more."""
         (scores,) = await self.model.logprobs([np.concatenate([prompt, sampled]).astype(np.int32)], k)
         assert scores.top_tokens is not None
         assert scores.top_logprobs is not None
@@ -126,7 +126,7 @@ class Form(ABC):
     looks = False
     """Whether replies are searched for tool calls."""
     most_calls: int | None = None
-    """How many calls of a reply are told of; None: all."""
+    """How many calls of a reply are returned; None: all."""
 
     def __init__(self, served: Served, request: RequestFields, prompts: Sequence[Prefix], settings: Sampling, top: int) -> None:
         self.served, self.request, self.prompts, self.settings, self.top = served, request, tuple(prompts), settings, top
@@ -150,7 +150,7 @@ class Form(ABC):
     @property
     @abstractmethod
     def tells_tokens(self) -> bool:
-        """Whether tokens are told of as such."""
+        """Whether the response names single tokens."""
 
     @abstractmethod
     def opening(self, choice: int) -> dict[str, Any] | None:
@@ -177,12 +177,12 @@ class Form(ABC):
         return f"token_id:{token}" if self.request.return_tokens_as_token_ids else self.served.spelled(token)
 
     def ids(self, part: ReplyPart) -> dict[str, Any]:
-        """The ids of a part's tokens, where they were asked for."""
+        """The ids of a part's tokens, where they were requested."""
         told = self.request.return_token_ids and "tokens" in self.served.offers
         return {"token_ids": [token.id for token in part.tokens]} if told else {}
 
     def extras(self, reply: Reply) -> dict[str, Any]:
-        """What this server says of a finished choice beyond OpenAI's fields."""
+        """Fields of a finished choice beyond OpenAI's."""
         found: dict[str, Any] = {"stop_reason": reply.stopped if isinstance(reply.stopped, str) or self._asked(reply) else None}
         data = (reply.completion.data if reply.completion is not None else None) or {}
         if told := {name: data[name] for name in TOLD if name in data}:

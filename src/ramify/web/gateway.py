@@ -1,9 +1,8 @@
-"""Requests passed on to an OpenAI-compatible server as they are, and its answers passed back: read on the side, counted, recorded.
+"""A proxy of an OpenAI-compatible server: requests and answers pass unchanged and are validated, counted and recorded.
 
-Bytes go through unchanged, but for what middleware changes (:mod:`ramify.web.passing`). An answer is checked before it counts: what an upstream
-does wrong becomes one error in OpenAI's shape, in bounded memory and time. The client's own headers, its key among them, go nowhere; the upstream's
-key comes from the environment. Nothing is tried twice: clients have retries of their own.
-"""
+Only middleware changes bytes (:mod:`ramify.web.passing`). Upstream responses are validated: a fault becomes one error in OpenAI's format,
+in bounded memory and time. The client's headers, its key among them, are not forwarded; the upstream's key comes from the environment.
+Requests are not retried: clients have their own retries."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, EventParser, Heard, 
 from ramify.web.answers import refusal
 from ramify.web.exchange import Exchange, Recorder
 from ramify.web.forms import Served
-from ramify.web.limits import Places, RefusedRequestError, client_of, read_json
+from ramify.web.limits import RefusedRequestError, Slots, client_of, read_json
 from ramify.web.metrics import Metrics
 from ramify.web.passing import Held, edited, prefixes, prompts_of, read_choice, write_choice
 from ramify.web.sampling import begun, unless_gone, why_cut
@@ -51,16 +50,16 @@ class Gateway:
         model: HttpModel,
         layers: Sequence[Middleware],
         served: Served,
-        places: Places,
+        slots: Slots,
         metrics: Metrics,
         record: Recorder | None,
     ) -> None:
         self.model, self.layers, self.served = model, layers, served
         self.name, self.identity = served.name, served.model.identity
-        self.places, self.metrics, self.record = places, metrics, record
+        self.slots, self.metrics, self.record = slots, metrics, record
         self.rewrites = any(layer.rewrites for layer in layers)
         limits = model.transport.limits
-        most = places.running + places.waiting
+        most = slots.running + slots.waiting
         self.transport = Transport(
             model.endpoint,
             replace(limits, concurrent=max(limits.concurrent, most), max_bytes=min(limits.max_bytes, MAX_ANSWER)),
@@ -81,7 +80,7 @@ class Gateway:
         CLIENT.set(client_of(asked, request))
         if (named := asked.get("model")) not in (self.name, self.model.model):
             raise RefusedRequestError(
-                404, f"There is no model '{str(named)[:80]}' here; ask for '{self.name}'.", "model", "model_not_found"
+                404, f"There is no model '{str(named)[:80]}' here; use '{self.name}'.", "model", "model_not_found"
             )
         call = _Call(self, route, path, body, asked, start)
         if asked.get("stream"):
@@ -132,16 +131,16 @@ class _Call:
         self.seen: list[list[Prefix]] = []
         """What each piece of middleware was given of each prompt, and what the model is shown of it."""
         self.public = gateway.name if asked["model"] != gateway.model.model else ""
-        """What the client calls the model, where the upstream calls it something else."""
+        """The client's name of the model, where the upstream's differs."""
         self.host = gateway.model.endpoint.host
         self.id = self.who = ""
         self.told = False
-        """Whether the end is counted and the recorder told: what is cut off while it writes is not told again."""
+        """Whether the end is counted and recorded, so that an interruption does not record it twice."""
 
     async def whole(self) -> bytes:
         """The body of the upstream's answer, with what middleware changed. Raises ProviderError, RefusedError, and what middleware raises."""
         transport = self.gateway.transport
-        with self.gateway.places.take(CLIENT.get(), self.samples):
+        with self.gateway.slots.take(CLIENT.get(), self.samples):
             try:
                 body = await self._body()
                 async with transport.opened("POST", self.path, body) as response:
@@ -173,7 +172,7 @@ class _Call:
         heard = Heard("", self.host, extra=bool(self.given))
         held = Held(self.gateway.rewrites) if self.gateway.layers else None
         begun = False
-        with self.gateway.places.take(CLIENT.get(), self.samples):
+        with self.gateway.slots.take(CLIENT.get(), self.samples):
             try:
                 body = await self._body()
                 async with aclosing(self._passed(body, heard, held)) as passed:
@@ -260,7 +259,7 @@ class _Call:
         """The model's name as the client knows it, where the answer says another."""
         return {"model": self.public} if self.public and "model" in answer else {}
 
-    # -- what middleware does
+    # -- middleware
 
     async def _body(self) -> bytes:
         """The client's body, but for what middleware changed and the upstream's name of the model."""
@@ -288,7 +287,7 @@ class _Call:
         made = await asyncio.gather(*(one(at, completions[at]) for at in sound))
         return {**completions, **dict(zip(sound, made, strict=True))}
 
-    # -- what is kept of it
+    # -- recording
 
     def _choices(self, answer: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         for at, choice in enumerate(wire.choices_of(answer, self.host)):
@@ -335,7 +334,7 @@ class _Call:
         prompts = tuple(self.given)
         missing = failed or InfrastructureError("provider", f"{self.host} gave no such choice")
         n, seed = self.n, self.asked.get("seed")
-        if not completions:  # a request that came to nothing is one node, however much it asked for
+        if not completions:  # a failed request is one node, however many samples it requested
             prompts, n = prompts[:1], 1
         elif self.who and self.who != self.gateway.model.model:
             names = {"model": {"asked": self.gateway.model.model, "answered": self.who}}

@@ -1,4 +1,4 @@
-"""What stands before every application served: who may ask, how much, for how long, how many at once, and how a refusal looks."""
+"""Guards every served application: authentication, size, time and concurrency limits, and the form of refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_BRACKETS = 200_000
 """Lists and objects in one body: some bytes of text become a hundred in memory."""
 MIN_TOKEN = 16
 LINGER_SECONDS = 2.0
-"""How long a refused client may continue sending before its connection is closed: it reads the refusal meanwhile."""
+"""Seconds that a refused client may continue sending, so that it can read the refusal, before its connection is closed."""
 _COOKIE = "ramify_token"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 HEADERS = {
@@ -45,7 +45,7 @@ HEADERS = {
 
 
 class RefusedRequestError(RamifyError):
-    """A request that is not answered: an HTTP status, one sentence, and where it can be told the field at fault."""
+    """A request that is not answered: an HTTP status, one sentence, and the field at fault where it is known."""
 
     def __init__(
         self,
@@ -110,15 +110,15 @@ def read_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-class Places:
-    """How many samples may run and wait at once, and how many of them for one client, by default half of all, at least those that run.
+class Slots:
+    """Limits of running and waiting samples, in all and per client (by default half of all, at least the running ones).
 
-    Who comes when these are taken is told when to come again (429). Raises UserError on numbers that hold nothing.
+    Requests beyond them are answered with 429 and Retry-After. Raises UserError on limits that admit nothing.
     """
 
     def __init__(self, running: int, waiting: int, each: int = 0) -> None:
         if running < 1 or waiting < 0:
-            raise UserError(f"at least 1 request runs and 0 wait, not {running} and {waiting}")
+            raise UserError(f"at least 1 request must be able to run and 0 to wait, not {running} and {waiting}")
         self.running, self.waiting, self.most = running, waiting, running + waiting
         self.each = min(each or max(running, self.most // 2), self.most)
         self._held: Counter[str] = Counter()
@@ -126,21 +126,21 @@ class Places:
 
     @property
     def taken(self) -> int:
-        """Places held now."""
+        """Slots held now."""
         return self._held.total()
 
     @contextmanager
     def take(self, client: str, n: int) -> Iterator[None]:
-        """Hold ``n`` places for ``client`` while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
+        """Hold ``n`` slots for ``client`` while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
         if n > self.each:
             raise RefusedRequestError(400, f"This server takes {self.each} samples at once from a client, not {n}.", "n")
-        full = f"All {self.most} places are taken" if self.taken + n > self.most else ""
+        full = f"All {self.most} slots are taken" if self.taken + n > self.most else ""
         if self._held[client] + n > self.each:
-            full = f"You hold {self._held[client]} of the {self.each} places that one client may"
+            full = f"You hold {self._held[client]} of the {self.each} slots that one client may"
         if full:
             later = min(60, max(1, math.ceil(self._seconds * self.taken / self.running)))
             headers = {"retry-after": str(later)}
-            raise RefusedRequestError(429, f"{full}; come again in {later} s.", code="rate_limit_exceeded", headers=headers)
+            raise RefusedRequestError(429, f"{full}; retry in {later} s.", code="rate_limit_exceeded", headers=headers)
         self._held[client] += n
         start = time.monotonic()
         try:
@@ -152,23 +152,22 @@ class Places:
 
 
 def client_of(body: Mapping[str, Any], request: Request) -> str:
-    """Who a request is for, as places and fairness count clients: the ``user`` it names, else the address it comes from."""
+    """The client of a request, for limits and fairness: the ``user`` it names, else the address it comes from."""
     user = body.get("user")
     return f"user {user[:256]}" if user and isinstance(user, str) else f"at {request.client.host if request.client else ''}"
 
 
 class Guard:
-    """The outermost application: refuses what is not meant for this server before anything is done, and bounds what passes.
+    """The outermost application: refuses requests that are not meant for this server before any work, and bounds the others.
 
     Refused: another host's name (DNS rebinding), another site's pages asking (Origin), a body that is too large, compressed or of two
-    lengths (smuggling), and, where there is a ``token``, whoever does not show it: as ``Authorization: Bearer``, as the cookie, or once
-    as ``?token=``, which sets the cookie. What passes has its whole body in one piece and ``seconds`` to be answered in; its answer
+    lengths (smuggling), and, where there is a ``token``, requests without it: as ``Authorization: Bearer``, as the cookie, or once
+    as ``?token=``, which sets the cookie. Accepted requests are read whole and must be answered within ``seconds``; its answer
     carries ``headers``. A fault of the application is said in the terminal and never ends the server.
 
-    ``host`` is where the server is bound, ``allowed`` are further names that lead here (a proxy's, a service's); ``probe`` is a path
-    whose GET asks for no name and no token. ``answer`` turns a refusal into a response. ``count`` is told the path and the status of
-    every answer, refusals included.
-    """
+    ``host`` is where the server is bound, ``allowed`` are further host names of this server (a proxy's, a service's); ``probe`` is a path
+    whose GET needs no host name and no token. ``answer`` turns a refusal into a response. ``count`` is called with path and status of every
+    answer, refusals included."""
 
     def __init__(
         self,
@@ -233,8 +232,8 @@ class Guard:
             self.held -= held[0]
 
     async def full(self, scope: Any, receive: Any, send: Any) -> None:
-        """What a connection beyond the bound is answered."""
-        refused = RefusedRequestError(503, "Too many connections; come again.", headers={"retry-after": "1"})
+        """The answer to a connection beyond the bound."""
+        refused = RefusedRequestError(503, "Too many connections; retry later.", headers={"retry-after": "1"})
         self.count(scope["path"], refused.status)
         await _last(self.answer(refused), scope, receive, send)
 
@@ -249,7 +248,7 @@ class Guard:
             )
         for origin in [] if probed else given.get(b"origin", []):
             if origin.partition("://")[2].lower() != hosts[0].lower():  # another port of this machine is another site
-                raise RefusedRequestError(403, "This server does not answer the pages of other sites.")
+                raise RefusedRequestError(403, "This server refuses requests from pages of other sites.")
         if sizes and b"transfer-encoding" in given:
             raise RefusedRequestError(400, "A request has a content-length or is chunked, not both.")
         if any(not size.isdecimal() or len(size) > 20 or int(size) > MAX_BODY for size in sizes):
@@ -270,7 +269,7 @@ class Guard:
         return scheme.lower() == "bearer" and self.token is not None and _same(bearer.strip(), self.token)
 
     def _ask(self, scope: Any) -> Response | None:
-        """The answer to a request that shows the token in its address; None where it shows the cookie, or none is asked for.
+        """The answer to a request that shows the token in its address; None where it shows the cookie, or none is requested.
 
         Raises RefusedError (401).
         """
@@ -288,7 +287,7 @@ class Guard:
             return answer
         raise RefusedRequestError(
             401,
-            "This server wants its token, as `Authorization: Bearer TOKEN` or by opening the address that it printed.",
+            "This server requires its token, as `Authorization: Bearer TOKEN` or by opening the address that it printed.",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
@@ -306,7 +305,7 @@ class Guard:
             if held[0] > MAX_BODY:
                 raise RefusedRequestError(413, f"A request may hold {MAX_BODY} bytes.")
             if self.held > MAX_HELD:
-                raise RefusedRequestError(503, "Too many large requests at once; come again.", headers={"retry-after": "1"})
+                raise RefusedRequestError(503, "Too many large requests at once; retry later.", headers={"retry-after": "1"})
             if not message.get("more_body"):
                 return b"".join(pieces)
 
@@ -330,7 +329,7 @@ async def _last(answer: Response, scope: Any, receive: Any, send: Any) -> None:
 
 
 def _again(body: bytes, receive: Any) -> Any:
-    """A ``receive`` that gives ``body`` first, and what comes after it (the client's leaving) next."""
+    """A ``receive`` that returns ``body`` first and later events (the client's disconnection) next."""
     messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Any:
@@ -340,7 +339,7 @@ def _again(body: bytes, receive: Any) -> Any:
 
 
 def _same(given: str, token: str) -> bool:
-    """Compared in a time that does not tell how much of it is right."""
+    """A constant-time comparison."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode())
 
 
@@ -369,7 +368,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bind(host: str, token: str | None) -> None:
-    """Refuse a token that is none, and a bind beyond this machine without one. Raises UserError."""
+    """Raises UserError on an invalid token, and on a bind beyond this machine without one."""
     if token is not None and (
         len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or set(token) & set(' ";,')
     ):
@@ -381,5 +380,5 @@ def check_bind(host: str, token: str | None) -> None:
 
 
 def make_token() -> str:
-    """A token made up for one server."""
+    """A random token for one server."""
     return secrets.token_urlsafe(24)

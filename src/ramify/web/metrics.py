@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it. Each server has a registry of its own."""
+"""The server's Prometheus metrics. Each server has its own registry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Gauges: TypeAlias = Mapping[str, float | Sequence[float]]
 
 
 class Metrics:
-    """``gauges`` is asked at each look; what is not a number is left out."""
+    """``gauges`` is called at each scrape; values that are not numbers are left out."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -27,7 +27,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         given: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("ramify_requests", "Requests answered, by route and HTTP status.", ["route", "status"], **given)
-        self.gone = Counter("ramify_requests_gone", "Requests whose client left before the end.", **given)
+        self.gone = Counter("ramify_requests_gone", "Requests whose client disconnected before the end.", **given)
         self.tokens = Counter(
             "ramify_tokens", "Tokens of prompts, of them found in the cache, and of replies.", ["kind"], **given
         )

@@ -117,7 +117,7 @@ def _evidence(finding: Finding) -> str:
 
 
 def own_arm(run: Run) -> str:
-    """The arm that the run is about; others were run beside it to compare."""
+    """The arm of the run; the others were run for comparison."""
     return str(run.config.get("arm", "ours"))
 
 
@@ -199,7 +199,7 @@ def _before_after(evals: Mapping[str, Any], compare: Mapping[str, Any]) -> list[
 
 
 def _curves(updates: Sequence[Mapping[str, Any]], own: str) -> Any:
-    """Success and groups with mixed outcomes of this run with their bands, and success of the arms run beside it."""
+    """Success and groups with mixed outcomes of this run with their bands, and success of the arms run alongside it."""
     if not updates:
         return None
     arms: dict[str, list[Mapping[str, Any]]] = {}
@@ -232,7 +232,7 @@ def _update_rows(updates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Any]]:
-    """(what, picture) for tokens and seconds of this run; what the arms beside it spent is theirs and not shown."""
+    """(what, picture) for tokens and seconds of this run; what the other arms spent is not shown."""
     tokens = {"sampling": max((update.get("tokens", 0) for update in updates), default=0)}
     names = {"sample": "sampling", "credit": "credit", "train": "training"}
     seconds = {shown: sum(update.get("seconds", {}).get(name, 0.0) for update in updates) for name, shown in names.items()}
@@ -293,7 +293,7 @@ def _step_view(
 
 
 def _numbers(why: Mapping[str, Any], told: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, value, meaning) of the numbers that were noted, those that ``told`` explains first, in its order."""
+    """(name, value, meaning) of the numbers that were stored, those that ``told`` explains first, in its order."""
     names = [name for name in told if name in why] + [name for name in why if name not in told]
     return [(name, _number(why[name]), told.get(name, "")) for name in names]
 
@@ -313,7 +313,7 @@ def _abandoned(updates: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _environment(run: Run) -> list[tuple[str, str]]:
-    """Versions and whatever else the run noted about where it ran: its meta without the config, and its first entries."""
+    """Versions and the run's other data about its machine: its metadata without the config, and its first journal entries."""
     noted = {key: value for key, value in run.meta.items() if key != "config"}
     for entry in [*run.journal("start"), *run.journal("environment")]:
         noted |= entry.payload if isinstance(entry.payload, Mapping) else {entry.key: entry.payload}

@@ -1,4 +1,4 @@
-"""What middleware sees of a request and its answer that pass as JSON, and what it changed, written back: everything else stays as it came."""
+"""Middleware on forwarded requests and answers (JSON): reads them, and writes its changes back; everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _content(content: Any, text: str) -> Any:
 
 
 def _continued(layers: Sequence[Middleware], stages: Sequence[Prefix], given: Any) -> Any:
-    """The prompt that is shown in the place of ``given``."""
+    """The prompt that is shown instead of ``given``."""
     for layer, shown in zip(layers, stages[1:], strict=True):
         if (shown.tokens is None) != (stages[0].tokens is None) or (shown.tokens is None and len(shown.messages) != 1):
             raise NeedsError(
@@ -139,9 +139,9 @@ def _continued(layers: Sequence[Middleware], stages: Sequence[Prefix], given: An
 
 
 def read_choice(route: str, choice: Mapping[str, Any], usage: Any, host: str) -> Completion:
-    """A choice of a whole answer as middleware and the run are told of it. Raises ProviderError where it is none.
+    """A choice of a whole answer in the form that middleware and the run get. Raises ProviderError where it is malformed.
 
-    What a sample has no field for is in ``data["extra"]``: log-probs, annotations, audio, ...; content of other parts than text in
+    Fields that a sample lacks are in ``data["extra"]``: log-probs, annotations, audio, ...; content of other parts than text in
     ``data["content"]``.
     """
     said = choice.get("message") if route == "chat" else {"content": choice.get("text")}

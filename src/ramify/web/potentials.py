@@ -1,7 +1,7 @@
 """What was measured of a tree's potential, drawn over its text: by token inside a reply, or by step along an attempt.
 
-Measurements are ``potential`` marks {"k", "n"}: at offset t of a reply behind its token t, at an observation behind that step.
-``cliff`` marks {"kind", "note"} point at the token or step before their place.
+Measurements are ``potential`` annotations {"k", "n"}: at offset t of a reply after its token t, at an observation after that step.
+``cliff`` annotations {"kind", "note"} point at the token or step before their position.
 """
 
 from __future__ import annotations
@@ -79,5 +79,5 @@ def _attempts(
         here_spots = [Spot(t, spot.kind, spot.note) for t, p in enumerate(places) for spot in spots.get(p, []) if t]
         texts = [" ".join(node.text.split()) + "  " for node in steps]
         yield Potential(
-            texts, [e for e in estimates if e.t <= len(texts)], here_spots, f"Potential behind each step, to {name[:12]}"
+            texts, [e for e in estimates if e.t <= len(texts)], here_spots, f"Potential after each step, to {name[:12]}"
         )

@@ -79,7 +79,7 @@ class Recorder:
                     conversations.add(exchange)
                 except RamifyError as error:
                     failed = error
-                except Exception as error:  # the boundary: one exchange that cannot be stored must not stop the recorder
+                except Exception as error:  # one exchange that cannot be stored must not stop the recorder
                     failed = RamifyError(f"the exchange cannot be recorded: {type(error).__name__}: {error}")
                 _tell(loop, stored, failed)
 

@@ -23,7 +23,7 @@ class Token:
 
 @dataclass(slots=True)
 class ReplyPart:
-    """What became sure of a reply: new text, the tokens behind it, and at the end the tool calls in OpenAI's form."""
+    """What became certain of a reply: new text, the tokens of it, and at the end the tool calls in OpenAI's form."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ramify.web.connection import Server
 
 MAX_CONNECTIONS = 128
-"""More at once are told to come again (503)."""
+"""More at once are answered with 503."""
 DRAIN_SECONDS = 10.0
 BACKLOG = 512
 
@@ -98,7 +98,7 @@ def open_server(
 
     host = guard.host
     check_bind(host, guard.token)
-    # With the protocol named, asyncio turns Nagle's algorithm off; without, the body of an answer would wait 40 ms behind its head.
+    # With the protocol named, asyncio turns Nagle's algorithm off; without, the body of an answer would wait 40 ms after its head.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -31,11 +31,11 @@ class ShownStep:
     before: str
     """Key of the state it was taken in."""
     why: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers behind its credit, as the credit rule noted them; empty where it noted none."""
+    """The numbers that explain its credit, as the credit rule noted them; empty where it noted none."""
     rule: str = ""
     """Who noted them."""
     grades: Sequence[Annotation] = ()
-    """What graders noted of it (``grade`` marks)."""
+    """What graders noted of it (``grade`` annotations)."""
     after: str = ""
     answer: str = ""
     outcome: str = ""
@@ -81,9 +81,9 @@ class TaskTree:
 
 
 def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
-    """Read one tree of a run. ``deciding``: whose verdicts say how attempts ended; by default the run's, where that is clear.
+    """Read one tree of a run. ``deciding``: the scorer that decides how attempts ended; by default the run's, where that is clear.
 
-    An attempt ends at a node with such a verdict; in a tree without one, at a leaf. Raises UserError when there is no tree of that name.
+    An attempt ends at a node with such a score; in a tree without one, at a leaf. Raises UserError when there is no tree of that name.
     """
     info = next((tree for tree in run.trees() if tree.name == name), None)
     if info is None:

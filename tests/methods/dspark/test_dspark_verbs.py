@@ -217,7 +217,7 @@ def test_prompts_of_a_file(pair: tuple[str, Path], tmp_path: Path, call: Call) -
         (["verify-lossless", "{target}", "{out}", "--schedule", "gredy"], 2, "unknown schedule 'gredy' (did you mean 'greedy'?)"),
         (["verify-lossless", "{target}", "{out}", "--schema", "nowhere.json"], 2, "cannot read the JSON schema nowhere.json"),
         (["profile", "{target}", "{out}", "--loads", "0"], 2, "at least one request"),
-        (["train", "chat:gpt@http://localhost:1", "--out", "x"], 4, "behind an endpoint"),
+        (["train", "chat:gpt@http://localhost:1", "--out", "x"], 4, "at an endpoint"),
         (["train", "nothing", "--out", "x"], 2, "neither 'builtin' nor 'hf:PATH'"),
         (["train", "{target}", "--out", "x", "--blok", "3"], 2, "block"),
         (["train", "{target}", "--out", "x", "--block", "0"], 2, "block"),

@@ -73,7 +73,7 @@ def test_a_shared_step_is_one_example(branched: Path):
 
 def test_whose_verdict_counts(branched: Path):
     assert load(branched, Source(scorer="style")).success.tolist() == [True]
-    with pytest.raises(UserError, match=r"no verdict of scorer 'styl'.*did you mean 'style'"):
+    with pytest.raises(UserError, match=r"no score of scorer 'styl'.*did you mean 'style'"):
         load(branched, Source(scorer="styl"))
     with pytest.raises(UserError, match="holds no scored attempt in group 'g'"):
         load(branched, Source(group="g"))

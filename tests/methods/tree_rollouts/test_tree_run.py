@@ -273,7 +273,7 @@ def test_run_verb_and_rollout_tree_are_one_thing(here: Path, capsys: pytest.Capt
     again = done(capsys, "resume", "b")
     assert {**again, "seconds": 0} == {**theirs, "seconds": 0}
     _, shown, _ = ramify(capsys, "show", "b")
-    assert "A selector chose where they start, so that is no success rate" in shown
+    assert "A selector chose where they start, so this is not a success rate" in shown
     node = next(leaf for leaf in _nodes("b", "user"))
     arm = done(capsys, "fork", "b", node, "--n", "4")["fork"]
     assert arm["n"] + arm["failed"] == 4  # this agent fails now and then
@@ -289,7 +289,7 @@ def test_an_interrupted_run_of_trees_ends_as_the_undisturbed_one(here: Path, cap
     whole = done(capsys, *words, "--out", "whole")
     code, out, err = ramify(capsys, *words, "--out", "part", "--budget.calls", "14", "--concurrency", "1", "--json")
     assert (code, json.loads(out)["trees"], json.loads(out)["spent"]) == (3, None, "calls")
-    assert "the trees are not grown: raise --budget.calls" in err
+    assert "no tree was sampled: raise --budget.calls" in err
     assert "holds no grown trees" in ramify(capsys, "tree-rollouts", "report", "part")[2]
     mended = done(capsys, *words, "--out", "part", "--budget.calls", "1000")
     assert mended["trees"] == whole["trees"]

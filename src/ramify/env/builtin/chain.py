@@ -88,7 +88,7 @@ def solve(task: Task, mistakes: float = 0.0, seed: int = 0) -> str:
 
 
 class Chain:
-    """One episode: the task, one reply, the verdict."""
+    """One episode: the task, one reply, the outcome."""
 
     system = ""
     max_turns = 1

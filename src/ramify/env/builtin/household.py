@@ -1,4 +1,4 @@
-"""A household text environment: find the right key, open the door, take the thing behind it.
+"""A household text environment: find the right key, open the door, take the thing in the vault.
 
 States repeat (attempts keep passing through the same rooms with the same things in hand) and two mistakes cannot be taken back:
 a wrong key snaps in the lock, and a chute ends in a cellar without exits. Neither is announced as the end of the episode, so an

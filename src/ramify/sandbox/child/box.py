@@ -1,4 +1,4 @@
-"""One box: namespaces of its own, a work folder of limited size, and the commands that run in it one beside another."""
+"""One box: namespaces of its own, a work folder of limited size, and the commands that run in it concurrently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIOCSIFFLAGS, _UP = 0x8914, 1
 
 @dataclass(frozen=True)
 class Box:
-    """What a command needs to know of its box."""
+    """A command's view of its box."""
 
     isolated: bool
     work: str

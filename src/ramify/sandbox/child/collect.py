@@ -1,4 +1,4 @@
-"""Files a command leaves, sent to the host: regular files below the work folder only, no link followed, sizes checked first."""
+"""Files a command leaves are sent to the host: regular files below the work folder only, no link followed, sizes checked first."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _ERRORS = 200
 
 
 def monitor(fds: dict[str, int], box: Box) -> None:
-    """Run the command described by ``fds['spec']``, hold it to its limits, and send what became of it to ``fds['report']``."""
+    """Run the command described by ``fds['spec']``, hold it to its limits, and send the outcome to ``fds['report']``."""
     host = socket.socket(fileno=fds.pop("report"))
     spec, files_at = _read_spec(fds["spec"])
     answer: dict[str, Any] = {"reason": "error", "error": "the monitor failed"}
@@ -150,9 +150,7 @@ def _init(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box, mo
     else:
         kernel.adopt_orphans()
     for name in [name for name in fds if name.startswith("group")]:
-        with contextlib.suppress(
-            OSError
-        ):  # an old kernel asks whether whoever enters may, not whether whoever opened the door might
+        with contextlib.suppress(OSError):  # an old kernel checks the process that enters, not the one that opened the descriptor
             os.write(fds[name], b"0")
         os.close(fds.pop(name))
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)

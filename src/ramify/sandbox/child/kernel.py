@@ -191,7 +191,7 @@ def filter_program() -> bytes:
 
 
 def install_filter(program: bytes) -> None:
-    """Put ``program`` on this process and all it starts; needs no-new-privileges. An empty one is no filter."""
+    """Put ``program`` on this process and all it starts; needs no-new-privileges. An empty one is not a filter."""
     if program:
         buffer = ctypes.create_string_buffer(program, len(program))
         header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))

@@ -149,7 +149,7 @@ def _copies(options: dict[str, Any]) -> list[tuple[str, int]]:
 
 def _cover(place: str) -> None:
     """Put a read-only overlay over a folder shown from the host: the files are the host's, but a socket or pipe in it leads nowhere, and
-    a lock is no lock of the host's file. Left out where the kernel refuses, and where more is mounted below, which it would hide."""
+    a lock is not a lock of the host's file. Left out where the kernel refuses, and where more is mounted below, which it would hide."""
     with open("/proc/self/mountinfo") as mounts:
         below = any(line.split()[4].startswith(f"/tmp{place}/") for line in mounts)
     if below or not os.path.isdir(place[1:]):

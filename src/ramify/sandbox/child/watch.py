@@ -1,4 +1,4 @@
-"""What the processes of one command use together, read from its /proc, and ending them all."""
+"""Resource use of all processes of one command, read from its /proc, and killing them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Credit rules: how much each sampled token had to do with how its attempt ended. One file a rule; the protocol is in ``protocol``."""
+"""Credit rules: each sampled token's share in its attempt's outcome. One file per rule; the protocol is in ``protocol``."""

@@ -1,4 +1,4 @@
-"""What a credit rule is, the attempts that it compares, and how what it says gets into a run.
+"""The protocol of credit rules, the attempts they compare, and storing their credit in a run.
 
 Axis legend: A attempts, N steps of all attempts (one after the other, in time order), P tasks, T tokens of one node.
 """
@@ -31,24 +31,25 @@ if TYPE_CHECKING:
 JOURNAL = "credit"
 """Kind of the journal entry that keeps what the numbers of a maker's credit mean."""
 FORMER = {"episode": "grpo"}
-"""Names of rules that have another now."""
+"""Former names of rules."""
 
 
 class CreditRule(ABC):
-    """Gives each sampled token of a group of attempts its credit, and says why. Derive from it; ``maker`` and :meth:`assign` are needed.
+    """Assigns credit to each sampled token of a group of attempts, and explains it. Derive from it; ``maker`` and :meth:`assign` are
+    needed.
 
     A rule's class is called without arguments, or with the text after ``NAME:`` where it takes one, and with those settings of the table
     ``credit`` of ``ramify improve`` that its parameters name (``gamma``, ``ddof``, ...).
     """
 
     maker: ClassVar[str]
-    """Under whose name the credit is stored in a run; a later call by the same maker replaces it."""
+    """The name under which the credit is stored in a run; a later call by the same maker replaces it."""
     numbers: ClassVar[Mapping[str, str]] = {}
     """What each number of :meth:`explain` means, in the order in which they are shown."""
     loss: ClassVar[str] = "policy_gradient"
-    """The registered loss that trains on the credit: its stream ``advantage``, which is also the stream ``weight``."""
+    """The registered loss that trains on the credit: its per-token values ``advantage``, which are also given as ``weight``."""
     doubts: Sequence[str] = ()
-    """Why the credit assigned last may say less than it seems to, a sentence each."""
+    """Caveats about the credit assigned last, a sentence each."""
 
     @abstractmethod
     def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
@@ -58,7 +59,7 @@ class CreditRule(ABC):
         """
 
     def explain(self, node: str) -> Mapping[str, Any]:
-        """The numbers behind a node's credit in the group assigned last, as JSON by name. The credit itself is added as ``A``."""
+        """The numbers that explain a node's credit in the group assigned last, as JSON by name. The credit itself is added as ``A``."""
         return {}
 
 
@@ -190,9 +191,8 @@ def _named(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, A
 def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
     """Credit a group of attempts of ``run`` and store it: node id -> credit along its tokens, (T,) float32.
 
-    Of each node a Stream ``credit`` and a Mark ``why`` with the numbers behind it, in place of those of an earlier call by the same
-    maker; what the numbers mean is noted once. Raises UserError where the rule returns what is no credit.
-    """
+    Each node gets TokenValues ``credit`` and an Annotation ``why`` with the numbers that explain it; they replace those of an earlier call
+    by the same maker; what the numbers mean is noted once. Raises UserError where the rule returns invalid credit."""
     found = assigned(rule, group)
     for name, values in found.items():
         own = values[group.nodes[name].sampled_mask]
@@ -204,7 +204,8 @@ def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np
 
 
 def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
-    """What ``rule`` assigns, checked: float32 (T,) by node id. Raises UserError naming the rule, the node and what is wrong."""
+    """The credit that ``rule`` assigns, validated: float32 (T,) by node id. Raises UserError naming the rule, the node and what is
+    wrong."""
     found = {}
     for name, values in rule.assign(group).items():
         if name not in group.nodes:
@@ -222,7 +223,7 @@ def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
 
 
 def meanings(run: Run) -> dict[str, dict[str, str]]:
-    """Maker -> what the numbers of its ``why`` marks mean, as the run has it noted; of older runs as the rule of that maker says now."""
+    """Maker -> meaning of the numbers in its ``why`` annotations, as stored in the run; for older runs from the rule of that maker."""
     found: dict[str, dict[str, str]] = {}
     for entry in run.journal(JOURNAL):
         pairs = entry.payload.get("numbers") if isinstance(entry.payload, Mapping) else None
