@@ -783,5 +783,5 @@ def test_the_likeliest_tokens_of_given_ones() -> None:
         assert scores.top_tokens[1:].tolist() == local.top_tokens[1:].tolist()
         assert np.allclose(scores.top_logprobs, local.top_logprobs, atol=1e-4)
         server.before = lambda body: body.update(prompt_logprobs=1) if "prompt_logprobs" in body else None
-        with pytest.raises(NeedsError, match="does not give the 3 likeliest tokens at each place"):
+        with pytest.raises(NeedsError, match="does not give the 3 likeliest tokens at each position"):
             asyncio.run(model.logprobs([row], top_k=3))

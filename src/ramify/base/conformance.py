@@ -82,7 +82,7 @@ def named(kind: str, name: str) -> Any:
 
 
 def checks(kind: str) -> list[str]:
-    """Names of the checks of one kind, in the order in which they run. Raises NeedsError where its battery is not there."""
+    """Names of the checks of one kind, in the order in which they run. Raises NeedsError where its battery is not installed."""
     found = getattr(_battery(kind)[0], "CHECKS", ())
     return [check.__name__.removeprefix("_") for check in found]
 

@@ -247,7 +247,7 @@ class _Checker:
         return found
 
     def schemas(self, value: Any, path: str, depth: int) -> Any:
-        """A list of schemas, not empty."""
+        """Check a keyword whose value is a non-empty list of schemas."""
         if not isinstance(value, list) or not value:
             raise UserError(f"{path} must be a list of schemas, at least one")
         return [self.schema(part, f"{path}[{at}]", depth + 1) for at, part in enumerate(value)]
@@ -263,7 +263,7 @@ class _Checker:
         return self.one(value, path, depth)
 
     def named(self, value: Any, path: str, depth: int) -> Any:
-        """Schemas by name."""
+        """Check a keyword whose value is an object of schemas by name."""
         if not isinstance(value, dict):
             raise UserError(f"{path} must be an object of schemas")
         if len(value) > MOST_PROPERTIES and not path.endswith(_DEFINITIONS):

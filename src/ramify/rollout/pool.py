@@ -91,7 +91,7 @@ class Pool:
                 await self._give(member)
 
     async def set_weights(self, message: bytes) -> None:
-        """Give every worker, now and after a restart, the weights in ``message``. Nothing may be under way."""
+        """Send every worker, now and after a restart, the weights in ``message``. No message may be in progress."""
         self._weights = message
         running = [member.worker for member in self._members if member.worker is not None]
         for answer in await asyncio.gather(*(self._told(task, message) for task in running)):

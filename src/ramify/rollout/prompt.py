@@ -111,7 +111,7 @@ class Prompts:
         return Prompt(Prefix(tokens, tuple(place.messages), tuple(tools)), rendered, head)
 
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
-        """int32 (T,): what the model is shown of the history ``parts``, which ends in its own reply, ``begun``, or not.
+        """int32 (T,): the prompt rendered from the history ``parts``; ``begun``: it ends in the model's own unfinished reply.
 
         Raises NeedsError where a part has text only, InfrastructureError("template") where the template refuses the history.
         """

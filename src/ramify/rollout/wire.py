@@ -26,7 +26,7 @@ Record = Node | Context | Provenance | Score | TreeInfo | bytes
 
 
 def pack(header: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """A message."""
+    """A message as bytes: the header as a line of JSON, then the body."""
     return json.dumps(header).encode() + b"\n" + body
 
 

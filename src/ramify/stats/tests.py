@@ -98,7 +98,7 @@ def two_proportions(k1: int, n1: int, k2: int, n2: int) -> float:
 
 
 def homogeneity(hits: Sequence[int], n: Sequence[int]) -> float:
-    """p-value of one proportion behind all (K,) counts, by Pearson's chi-square: what pooling of variants takes for granted.
+    """p-value of the hypothesis that all (K,) counts share one proportion (Pearson's chi-square), as pooling of variants assumes.
 
     Arms without outcomes are left out; 1 where fewer than two are left or nothing varies.
     """
