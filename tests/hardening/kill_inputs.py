@@ -60,6 +60,10 @@ def make_inputs(folder: Path) -> None:
     with Memory(folder / "memory.sqlite") as memory:
         memory.add("plan", "delete old notes", "Call `notes.list`, then `notes.delete`.")
     (folder / "rules.txt").write_text("Only send email to recipients at acme.com.\n")
+    (folder / "shop").mkdir()
+    (folder / "shop" / "sums.py").write_text("def total(items):\n    return sum(items) / len(items)\n")
+    (folder / "issue.md").write_text("`total([])` fails with ZeroDivisionError.\n")
+    _lines(folder / "gold.jsonl", [{"issue_id": "issue", "spans": [["sums.py", 2, 2]]}])
     (folder / "edit.json").write_text(json.dumps({"append": " wait,"}))
     (folder / "case.toml").write_text(CASE)
 

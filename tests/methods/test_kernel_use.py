@@ -131,6 +131,10 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     use.ran("verify-or-ship", "import", tmp_path / "written.jsonl", "--run", "written")
     use.ran("verify-or-ship", "verify-or-ship", "calibrate", "written", "--judge", "go=regex:o", "--verify", "regex:go")
     use.ran("crosscoder", *shlex.split(STEER), "--out", "steered")  # it samples with patched states
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "sums.py").write_text("def total(items):\n    return sum(items) / len(items)\n")
+    (tmp_path / "issue.md").write_text("`total([])` fails with ZeroDivisionError.\n")
+    use.ran("diagnose", "diagnose", "run", "--repo", "shop", "--issue", "issue.md", "--out", "found")
     record(tmp_path / "run")
     audited_by(tmp_path, use)
     assert use.methods("runs") == set(builtin_methods())
