@@ -269,7 +269,7 @@ def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert do_capture(folder, states) == 0
     for options, words in (
         (["--features", 40, "--k", 41], "k is 41, but the dictionary has 40 features"),
-        (["--features", 40, "--k", 4, "--exclusive", 0.01], "of 40 features that is none"),
+        (["--features", 40, "--k", 4, "--exclusive", 0.01], "of 40 features that is less than one"),
         (["--feature", 40], "did you mean"),
     ):
         assert run("crosscoder", "train", states, "--out", tmp_path / "d", *options)[0] == 2

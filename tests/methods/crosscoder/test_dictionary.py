@@ -242,7 +242,7 @@ def test_relative_norm() -> None:
     ("changes", "words"),
     [
         ({"k": 21}, "k is 21, but the dictionary has 20 features"),
-        ({"exclusive": 0.04}, "of 20 features that is none"),
+        ({"exclusive": 0.04}, "of 20 features that is less than one"),
         ({"models": 1}, "need two models"),
     ],
 )

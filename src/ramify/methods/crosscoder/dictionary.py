@@ -111,7 +111,7 @@ class Dictionary(nn.Module):
         self.own = int(c.features * c.exclusive + 1e-9)
         """Features of each model alone, n_A = n_B = floor(F p)."""
         if c.exclusive and not self.own:
-            raise UserError(f"exclusive is {c.exclusive:g}: of {c.features} features that is none")
+            raise UserError(f"exclusive is {c.exclusive:g}: of {c.features} features that is less than one")
         if c.exclusive and c.models != 2:
             raise UserError("exclusive features need two models")
         samples = torch.Generator().manual_seed(derive_key(seed, "dictionary"))

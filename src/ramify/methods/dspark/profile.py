@@ -26,7 +26,7 @@ from ramify.model.protocol import Prefix, Sampling
 PLAIN = (0, 0)
 """The stage without drafts."""
 STRETCH, SETTLED = 8, 2
-"""Steps of a stage in one go, as an engine takes them, and those of them that do not count: they find the caches as another left them."""
+"""Consecutive steps of one stage, as an engine takes them, and how many of the first are not timed, since they find the caches as another stage left them."""
 QUIET = 0.2
 """Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 

@@ -74,7 +74,7 @@ class StudyConfig(Config):
     top_k: int = Field(0, ge=0)
     """of thinking and answer; 0 keeps all"""
     seed: int = 0
-    """decides every sample"""
+    """seed from which every sample is derived"""
 
 
 @dataclass(frozen=True, slots=True)

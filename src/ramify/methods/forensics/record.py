@@ -128,7 +128,7 @@ def reply_of(run: Run, leaf: str, turn: int) -> Node:
 
 
 def _plain(told: Told) -> dict[str, Any]:
-    """As it is read back; what a case's file may hold and JSON not (a date) as text."""
+    """``value`` as JSON returns it when read back; values of a case's file that JSON cannot hold (a date) become text."""
     plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
     return plain
 

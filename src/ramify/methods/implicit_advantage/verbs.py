@@ -50,7 +50,10 @@ Calibrate = Annotated[
     option(help="A run, or score records, of other tasks: the aggregation that does best there is shown next to the given one."),
 ]
 Token = Annotated[TokenAgg | None, option(help="From tokens to a step; by default as the records were scored.")]
-Step = Annotated[StepAgg | None, option(help="From steps to the attempt; by default as the records were scored.")]
+Step = Annotated[
+    StepAgg | None,
+    option(help="How the scores of steps are aggregated to one of the attempt; by default as the records were scored."),
+]
 
 
 @app.verb(settings=AdvantageConfig)
