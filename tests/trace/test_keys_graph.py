@@ -146,7 +146,7 @@ def test_exports(tmp_path: Path) -> None:
     assert sorted(count for *_, count in read.edges(data="count")) == sorted(graph.edge_count.tolist())
     nasty = MergedGraph.of(["t"], ["a"], [0], ['say "hi"\\'], ["l1\nl2"])
     dot = nasty.to_dot()
-    assert '[label="say \\"hi\\"\\\\\\n1 visits"]' in dot
+    assert '[label="say \\"hi\\"\\\\\\n1 visit"]' in dot
     assert all(line.count('"') % 2 == 0 for line in dot.replace('\\"', "").splitlines())
     with pytest.raises(UserError, match="cannot write"):
         graph.write_graphml(tmp_path / "no" / "g.graphml")
