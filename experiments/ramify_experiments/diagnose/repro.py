@@ -1,7 +1,7 @@
 """Section 7(a): what a diagnosis is worth to weak and strong repair agents, what each tool and recovery is worth to a localizer.
 
 No pretrained weights: policies drive the loop and tools that a model drives, in generated repositories with one seeded fault each; the same
-localizers, untrained on them, look for mutants of four published packages in :mod:`ramify_experiments.diagnose.packages`, a command of its own.
+localizers, untrained on them, look for mutants of three published packages in :mod:`ramify_experiments.diagnose.packages`, a command of its own.
 """
 
 from __future__ import annotations
