@@ -110,7 +110,7 @@ def test_the_completion_script_names_verbs_and_settings(capsys: pytest.CaptureFi
         (["import", "a.jsonl"], "--run is missing: folder of the run to make"),
         (["fork", "a", "b", "--env", "--json"], "--env needs a value (ENV)"),
         (["completion", "tcsh"], "SHELL: must be one of bash, zsh, fish, not 'tcsh'"),
-        (["list", "houshold"], "nothing is called 'houshold' (did you mean 'household'?)"),
+        (["list", "houshold"], "there is no component 'houshold' (did you mean 'household'?)"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture, args: list[str], sentence: str) -> None:

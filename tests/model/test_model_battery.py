@@ -99,7 +99,7 @@ def test_broken_samples_are_caught() -> None:
         "ends beyond the text": lambda d, n: replace(d, ends=np.arange(2, len(d.tokens) + 2, dtype=np.int32)),
     }
     for name, change in changes.items():
-        assert "draws" in found(Changed(change)), name
+        assert "samples" in found(Changed(change)), name
     assert "seeds" in found(Changed(lambda d, n: replace(d, text=f"{d.text}{next(noise)}")))
     assert "batch" in found(Changed(lambda d, n: replace(d, logprobs=d.logprobs - np.float32(1e-6) * n)))
     assert "scores" in found(Changed(lambda d, n: replace(d, logprobs=d.logprobs - np.float32(0.1))))
@@ -110,12 +110,12 @@ def test_a_missing_sample_is_caught() -> None:
         async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
             return (await super().sample(prefix, n, settings, keys))[: max(1, n - 1)]
 
-    assert "draws" in found(Broken())
+    assert "samples" in found(Broken())
 
 
 @pytest.mark.parametrize(
     ("ignored", "check"),
-    [({"max_tokens": 20}, "draws"), ({"stop_tokens": ()}, "stops"), ({"ban_first": ()}, "stops")],
+    [({"max_tokens": 20}, "samples"), ({"stop_tokens": ()}, "stops"), ({"ban_first": ()}, "stops")],
 )
 def test_ignored_settings_are_caught(ignored: dict[str, Any], check: str) -> None:
     class Broken(Markov):

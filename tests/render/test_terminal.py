@@ -132,7 +132,7 @@ def test_what_is_wider_than_a_terminal_is_broken_between_words(monkeypatch: pyte
     monkeypatch.setenv("COLUMNS", "30")
     emit({}, False, "  interrupted; finished work is kept: continue with `ramify resume r` or stay\n" + "x" * 40 + " short")
     assert screen.getvalue().splitlines() == [
-        "  interrupted; what was done",
+        "  interrupted; finished work",
         "  is kept: continue with",
         "  `ramify resume r` or stay",
         "x" * 40,

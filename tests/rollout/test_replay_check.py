@@ -308,7 +308,7 @@ import test_replay_check as cases
 from ramify.jobs.play import fork_run
 from ramify.model.scripted import ScriptedModel
 cases.Climb.state = "volatile"
-fork = fork_run(sys.argv[1], sys.argv[3], n=3, model=ScriptedModel(("up",) * 8, tokens=False), environment=cases.ClimbEnvironment())
+fork = fork_run(sys.argv[1], sys.argv[3], n=3, model=ScriptedModel(("up",) * 8, tokens=False), env=cases.ClimbEnvironment())
 print(fork.arm.successes, fork.arm.scored, {a.replayed for a in fork.arm.attempts})
 """
 
@@ -318,7 +318,7 @@ def test_a_fork_in_a_new_process_replays_what_was_only_in_memory(tmp_path: Path,
     model = ScriptedModel(("up",) * 8, tokens=False)
     (first,) = ramify.play(model, ClimbEnvironment(), [TASK], out=tmp_path / "run")
     node = first.turns[3].node.id
-    here = fork_run(tmp_path / "run", node, n=2, model=model, environment=ClimbEnvironment())
+    here = fork_run(tmp_path / "run", node, n=2, model=model, env=ClimbEnvironment())
     assert here.arm.successes == 2
     command = [sys.executable, "-c", CHILD, str(tmp_path / "run"), str(Path(__file__).parent), node]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)

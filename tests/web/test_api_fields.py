@@ -40,8 +40,8 @@ def test_the_page_names_every_other_field() -> None:
     assert {row[0].strip("`"): json.loads(row[1].strip("`")) for row in table("| Field | Only |")} == {
         name: value for name, (value, _) in NEUTRAL.items()
     }
-    assert named("of no effect on the reply:", "In a message:") == set(IGNORED)
-    assert named("Refused by name,", "In front of") == set(REFUSED)
+    assert named("Accepted without effect on the reply:", "In a message:") == set(IGNORED)
+    assert named("Refused by name,", "With `chat:") == set(REFUSED)
     unseen = named("In a message:", "so that a reply")
     assert unseen == set(ChatMessage.model_fields) - {"role", "content", "tool_calls", "tool_call_id", "audio", "function_call"}
 

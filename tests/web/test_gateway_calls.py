@@ -118,7 +118,7 @@ def test_a_call_is_the_same_but_for_what_middleware_changes(
             sent, (expected, answered) = upstream.since(seen), direct[name]
             if pinned and route == "completions":
                 assert "middleware 'pins'" in reply["failed"]
-                assert "ask /v1/chat/completions" in reply["failed"]
+                assert "use /v1/chat/completions" in reply["failed"]
                 assert sent == [], name
                 continue
             if pinned:

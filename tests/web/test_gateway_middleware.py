@@ -250,7 +250,7 @@ def test_rules_are_not_bypassed_by_a_prompt_without_messages(rules: str) -> None
     api = Api(KeepsRules(model, rules), model.identity.name, Slots(8, 0))
     with serving(Guard(api.app(), "127.0.0.1")) as url, openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
         for prompt in ("go", [5, 6]):
-            with pytest.raises(openai.BadRequestError, match=r"middleware 'pins' .* ask /v1/chat/completions"):
+            with pytest.raises(openai.BadRequestError, match=r"middleware 'pins' .* use /v1/chat/completions"):
                 client.completions.create(model=model.identity.name, prompt=prompt)
 
 

@@ -127,7 +127,7 @@ def _continued(layers: Sequence[Middleware], stages: Sequence[Prefix], given: An
         if (shown.tokens is None) != (stages[0].tokens is None) or (shown.tokens is None and len(shown.messages) != 1):
             raise NeedsError(
                 f"middleware '{layer.name}' does its work on the messages of a chat, and a prompt of /v1/completions has none: "
-                "ask /v1/chat/completions"
+                "use /v1/chat/completions"
             )
     first, last = stages[0], stages[-1]
     if last.tokens is not None:

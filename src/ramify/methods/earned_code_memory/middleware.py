@@ -55,7 +55,7 @@ class Remembers(Middleware):
         if given.tokens is not None:
             raise NeedsError(
                 "middleware 'memory' puts what it knows among the messages of a chat, and a prompt of /v1/completions has none: "
-                "ask /v1/chat/completions"
+                "use /v1/chat/completions"
             )
         task = _task(given.messages)
         if task is None:

@@ -11,11 +11,11 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import time
 from typing import Any
 
 from ramify.base.errors import RamifyError, UserError, nearest
@@ -437,7 +437,7 @@ class MemoryStore:
         if len(text) > LARGEST:
             raise UserError(f"a {kind} of {len(text):,} characters is longer than the {LARGEST:,} that are kept")
         with self._told():
-            seq = self._db.execute("INSERT INTO events VALUES (NULL,?,?,?)", (time(), kind, text)).lastrowid
+            seq = self._db.execute("INSERT INTO events VALUES (NULL,?,?,?)", (time.time(), kind, text)).lastrowid
         assert seq is not None
         apply(self.state, seq, kind, text, self.path)
         return seq
