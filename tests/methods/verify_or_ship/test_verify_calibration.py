@@ -184,6 +184,7 @@ KNOWN = Tables(
 CONFIG = ControlConfig(c_ver=50, costs=("tests=2", "review=5"))
 
 
+@pytest.mark.slow
 def test_a_replay_under_the_model_is_worth_what_was_planned() -> None:
     found = replay(simulated(KNOWN, 0, 6000), CONFIG, KNOWN)
     for name, value in found.planned.items():
