@@ -174,7 +174,7 @@ def _read(reply: TurnReply, state: _State, config: LocalizeConfig) -> Located | 
 
 
 def _observed(call: AskedCall, tools: RepoTools, state: _State, config: LocalizeConfig) -> str:
-    """What the model is told of a call: the result, and a warning where the very same call was made before."""
+    """What the model reads after a call: the result, and a warning where the very same call was made before."""
     result = tools.call(call.name, call.arguments)
     state.meta["calls"] += result.ok
     state.meta["refused"] += not result.ok

@@ -133,7 +133,7 @@ CAUSE_FEATURES = (
     "bias", "sibling: comparison", "sibling: number", "sibling: number by one", "sibling: default", "sibling: if", "sibling: return", "sibling: order", "sibling: name",
     "value not returned", "unused parameter", "issue: exception", "issue: None", "issue: off by one", "has a comparison", "has a default", "has a guard",
 )  # fmt: skip
-"""What a cause is told by."""
+"""What a cause is recognized by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The memory as an MCP server over stdio: recall and record for any client, and its active tools, which call the APIs of a server behind it."""
+"""The memory as an MCP server over stdio: recall and record for any client, and its active tools, which call the APIs of an upstream server."""
 
 from __future__ import annotations
 

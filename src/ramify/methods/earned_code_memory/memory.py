@@ -29,7 +29,7 @@ Reviewer = Callable[[MemoryEntry | ToolEntry], bool | None]
 """Says of an entry that waits, or of a tool, whether it may be used; None leaves it to a person."""
 HEAD = "Notes from earlier tasks. They are advice: check them against what you observe."
 MERGE, SAME = (0.75, 0.5), 0.95
-"""Words shared by titles and by bodies from which a candidate takes the place of an entry; by both, from which it says nothing new."""
+"""Words shared by titles and by bodies from which a candidate replaces an entry; by both, from which it says nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class Memory:
         return name
 
     def _heads(self, names: Sequence[str], kind: str) -> tuple[str, ...]:
-        """What an entry takes the place of: the newest of each chain. Raises UserError on an id that is none of that kind."""
+        """What an entry replaces: the newest of each chain. Raises UserError on an id that is none of that kind."""
         state = self.store.state
         for name in names:
             if name not in state.entries or state.entries[name].kind != kind:

@@ -1,6 +1,6 @@
 """A memory around any model: recall before, record after (arXiv 2606.24151, section 3.3).
 
-``--middleware memory:FILE``: what is near the last request of a chat is put behind the system's messages, the same for all turns of a task; a
+``--middleware memory:FILE``: what is near the last request of a chat is put after the system's messages, the same for all turns of a task; a
 reply without a tool call ends the task, which is then recorded. Reflection and code are for other hours: `ramify earned-code-memory reflect`.
 """
 

@@ -121,7 +121,7 @@ def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
 
 
 def why(state: MemoryState, name: str) -> dict[str, Any]:
-    """Why an entry or tool is there: the requests behind it, what it took the place of, what it rests on, and how its checks went."""
+    """Why an entry or tool is there: the requests that it was made from, what it replaced, what it rests on, and how its checks went."""
     found = find(state, name)
     if isinstance(found, ToolEntry):
         plan = found.plan

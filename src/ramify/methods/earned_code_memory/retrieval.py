@@ -51,7 +51,7 @@ class Index:
         return sum(self._alive)
 
     def add(self, name: str, text: str) -> None:
-        """Add a document; one of that name takes the place of the earlier."""
+        """Add a document; one of that name replaces the earlier."""
         counts = Counter(terms(text))
         with self._lock:
             self._add(name, counts)

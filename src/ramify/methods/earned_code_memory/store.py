@@ -468,7 +468,7 @@ def _text(value: Any) -> Any:
 
 
 def entry_id(kind: str, title: str, body: str, supersedes: tuple[str, ...]) -> str:
-    """The id of an entry: of its content and what it takes the place of."""
+    """The id of an entry: of its content and what it replaces."""
     return stable_hash("entry", kind, title, body, *supersedes)[:12]
 
 

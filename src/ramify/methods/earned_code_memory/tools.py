@@ -17,7 +17,7 @@ from ramify.methods.earned_code_memory.store import MemoryState, ToolEntry
 from ramify.sandbox import Limits, Sandbox, Session, find_sandbox
 
 Api = Callable[[str, Mapping[str, Any]], Any | Awaitable[Any]]
-"""(name, arguments) -> JSON: a call of a base API. A UserError that it raises is told to the tool."""
+"""(name, arguments) -> JSON: a call of a base API. A UserError that it raises is returned to the tool."""
 
 LIMITS = Limits(seconds=20.0)
 MOST_SOURCE = 20_000

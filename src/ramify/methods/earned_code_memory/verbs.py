@@ -218,7 +218,7 @@ def show(file: File, id: Id, as_json: Json = False) -> None:
 
 @app.verb("why")
 def why_(file: File, id: Id, as_json: Json = False) -> None:
-    """Why an entry or tool is there: the requests behind it, what it took the place of, what it rests on, how its checks went."""
+    """Why an entry or tool is there: the requests that it was made from, what it replaced, what it rests on, how its checks went."""
     with _open(file) as memory:
         found = reports.why(memory.state, id)
     _print(found, as_json)
@@ -231,7 +231,7 @@ def add(
     title: Annotated[str, argument("TITLE", help="What it is about.")],
     body: Annotated[str, argument("BODY", help="The text; of a plan the calls stand in backquotes, in order.")],
     scope: Annotated[str, option(help="Where it holds: applications, APIs, versions.")] = "",
-    supersedes: Annotated[list[str] | None, option(metavar="ID", help="What it takes the place of.")] = None,
+    supersedes: Annotated[list[str] | None, option(metavar="ID", help="The id of the entry that it replaces.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add an entry of your own."""
@@ -366,7 +366,7 @@ def mcp(
         ),
     ] = "",
 ) -> None:
-    """Serve the memory over MCP (stdio): recall, record, and with --behind its active tools, run in the sandbox."""
+    """Serve the memory over MCP (stdio): recall, record, and, with --behind, its active tools, run in the sandbox."""
     from ramify.methods.earned_code_memory.mcp_server import serve
 
     try:

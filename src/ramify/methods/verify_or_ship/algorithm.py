@@ -39,9 +39,9 @@ class Likelihood(Config):
     edges: tuple[float, ...] = ()
     """of a critic that gives numbers: level i begins at edges[i - 1]"""
     n_right: int = Field(0, ge=0)
-    """right candidates behind it"""
+    """right candidates that it was estimated from"""
     n_wrong: int = Field(0, ge=0)
-    """wrong candidates behind it"""
+    """wrong candidates that it was estimated from"""
 
     @model_validator(mode="after")
     def _fits(self) -> Likelihood:
@@ -103,7 +103,7 @@ class Kernel(Config):
     same_wrong: float = Field(0.0, ge=0, lt=1)
     """P(the same text comes back | wrong before)"""
     n: int = Field(0, ge=0)
-    """pairs of candidates behind it"""
+    """pairs of candidates that it was estimated from"""
 
     def after(self, b: float, same: bool = False) -> float:
         """The belief after a rewrite that changed the text, or brought the same back."""
@@ -139,7 +139,7 @@ class Tables(Config):
     gate: str = ""
     """the critic whose failing selects"""
     instances: int = Field(0, ge=0)
-    """instances behind the prior"""
+    """instances that the prior was estimated from"""
     trained_on: str = ""
     """hashes of the instances' names, so that an evaluation on the same ones is noticed"""
 

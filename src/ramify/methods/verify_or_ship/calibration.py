@@ -58,7 +58,7 @@ class CalibrateConfig(Config):
     levels: int = Field(4, ge=2, le=8)
     """levels of a critic that gives numbers"""
     pessimism: float = Field(0.0, ge=0, lt=1)
-    """credible level of bounds in the place of means: 0.9 takes t low and f high, of critics of two levels"""
+    """credible level of bounds used instead of means: 0.9 takes t low and f high, of critics of two levels"""
 
 
 def same_text(one: CodeCandidate, other: CodeCandidate) -> bool:
@@ -247,7 +247,7 @@ def _with_histories(
 
 
 def pessimistic(tables: Tables, level: float) -> Tables:
-    """Bounds in the place of means: prior, t and p_fix low, f and p_break high, each at the credible ``level`` of its Beta."""
+    """Bounds instead of means: prior, t and p_fix low, f and p_break high, each at the credible ``level`` of its Beta."""
     from scipy.special import betaincinv
 
     def bound(share: float, n: float, up: bool) -> float:
