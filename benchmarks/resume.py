@@ -20,7 +20,7 @@ from pathlib import Path
 from common import save
 
 from ramify.jobs.collect import Collection, RolloutConfig, RunLimits
-from ramify.rollout.parts import find_environment
+from ramify.rollout.components import find_environment
 
 PER_TASK, SHORT = 8, 64
 GO_ON = """

@@ -17,7 +17,7 @@ from ramify.methods.implicit_advantage.verbs import EXIT_PARTIAL
 from ramify.model.chat import assistant_node_parts
 from ramify.model.laid import Layout
 from ramify.model.protocol import Prefix, Sampling
-from ramify.rollout.parts import find_model
+from ramify.rollout.components import find_model
 from ramify.trace.db import Run
 from ramify.trace.integrity import check_run
 from ramify.trace.message import Message

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ramify.cli.main import main
-from ramify.rollout.parts import check_trust
+from ramify.rollout.components import check_trust
 from ramify.trace.db import Run
 
 

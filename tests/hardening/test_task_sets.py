@@ -17,7 +17,7 @@ from ramify.base.errors import UserError
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import TaskSet, read_task_set
 from ramify.integrations.textworld import _games
-from ramify.jobs.parts import task_sets
+from ramify.jobs.components import task_sets
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
@@ -29,7 +29,7 @@ IDS = ["a", "B", "ä", "ı", "I", "i", "İ", "z", "Z", "ß", "ss", "10", "9", "x
 ASK = """
 import sys
 from pathlib import Path
-from ramify.jobs.parts import task_sets
+from ramify.jobs.components import task_sets
 from ramify.env.protocol import read_task_set
 from ramify.env.builtin.household import HouseholdEnvironment
 print(read_task_set(Path(sys.argv[1])).hash)

@@ -20,7 +20,7 @@ from ramify.integrations.spec import TaskList, generated, options, seeded
 from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.parts import find_environment
+from ramify.rollout.components import find_environment
 from ramify.trace.message import parse_tool_calls
 
 
@@ -249,7 +249,7 @@ def test_a_environment_by_import_path_plays_and_forks_in_new_processes(tmp_path:
         "import json, sys\n"
         "call = '<tool_call>' + json.dumps({'name': 'add', 'arguments': {'a': 2, 'b': 1}}) + '</tool_call>'\n"
         "model = ScriptedModel([call, call, '3'], tokens=False)\n"
-        "from ramify.jobs.parts import find_environment\n"
+        "from ramify.jobs.components import find_environment\n"
         "environment = find_environment('python:own_environments:WHICH')\n"
     )
     first = (

@@ -22,7 +22,7 @@ from ramify.jobs.play import fork_run, play
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
 from ramify.rollout.agent import Agent
-from ramify.rollout.parts import find_environment
+from ramify.rollout.components import find_environment
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 

@@ -14,7 +14,7 @@ from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.parts import find_environment
+from ramify.rollout.components import find_environment
 
 pytestmark = pytest.mark.slow
 reasoning_gym = pytest.importorskip(
@@ -72,7 +72,7 @@ def test_splits_share_no_question_and_task_sets_are_the_same_everywhere() -> Non
     assert sum(map(len, task_sets)) == len(set.union(*task_sets))
     with pytest.raises(UserError, match="gives only"):
         environment.task_set("train", 5000)
-    code = "from ramify.jobs.parts import find_environment; print(find_environment('reasoning-gym:letter_counting').task_set('train', 9, 3).hash)"
+    code = "from ramify.jobs.components import find_environment; print(find_environment('reasoning-gym:letter_counting').task_set('train', 9, 3).hash)"
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -14,7 +14,7 @@ from ramify.env.battery import check_env
 from ramify.env.protocol import Task
 from ramify.jobs.play import fork_run, play
 from ramify.model.scripted import ScriptedModel
-from ramify.rollout.parts import find_environment
+from ramify.rollout.components import find_environment
 from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,9 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.engine.checkpoints import load_model, model_folder
+from ramify.jobs.components import task_sets
 from ramify.jobs.improve import ARMS, ImproveConfig, improve, plan, resume
-from ramify.jobs.parts import task_sets
-from ramify.rollout.parts import find_environment
+from ramify.rollout.components import find_environment
 from ramify.rollout.stored import AGENT
 from ramify.trace.db import Run
 

@@ -11,11 +11,11 @@ import ramify
 from ramify.base.errors import UserError
 from ramify.jobs.collect import LATER, Collection, RolloutConfig, resume
 from ramify.jobs.play import fork_run, play
-from ramify.rollout import parts
+from ramify.rollout import components
 from ramify.rollout.compact import DropOldest
 from ramify.trace.db import Run
 
-TASKS = parts.find_environment("household").task_set("eval", 1)
+TASKS = components.find_environment("household").task_set("eval", 1)
 WALKER = "factory:ramify_test_walker:walker"
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from ramify.model.protocol import Grammar, Sampling
-from ramify.rollout.parts import read_sampling
+from ramify.rollout.components import read_sampling
 from ramify.rollout.token_traces import sampling_of
 
 

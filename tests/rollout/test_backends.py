@@ -20,7 +20,7 @@ from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.jobs.collect import Collection, RolloutConfig
 from ramify.jobs.play import open_players, play
 from ramify.model.protocol import Sampling
-from ramify.rollout import parts
+from ramify.rollout import components
 from ramify.rollout.backends import Player, Unit, parse, stored
 from ramify.rollout.run import Episodes
 from ramify.rollout.wire import Sink, add_records, pack_error, read_records, unpack_answer, write_records
@@ -56,7 +56,7 @@ def played(
 
 def test_processes_make_the_tree_that_this_process_makes(tmp_path: Path) -> None:
     for env in ("household", "chain", "factory:worker_parts:BytesEnvironment"):
-        tasks = list(parts.find_environment(env).task_set("train", 6, 3))
+        tasks = list(components.find_environment(env).task_set("train", 6, 3))
         model = "factory:worker_parts:guesser" if env == "chain" else "factory:worker_parts:walker"
         name = env.rpartition(":")[2]
         here = played(tmp_path / f"{name}-here", "local", model, env, tasks=tasks)
@@ -173,8 +173,8 @@ def gone(pid: int) -> bool:
 def test_branches_are_played_by_workers(tmp_path: Path) -> None:
     found = []
     for backend in ("local", "processes:2"):
-        agent = parts.make_agent("factory:worker_parts:walker", None, Sampling(max_tokens=20))
-        environment = parts.find_environment("factory:worker_parts:BytesEnvironment")
+        agent = components.make_agent("factory:worker_parts:walker", None, Sampling(max_tokens=20))
+        environment = components.find_environment("factory:worker_parts:BytesEnvironment")
         name = ("factory:worker_parts:walker", "factory:worker_parts:BytesEnvironment")
         with Run.create(tmp_path / backend, {}) as run, open_players(backend, *name, agent, 3, 8) as players:
             player: Player = players.player(Episodes(agent, environment, run, 3, "a group"))
@@ -215,7 +215,7 @@ def test_a_bad_back_end_is_one_sentence(backend: str, message: str) -> None:
 
 
 def test_objects_cannot_be_sent_to_workers(tmp_path: Path) -> None:
-    model, _ = parts.find_model("factory:worker_parts:walker")
+    model, _ = components.find_model("factory:worker_parts:walker")
     with pytest.raises(UserError, match="make model and environment themselves: give both by name"):
         play(model, "household", out=tmp_path / "a", backend="processes:2")
     with pytest.raises(UserError, match="names nothing that can be imported"):
@@ -225,7 +225,7 @@ def test_objects_cannot_be_sent_to_workers(tmp_path: Path) -> None:
 
 
 def test_a_spent_budget_starts_nothing_more_and_cuts_nothing(tmp_path: Path) -> None:
-    agent = parts.make_agent("factory:worker_parts:walker", None, None)
+    agent = components.make_agent("factory:worker_parts:walker", None, None)
     units = [Unit(task.id, task, index) for task in TASKS for index in range(4)]
     for backend in ("local", "processes:2"):
         name = ("factory:worker_parts:walker", "household")
@@ -245,7 +245,7 @@ def test_a_spent_budget_starts_nothing_more_and_cuts_nothing(tmp_path: Path) -> 
 
 
 def test_no_more_attempts_are_under_way_than_asked_for(tmp_path: Path) -> None:
-    agent = parts.make_agent("factory:worker_parts:walker", None, None)
+    agent = components.make_agent("factory:worker_parts:walker", None, None)
     name = ("factory:worker_parts:walker", "household")
     with Run.create(tmp_path / "run", {}) as run, open_players("processes:2", *name, agent, 3, 3) as players:
         player, most = players.player(Episodes(agent, HouseholdEnvironment(), run, 3)), 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.rollout.parts import check_model
+from ramify.rollout.components import check_model
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def _load_file(file: Path) -> types.ModuleType:
     return sys.modules[name]
 
 
-def own_part(
+def own_component(
     spec: str, kind: type, has: str, adapt: Callable[[str, Callable[..., Any]], Any] = lambda spec, function: None
 ) -> Any:
     """The component of the user's that ``spec`` names, or what it makes when it is a class or function.

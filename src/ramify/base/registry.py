@@ -44,7 +44,7 @@ _CALLABLE = (
     "env", "model", "drafter", "judge", "credit", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion"
 )  # fmt: skip
 
-#: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own (``PARTS``).
+#: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own (``COMPONENTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
     "env": (
         "ramify.env.builtin",
@@ -172,7 +172,7 @@ def homes(kind: str) -> list[str]:
     found = [*_HOMES.get(kind, ())]
     for slug in builtin_methods():
         package = "ramify.methods." + slug.replace("-", "_")
-        parts: dict[str, tuple[str, ...]] = getattr(importlib.import_module(package), "PARTS", {})
+        parts: dict[str, tuple[str, ...]] = getattr(importlib.import_module(package), "COMPONENTS", {})
         found += [f"{package}.{home}" for home in parts.get(kind, ())]
     return found
 

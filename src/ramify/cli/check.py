@@ -58,7 +58,7 @@ def check(
         checks, found = integrity.CHECKS, integrity.check_run(Path(name))
     else:
         kind = conformance.known_kind(kind)
-        part, options = find_part(kind, name), {}
+        part, options = find_component(kind, name), {}
         total = len(conformance.checks(kind))
         with terminal.progress(f"check {kind} {name}", total, "checks", as_json or kind != "env") as bar:
             if kind == "env":  # the one kind whose steps may take long: a server, a game, a sandbox
@@ -81,14 +81,14 @@ def check(
         raise SystemExit(EXIT_FAILED)
 
 
-def find_part(kind: str, name: str) -> Any:
+def find_component(kind: str, name: str) -> Any:
     """The component that NAME, NAME:ARGUMENT, MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE names.
 
     Raises UserError naming the nearest right name, NeedsError where something the component needs is not installed.
     """
     plain, colon, attribute = name.partition(":")
     if kind == "model" and (plain in MODELS or own_path(name) is not None):
-        from ramify.rollout.parts import find_model
+        from ramify.rollout.components import find_model
 
         return find_model(name)[0]
     known = registry.names(kind)

@@ -58,11 +58,11 @@ def fork(
     if len(changes) > 1 and after != "resample":
         raise UserError(f"--after {after} goes with one --edit")
     from ramify.rollout.attempts import Success
-    from ramify.rollout.stored import named_parts, open_episodes
+    from ramify.rollout.stored import named_components, open_episodes
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
-        named_parts(opened, model, env)
+        named_components(opened, model, env)
         found = opened.node(name)
     kept = f"the continuations played so far stay in {folder}: the same command continues"
     with (

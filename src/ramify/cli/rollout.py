@@ -47,7 +47,7 @@ def rollout(
     """
     from ramify.jobs import trees as job
     from ramify.jobs.collect import Collection
-    from ramify.jobs.parts import wanted_template
+    from ramify.jobs.components import wanted_template
 
     folder = out or next_run("rollout")
     if folder.exists() and not folder.is_dir():

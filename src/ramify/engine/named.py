@@ -7,7 +7,7 @@ from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError, nearest
-from ramify.base.plugins import find_attribute, own_part, own_path, takes
+from ramify.base.plugins import find_attribute, own_component, own_path, takes
 from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.function import FunctionModel
 from ramify.model.protocol import Model, Tokenizer
@@ -60,7 +60,7 @@ def check_model(spec: str) -> None:
 
 
 def _own(spec: str) -> Model:
-    own: Model = own_part(spec, Model, "identity, capabilities, sample and logprobs", _replying)
+    own: Model = own_component(spec, Model, "identity, capabilities, sample and logprobs", _replying)
     return own
 
 

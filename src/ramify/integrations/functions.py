@@ -23,7 +23,7 @@ from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, T
 from ramify.env.tools import tool_json
 from ramify.integrations.spec import TaskList
 from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text
-from ramify.rollout.parts import find_environment
+from ramify.rollout.components import find_environment
 from ramify.trace.message import write_call
 
 STATE = "state"

@@ -15,11 +15,11 @@ from ramify.base.config import Config, check
 from ramify.base.errors import BudgetSpentError
 from ramify.base.progress import SILENT, Progress
 from ramify.env.protocol import TaskSet, close, read_task_set
-from ramify.jobs import parts, play
+from ramify.jobs import components, play
 from ramify.model.protocol import sampling_of
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Unit, parse
-from ramify.rollout.parts import check_trust, find_environment, find_model, make_agent
+from ramify.rollout.components import check_trust, find_environment, find_model, make_agent
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import keep_template, kept_template
 from ramify.stats.intervals import wilson
@@ -104,7 +104,7 @@ FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget
 
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
     """Continue the run in ``path`` with its stored settings. Raises UserError when its components have changed since, or where they are
-    untrusted (see :func:`ramify.rollout.parts.check_trust`)."""
+    untrusted (see :func:`ramify.rollout.components.check_trust`)."""
     with Run.open(path) as run:
         check_trust(run, trust)
         stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
@@ -121,7 +121,7 @@ class Collection:
     """Whether continuing reads and counts the stored attempts again instead of starting after them."""
 
     def __init__(self, config: RolloutConfig, template: Mapping[str, Any] | None = None) -> None:
-        """``template``: the chat template to use instead of the model's own (see :func:`ramify.jobs.parts.wanted_template`).
+        """``template``: the chat template to use instead of the model's own (see :func:`ramify.jobs.components.wanted_template`).
 
         Raises UserError or NeedsError on components that do not exist or do not fit together.
         """
@@ -165,11 +165,11 @@ class Collection:
         """
         settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         free = {name: settings.pop(name) for name in FREE}
-        made = {"weights": self.weights, "panel": self.task_set.hash} | parts.template_part(self.agent.template)
+        made = {"weights": self.weights, "panel": self.task_set.hash} | components.template_entry(self.agent.template)
         with Run.begin(folder, self.kind, settings, free, made, LATER) as run:
             keep_template(run, self.agent.template)
             if not run.journal("environment"):
-                run.log("environment", "versions", parts.surroundings(self.agent.model))
+                run.log("environment", "versions", components.surroundings(self.agent.model))
             done = {entry.key: entry.payload for entry in run.journal("attempt")}
             budget = Budget(self.config.budget.model_dump())
             if not self.replays:
@@ -183,7 +183,7 @@ class Collection:
             finally:
                 seconds = time.monotonic() - begun
                 run.log("stretch", str(len(run.journal("stretch"))), {"seconds": seconds})
-            report = {**self._report(done), "workers_lost": self.workers_lost, **parts.caution(self.agent.model)}
+            report = {**self._report(done), "workers_lost": self.workers_lost, **components.caution(self.agent.model)}
             return {**report, "seconds": round(earlier + seconds, 1), "spent": spent, "run": str(folder)}
 
     def _play(self, run: Run, done: dict[str, Any], budget: Budget, progress: Progress) -> str | None:

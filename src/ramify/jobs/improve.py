@@ -32,7 +32,7 @@ from ramify.base.seeds import generator
 from ramify.base.words import plural
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
 from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task
-from ramify.jobs import parts
+from ramify.jobs import components
 from ramify.jobs.credit import training_rows
 from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
@@ -47,7 +47,7 @@ from ramify.model.protocol import Model, Sampling, require
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt, Success
 from ramify.rollout.backends import Player
-from ramify.rollout.parts import any_environment, check_trust
+from ramify.rollout.components import any_environment, check_trust
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import AGENT, keep_template, kept_template
 from ramify.score.credit.protocol import CreditGroup, CreditRule, credit_group, find_rule
@@ -255,7 +255,7 @@ def improve(
 def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyEnvironment | None = None) -> Improved:
     """Continue an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
 
-    Raises UserError when components have changed since, or where they are untrusted (see :func:`ramify.rollout.parts.check_trust`).
+    Raises UserError when components have changed since, or where they are untrusted (see :func:`ramify.rollout.components.check_trust`).
     """
     with Run.open(Path(path)) as run:
         check_trust(run, trust)
@@ -293,7 +293,7 @@ class Job:
     ) -> None:
         """``template``: the chat template that the run in ``folder`` began with, where it has begun."""
         self.config, self.folder, self.own = config, folder, own or Own()
-        self.given = template or parts.wanted_template(config.chat_template, folder)
+        self.given = template or components.wanted_template(config.chat_template, folder)
         self.environment: Environment = any_environment(self.own.env or config.env)
         model = self.own.agent(config.concurrency)
         if model is None:
@@ -304,7 +304,7 @@ class Job:
             self.template = cast(ChatTemplate, template_of(model, self.given))
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
         self.task_set = self.own.task_set()
-        self.train_task_set, self.eval_task_set = parts.task_sets(
+        self.train_task_set, self.eval_task_set = components.task_sets(
             self.environment, self.task_set or config.tasks, config.train_tasks, config.eval_episodes, config.seed
         )
         self.agent().check(self.environment)
@@ -325,7 +325,7 @@ class Job:
             return done
         keep_template(run, self.template)
         if not run.journal("environment"):
-            run.log("environment", "versions", parts.surroundings(self.model))
+            run.log("environment", "versions", components.surroundings(self.model))
             run.commit()
         begun = time.monotonic()
         others = [name for name in ARMS if name != self.config.arm] if self.config.compare else []
@@ -348,7 +348,7 @@ class Job:
                 tokens=spent,
                 seconds=round(seconds, 1),
                 run=str(self.folder),
-                **parts.caution(self.model),
+                **components.caution(self.model),
             )
             run.log("result", "improve", result)
         finally:
@@ -362,7 +362,7 @@ class Job:
         tasks = {"train": self.train_task_set.hash, "eval": self.eval_task_set.hash}
         rule = self.rules[self.config.arm]
         own = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
-        return {"version": ramify.__version__, "weights": self.weights, **tasks, **own} | parts.template_part(self.template)
+        return {"version": ramify.__version__, "weights": self.weights, **tasks, **own} | components.template_entry(self.template)
 
     def save(self, folder: Path) -> None:
         """Write the current agent with its chat template. Raises RamifyError where it cannot be written."""

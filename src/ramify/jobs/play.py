@@ -9,15 +9,15 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.waiting import complete
 from ramify.env.protocol import AnyEnvironment, AnyTasks, task_set_of
-from ramify.jobs import parts
+from ramify.jobs import components
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel, FunctionModel
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.backends import Players, Unit
 from ramify.rollout.compact import Compactor
+from ramify.rollout.components import AnySampling, any_environment, make_agent
 from ramify.rollout.fork import Fork, fork, interruptible
-from ramify.rollout.parts import AnySampling, any_environment, make_agent
 from ramify.rollout.pool import setup_message
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import keep_template, open_episodes
@@ -66,7 +66,7 @@ def play(
     players = open_players(backend, config["model"], config["env"], agent, seed, concurrency, compactor)
     with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}, kind="play") as run:
         keep_template(run, agent.template)
-        run.log("environment", "versions", parts.surroundings(agent.model))
+        run.log("environment", "versions", components.surroundings(agent.model))
         player = players.player(Episodes(agent, place, run, seed))
         units = [Unit(task.id, task, index) for task in task_set for index in range(attempts)]
 
@@ -91,7 +91,7 @@ def open_players(
         settings |= {"template": agent.template.to_json()}
     if isinstance(compactor, str):
         settings |= {"compactor": compactor, "window": agent.window}
-    setup = setup_message("ramify.jobs.parts:worker_parts", settings, seed, agent.model.identity.weights)
+    setup = setup_message("ramify.jobs.components:worker_components", settings, seed, agent.model.identity.weights)
     return Players(backend, setup, concurrency)
 
 

@@ -22,7 +22,7 @@ from ramify.methods.tree_rollouts.run import report
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
 from ramify.model.protocol import require
 from ramify.rollout.attempts import Attempt, Success
-from ramify.rollout.parts import check_trust
+from ramify.rollout.components import check_trust
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import kept_template
 from ramify.trace.db import Run

@@ -13,7 +13,7 @@ from ramify.env.protocol import AnyEnvironment, Task
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel
 from ramify.rollout.compact import Compactor
-from ramify.rollout.parts import any_environment, check_trust, find_model, make_agent, read_sampling
+from ramify.rollout.components import any_environment, check_trust, find_model, make_agent, read_sampling
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 from ramify.trace.node import Node
@@ -35,7 +35,7 @@ def kept_template(run: Run) -> dict[str, Any] | None:
     return next((dict(entry.payload) for entry in run.journal(TEMPLATE)), None)
 
 
-def named_parts(run: Run, model: AnyModel | None = None, environment: AnyEnvironment | None = None) -> tuple[Any, Any]:
+def named_components(run: Run, model: AnyModel | None = None, environment: AnyEnvironment | None = None) -> tuple[Any, Any]:
     """Model and environment of ``run`` by name. Raises UserError where it has no name of one that is not given."""
     spec, env = run.config.get("model"), run.config.get("env")
     if has_player(run, model, environment):
@@ -85,7 +85,7 @@ def open_episodes(
     """
     with Run.open(path, write=True) as run:
         config = run.config
-        spec, env = named_parts(run, model, environment)
+        spec, env = named_components(run, model, environment)
         check_trust(run, trust or (model is not None and environment is not None and compactor is not None))
         task, group = task_of(run, node.tree)
         seed = int(config.get("seed", 0))

@@ -19,7 +19,7 @@ from ramify.base.words import plural
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.model.rendered import laid_out
-from ramify.rollout.parts import read_sampling
+from ramify.rollout.components import read_sampling
 from ramify.rollout.potential import counts_annotation
 from ramify.stats.drops import Counts
 from ramify.trace.lines import at_place, read_lines

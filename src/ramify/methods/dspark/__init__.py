@@ -12,7 +12,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of the target."""
-PARTS = {"drafter": ("dspark_drafter", "eagle")}
+COMPONENTS = {"drafter": ("dspark_drafter", "eagle")}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

@@ -39,7 +39,7 @@ from ramify.methods.early_decision.run import (
 from ramify.methods.early_decision.thinking import Marks, Thinking, split_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
-from ramify.rollout.parts import check_trust
+from ramify.rollout.components import check_trust
 from ramify.rollout.problems import read_problems
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Jury

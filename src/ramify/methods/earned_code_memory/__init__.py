@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
-PARTS = {"middleware": ("middleware",)}
+COMPONENTS = {"middleware": ("middleware",)}
 """Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

@@ -22,7 +22,7 @@ from ramify.methods.forensics.experiment import Move
 from ramify.methods.forensics.factors import Factor, FactorEnvironment, first_screen
 from ramify.methods.forensics.hypotheses import Hypothesis
 from ramify.methods.forensics.judges import find_behaviour
-from ramify.rollout.parts import check_model, find_environment
+from ramify.rollout.components import check_model, find_environment
 
 FILE = "case.toml"
 Role = Literal["effort", "clarity", "oversight", "cue", "stakes", ""]
@@ -129,7 +129,7 @@ def load_case(folder: Path) -> CaseConfig:
     return config
 
 
-def check_parts(config: CaseConfig) -> None:
+def check_components(config: CaseConfig) -> None:
     """Raises UserError on an environment, model or judge that there is none of: what opening the case would, but nothing is loaded."""
     find_environment(config.env)
     for model in (config.model, config.judge):

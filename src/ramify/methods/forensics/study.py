@@ -30,7 +30,7 @@ from ramify.model.protocol import Model, Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.compact import reply
-from ramify.rollout.parts import find_environment, find_model, make_agent
+from ramify.rollout.components import find_environment, find_model, make_agent
 from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import FunctionJudge, Judge

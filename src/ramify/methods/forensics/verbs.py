@@ -15,7 +15,7 @@ from ramify.base.ledger import Ledger
 from ramify.base.words import plural
 from ramify.kit import Form, Json, Verbs, argument, option
 from ramify.methods.forensics.ach import BENIGN
-from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_parts, load_case, skeleton, toml
+from ramify.methods.forensics.case import FILE, CaseConfig, check_case, check_components, load_case, skeleton, toml
 from ramify.methods.forensics.experiment import ALPHA, TestResult, corrected
 from ramify.methods.forensics.hypotheses import NOTHING, Hypothesis
 from ramify.methods.forensics.judges import find_behaviour, transcript
@@ -37,7 +37,7 @@ from ramify.methods.forensics.run import Case
 from ramify.methods.forensics.study import Played
 from ramify.methods.forensics.words import NOTE, audit_notes, scale, self_report, user_turn
 from ramify.render.terminal import emit, progress, say, table
-from ramify.rollout.parts import find_environment, find_model
+from ramify.rollout.components import find_environment, find_model
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import proportion
 
@@ -74,7 +74,7 @@ def init(
         raise UserError(f"{folder / FILE} is there already")
     asked = CaseConfig(env=env, model=model, behavior=behavior)
     check_case(asked)
-    check_parts(asked)
+    check_components(asked)
     text = skeleton(env, model, find_environment(env), behavior)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / FILE, text)
@@ -92,7 +92,7 @@ def plan(
 ) -> None:
     """What the design can find, before it is paid for: runs and power of every test."""
     config = load_case(folder)
-    check_parts(config)
+    check_components(config)
     rows = design(config, n or 0, k)
     cells = [[r["test"], r["runs"], f"{r['power']:.2f}", r["n_for_80"] or "", r["finds"]] for r in rows]
     text = table(["test", "runs", "power", "runs a cell for 0.80", ""], cells)

@@ -14,7 +14,7 @@ from ramify.methods.governance.lost_rules import AUDIT, FORKED, Rule, breaks, ca
 from ramify.rollout.attempts import Attempt, first_index
 from ramify.rollout.fork import Arm, fork
 from ramify.rollout.run import Episodes
-from ramify.rollout.stored import by_player, named_parts, open_episodes, task_of
+from ramify.rollout.stored import by_player, named_components, open_episodes, task_of
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import each_against
 from ramify.stats.intervals import proportion
@@ -51,7 +51,7 @@ def restored(
         return played | {"verdict": "no rule was restored: no call is known to break a rule that compaction dropped"}
     with Run.open(folder) as run:
         try:
-            named_parts(run, model, env)
+            named_components(run, model, env)
         except UserError as error:
             return played | {"verdict": f"no rule was restored: {error}"}
         groups = by_player(run, {place["node"]: run.node(place["node"]) for place in places}.values(), model, env)

@@ -18,7 +18,7 @@ from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import Fixed, RunCounts, potential
 from ramify.rollout.run import Episodes
 from ramify.rollout.steps import Steps, StepTrace
-from ramify.rollout.stored import by_player, named_parts, open_episodes, task_of
+from ramify.rollout.stored import by_player, named_components, open_episodes, task_of
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import each_against
 from ramify.trace.db import Run
@@ -44,7 +44,7 @@ class Who:
     def __post_init__(self) -> None:
         """Raises UserError where the run cannot be played."""
         with Run.open(self.folder) as run:
-            named_parts(run, self.model, self.env)
+            named_components(run, self.model, self.env)
 
 
 def confirm(

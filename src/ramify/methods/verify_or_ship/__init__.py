@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads candidates and what was said of them."""
 
-PARTS = {"reader": ("records",), "judge": ("gate",), "middleware": ("gate",)}
+COMPONENTS = {"reader": ("records",), "judge": ("gate",), "middleware": ("gate",)}
 """Modules of this package that register parts, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

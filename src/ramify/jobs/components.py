@@ -15,7 +15,7 @@ from ramify.env.protocol import AnyTasks, Environment, TaskSet, task_set_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate, read_template
 from ramify.model.protocol import Model
 from ramify.rollout.agent import Agent
-from ramify.rollout.parts import find_environment, find_model, make_agent, read_sampling
+from ramify.rollout.components import find_environment, find_model, make_agent, read_sampling
 from ramify.rollout.stored import kept_template
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
@@ -41,7 +41,7 @@ def caution(model: Model) -> dict[str, str]:
     return {"caution": text} if text else {}
 
 
-def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, Environment]:
+def worker_components(settings: Mapping[str, Any]) -> tuple[Agent, Environment]:
     """A worker's agent and environment, from names: see :func:`ramify.jobs.play.open_players`."""
     shortens = {"compactor": settings.get("compactor"), "window": settings.get("window", 0)}
     placed = settings.get("device", ""), settings.get("dtype", "")
@@ -49,7 +49,7 @@ def worker_parts(settings: Mapping[str, Any]) -> tuple[Agent, Environment]:
     return make_agent(model, template, read_sampling(settings["sampling"]), **shortens), find_environment(settings["env"])
 
 
-def template_part(template: ChatTemplate | None) -> dict[str, str]:
+def template_entry(template: ChatTemplate | None) -> dict[str, str]:
     """The hash of a chat template that can change apart from the weights, as a part of a run (:meth:`ramify.trace.db.Run.begin`)."""
     return {"chat template": str(template.to_json()["hash"])} if isinstance(template, JinjaTemplate) else {}
 

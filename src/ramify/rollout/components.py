@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ramify.base import registry
 from ramify.base.conformance import takes_text
 from ramify.base.errors import RamifyError, UserError, nearest
-from ramify.base.plugins import own_part, own_path
+from ramify.base.plugins import own_component, own_path
 from ramify.engine.named import check_model as check_model
 from ramify.engine.named import find_model as find_model
 from ramify.env.protocol import AnyEnvironment, Environment, environment_of
@@ -49,7 +49,7 @@ def find_compactor(spec: str) -> Compactor:
 
 def _part(kind: str, word: str, spec: str, protocol: type, has: str) -> Any:
     if own_path(spec) is not None:
-        return own_part(spec, protocol, has)
+        return own_component(spec, protocol, has)
     name, colon, argument = spec.partition(":")
     make = registry.get(kind, name)
     if colon and not takes_text(make):
