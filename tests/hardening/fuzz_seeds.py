@@ -46,6 +46,10 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
         [{"example_id": i, "prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": 1.0, "metrics": {"m": 0.5}, "task": "x", "info": {}, "answer": "3"} for i in range(3)],
         [{"task": {"data": {"id": "a", "q": "hi"}, "key": "k"}, "env": {"id": "e"}, "traces": [_TRACE], "ok": True}],
     ],
+    "verify-or-ship": [
+        [{"instance_id": f"i{i // 2}", "step": i % 2, "Y": i % 2, "tests": True, "lint": 0.5, "cost_usd": 0.1, "payload": f"return {i}"} for i in range(4)],
+        [{"instance_id": 7, "sample": f"s{i}", "Y": None, "critics": {"tests": 1, "review": None}, "payload_hash": f"h{i}"} for i in range(3)],
+    ],
 }  # fmt: skip
 
 

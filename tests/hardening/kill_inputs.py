@@ -41,6 +41,9 @@ set = { instruction = "clear" }
 
 def make_inputs(folder: Path) -> None:
     """Write them all into ``folder``."""
+    from tests.methods.judge_evolution.essays import CASE as SEARCH
+    from tests.methods.judge_evolution.essays import essays
+
     folder.mkdir()
     for name, seed in (("tuned", 3), ("base", 4)):
         save_checkpoint(folder / name, seed)
@@ -57,6 +60,11 @@ def make_inputs(folder: Path) -> None:
     _lines(folder / "steps.jsonl", [row for task in range(3) for attempt in range(3) for row in _steps(task, attempt)])
     _lines(folder / "walks.jsonl", [_walk(task, attempt) for task in range(3) for attempt in range(3)])
     _lines(folder / "scan.jsonl", [scanned(i) for i in range(2)])
+    _lines(folder / "candidates.jsonl", [_candidate(rng, task, step) for task in range(18) for step in range(3)])
+    _lines(folder / "anchor.jsonl", [_labelled(i) for i in range(40)])
+    essays(folder / "essays", SEARCH.replace("budget = 24\nfirst = 8", "budget = 5\nfirst = 3"))
+    short = (folder / "essays" / "anchor.jsonl").read_text().splitlines(keepends=True)[:10]
+    (folder / "essays" / "anchor.jsonl").write_text("".join(short))
     with Memory(folder / "memory.sqlite") as memory:
         memory.add("plan", "delete old notes", "Call `notes.list`, then `notes.delete`.")
     (folder / "rules.txt").write_text("Only send email to recipients at acme.com.\n")
@@ -134,6 +142,20 @@ def _steps(task: int, attempt: int) -> list[dict[str, Any]]:
 def _walk(task: int, attempt: int) -> dict[str, Any]:
     way = ["a", "b", "c"] if attempt else ["a", "d", "a", "b", "c"]
     return {"task_id": f"t{task}", "success": True, "steps": [{"state": s, "action": f"leave {s}"} for s in way]}
+
+
+def _candidate(rng: random.Random, task: int, step: int) -> dict[str, Any]:
+    right = int(rng.random() < 0.3 + step / 5)
+    tests, review = (int(rng.random() < (true if right else false)) for true, false in ((0.9, 0.35), (0.75, 0.3)))
+    text = f"def f{task}(): return {step} # {'new' * (task % 3)}"
+    return {"instance_id": f"i{task}", "step": step, "Y": right, "tests": tests, "review": review, "payload": text}
+
+
+def _labelled(i: int) -> dict[str, Any]:
+    """An item on which regex:new errs often, and regex:old hardly ever."""
+    label = i % 2 == 0
+    marks = [name for name, wrong in (("new", i % 5 < 2), ("old", i == 7)) if label != wrong]
+    return {"id": i, "artefact": f"essay {i} {' '.join(marks)}", "label": label}
 
 
 def scanned(i: int) -> dict[str, Any]:

@@ -73,9 +73,13 @@ VERBS: tuple[Verb, ...] = (
     Verb("forensics reflect case honesty 'I want to be honest.' --k 4 --json", after="forensics run"),
     Verb(f"forensics control case clear --model {ORGANISM}:unclear --n 4 --json", after="forensics counterfactual"),
     Verb("governance bench " + GRID, readers=("governance report bench --json",)),
+    Verb("judge-evolution evolve {in}/essays --out run --json", readers=("judge-evolution show run --json",)),
+    Verb("judge-evolution rescore run reviewer --judge regex:new --json", after="import-candidates"),
+    Verb("verify-or-ship calibrate run --judge new=regex:new --out tables.json --json", after="import-candidates"),
     Verb("governance attack --budget 20 " + GRID),
     # What is written whole or not at all.
     Verb("import {in}/chats.jsonl --run run --json", once="run"),
+    Verb("import {in}/candidates.jsonl --run run --json", name="import-candidates", once="run"),
     Verb("export run out.jsonl --json", name="export-jsonl", after="import", old="out.jsonl"),
     Verb("export run out.parquet --json", name="export-parquet", after="import", old="out.parquet"),
     Verb("export run out.dot --tree {tree} --json", name="export-dot", after="import", old="out.dot"),
@@ -111,12 +115,21 @@ VERBS: tuple[Verb, ...] = (
     Verb("implicit-advantage judge --scores scores --trajectories {in}/attempts.jsonl --model {parts}:grades "
          "--tokenizer hf:{in}/tuned --json", after="implicit-advantage score"),
     Verb("implicit-advantage blame --scores scores --json", after="implicit-advantage score"),
+    Verb("judge-evolution check run --truth verifier --judge stored:tests --judge regex:new --json", after="import-candidates"),
+    Verb("judge-evolution promote run reviewer --anchor {in}/anchor.jsonl --judge regex:old --against regex:new --json",
+         after="judge-evolution rescore", repeats=True),
+    Verb("judge-evolution erase run --slot reviewer --json", after="judge-evolution rescore"),
+    Verb("judge-evolution export run --out archive --json", after="judge-evolution evolve", once="archive"),
     Verb("maze-recovery audit {in}/walks.jsonl --out rows.jsonl --json", old="rows.jsonl"),
     Verb("maze-recovery build {in}/walks.jsonl --mode success_raw --out set.jsonl --json", old="set.jsonl"),
     Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
     Verb("check method maze-recovery --quick --out counts.json --json", warm=False, timed=("cache/*seconds.json", "counts.json")),
     Verb("repro maze-recovery --quick --out figures.json --json", warm=False, timed=("cache/*seconds.json", "figures.json")),
     Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
+    Verb("verify-or-ship regimes {in}/candidates.jsonl --sweep c_ver=15,50 --out map.csv --json", old="map.csv"),
+    Verb("verify-or-ship replay run --json", after="import-candidates"),
+    Verb("verify-or-ship score run --out request.md --json", after="import-candidates", old="request.md"),
+    Verb("verify-or-ship shadow run --json", after="import-candidates"),
     Serve("serve builtin --port {port} --record ./run --json"),
 )  # fmt: skip
 JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
@@ -149,10 +162,12 @@ READERS: tuple[Verb, ...] = (
     Verb("graph-credit show {in}/steps.jsonl"),
     Verb("graph-credit why {in}/steps.jsonl --task t0 --attempt 1 --step 0 --json"),
     Verb("implicit-advantage report --scores scores --json", after="implicit-advantage score"),
+    Verb("judge-evolution show run --json", after="judge-evolution rescore"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
     Verb("tree-rollouts report run --json", after="tree-rollouts run"),
     Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),
     Verb("tree-rollouts sweep --prompts 1 --json"),
+    Verb("verify-or-ship plan run --json", after="verify-or-ship calibrate"),
 )
 
 _OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 #: What can be read wherever ramify is installed: the samples do not depend on what else is.
 FORMS = (
     "run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "crosscoder", "early-decision", "forensics",
-    "implicit-advantage", "trees", "sqlite", "values",
+    "implicit-advantage", "trees", "verify-or-ship", "sqlite", "values",
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -27,7 +28,7 @@ from fault_jobs import Job, promise
 
 from ramify.cli.main import main
 
-DATABASE = "run.sqlite"
+DATABASE, GIT = "run.sqlite", ".git"
 CLOCKS = ("seconds", "run", "ms", "commit")
 CLOCK_ENTRIES = ("stretch", "environment")
 
@@ -135,7 +136,7 @@ class Verb(Job):
 
     def digest(self, folder: Path) -> Any:
         """See :class:`Job`."""
-        left = [str(path.relative_to(folder)) for path in folder.rglob(".*")]
+        left = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name != GIT or _hidden(path.parent, folder)]
         assert not left, f"left behind: {left}"
         found = self._state(folder)
         self._final = self._final or found
@@ -154,6 +155,9 @@ class Verb(Job):
         for run in runs:
             if self._whole(run, folder):
                 found[str((run / DATABASE).relative_to(folder))] = self._records(run, folder)
+        for path in folder.rglob(GIT):
+            if not _hidden(path.parent, folder):
+                found[str(path.relative_to(folder))] = _commits(path)
         for path in sorted(folder.rglob("*")):
             own = any(path.is_relative_to(run) for run in runs) and path.name.startswith((DATABASE, "lock"))
             if path.is_file() and not own and not _hidden(path, folder):
@@ -280,6 +284,17 @@ class Serve(Verb):
                     time.sleep(0.01)
             promise(text)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _commits(repository: Path) -> str:
+    """What the branches and tags of a git repository are, which must be whole and checked out."""
+    said = []
+    for words in ("fsck --full --strict", "diff-index HEAD", "for-each-ref"):
+        done = subprocess.run(["git", "-C", repository.parent, *words.split()], capture_output=True, text=True)
+        assert done.returncode == 0, f"git {words}: {done.stderr}"
+        said.append(done.stdout)
+    assert not said[1], said[1]
+    return said[2]
 
 
 def _hidden(path: Path, folder: Path) -> bool:

@@ -21,7 +21,7 @@ from ramify.methods.judge_evolution.algorithm import Decision, PromotionConfig, 
 from ramify.score.anchor import Anchor, Answers, answers, needed, quality
 from ramify.score.judge import Item, Judge, Judgement, Question, judged, records, yes_or_no
 from ramify.trace.db import JUDGE, Run, counts
-from ramify.trace.node import Score
+from ramify.trace.node import Finding, Score
 
 CHECK, PROMOTE = "judge-evolution check", "judge-evolution promote"
 LOOK = "anchor look"
@@ -186,8 +186,8 @@ async def promote(
 ) -> dict[str, Any]:  # fmt: skip
     """Put ``challengers`` (by their names) to the anchor against the slot's incumbent, and replace it where the rule allows.
 
-    Without an incumbent the first challenger takes the free slot. A dry run changes no judge; its look at the anchor is written down all the
-    same. Raises UserError as :func:`check`, and where ``incumbent`` is not the one that holds the slot.
+    What it came to is a finding of the run. Without an incumbent the first challenger takes the free slot. A dry run changes no judge; its look
+    at the anchor is written down all the same. Raises UserError as :func:`check`, and where ``incumbent`` is not the one that holds the slot.
     """
     if incumbent is not None:
         known_incumbent(run, slot, incumbent)
@@ -211,7 +211,24 @@ async def promote(
                 slot, judge.identity, {"spec": spec, "name": judge.name, "anchor": anchor.hash, "why": found["why"]}
             )
             found["promoted"] = True
+        run.conclude(PROMOTE, [*run.findings(maker=PROMOTE), _promoted(found)])
     return found
+
+
+def _promoted(found: dict[str, Any]) -> Finding:
+    stake = found["stake"]
+    what = "took over" if found["promoted"] else "may take over" if found["promote"] else "may not take over"
+    why = f"look {found['look']}: {found['challengers'][0]['judge'] if found['winner'] is None else found['winner']} {what} slot '{found['slot']}': {found['why']}"
+    do = f"ramify judge-evolution rescore RUN {found['slot']} scores anew what stopped counting" if found["promoted"] else ""
+    return Finding(
+        f"judge of {found['slot']}",
+        PROMOTE,
+        why,
+        action=do,
+        value=float(stake["erased"]),
+        unit="scores erased",
+        evidence=found,
+    )
 
 
 async def rescore(

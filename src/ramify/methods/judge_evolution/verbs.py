@@ -148,7 +148,6 @@ def promote(
         with progress("promote", as_json=as_json, kept="the judge is as it was"):
             found = asyncio.run(ledger.promote(opened, slot, challengers, items, incumbent, options, dry_run, repeat, spent))
         warned = _kin(opened, judge)
-        opened.conclude(ledger.PROMOTE, [*(one for one in opened.findings(maker=ledger.PROMOTE)), _promoted(found)])
     found["spent"], found["warnings"] = spent.to_json()["spent"], warned
     for one in warned:
         say(f"warning: {one}")
@@ -162,22 +161,6 @@ def _kin(run: Run, specs: list[str]) -> list[str]:
 
     authors = sorted({one.model for one in run.each(Provenance)})
     return [told for spec in specs if (told := ledger.judges_itself(spec, authors))]
-
-
-def _promoted(found: dict[str, Any]) -> Finding:
-    stake = found["stake"]
-    what = "took over" if found["promoted"] else "may take over" if found["promote"] else "may not take over"
-    why = f"look {found['look']}: {found['challengers'][0]['judge'] if found['winner'] is None else found['winner']} {what} slot '{found['slot']}': {found['why']}"
-    do = f"ramify judge-evolution rescore RUN {found['slot']} scores anew what stopped counting" if found["promoted"] else ""
-    return Finding(
-        f"judge of {found['slot']}",
-        ledger.PROMOTE,
-        why,
-        action=do,
-        value=float(stake["erased"]),
-        unit="scores erased",
-        evidence=found,
-    )
 
 
 @app.verb()

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
-from ramify.base.files import reason
+from ramify.base.files import folder_aside, reason, refusal
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.sandbox.protocol import Limits, Outcome, Sandbox, inside_path
 from ramify.score.judge import Each, Item
@@ -134,9 +134,9 @@ def write_git(folder: Path, nodes: Sequence[tuple[Files, int | None, str]], name
     """Make a git repository of an archive: a commit a workspace (files, number of the parent, message), a tag for each of ``names``.
 
     The same archive makes the same commits: no date and no person of this machine is in them. The branch ``main`` is the first of ``names``.
-    Raises UserError where the folder is there already, NeedsError where git is not.
+    The folder is there whole or not at all. Raises UserError where it is there already, NeedsError where git is not, RamifyError where the disk refuses.
     """
-    if folder.exists():
+    if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} is there already: choose another folder")
     lines: list[bytes] = []
     for number, (files, parent, message) in enumerate(nodes):
@@ -154,9 +154,16 @@ def write_git(folder: Path, nodes: Sequence[tuple[Files, int | None, str]], name
         lines.append(f"reset refs/tags/{name}\nfrom :{number + 1}\n\n".encode())
     first = next(iter(names.values()), 0)
     lines.append(f"reset refs/heads/main\nfrom :{first + 1}\n\n".encode())
-    _git(["init", "-q", "-b", "main", str(folder)])
-    _git(["-C", str(folder), "fast-import", "--quiet"], b"".join(lines))
-    _git(["-C", str(folder), "reset", "-q", "--hard", "main"])
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder_aside(folder.parent) as building:
+            made = building / "archive"
+            _git(["init", "-q", "-b", "main", str(made)])
+            _git(["-C", str(made), "fast-import", "--quiet"], b"".join(lines))
+            _git(["-C", str(made), "reset", "-q", "--hard", "main"])
+            made.rename(folder)
+    except OSError as error:
+        raise refusal(f"cannot write {folder}", error) from None
 
 
 def _quoted(path: str) -> bytes:
