@@ -48,48 +48,48 @@ def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """
     calls = Calls(fields)
 
-    def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
+    def add(run: Run, record: dict[str, Any], where: str, number: int) -> None:
         if "messages" not in record and "request" in record:
-            _add_call(calls, run, record, place, number)
+            _add_call(calls, run, record, where, number)
             return
-        said = [*_system(record, place), *_messages(record, place, run.put_blob, ToolExchange())]
-        hang_chat(run, record, place, number, said, {"messages", "system"}, fields)
+        messages = [*_system(record, where), *_messages(record, where, run.put_blob, ToolExchange())]
+        hang_chat(run, record, where, number, messages, {"messages", "system"}, fields)
 
     return import_records(path, folder, "anthropic", add, read_conversations(path, "messages"))
 
 
-def _add_call(calls: Calls, run: Run, record: dict[str, Any], place: str, number: int) -> None:
-    request, response = field(record, "request", dict, place), field(record, "response", dict, place, {})
+def _add_call(calls: Calls, run: Run, record: dict[str, Any], where: str, number: int) -> None:
+    request, response = field(record, "request", dict, where), field(record, "response", dict, where, {})
     exchange = ToolExchange()
-    where = f"{place}: 'request'"
-    given = [*_system(request, where), *_messages(request, where, run.put_blob, exchange)]
+    request_at = f"{where}: 'request'"
+    given = [*_system(request, request_at), *_messages(request, request_at, run.put_blob, exchange)]
     replies = []
     if response.get("content") is not None:
-        said = {"role": "assistant", "content": response["content"]}
+        reply = {"role": "assistant", "content": response["content"]}
         stop = str(response.get("stop_reason") or "")
-        made = list(_message(said, f"{place}: 'response'", run.put_blob, exchange))
+        made = list(_message(reply, f"{where}: 'response'", run.put_blob, exchange))
         replies = [CallReply(made, _STOPS.get(stop, "stop" if stop else ""))]
-    told = {k: v for k, v in response.items() if k not in ("content", "role", "type")}
-    calls.hang(run, record, place, number, given, replies, provenance_of(request, response), told)
+    rest = {k: v for k, v in response.items() if k not in ("content", "role", "type")}
+    calls.hang(run, record, where, number, given, replies, provenance_of(request, response), rest)
 
 
-def _system(record: Mapping[str, Any], place: str) -> Iterator[Message]:
+def _system(record: Mapping[str, Any], where: str) -> Iterator[Message]:
     system = record.get("system")
     if isinstance(system, list):
-        blocks = [object_of(block, f"{place}: block {at} of 'system'") for at, block in enumerate(system)]
-        system = "".join(text_of(block, "text", f"{place}: block {at} of 'system'") for at, block in enumerate(blocks))
+        blocks = [object_of(block, f"{where}: block {at} of 'system'") for at, block in enumerate(system)]
+        system = "".join(text_of(block, "text", f"{where}: block {at} of 'system'") for at, block in enumerate(blocks))
     if system is not None and not isinstance(system, str):
-        raise UserError(f"{place}: 'system' must be text or a list of blocks")
+        raise UserError(f"{where}: 'system' must be text or a list of blocks")
     if system:
         yield Message("system", system)
 
 
-def _messages(record: Mapping[str, Any], place: str, keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
-    said = field(dict(record), "messages", list, place)
-    if not said:
-        raise UserError(f"{place}: 'messages' is empty")
-    for at, value in enumerate(said):
-        yield from _message(object_of(value, f"{place}: message {at}"), f"{place}: message {at}", keep, exchange)
+def _messages(record: Mapping[str, Any], where: str, keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
+    messages = field(dict(record), "messages", list, where)
+    if not messages:
+        raise UserError(f"{where}: 'messages' is empty")
+    for at, value in enumerate(messages):
+        yield from _message(object_of(value, f"{where}: message {at}"), f"{where}: message {at}", keep, exchange)
 
 
 def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> Iterator[Message]:
@@ -136,7 +136,7 @@ def _assistant(blocks: list[tuple[Mapping[str, Any], str]], keep: Keep, exchange
             texts, thoughts, calls, media = [], [], [], Media(keep)
             key = text_of(block, "tool_use_id", spot)
             exchange.result(spot, key, own=True)
-            yield Message("tool", _told(block.get("content")), {"tool_call_id": key, "block": plain(block)})
+            yield Message("tool", _result_text(block.get("content")), {"tool_call_id": key, "block": plain(block)})
         else:
             texts.append(_shown(block, spot, media))
     if not ended or not blocks:
@@ -180,7 +180,7 @@ def _shown(block: Mapping[str, Any], spot: str, media: Media) -> str:
     if kind == "text":
         return text_of(block, "text", spot)
     if kind == "search_result":
-        return _told(block.get("content"))
+        return _result_text(block.get("content"))
     if kind in ("tool_use", "thinking", "redacted_thinking", "tool_result"):
         raise UserError(f"{spot} is of type '{kind}', which does not belong in what is said here")
     if kind not in ("image", "document"):
@@ -196,7 +196,7 @@ def _shown(block: Mapping[str, Any], spot: str, media: Media) -> str:
     raise UserError(f"{spot}: 'source' is of type '{how}', which is none of base64, url, file, text")
 
 
-def _told(content: Any) -> str:
+def _result_text(content: Any) -> str:
     """What a result of the provider's own tool says: its texts, else its JSON without what only the provider can read."""
     if (
         isinstance(content, list)
@@ -239,9 +239,9 @@ def _records(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
                 messages[-1]["content"] += blocks
             elif blocks:
                 messages.append({"role": role, "content": blocks})
-        for said in messages:
-            if [block["type"] for block in said["content"]] == ["text"]:
-                said["content"] = said["content"][0]["text"]
+        for written in messages:
+            if [block["type"] for block in written["content"]] == ["text"]:
+                written["content"] = written["content"][0]["text"]
         about = {"task": ended.task, **({"system": system} if system else {}), "messages": messages}
         yield about | ({} if ended.reward is None else {"reward": ended.reward})
 
@@ -250,9 +250,9 @@ def _blocks(message: Message, own: Any, run: Run) -> Iterator[dict[str, Any]]:
     if own is not None:
         yield own
         return
-    said = [_block(piece, run) for piece in split_media(message)]
+    pieces = [_block(piece, run) for piece in split_media(message)]
     if message.role == "tool" and "tool_call_id" in message.data:  # else the call stands in the text, and so does its result
-        content = message.text if [block["type"] for block in said] in ([], ["text"]) else said
+        content = message.text if [block["type"] for block in pieces] in ([], ["text"]) else pieces
         error = {"is_error": True} if message.data.get("is_error") else {}
         yield {"type": "tool_result", "tool_use_id": message.data["tool_call_id"], "content": content, **error}
         return
@@ -261,12 +261,12 @@ def _blocks(message: Message, own: Any, run: Run) -> Iterator[dict[str, Any]]:
         yield from thoughts
     elif message.reasoning:
         yield {"type": "thinking", "thinking": message.reasoning}
-    yield from said
+    yield from pieces
     calls = message.data.get("tool_calls")
     for call, (name, arguments) in zip(calls if isinstance(calls, list) else (), message.functions, strict=False):
-        told = call.get("block") if isinstance(call, Mapping) else None
+        stored = call.get("block") if isinstance(call, Mapping) else None
         wanted = arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
-        yield told or {"type": "tool_use", "id": call.get("id", ""), "name": name, "input": wanted}
+        yield stored or {"type": "tool_use", "id": call.get("id", ""), "name": name, "input": wanted}
 
 
 def _block(piece: str | Mapping[str, Any], run: Run) -> dict[str, Any]:

@@ -182,9 +182,9 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
     record, worst = steps[graded.index(min(graded))]
     low = [grade for grade in graded if grade < floor]
     if low:
-        said = f" ({worst['action'][:80]!r})" if worst.get("action") else ""
+        action = f" ({worst['action'][:80]!r})" if worst.get("action") else ""
         raise AssertionError(
-            f"{len(low)} of {len(steps)} steps are graded below {floor:g}; the lowest is step {worst['i']}{said} of attempt "
+            f"{len(low)} of {len(steps)} steps are graded below {floor:g}; the lowest is step {worst['i']}{action} of attempt "
             f"{record.get('trajectory_id', '')!r:.80} with {min(graded):.3f}"
         )
 

@@ -40,8 +40,8 @@ class ToolExchange:
     def result(self, spot: str, key: str, own: bool = False) -> None:
         """A result; ``own``: of a call that the provider made itself."""
         if key not in self.waiting and not (own and key in self.done):
-            said = "is answered already" if key in self.done else f"was not made before ({nearest(key, self.waiting)})"
-            raise UserError(f"{spot} is a result without a call: the call '{key}' {said}")
+            why = "is answered already" if key in self.done else f"was not made before ({nearest(key, self.waiting)})"
+            raise UserError(f"{spot} is a result without a call: the call '{key}' {why}")
         if key in self.waiting:
             del self.waiting[key]
         self.done.add(key)

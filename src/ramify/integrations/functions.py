@@ -98,8 +98,8 @@ class FunctionTool:
             return f"{self.name} needs the argument '{where}'"
         if error["type"] == "extra_forbidden":
             return f"{self.name} has no argument '{where}' ({nearest(where, self._parameters)})"
-        said = error["msg"][:1].lower() + error["msg"][1:]
-        return f"argument '{where}' of {self.name}: {said}, not {as_text(error['input'])[:80]}"
+        message = error["msg"][:1].lower() + error["msg"][1:]
+        return f"argument '{where}' of {self.name}: {message}, not {as_text(error['input'])[:80]}"
 
 
 class FunctionEpisode(ToolEpisode):
@@ -231,7 +231,7 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
     """A docstring's words before its ``Args:``, and what is said there of each argument (Google style)."""
     summary, _, rest = re.sub(r"(?m)^(Returns|Raises|Yields):[\s\S]*", "", text).partition("\nArgs:\n")
     found = re.findall(r"^[ \t]+(\w+)(?: ?\([^)]*\))?:[ \t]*(.+(?:\n[ \t]{8,}.+)*)", rest, re.MULTILINE)
-    return summary.strip(), {name: " ".join(said.split()) for name, said in found}
+    return summary.strip(), {name: " ".join(lines.split()) for name, lines in found}
 
 
 def _untitled(schema: Any) -> Any:

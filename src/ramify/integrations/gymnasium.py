@@ -77,8 +77,8 @@ class GymnasiumEpisode:
         self._over = bool(terminated or truncated)
         outcome = None
         if self._over:
-            said = next((info[name] for name in ("is_success", "success") if name in info), None)
-            outcome = bool(said) if said is not None else None if self._success is None else self._total >= self._success
+            success = next((info[name] for name in ("is_success", "success") if name in info), None)
+            outcome = bool(success) if success is not None else None if self._success is None else self._total >= self._success
         return Observation(self._text(seen), float(reward), bool(terminated), bool(truncated and not terminated), outcome)
 
     def snapshot(self) -> Snapshot | None:
@@ -152,11 +152,11 @@ class GymnasiumEpisode:
         """The action named last in the reply, by name or by number."""
         known = {name.casefold(): start + i for i, name in enumerate(self._names)}
         known |= {str(start + i): start + i for i in range(count)}
-        said = " ".join(reply[-2000:].casefold().split())
-        if said in known:
-            return known[said]
+        text = " ".join(reply[-2000:].casefold().split())
+        if text in known:
+            return known[text]
         longest = sorted(known, key=len, reverse=True)
-        found = re.findall(r"(?<![\w.-])(" + "|".join(map(re.escape, longest)) + r")(?![\w-]|\.\d)", said)
+        found = re.findall(r"(?<![\w.-])(" + "|".join(map(re.escape, longest)) + r")(?![\w-]|\.\d)", text)
         return known[found[-1]] if found else None
 
     def _text(self, seen: Any) -> str:

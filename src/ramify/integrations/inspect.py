@@ -52,12 +52,12 @@ def read_log(path: Path, folder: Path) -> int:
     header = checked(f"{path}: header", lambda: logs.EvalLog.model_validate(head, context={"deserializing": True}))
     with at_place(f"{path}: header"):  # what is nested too deep is refused as it is written
         importer = _Samples(header, logs)
-        told = header.model_dump(
+        summary = header.model_dump(
             mode="json", exclude_none=True, include={"version", "status", "eval", "plan", "results", "stats", "error"}
         )
     records = ((i, sample) for i, sample in enumerate(samples, 1))
     try:
-        return import_records(path, folder, "inspect", importer.add, records, redact(plain(told)))
+        return import_records(path, folder, "inspect", importer.add, records, redact(plain(summary)))
     except UserError as error:
         if str(error) != f"{path} holds no record":
             raise
@@ -77,8 +77,8 @@ class _Samples:
         self._settings = redact(plain(config | ({"args": header.eval.model_args} if header.eval.model_args else {})))
         self._seed = config.get("seed") or 0
 
-    def add(self, run: Run, raw: dict[str, Any], place: str, number_: int) -> None:
-        who = f"{place}: sample {raw.get('id')!r}, epoch {raw.get('epoch')!r}"
+    def add(self, run: Run, raw: dict[str, Any], where: str, number_: int) -> None:
+        who = f"{where}: sample {raw.get('id')!r}, epoch {raw.get('epoch')!r}"
         for name in _LEFT_OUT:
             raw.pop(name, None)
         sample = checked(who, lambda: self.logs.EvalSample.model_validate(raw, context={"deserializing": True}))
@@ -88,12 +88,12 @@ class _Samples:
         self._seen.add((str(sample.id), sample.epoch))
         tree = self._tree(run, sample)
         thread = Thread(run, tree, sample.epoch)
-        for at, said in enumerate(sample.messages):
-            sampled = said.role == "assistant" and said.source != "input"
-            fields = self._sampled(run, said.model or sample.output.model) if sampled else {}
+        for at, message in enumerate(sample.messages):
+            sampled = message.role == "assistant" and message.source != "input"
+            fields = self._sampled(run, message.model or sample.output.model) if sampled else {}
             last = at == len(sample.messages) - 1
             fields |= {"stop": _stop(sample), "about": {"sample": self._about(sample, tree)}} if last else {}
-            thread.hang(as_message(said, f"{who}: message {at}"), sampled, last, **fields)
+            thread.hang(as_message(message, f"{who}: message {at}"), sampled, last, **fields)
         if not sample.messages:
             thread.hang(Message("user", "", {"sample": self._about(sample, tree)}), False, True, stop=_stop(sample))
         for name, given in (sample.scores or {}).items():
@@ -103,11 +103,11 @@ class _Samples:
         """The tree of a sample. Its task is that of the first epoch; ids 1 and "1" are two samples, which inspect's files mix up."""
         name = str(sample.id) or "sample"
         if name not in self._tasks:
-            told = sample.model_dump(
+            record = sample.model_dump(
                 mode="json", include={"input", "target", "choices", "files", "setup", "sandbox"}, exclude_none=True
             )
             self._tasks[name] = {"id": sample.id}
-            run.add_tree(name, {"id": sample.id, "data": plain(told)})
+            run.add_tree(name, {"id": sample.id, "data": plain(record)})
         elif self._tasks[name]["id"] != sample.id:
             raise UserError(f"two samples are called {name!r}, one as text and one as a number")
         return name
@@ -141,25 +141,25 @@ def _parts(content: Any) -> Any:
     return content if isinstance(content, str) else [part.model_dump(mode="json", exclude_none=True) for part in content]
 
 
-def as_message(said: Any, spot: str) -> Message:
+def as_message(message: Any, spot: str) -> Message:
     """A message of inspect, its tool calls in OpenAI's form."""
-    data = said.model_dump(mode="json", exclude_none=True, exclude={"role", "content", "tool_calls", "function"})
-    if not isinstance(said.content, str):
-        data["content"] = _parts(said.content)
-    if getattr(said, "function", None):
-        data["name"] = said.function
-    if calls := getattr(said, "tool_calls", None):
+    data = message.model_dump(mode="json", exclude_none=True, exclude={"role", "content", "tool_calls", "function"})
+    if not isinstance(message.content, str):
+        data["content"] = _parts(message.content)
+    if getattr(message, "function", None):
+        data["name"] = message.function
+    if calls := getattr(message, "tool_calls", None):
         data["tool_calls"] = [
             {"id": call.id, "type": call.type, "function": {"name": call.function, "arguments": as_text(call.arguments)}}
             | ({"parse_error": call.parse_error} if call.parse_error else {})
             for call in calls
         ]
-    return Message(said.role, content_of(_parts(said.content), spot)[0], plain(data))
+    return Message(message.role, content_of(_parts(message.content), spot)[0], plain(data))
 
 
-def as_openai(said: Any, spot: str = "a message of inspect") -> dict[str, Any]:
+def as_openai(source: Any, spot: str = "a message of inspect") -> dict[str, Any]:
     """A message of inspect in OpenAI's form; a provider's own compaction in it stays a part of its content."""
-    message = as_message(said, spot)
+    message = as_message(source, spot)
     parts = [part for part in message.data.get("content") or () if isinstance(part, dict)]
     native = [part for part in parts if compacted(part) is not None]
     texts = [part for part in parts if part.get("type") == "text"]

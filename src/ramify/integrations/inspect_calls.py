@@ -35,16 +35,16 @@ def _calls(path: Path, samples: Iterator[dict[str, Any]], form: Any) -> Iterator
     for raw in samples:
         who = f"{path}: sample {raw.get('id')!r}, epoch {raw.get('epoch')!r}"
         sample = checked(who, partial(_sample, raw, form))
-        for event, about in _told(sample.events):
+        for event, about in _annotated(sample.events):
             number += 1
             shown = [logs.as_openai(message, who) for message in event.input]
-            said = logs.as_openai(event.output.choices[0].message, who)
+            reply = logs.as_openai(event.output.choices[0].message, who)
             request = {"model": event.model, "messages": shown}
-            response = {"model": event.model, "choices": [{"message": said}]}
+            response = {"model": event.model, "choices": [{"message": reply}]}
             yield number, {"task": f"{sample.id}#{sample.epoch}", "request": request, "response": response} | about
 
 
-def _told(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
+def _annotated(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
     """The calls that were answered, each with the log's other data about it.
 
     ``purpose``: of one that is not the agent's reply, ``compaction`` or ``scoring``; ``compactions``: those since the call before in the
@@ -54,7 +54,7 @@ def _told(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
     spans = {event.id: event for event in events if event.event == "span_begin"}
     compactors = _compactors(events, {message.id for call in calls for message in call.input})
     waiting: dict[str | None, list[dict[str, str]]] = {}
-    told: list[tuple[Any, dict[str, Any]]] = []
+    annotated: list[tuple[Any, dict[str, Any]]] = []
     tools: dict[str, str] = {}
     for event in events:
         if event.event == "compaction":
@@ -71,11 +71,11 @@ def _told(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
                 about["purpose"] = "compaction"
             elif event.span_id in waiting:
                 about["compactions"] = waiting.pop(event.span_id)
-            told.append((event, about))
-    agents = [about for _, about in told if "purpose" not in about]
+            annotated.append((event, about))
+    agents = [about for _, about in annotated if "purpose" not in about]
     if agents and waiting:
         agents[-1]["compactions_after"] = [one for some in waiting.values() for one in some]
-    return told
+    return annotated
 
 
 def _compactors(events: Sequence[Any], shown: Set[str]) -> set[int]:
@@ -86,10 +86,10 @@ def _compactors(events: Sequence[Any], shown: Set[str]) -> set[int]:
         if event.event == "model" and event.output.choices:
             recent.setdefault(event.span_id, []).append(event)
         elif event.event == "compaction":
-            asked = recent.pop(event.span_id, [])
-            while event.type == "summary" and _strategy(event) != "CompactionNative" and asked:
-                said = (call := asked.pop()).output.choices[0].message
-                if said.id in shown or said.tool_calls:
+            requests = recent.pop(event.span_id, [])
+            while event.type == "summary" and _strategy(event) != "CompactionNative" and requests:
+                message = (call := requests.pop()).output.choices[0].message
+                if message.id in shown or message.tool_calls:
                     break
                 found.add(id(call))
     return found

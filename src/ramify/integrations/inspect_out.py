@@ -24,9 +24,9 @@ from ramify.trace.path import Path as TracePath
 from ramify.trace.view import messages_of
 
 _REASONS = {"eos": "stop", "stop": "stop", "terminated": "stop", "length": "max_tokens"}
-_SAID = ("id", "source", "metadata", "model", "tool_call_id", "error")
+_MESSAGE_FIELDS = ("id", "source", "metadata", "model", "tool_call_id", "error")
 T = TypeVar("T")
-_TOLD = ("content", "tool_calls", "name", "sample")
+_WRITTEN_FIELDS = ("content", "tool_calls", "name", "sample")
 
 
 def require_inspect() -> Any:
@@ -72,28 +72,28 @@ def write_log(run: Run, out: Path, task: str | None = None) -> int:
     logs = require_inspect()
     config = run.meta.get("config")
     imported = config.get("imported") if isinstance(config, Mapping) else None
-    told = imported if isinstance(imported, Mapping) and imported.get("form") == "inspect" else {}
-    samples = [sample for info in run.trees() for sample in _samples(run, info, bool(told), logs)]
+    stated = imported if isinstance(imported, Mapping) and imported.get("form") == "inspect" else {}
+    samples = [sample for info in run.trees() for sample in _samples(run, info, bool(stated), logs)]
     if not samples:
         raise UserError(f"{run.folder} holds no attempt to write")
-    log = checked(f"{run.folder}: what was imported", lambda: _log(run, samples, task, told, logs))
+    log = checked(f"{run.folder}: what was imported", lambda: _log(run, samples, task, stated, logs))
     with whole_file(out) as part:
         logs.write_eval_log(log, str(part), format="json" if out.suffix.lower() == ".json" else "eval")
     return len(samples)
 
 
-def _log(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any], logs: Any) -> Any:
+def _log(run: Run, samples: list[Any], task: str | None, stated: Mapping[str, Any], logs: Any) -> Any:
     return logs.EvalLog(
-        status=told.get("status", "success"),
-        eval=_spec(run, samples, task, told.get("eval") or {}, logs),
+        status=stated.get("status", "success"),
+        eval=_spec(run, samples, task, stated.get("eval") or {}, logs),
         results=_results(samples, logs),
         samples=samples,
-        **({"error": {"traceback_ansi": "", **told["error"]}} if told.get("error") else {}),
-        **{name: told[name] for name in ("plan", "stats") if told.get(name)},
+        **({"error": {"traceback_ansi": "", **stated["error"]}} if stated.get("error") else {}),
+        **{name: stated[name] for name in ("plan", "stats") if stated.get(name)},
     )
 
 
-def _spec(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any], logs: Any) -> Any:
+def _spec(run: Run, samples: list[Any], task: str | None, stated: Mapping[str, Any], logs: Any) -> Any:
     """The log's description of the evaluation: that of the imported log, or this run's."""
     ids = list(dict.fromkeys(sample.id for sample in samples))
     models = sorted({sample.output.model for sample in samples} - {"", "unknown"})
@@ -106,7 +106,7 @@ def _spec(run: Run, samples: list[Any], task: str | None, told: Mapping[str, Any
         "config": {"epochs": max(sample.epoch for sample in samples)},
         **{name: stable_hash(name, seed)[:22] for name in ("eval_id", "run_id", "task_id")},
     }
-    return logs.EvalSpec.model_validate(known | dict(told) | ({"task": task} if task else {}))
+    return logs.EvalSpec.model_validate(known | dict(stated) | ({"task": task} if task else {}))
 
 
 def _results(samples: list[Any], logs: Any) -> Any:
@@ -133,14 +133,14 @@ def _samples(run: Run, info: TreeInfo, imported: bool, logs: Any) -> Iterator[An
     for score in run.scores(tree=info.name):
         scores.setdefault(score.node, []).append(score)
     leaves = [leaf for leaf in tree.leaves() if leaf.role != "root" or leaf.text]
-    told = {leaf.id: _imported(leaf) if imported else {} for leaf in leaves}
-    taken = {one["epoch"] for one in told.values() if one}
+    stated = {leaf.id: _imported(leaf) if imported else {} for leaf in leaves}
+    taken = {one["epoch"] for one in stated.values() if one}
     free = (epoch for epoch in range(1, len(leaves) + len(taken) + 1) if epoch not in taken)
     for leaf in leaves:
-        path, epoch = tree.path(leaf.id), told[leaf.id]["epoch"] if told[leaf.id] else next(free)
+        path, epoch = tree.path(leaf.id), stated[leaf.id]["epoch"] if stated[leaf.id] else next(free)
         judged = scores.get(leaf.id, [])
         who = f"{run.folder}: node {leaf.id}"
-        yield checked(who, partial(_sample, run, info, path, epoch, judged, told[leaf.id], logs))
+        yield checked(who, partial(_sample, run, info, path, epoch, judged, stated[leaf.id], logs))
 
 
 def _imported(leaf: Node) -> Mapping[str, Any]:
@@ -150,33 +150,33 @@ def _imported(leaf: Node) -> Mapping[str, Any]:
 
 
 def _sample(
-    run: Run, info: TreeInfo, path: TracePath, epoch: int, scores: list[Score], told: Mapping[str, Any], logs: Any
+    run: Run, info: TreeInfo, path: TracePath, epoch: int, scores: list[Score], stated: Mapping[str, Any], logs: Any
 ) -> Any:
     leaf = path.segments[-1][0]
-    messages = [] if told.get("messages") == 0 else list(_messages(path))
+    messages = [] if stated.get("messages") == 0 else list(_messages(path))
     data = info.task.get("data")
     given = data if isinstance(data, Mapping) else {}
     opening = messages[: next((i for i, m in enumerate(messages) if m.role == "assistant"), len(messages))]
     plain_input = opening[0].content if len(opening) == 1 and isinstance(opening[0].content, str) else opening
     fields: dict[str, Any] = {
-        "id": told.get("id", info.task.get("id") if isinstance(info.task.get("id"), (str, int)) else info.name),
+        "id": stated.get("id", info.task.get("id") if isinstance(info.task.get("id"), (str, int)) else info.name),
         "epoch": epoch,
-        "uuid": told.get("uuid", leaf.id),
-        "input": given.get("input", plain_input) if told else plain_input,
-        "target": given.get("target", "") if told else "",
+        "uuid": stated.get("uuid", leaf.id),
+        "input": given.get("input", plain_input) if stated else plain_input,
+        "target": given.get("target", "") if stated else "",
         "messages": messages,
-        "output": _output(run, path, messages, told),
+        "output": _output(run, path, messages, stated),
         "scores": _scores(path, scores) or None,
-        "metadata": told["metadata"]
-        if "metadata" in told
+        "metadata": stated["metadata"]
+        if "metadata" in stated
         else {"task": plain(info.task), "group": info.group, "tree": info.name},
     }
     copied = ("started_at", "completed_at", "total_time", "working_time", "model_usage", "role_usage", "limit", "turn_count")
-    fields |= {name: told[name] for name in copied if name in told}
-    if told.get("choices") or given.get("choices"):
+    fields |= {name: stated[name] for name in copied if name in stated}
+    if stated.get("choices") or given.get("choices"):
         fields["choices"] = given.get("choices")
-    if told.get("error"):
-        fields["error"] = {"traceback_ansi": "", **told["error"]}
+    if stated.get("error"):
+        fields["error"] = {"traceback_ansi": "", **stated["error"]}
     elif leaf.stop == "failed":
         failure = leaf.data.get("failure", "the attempt failed")
         fields["error"] = {
@@ -184,18 +184,18 @@ def _sample(
             "traceback": "",
             "traceback_ansi": "",
         }
-    elif leaf.stop in ("budget", "truncated", "cancelled") and not told:
+    elif leaf.stop in ("budget", "truncated", "cancelled") and not stated:
         fields["limit"] = {"type": "operator" if leaf.stop == "cancelled" else "custom", "limit": 0, "reason": leaf.stop}
     return logs.EvalSample.model_validate(_utf8(fields))
 
 
-def _output(run: Run, path: TracePath, messages: list[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _output(run: Run, path: TracePath, messages: list[Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     sampled = next((node for node, _ in reversed(path.segments) if node.provenance is not None), None)
     model = "" if sampled is None or sampled.provenance is None else run.provenance(sampled.provenance).model
-    output = {k: v for k, v in (told.get("output") or {}).items() if k in ("model", "usage", "time", "error")}
+    output = {k: v for k, v in (stated.get("output") or {}).items() if k in ("model", "usage", "time", "error")}
     reply = next((m for m in reversed(messages) if m.role == "assistant"), None)
     if reply is not None:
-        reason = (told.get("output") or {}).get("stop_reason") or _REASONS.get(path.segments[-1][0].stop, "unknown")
+        reason = (stated.get("output") or {}).get("stop_reason") or _REASONS.get(path.segments[-1][0].stop, "unknown")
         output["choices"] = [{"message": reply, "stop_reason": reason}]
     return {"model": model, **output}
 
@@ -205,10 +205,10 @@ def _scores(path: TracePath, given: list[Score]) -> dict[str, dict[str, Any]]:
     scores: dict[str, dict[str, Any]] = {}
     whole = {score.scorer for score in given if _score_of(score)}
     for score in given:
-        told = _score_of(score)
+        imported = _score_of(score)
         value = float("nan") if score.value is None else score.value
-        if told:
-            scores[score.scorer] = _unplain(told)
+        if imported:
+            scores[score.scorer] = _unplain(imported)
         elif score.scorer not in whole:
             name = score.scorer if score.scorer not in scores else f"{score.scorer}/{score.unit}"
             about = {"unit": score.unit, "confidence": score.confidence, "evidence": score.evidence}
@@ -240,17 +240,19 @@ def _messages(path: TracePath) -> Iterator[Any]:
         "tool": ChatMessageTool,
         "user": ChatMessageUser,
     }
-    for said in messages_of(path):
-        kind = kinds.get(said.role, ChatMessageSystem)
-        fields = {name: said.data[name] for name in _SAID if name in said.data and name in kind.model_fields}
-        rest = {name: value for name, value in said.data.items() if name not in _SAID and name not in _TOLD}
+    for message in messages_of(path):
+        kind = kinds.get(message.role, ChatMessageSystem)
+        fields = {name: message.data[name] for name in _MESSAGE_FIELDS if name in message.data and name in kind.model_fields}
+        rest = {
+            name: value for name, value in message.data.items() if name not in _MESSAGE_FIELDS and name not in _WRITTEN_FIELDS
+        }
         if rest:
             fields["metadata"] = {**(fields.get("metadata") or {}), "ramify": rest}
-        fields |= {"id": fields.get("id") or said.nodes[0].id, "content": _content(said.data.get("content"), said.text)}
-        if said.role == "assistant" and isinstance(said.data.get("tool_calls"), list):
-            fields["tool_calls"] = [_call(call) for call in said.data["tool_calls"]]
-        if said.role == "tool" and isinstance(said.data.get("name"), str):
-            fields["function"] = said.data["name"]
+        fields |= {"id": fields.get("id") or message.nodes[0].id, "content": _content(message.data.get("content"), message.text)}
+        if message.role == "assistant" and isinstance(message.data.get("tool_calls"), list):
+            fields["tool_calls"] = [_call(call) for call in message.data["tool_calls"]]
+        if message.role == "tool" and isinstance(message.data.get("name"), str):
+            fields["function"] = message.data["name"]
         yield _valid(kind, _utf8(fields))
 
 

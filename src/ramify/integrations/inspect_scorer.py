@@ -25,8 +25,8 @@ def inspect_scorer(scorer: Judge) -> Any:
 
     def made() -> Any:
         async def score(state: TaskState, target: Target) -> Score:
-            said = [as_openai(message) for message in state.messages]
-            path = path_of([], said, f"sample {state.sample_id!r}")
+            messages = [as_openai(message) for message in state.messages]
+            path = path_of([], messages, f"sample {state.sample_id!r}")
             data = {**plain(dict(state.metadata or {})), "answer": target.text}
             (found,) = await judged(scorer, [Item.of(path, Task(str(state.sample_id), data))])
             if found.value is None:

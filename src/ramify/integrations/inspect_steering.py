@@ -119,15 +119,15 @@ class _Steered:
         from ramify.methods.crosscoder.steer import sample
         from ramify.model.rendered import laid_out
 
-        said = [as_message(message, f"sample {state.sample_id!r}") for message in state.messages]
-        ids = np.asarray(laid_out(self.template, [(message.role, message.written()) for message in said]), np.int32)
+        messages = [as_message(message, f"sample {state.sample_id!r}") for message in state.messages]
+        ids = np.asarray(laid_out(self.template, [(message.role, message.written()) for message in messages]), np.int32)
         states = capture(self.models, [ids])
         codes, cell = encode_rows(self.made, states), self.cell
         change = cell.change(self.made, codes, self.at)
         if self.random is not None:
             change = cell.random(self.made, codes, self.seed, self.random, self.at)
-        place = derive_key(self.seed, "inspect", str(state.sample_id), state.epoch)
-        (reply,) = await sample(self.model, [ids], self.models.layer, change, self.settings, place)
+        key = derive_key(self.seed, "inspect", str(state.sample_id), state.epoch)
+        (reply,) = await sample(self.model, [ids], self.models.layer, change, self.settings, key)
         tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]
         text = self.tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self.stops else tokens)
         message = ChatMessageAssistant(content=text, source="generate", model=self.model.name)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ramify.methods.verify_or_ship.control import Critic
 
 
-def failed_checks(said: Mapping[str, Any]) -> str:
+def failed_checks(checks: Mapping[str, Any]) -> str:
     """What the model is told before a rewrite: which checks failed."""
-    failed = [name for name, value in said.items() if value is not None and not value]
+    failed = [name for name, value in checks.items() if value is not None and not value]
     return f"These checks failed: {', '.join(failed)}. Write it again." if failed else "This may be wrong. Write it again."
 
 
@@ -39,15 +39,15 @@ def inspect_verify(
 
     from ramify.methods.verify_or_ship.control import Controller
 
-    Controller(critics, verifier, lambda item, last, said: "", config, tables)  # what does not fit is refused now
+    Controller(critics, verifier, lambda item, last, checks: "", config, tables)  # what does not fit is refused now
 
     def made() -> Any:
         async def solve(state: Any, generate: Any) -> Any:
             held = [state]
 
-            async def written(item: Item, last: str | None, said: Mapping[str, Any]) -> str:
+            async def written(item: Item, last: str | None, checks: Mapping[str, Any]) -> str:
                 if last is not None:
-                    held[0].messages.append(ChatMessageUser(content=feedback(said)))
+                    held[0].messages.append(ChatMessageUser(content=feedback(checks)))
                 held[0] = await generate(held[0])
                 return str(held[0].output.completion)
 

@@ -119,15 +119,15 @@ class ToolServer:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         late = isinstance(error, TimeoutError) or "timed out" in str(error).lower()
-        told = str(error)
+        detail = str(error)
         if isinstance(error, pydantic.ValidationError):  # of what is wrong with the message, the first
             first = error.errors()[0]
-            told = f"{'.'.join(map(str, first['loc']))}: {first['msg']} ({error.title})"
-        why = f"no answer in {self._timeout:g} s" if late else f"{type(error).__name__}: {' '.join(told.split())[:300]}"
+            detail = f"{'.'.join(map(str, first['loc']))}: {first['msg']} ({error.title})"
+        why = f"no answer in {self._timeout:g} s" if late else f"{type(error).__name__}: {' '.join(detail.split())[:300]}"
         # by position: the server writes where the file's own position is
         end = os.fstat(self._errors.fileno()).st_size
-        said = os.pread(self._errors.fileno(), 4096, max(0, end - 4096)).decode("utf-8", "replace").strip().rpartition("\n")[2]
-        last = f" (its last words: {said[-200:]})" if said else ""
+        stderr = os.pread(self._errors.fileno(), 4096, max(0, end - 4096)).decode("utf-8", "replace").strip().rpartition("\n")[2]
+        last = f" (its last words: {stderr[-200:]})" if stderr else ""
         return InfrastructureError("tool", f"the MCP server '{self._command[0]}' {what}: {why}{last}")
 
 
@@ -157,10 +157,10 @@ class McpEpisode(ToolEpisode):
         known = names(self._server.tools)
         if name not in known:
             return Result(f"error: there is no tool '{name}' ({nearest(name, known)})", refused=True)
-        told = self._server.call(name, arguments)
-        text = "\n".join(map(_part, told.content))
-        self._calls.append({"name": name, "arguments": dict(arguments), "text": cut(text), "error": bool(told.is_error)})
-        return Result(text, failed=bool(told.is_error))
+        reply = self._server.call(name, arguments)
+        text = "\n".join(map(_part, reply.content))
+        self._calls.append({"name": name, "arguments": dict(arguments), "text": cut(text), "error": bool(reply.is_error)})
+        return Result(text, failed=bool(reply.is_error))
 
     def judged(self) -> list[dict[str, Any]]:
         """The calls made so far."""

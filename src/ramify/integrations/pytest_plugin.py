@@ -70,8 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = {slot: versions[slot] for slot in slots if slot in versions}
         item.user_properties += [(f"judge {slot}", version) for slot, version in own.items()]
         if own and own.keys() == set(slots) and _passed(config, item) == own:
-            told = ", ".join(f"{slot} {version[:12]}" for slot, version in own.items())
-            item.add_marker(pytest.mark.skip(reason=f"passed with this judge already: {told}"))
+            passed = ", ".join(f"{slot} {version[:12]}" for slot, version in own.items())
+            item.add_marker(pytest.mark.skip(reason=f"passed with this judge already: {passed}"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -84,7 +84,7 @@ def pytest_runtest_makereport(
     slots = _slots(item) if versions else ()
     if slots and report.when == "call" and not report.skipped and hasattr(item.config, "cache"):
         found = {slot: versions[slot] for slot in slots if slot in versions} if report.passed else {}
-        item.config.cache.set(_place(item), found)
+        item.config.cache.set(_cache_key(item), found)
     return report
 
 
@@ -92,7 +92,7 @@ def _slots(item: pytest.Item) -> list[str]:
     return [str(name) for mark in item.iter_markers("judge_slot") for name in mark.args]
 
 
-def _place(item: pytest.Item) -> str:
+def _cache_key(item: pytest.Item) -> str:
     from ramify.base.ids import stable_hash
 
     return f"ramify/judges/{stable_hash('test', item.nodeid)}"  # one file a test: workers of one session overwrite none of each other's
@@ -100,7 +100,7 @@ def _place(item: pytest.Item) -> str:
 
 def _passed(config: pytest.Config, item: pytest.Item) -> dict[str, str] | None:
     cache = getattr(config, "cache", None)  # -p no:cacheprovider: nothing is remembered, everything runs
-    found: dict[str, str] | None = None if cache is None else cache.get(_place(item), None)
+    found: dict[str, str] | None = None if cache is None else cache.get(_cache_key(item), None)
     return found
 
 

@@ -36,7 +36,7 @@ class Forest:
         self,
         prompt: Sequence[Mapping[str, Any]],
         completion: Sequence[Mapping[str, Any]],
-        place: str,
+        where: str,
         *,
         task: str | None = None,
         step: int | None = None,
@@ -49,12 +49,12 @@ class Forest:
 
         ``task`` puts it into the tree of that name, whatever its prompt; ``success`` is what the row says alongside its reward.
 
-        Raises UserError naming ``place`` on messages that are none and on scores that are not numbers.
+        Raises UserError naming ``where`` on messages that are none and on scores that are not numbers.
         """
-        given = [read_message(m, f"{place}: message {i} of the prompt") for i, m in enumerate(prompt)]
-        said = [read_message(m, f"{place}: message {i} of the completion") for i, m in enumerate(completion)]
-        if not said:
-            raise UserError(f"{place}: the completion holds no message")
+        given = [read_message(m, f"{where}: message {i} of the prompt") for i, m in enumerate(prompt)]
+        replies = [read_message(m, f"{where}: message {i} of the completion") for i, m in enumerate(completion)]
+        if not replies:
+            raise UserError(f"{where}: the completion holds no message")
         name = (
             f"prompt-{stable_hash('prompt', canonical_json([[m.role, m.text, m.data] for m in given]))[:16]}"
             if task is None
@@ -67,14 +67,14 @@ class Forest:
         thread = Thread(self.run, tree, index)
         for message in given:
             thread.hang(message, False)
-        for i, message in enumerate(said):
-            last = i == len(said) - 1
+        for i, message in enumerate(replies):
+            last = i == len(replies) - 1
             thread.hang(message, message.role == "assistant", last, {"record": plain(record)} if last and record else None)
         leaf = thread.node.id
         for scorer, value in (scores or {}).items():
             evidence = {"outcome": success} if success is not None and scorer == IMPORTED else None
-            self.run.add(Score(leaf, scorer, number(value, f"{place}: '{scorer}'"), evidence=evidence))
-        credit = number(advantage, f"{place}: 'advantage'", SINGLE)
+            self.run.add(Score(leaf, scorer, number(value, f"{where}: '{scorer}'"), evidence=evidence))
+        credit = number(advantage, f"{where}: 'advantage'", SINGLE)
         if credit is not None:
             self.run.add(TokenValues(leaf, "advantage", self.maker, np.asarray([credit], np.float32)))
 
@@ -135,11 +135,11 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def add_records(files: Iterable[Path], add: Callable[[dict[str, Any], str], None]) -> int:
     """``add(record, place)`` for each record of the files; how many there were. Raises UserError naming the place, or that there is none."""
     count = 0
-    for place, record in (item for file in files for item in read_records(file)):
+    for where, record in (item for file in files for item in read_records(file)):
         try:
-            add(record, place)
+            add(record, where)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{place}: {error}") from error
+            raise UserError(f"{where}: {error}") from error
         count += 1
     if not count:
         raise UserError(f"{', '.join(map(str, files))} holds no record")

@@ -63,66 +63,66 @@ class _Importer:
     def __post_init__(self) -> None:
         self.calls = Calls(self.fields)
 
-    def add(self, run: Run, record: dict[str, Any], place: str, number: int) -> None:
+    def add(self, run: Run, record: dict[str, Any], where: str, number: int) -> None:
         if "items" in record:
-            items = field_of(record, "items", list, place)
+            items = field_of(record, "items", list, where)
             if not items:
-                raise UserError(f"{place}: 'items' is empty")
-            said = [*self._system(record, place), *self._said(items, f"{place}: item", run.put_blob, ToolExchange())]
-            hang_chat(run, record, place, number, said, {"items", "instructions"}, self.fields)
+                raise UserError(f"{where}: 'items' is empty")
+            messages = [*self._system(record, where), *self._messages(items, f"{where}: item", run.put_blob, ToolExchange())]
+            hang_chat(run, record, where, number, messages, {"items", "instructions"}, self.fields)
             return
         logged = "request" in record
         if not logged and "input" not in record and "output" not in record:
-            raise UserError(f"{place}: there is neither 'items' nor 'input' and 'output', nor 'request' and 'response'")
-        response = field_of(record, "response", dict, place, {}) if logged else record
-        request = field_of(record, "request", dict, place) if logged else record
+            raise UserError(f"{where}: there is neither 'items' nor 'input' and 'output', nor 'request' and 'response'")
+        response = field_of(record, "response", dict, where, {}) if logged else record
+        request = field_of(record, "request", dict, where) if logged else record
         before = request.get("previous_response_id") or response.get("previous_response_id")
-        node, exchange = self._before(before, place)
+        node, exchange = self._before(before, where)
         given = [
-            *self._system(request, place),
-            *self._said(_input(request, place), f"{place}: item", run.put_blob, exchange, "of 'input'"),
+            *self._system(request, where),
+            *self._messages(_input(request, where), f"{where}: item", run.put_blob, exchange, "of 'input'"),
         ]
-        output = field_of(response, "output", list, place, [])
-        made = [*self._said(output, f"{place}: item", run.put_blob, exchange, "of 'output'")]
-        told = {k: v for k, v in response.items() if k in _TOLD or (logged and k != "output")}
-        taken = {"request", "response"} if logged else {"input", "output", "instructions", *_TOLD}
+        output = field_of(response, "output", list, where, [])
+        made = [*self._messages(output, f"{where}: item", run.put_blob, exchange, "of 'output'")]
+        extra = {k: v for k, v in response.items() if k in _SETTINGS or (logged and k != "output")}
+        taken = {"request", "response"} if logged else {"input", "output", "instructions", *_SETTINGS}
         at = None if node is None else run.node(node)
         end = self.calls.hang(
             run,
             record,
-            place,
+            where,
             number,
             given,
             [CallReply(made, _stop(response))] if made else [],
             provenance_of(request, response),
-            told,
+            extra,
             taken,
             at,
         )
         if isinstance(response.get("id"), str):
             self.ends[response["id"]] = end.id, exchange
 
-    def _before(self, name: Any, place: str) -> tuple[str | None, ToolExchange]:
+    def _before(self, name: Any, where: str) -> tuple[str | None, ToolExchange]:
         if name is None:
             return None, ToolExchange()
         if not isinstance(name, str) or name not in self.ends:
             raise UserError(
-                f"{place}: 'previous_response_id' is {name!r}, and no response of that id stands before it in the file"
+                f"{where}: 'previous_response_id' is {name!r}, and no response of that id stands before it in the file"
             )
         node, exchange = self.ends[name]
         return node, ToolExchange(dict(exchange.waiting), set(exchange.done), exchange.answered)
 
-    def _system(self, record: Mapping[str, Any], place: str) -> Iterator[Message]:
+    def _system(self, record: Mapping[str, Any], where: str) -> Iterator[Message]:
         text = record.get("instructions")
         if isinstance(text, list):
-            yield from self._said(text, f"{place}: item", lambda data: "", ToolExchange(), "of 'instructions'")
+            yield from self._messages(text, f"{where}: item", lambda data: "", ToolExchange(), "of 'instructions'")
         elif text is not None:
-            yield Message("system", text_of(record, "instructions", place))
+            yield Message("system", text_of(record, "instructions", where))
 
-    def _said(self, items: list[Any], place: str, keep: Keep, exchange: ToolExchange, of: str = "") -> Iterator[Message]:
+    def _messages(self, items: list[Any], where: str, keep: Keep, exchange: ToolExchange, of: str = "") -> Iterator[Message]:
         turn = _Turn(keep, exchange)
         for at, item in enumerate(items):
-            spot = f"{place} {at} {of}".rstrip()
+            spot = f"{where} {at} {of}".rstrip()
             kind = _kind(object_of(item, spot), spot)
             if kind in _SILENT:
                 self.left_out[kind] = self.left_out.get(kind, 0) + 1
@@ -135,7 +135,7 @@ class _Importer:
             run.log("ignored", kind, {"count": count, "what": "items"})
 
 
-_TOLD = (
+_SETTINGS = (
     "id",
     "object",
     "created_at",
@@ -149,11 +149,11 @@ _TOLD = (
 )
 
 
-def _input(request: Mapping[str, Any], place: str) -> list[Any]:
+def _input(request: Mapping[str, Any], where: str) -> list[Any]:
     found = request.get("input")
     if isinstance(found, str):
         return [{"role": "user", "content": found}]
-    return [] if found is None else list_of(found, f"{place}: 'input', if no text,")
+    return [] if found is None else list_of(found, f"{where}: 'input', if no text,")
 
 
 def _stop(response: Mapping[str, Any]) -> str:
@@ -230,8 +230,8 @@ class _Turn:
         yield from self.flush()
         self.exchange.spoken(spot)
         media = Media(self.keep)
-        said = {"role": role, "content": _content(item.get("content"), f"{spot}: 'content'", media)}
-        message = read_message(said, spot)
+        fields = {"role": role, "content": _content(item.get("content"), f"{spot}: 'content'", media)}
+        message = read_message(fields, spot)
         yield Message(message.role, message.text, media.data())
 
     def _call(self, item: Mapping[str, Any], kind: str, spot: str) -> None:

@@ -119,8 +119,8 @@ def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]
             tree = ended.tree
             credit, done = credit_in(tree), {}
         token_values = _token_values(ended.path, credit, done if selection.shared == "once" else {}, selection.clip)
-        said = [message.to_openai() for message in ended.path.messages()]
-        prompt = said[: next((i for i, m in enumerate(said) if m["role"] == "assistant"), len(said))]
+        messages = [message.to_openai() for message in ended.path.messages()]
+        prompt = messages[: next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))]
         for row in rows_from_path(ended.path, run.node, run.context, token_values):
             trained = row.mask & (row.token_values["trained"] > 0)
             trained[:1] = False  # nothing precedes the first token, so nothing predicts it

@@ -45,21 +45,21 @@ def read_sharegpt(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """
     ignored = dict.fromkeys(IGNORED, 0)
 
-    def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
+    def add(run: Run, record: dict[str, Any], where: str, number: int) -> None:
         for turn in record["conversations"] if isinstance(record.get("conversations"), list) else ():
             for name in IGNORED:
                 ignored[name] += isinstance(turn, dict) and turn.get(name) is not None
-        said = _said(record, place)
+        messages = _messages(record, where)
         taken = {"conversations", "system"}
         ends = [name for name in ("chosen", "rejected") if isinstance(record.get(name), dict)]
         for side in ends:
-            turn = _Turns().message(record[side], f"{place}: '{side}'")
+            turn = _Turns().message(record[side], f"{where}: '{side}'")
             rest = {k: v for k, v in record.items() if k not in (*ends, "preference")}
-            task = rest if fields.task_of(rest, place) is not None or fields.task else {**rest, "task_id": f"chat-{number:06d}"}
+            task = rest if fields.task_of(rest, where) is not None or fields.task else {**rest, "task_id": f"chat-{number:06d}"}
             scores = {"reward": {"preference": float(side == "chosen")}}
-            hang_chat(run, {**task, **scores}, place, 2 * number + ends.index(side), [*said, *turn], taken, fields)
+            hang_chat(run, {**task, **scores}, where, 2 * number + ends.index(side), [*messages, *turn], taken, fields)
         if not ends:
-            hang_chat(run, record, place, number, said, taken, fields)
+            hang_chat(run, record, where, number, messages, taken, fields)
 
     def end(run: Run) -> None:
         for name, count in ignored.items():
@@ -71,14 +71,14 @@ def read_sharegpt(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     )
 
 
-def _said(record: dict[str, Any], place: str) -> list[Message]:
-    turns = field_of(record, "conversations", list, place)
+def _messages(record: dict[str, Any], where: str) -> list[Message]:
+    turns = field_of(record, "conversations", list, where)
     if not turns:
-        raise UserError(f"{place}: 'conversations' is empty")
-    system = field_of(record, "system", str, place, "")
+        raise UserError(f"{where}: 'conversations' is empty")
+    system = field_of(record, "system", str, where, "")
     reading = _Turns()
-    said = [Message("system", system)] if system else []
-    return said + [message for at, turn in enumerate(turns) for message in reading.message(turn, f"{place}: turn {at}")]
+    messages = [Message("system", system)] if system else []
+    return messages + [message for at, turn in enumerate(turns) for message in reading.message(turn, f"{where}: turn {at}")]
 
 
 @dataclass

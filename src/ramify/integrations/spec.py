@@ -111,7 +111,7 @@ class TaskList:
 
     @staticmethod
     def _split(task: Task) -> str:
-        said = task.data.get("split")
-        if said in SPLITS:
-            return str(said)
+        split = task.data.get("split")
+        if split in SPLITS:
+            return str(split)
         return ("train", "train", "eval", "tune")[int(stable_hash("split", task.id)[:8], 16) % 4]

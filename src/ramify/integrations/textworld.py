@@ -111,21 +111,21 @@ class TextWorldEnvironment:
     """
 
     def __init__(self, argument: str = "") -> None:
-        place, found = options(argument)
+        source, found = options(argument)
         self.name = f"textworld:{argument}"
         self.admissible = bool(found.pop("admissible", False))
         self.max_turns = found.pop("max_turns", MAX_TURNS)
         if type(self.max_turns) is not int or self.max_turns < 1:
             raise UserError(f"max_turns must be a whole number from 1, not {self.max_turns!r}")
-        known = SIZES if place == "make" else {}
+        known = SIZES if source == "make" else {}
         for name, value in found.items():
             if name not in known:
                 raise UserError(f"{self.name} has no option '{name}' ({nearest(name, [*known, *_OWN])})")
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} must be a whole number from 1, not {value!r}")
         self._sizes = SIZES | found
-        self._folder = Path(place) if Path(place).is_dir() else Path(place).parent
-        self._tasks = None if place == "make" else TaskList(_games(place), self.name)
+        self._folder = Path(source) if Path(source).is_dir() else Path(source).parent
+        self._tasks = None if source == "make" else TaskList(_games(source), self.name)
         self._textworld = import_package("textworld", "environments", "the environment 'textworld'")
         self._idle: dict[str, list[Any]] = {}
 
@@ -234,11 +234,11 @@ def _is_meta(command: str) -> bool:
     return False
 
 
-def _games(place: str) -> list[Task]:
-    path = Path(place)
+def _games(source: str) -> list[Task]:
+    path = Path(source)
     files = sorted(path.glob("*.z[1-8]")) if path.is_dir() else [path]
-    if not place or not files or not all(file.is_file() for file in files):
-        raise UserError(f"there is no game '{place}': give a .z8 file, a folder of them, or make?rooms=3&objects=5&length=4")
+    if not source or not files or not all(file.is_file() for file in files):
+        raise UserError(f"there is no game '{source}': give a .z8 file, a folder of them, or make?rooms=3&objects=5&length=4")
     if path.is_dir():
         return [Task(file.stem, _content(file)) for file in files]
     return [Task(path.stem, _content(path) | {"split": "train"})]

@@ -76,13 +76,13 @@ class ToolEpisode:
             result = Result(f"error: {call.error}", refused=True) if call.error else self._call(call.name, call.arguments)
             results.append((call.name, result))
         results += [(call.name, Result(f"error: more than {MOST_CALLS} calls", refused=True)) for call in calls[MOST_CALLS:]]
-        told = [{"name": name, "text": cut(result.text), "error": result.failed or result.refused} for name, result in results]
+        shown = [{"name": name, "text": cut(result.text), "error": result.failed or result.refused} for name, result in results]
         text = (
-            told[0]["text"]
-            if len(told) == 1
-            else "\n".join(f"{i}. {one['name']}: {one['text']}" for i, one in enumerate(told, 1))
+            shown[0]["text"]
+            if len(shown) == 1
+            else "\n".join(f"{i}. {one['name']}: {one['text']}" for i, one in enumerate(shown, 1))
         )
-        data = {"tool_results": told}
+        data = {"tool_results": shown}
         return Observation(str(text), valid=not any(result.refused for _, result in results), role="tool", data=data)
 
     def _answer(self, task: Task, answer: str) -> Observation:

@@ -59,16 +59,16 @@ def write_sft(run: Run, out: Path, **settings: Any) -> int:
 
 def _conversations(run: Run, chosen: SftSettings) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
-        said = [message.to_openai() for message in ended.path.messages()]
-        replies = [i for i, m in enumerate(said) if m["role"] == "assistant"]
+        chat = [message.to_openai() for message in ended.path.messages()]
+        replies = [i for i, m in enumerate(chat) if m["role"] == "assistant"]
         if not replies:
             continue
         if chosen.form == "messages":
-            yield {"messages": said[: replies[-1] + 1]}
+            yield {"messages": chat[: replies[-1] + 1]}
             continue
         contexts = _contexts(run, ended.path.segments)
         for reply, context in zip(replies, contexts, strict=True):
-            yield {"prompt": said[:reply] if context is None else context, "completion": [said[reply]]}
+            yield {"prompt": chat[:reply] if context is None else context, "completion": [chat[reply]]}
 
 
 def _contexts(run: Run, segments: Any) -> list[list[dict[str, Any]] | None]:
@@ -92,35 +92,35 @@ def write_steps(run: Run, out: Path, **settings: Any) -> int:
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """Rows written by ``trl-steps``, checked. Raises UserError naming the file, the row and the column that is wrong."""
     rows = []
-    for place, row in read_records(path):
-        check_steps(row, place)
+    for where, row in read_records(path):
+        check_steps(row, where)
         rows.append(row)
     if not rows:
         raise UserError(f"{path} holds no row")
     return rows
 
 
-def check_steps(row: Mapping[str, Any], place: str) -> None:
+def check_steps(row: Mapping[str, Any], where: str) -> None:
     """Raises UserError unless ``row`` has tokens, mask, log-probs and advantages that fit together and are finite numbers."""
     record = dict(row)
-    if not field(record, "prompt_ids", list, place):
-        raise UserError(f"{place}: 'prompt_ids' is empty")
-    length = len(field(record, "completion_ids", list, place))
+    if not field(record, "prompt_ids", list, where):
+        raise UserError(f"{where}: 'prompt_ids' is empty")
+    length = len(field(record, "completion_ids", list, where))
     if not length:
-        raise UserError(f"{place}: 'completion_ids' is empty")
+        raise UserError(f"{where}: 'completion_ids' is empty")
     for name in ("prompt_ids", "completion_ids", "env_mask"):
-        if any(type(value) is not int or value < 0 for value in field(record, name, list, place)):
-            raise UserError(f"{place}: '{name}' holds something that is no token id" + " (0 or 1)" * (name == "env_mask"))
+        if any(type(value) is not int or value < 0 for value in field(record, name, list, where)):
+            raise UserError(f"{where}: '{name}' holds something that is no token id" + " (0 or 1)" * (name == "env_mask"))
     if set(record["env_mask"]) - {0, 1}:
-        raise UserError(f"{place}: 'env_mask' holds something else than 0 and 1")
+        raise UserError(f"{where}: 'env_mask' holds something else than 0 and 1")
     for name in ("logprobs", "advantages"):
-        for at, value in enumerate(field(record, name, list, place)):
-            if isinstance(value, bool) or number(value, f"{place}: '{name}'[{at}]", SINGLE) is None:
-                raise UserError(f"{place}: '{name}'[{at}] is no finite number")
+        for at, value in enumerate(field(record, name, list, where)):
+            if isinstance(value, bool) or number(value, f"{where}: '{name}'[{at}]", SINGLE) is None:
+                raise UserError(f"{where}: '{name}'[{at}] is no finite number")
     for name in ("env_mask", "logprobs", "advantages"):
         if len(record[name]) != length:
             raise UserError(
-                f"{place}: '{name}' has {plural(len(record[name]), 'entry')} for {plural(length, 'completion token')}"
+                f"{where}: '{name}' has {plural(len(record[name]), 'entry')} for {plural(length, 'completion token')}"
             )
 
 
@@ -133,27 +133,27 @@ def read_trl(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """
     with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:
         forest = Forest(run, "trl")
-        return add_records([path], lambda record, place: _add(forest, record, place, fields))
+        return add_records([path], lambda record, where: _add(forest, record, where, fields))
 
 
 _TAKEN = ("prompt", "completion", "messages", "chosen", "rejected", "step", "advantage", "reward", "rewards", "label")
 
 
-def _add(forest: Forest, record: dict[str, Any], place: str, fields: Fields) -> None:
-    step = field(record, "step", int, place, None)
-    found = fields.task_of(record, place, record_id=False)  # an id is the row's: rows of one prompt have several
+def _add(forest: Forest, record: dict[str, Any], where: str, fields: Fields) -> None:
+    step = field(record, "step", int, where, None)
+    found = fields.task_of(record, where, record_id=False)  # an id is the row's: rows of one prompt have several
     task = None if found is None else str(found.value)
     logged = (
         "advantage" in record and "step" in record
     )  # of a log of completions: each other column of numbers is a reward function's
-    told = {k: v for k, v in record.items() if k == "reward"} if logged and fields.reward is None else record
-    judged = fields.judged(told, place)
+    kept = {k: v for k, v in record.items() if k == "reward"} if logged and fields.reward is None else record
+    judged = fields.judged(kept, where)
     taken = {*_TAKEN, *judged.names, *([found.name] if found else ())}
     rest = {k: v for k, v in record.items() if k not in taken and v is not None}
     if "chosen" in record or "rejected" in record:
-        sides = {side: messages(record.get(side), "assistant", f"{place}: '{side}'") for side in ("chosen", "rejected")}
+        sides = {side: messages(record.get(side), "assistant", f"{where}: '{side}'") for side in ("chosen", "rejected")}
         shared = 0
-        prompt = messages(record["prompt"], "user", f"{place}: 'prompt'") if record.get("prompt") is not None else []
+        prompt = messages(record["prompt"], "user", f"{where}: 'prompt'") if record.get("prompt") is not None else []
         if not prompt:  # the prompt is what both begin with
             pairs = zip(sides["chosen"][:-1], sides["rejected"][:-1], strict=False)
             shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(map(len, sides.values())) - 1)
@@ -161,33 +161,34 @@ def _add(forest: Forest, record: dict[str, Any], place: str, fields: Fields) -> 
         for side, value in (("chosen", 1.0), ("rejected", 0.0)):
             scores: dict[str, Any] = {PREFERENCE: value}
             if f"score_{side}" in rest:
-                scores[IMPORTED] = number(rest[f"score_{side}"], f"{place}: 'score_{side}'")
-            said = sides[side][len(prompt) if shared else 0 :]
-            forest.add(prompt, said, place, task=task, step=step, scores=scores, record=rest)
+                scores[IMPORTED] = number(rest[f"score_{side}"], f"{where}: 'score_{side}'")
+            replies = sides[side][len(prompt) if shared else 0 :]
+            forest.add(prompt, replies, where, task=task, step=step, scores=scores, record=rest)
         return
     if "completion" in record:
-        prompt = messages(record.get("prompt") or [], "user", f"{place}: 'prompt'")
-        completion = messages(record["completion"], "assistant", f"{place}: 'completion'")
+        prompt = messages(record.get("prompt") or [], "user", f"{where}: 'prompt'")
+        completion = messages(record["completion"], "assistant", f"{where}: 'completion'")
     elif "messages" in record:
-        said = messages(record["messages"], "assistant", f"{place}: 'messages'")
+        replies = messages(record["messages"], "assistant", f"{where}: 'messages'")
         first = next(
-            (i for i, m in enumerate(said) if isinstance(m, Mapping) and m.get("role") == "assistant"), max(0, len(said) - 1)
+            (i for i, m in enumerate(replies) if isinstance(m, Mapping) and m.get("role") == "assistant"),
+            max(0, len(replies) - 1),
         )
-        prompt, completion = said[:first], said[first:]
+        prompt, completion = replies[:first], replies[first:]
     else:
         raise UserError(
-            f"{place}: a TRL row has 'prompt' and 'completion', 'chosen' and 'rejected', or 'messages'; "
+            f"{where}: a TRL row has 'prompt' and 'completion', 'chosen' and 'rejected', or 'messages'; "
             f"this one has {', '.join(map(repr, list(record)[:8])) or 'nothing'}"
         )
-    scores, rest = _scores(record, dict(judged.scores), rest, logged, place)
+    scores, rest = _scores(record, dict(judged.scores), rest, logged, where)
     advantage = record.get("advantage")
     forest.add(
-        prompt, completion, place, task=task, step=step, scores=scores, advantage=advantage, record=rest, success=judged.success
+        prompt, completion, where, task=task, step=step, scores=scores, advantage=advantage, record=rest, success=judged.success
     )
 
 
 def _scores(
-    record: dict[str, Any], scores: dict[str, Any], rest: dict[str, Any], logged: bool, place: str
+    record: dict[str, Any], scores: dict[str, Any], rest: dict[str, Any], logged: bool, where: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scorer -> value, more than the ``scores`` that every format may have, and what is left of the row."""
     rewards = record.get("rewards")
@@ -196,9 +197,9 @@ def _scores(
     elif isinstance(rewards, list):
         scores |= {f"reward-{i}": value for i, value in enumerate(rewards)}
     elif rewards is not None:
-        scores[IMPORTED] = number(rewards, f"{place}: 'rewards'")
+        scores[IMPORTED] = number(rewards, f"{where}: 'rewards'")
     if record.get("label") is not None:
-        scores["label"] = field(record, "label", bool, place)
+        scores["label"] = field(record, "label", bool, where)
     if logged:
         named = {k for k, v in rest.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         scores |= {k: rest[k] for k in rest if k in named}

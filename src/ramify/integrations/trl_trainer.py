@@ -203,9 +203,9 @@ class TreeRollouts:
 
     async def _play(self, group: str, tasks: Sequence[Task]) -> list[Attempt]:
         episodes = Episodes(self.agent, self.environment, self.run, self.seed, group)
-        places: dict[str, list[int]] = {}
+        indices: dict[str, list[int]] = {}
         for i, task in enumerate(tasks):
-            places.setdefault(task.id, []).append(i)
+            indices.setdefault(task.id, []).append(i)
         found: dict[int, Attempt] = {}
 
         async def grow(rows: list[int]) -> None:
@@ -223,7 +223,7 @@ class TreeRollouts:
             )
             found.update(zip(rows, [*first, *later], strict=True))
 
-        await asyncio.gather(*(grow(rows) for rows in places.values()))
+        await asyncio.gather(*(grow(rows) for rows in indices.values()))
         return [found[i] for i in range(len(tasks))]
 
     def _row(self, attempt: Attempt) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def reward_function(scorer: Judge) -> Callable[..., Awaitable[list[float | None]
     return reward
 
 
-def _sampled_path(prompt: Any, ids: Sequence[int], sampled: Sequence[int], template: ChatTemplate, place: str) -> Path:
+def _sampled_path(prompt: Any, ids: Sequence[int], sampled: Sequence[int], template: ChatTemplate, where: str) -> Path:
     """A path of the ids of a completion after its prompt: each stretch the agent sampled (1 in ``sampled``) ends a node."""
     nodes = [make_node("trl", None, 0, "root", "")]
     after, head = "", list[int]()
@@ -278,10 +278,10 @@ def _sampled_path(prompt: Any, ids: Sequence[int], sampled: Sequence[int], templ
         pieces = [("user", template.tokenizer.encode(prompt), prompt)]
     else:
         pieces = []
-        for value in messages(prompt, "user", place):
-            said = read_message(value, place)
-            pieces.append((said.role, template.render(said.role, said.text, after)[0], said.text))
-            after = said.role
+        for value in messages(prompt, "user", where):
+            message = read_message(value, where)
+            pieces.append((message.role, template.render(message.role, message.text, after)[0], message.text))
+            after = message.role
         head = template.open("assistant", after)
     for role, tokens, text in pieces:
         nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), role, text, tokens=tokens))
@@ -293,10 +293,10 @@ def _sampled_path(prompt: Any, ids: Sequence[int], sampled: Sequence[int], templ
     return Path.of(nodes)
 
 
-def path_of(prompt: Any, completion: Any, place: str) -> Path:
-    """A path of text, from texts or lists of messages. Raises UserError naming ``place`` on what is not a message."""
+def path_of(prompt: Any, completion: Any, where: str) -> Path:
+    """A path of text, from texts or lists of messages. Raises UserError naming ``where`` on what is not a message."""
     nodes = [make_node("trl", None, 0, "root", "")]
-    for value in [*messages(prompt, "user", place), *messages(completion, "assistant", place)]:
-        said = read_message(value, place)
-        nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), said.role, said.text, data=said.data))
+    for value in [*messages(prompt, "user", where), *messages(completion, "assistant", where)]:
+        message = read_message(value, where)
+        nodes.append(make_node("trl", nodes[-1].id, len(nodes[-1]), message.role, message.text, data=message.data))
     return Path.of(nodes)

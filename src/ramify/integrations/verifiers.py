@@ -69,29 +69,29 @@ class _Traces:
         self._attempts = count()
         self._trees: dict[str, str] = {}
 
-    def add(self, run: Run, record: dict[str, Any], place: str, _: int) -> None:
+    def add(self, run: Run, record: dict[str, Any], where: str, _: int) -> None:
         if "example_id" in record:
-            self._add_result(run, record, place)
+            self._add_result(run, record, where)
             return
         if "nodes" in record:
-            self._add_trace(run, self._tree(run, record, place), record, {}, place)
+            self._add_trace(run, self._tree(run, record, where), record, {}, where)
             return
-        traces = field(record, "traces", list, place)
-        tree = self._tree(run, record, place)
+        traces = field(record, "traces", list, where)
+        tree = self._tree(run, record, where)
         about = {k: v for k, v in record.items() if k not in ("traces", "task")}
         for at, trace in enumerate(traces):
             if not isinstance(trace, dict):
-                raise UserError(f"{place}: trace {at} is no object")
-            self._add_trace(run, tree, trace, about, f"{place}: trace {at}")
+                raise UserError(f"{where}: trace {at} is no object")
+            self._add_trace(run, tree, trace, about, f"{where}: trace {at}")
         if not traces:  # it failed before an agent began
             stop = "" if record.get("ok") else "failed"
             Thread(run, tree, next(self._attempts)).hang(Message("user", "", {"episode": _about(about)}), False, True, stop=stop)
 
-    def _tree(self, run: Run, record: dict[str, Any], place: str) -> str:
+    def _tree(self, run: Run, record: dict[str, Any], where: str) -> str:
         """The tree of a record's task: called as the task is, and apart from another task of that name."""
-        task = field(record, "task", dict, place)
-        data = field(task, "data", dict, f"{place}: 'task'")
-        env = field(record, "env", dict, place, {}).get("id") or ""
+        task = field(record, "task", dict, where)
+        data = field(task, "data", dict, f"{where}: 'task'")
+        env = field(record, "env", dict, where, {}).get("id") or ""
         key = str(task.get("key") or task.get("hash") or json_hash(plain(data)))
         name = next((str(data[k]) for k in ("name", "id", "idx") if data.get(k) is not None), key[:12])
         name = f"{env}/{name}" if env else name
@@ -108,13 +108,13 @@ class _Traces:
 
     # version 1
 
-    def _add_trace(self, run: Run, tree: str, trace: dict[str, Any], episode: dict[str, Any], place: str) -> None:
-        version = field(trace, "version", int, place, TRACE_VERSION)
+    def _add_trace(self, run: Run, tree: str, trace: dict[str, Any], episode: dict[str, Any], where: str) -> None:
+        version = field(trace, "version", int, where, TRACE_VERSION)
         if version != TRACE_VERSION:
-            raise UserError(f"{place}: 'version' is {version}; only traces of version {TRACE_VERSION} are readable here")
-        raws = field(trace, "nodes", list, place)
-        calls = _calls(trace, len(raws), place)
-        parents = [_parent(raw, at, f"{place}: node {at}") for at, raw in enumerate(raws)]
+            raise UserError(f"{where}: 'version' is {version}; only traces of version {TRACE_VERSION} are readable here")
+        raws = field(trace, "nodes", list, where)
+        calls = _calls(trace, len(raws), where)
+        parents = [_parent(raw, at, f"{where}: node {at}") for at, raw in enumerate(raws)]
         leaves = sorted(set(range(len(raws))) - set(parents) - {None}, key=lambda at: (bool(raws[at].get("sampled")), at))
         end = leaves[-1] if leaves else None
         tokens = any(raw.get("token_ids") for raw in raws)
@@ -122,10 +122,10 @@ class _Traces:
         closing = {"trace": _about(about | ({"episode": _about(episode)} if episode else {}))}
         nodes: list[Node] = []
         for at, (raw, parent) in enumerate(zip(raws, parents, strict=True)):
-            spot = f"{place}: node {at}"
+            spot = f"{where}: node {at}"
             call = calls.get(at, {})
-            said = read_message(field(raw, "message", dict, spot), spot)
-            told = _about({k: raw[k] for k in ("tools", "timestamp") if raw.get(k)} | ({"call": call} if call else {}))
+            message = read_message(field(raw, "message", dict, spot), spot)
+            data = _about({k: raw[k] for k in ("tools", "timestamp") if raw.get(k)} | ({"call": call} if call else {}))
             fields = _arrays(raw, spot) if tokens else {}
             sampled = field(raw, "sampled", bool, spot, False)
             if sampled:
@@ -134,19 +134,19 @@ class _Traces:
                     "stop": FINISHED.get(str(call.get("finish_reason")), ""),
                 }
             if at == end:
-                told |= closing
+                data |= closing
                 fields["stop"] = _stop(trace) or fields.get("stop", "")
             thread = Thread(run, tree, next(self._attempts), None if parent is None else nodes[parent])
-            nodes.append(thread.hang(said, sampled, at == end, told, **fields))
+            nodes.append(thread.hang(message, sampled, at == end, data, **fields))
             for token_values in _token_values(raw, nodes[-1], fields.get("sampled"), spot):
                 run.add(token_values)
         if end is None:
             nodes.append(
                 Thread(run, tree, next(self._attempts)).hang(Message("user", "", closing), False, True, stop=_stop(trace))
             )
-        for annotation in _links(raws, nodes, place):
+        for annotation in _links(raws, nodes, where):
             run.add(annotation)
-        for score in _judged(trace, nodes[-1 if end is None else end], place):
+        for score in _judged(trace, nodes[-1 if end is None else end], where):
             run.add(score)
 
     def _provenance(self, run: Run, call: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
@@ -160,36 +160,36 @@ class _Traces:
 
     # results.jsonl
 
-    def _add_result(self, run: Run, record: dict[str, Any], place: str) -> None:
-        example = field(record, "example_id", (int, str), place)
-        task = field(record, "task", str, place, None)
-        told = {k: record[k] for k in ("answer", "info") if k in record}
+    def _add_result(self, run: Run, record: dict[str, Any], where: str) -> None:
+        example = field(record, "example_id", (int, str), where)
+        task = field(record, "task", str, where, None)
+        facts = {k: record[k] for k in ("answer", "info") if k in record}
         name = f"{task}/{example}" if task else str(example)
-        tree = self._grow(run, name, json_hash(plain([example, told])), {"id": name, "data": plain(told)}, task or "")
-        given, said = _said(record, "prompt", "user", place), _said(record, "completion", "assistant", place)
-        metrics = field(record, "metrics", dict, place, {})
+        tree = self._grow(run, name, json_hash(plain([example, facts])), {"id": name, "data": plain(facts)}, task or "")
+        given, replies = _messages(record, "prompt", "user", where), _messages(record, "completion", "assistant", where)
+        metrics = field(record, "metrics", dict, where, {})
         left_out = {"example_id", "task", "answer", "info", "prompt", "completion", "reward", "metrics", "trajectory", *metrics}
         closing = {"result": _about({k: v for k, v in record.items() if k not in left_out and v is not None})}
         stop = "failed" if record.get("error") else "truncated" if record.get("is_truncated") else ""
         thread = Thread(run, tree, next(self._attempts))
-        for at, one in enumerate([*given, *said]):
-            last = at == len(given) + len(said) - 1
+        for at, one in enumerate([*given, *replies]):
+            last = at == len(given) + len(replies) - 1
             ends: dict[str, Any] = {"about": closing, "stop": stop} if last else {}
             thread.hang(one, one.role == "assistant" and at >= len(given), last, **ends)
-        if not given and not said:
+        if not given and not replies:
             thread.hang(Message("user", "", closing), False, True, stop=stop)
-        reward = field(record, "reward", (float, int), place, None)
+        reward = field(record, "reward", (float, int), where, None)
         if reward is not None:
             run.add(Score(thread.node.id, IMPORTED, number(reward)))
         for metric, value in metrics.items():
             run.add(Score(thread.node.id, metric, number(value), "metric"))
 
 
-def _said(record: dict[str, Any], name: str, role: str, place: str) -> list[Message]:
-    value = field(record, name, (list, str), place, [])
+def _messages(record: dict[str, Any], name: str, role: str, where: str) -> list[Message]:
+    value = field(record, name, (list, str), where, [])
     if isinstance(value, str):
         return [Message(role, value)] if value else []
-    return [read_message(said, f"{place}: '{name}', message {at}") for at, said in enumerate(value)]
+    return [read_message(message, f"{where}: '{name}', message {at}") for at, message in enumerate(value)]
 
 
 def _parent(raw: Any, at: int, spot: str) -> int | None:
@@ -201,15 +201,15 @@ def _parent(raw: Any, at: int, spot: str) -> int | None:
     return parent
 
 
-def _calls(trace: dict[str, Any], nodes: int, place: str) -> dict[int, dict[str, Any]]:
+def _calls(trace: dict[str, Any], nodes: int, where: str) -> dict[int, dict[str, Any]]:
     """The model call that made each node."""
     found = {}
-    for at, call in enumerate(field(trace, "calls", list, place, [])):
+    for at, call in enumerate(field(trace, "calls", list, where, [])):
         if not isinstance(call, dict):
-            raise UserError(f"{place}: call {at} is no object")
-        node = field(call, "node", int, f"{place}: call {at}", None)
+            raise UserError(f"{where}: call {at} is no object")
+        node = field(call, "node", int, f"{where}: call {at}", None)
         if node is not None and not 0 <= node < nodes:
-            raise UserError(f"{place}: call {at}: 'node' is {node}, and there are {nodes} nodes")
+            raise UserError(f"{where}: call {at}: 'node' is {node}, and there are {nodes} nodes")
         if node is not None:
             found[node] = call
     return found
@@ -250,22 +250,22 @@ def _token_values(raw: dict[str, Any], node: Node, sampled: np.ndarray | None, s
             yield TokenValues(node.id, name, MAKER, values)
 
 
-def _links(raws: list[Any], nodes: list[Node], place: str) -> Iterator[Annotation]:
+def _links(raws: list[Any], nodes: list[Node], where: str) -> Iterator[Annotation]:
     """What a harness declared of how turns caused each other, beyond who follows whom."""
     for at, raw in enumerate(raws):
-        links = field(raw, "semantic_parents", list, f"{place}: node {at}", [])
+        links = field(raw, "semantic_parents", list, f"{where}: node {at}", [])
         for index, link in enumerate(links):
             source = link.get("node") if isinstance(link, dict) else None
             if type(source) is not int or not 0 <= source < len(raws):
-                raise UserError(f"{place}: node {at}: 'semantic_parents' names no node")
+                raise UserError(f"{where}: node {at}: 'semantic_parents' names no node")
             yield Annotation(nodes[at].id, 0, f"link-{index}", MAKER, {"type": str(link.get("type")), "node": nodes[source].id})
 
 
-def _judged(trace: dict[str, Any], node: Node, place: str) -> Iterator[Score]:
+def _judged(trace: dict[str, Any], node: Node, where: str) -> Iterator[Score]:
     """Rewards by name and their weighted sum, and metrics, as scores of the attempt's last node."""
     total, any_ = 0.0, False
-    for name, reward in field(trace, "rewards", dict, place, {}).items():
-        spot = f"{place}: reward '{name}'"
+    for name, reward in field(trace, "rewards", dict, where, {}).items():
+        spot = f"{where}: reward '{name}'"
         if reward is None:
             yield Score(node.id, name, None)
             continue
@@ -278,7 +278,7 @@ def _judged(trace: dict[str, Any], node: Node, place: str) -> Iterator[Score]:
             total, any_ = total + score * weight, True
     if any_:
         yield Score(node.id, IMPORTED, number(total))
-    for name, value in field(trace, "metrics", dict, place, {}).items():
+    for name, value in field(trace, "metrics", dict, where, {}).items():
         yield Score(node.id, name, number(value), "metric")
 
 

@@ -326,16 +326,16 @@ def read_verl(path: Path, folder: Path) -> int:
             raise UserError(f"{path} holds no .jsonl file")
     with new_run(folder, {"imported": {"form": "verl", "file": path.name}}) as run:
         forest = Forest(run, "verl")
-        return add_records(files, lambda record, place: _add(forest, record, place))
+        return add_records(files, lambda record, where: _add(forest, record, where))
 
 
-def _add(forest: Forest, record: dict[str, Any], place: str) -> None:
+def _add(forest: Forest, record: dict[str, Any], where: str) -> None:
     forest.add(
-        messages(record.get("input"), "user", f"{place}: 'input'"),
-        messages(record.get("output"), "assistant", f"{place}: 'output'"),
-        place,
-        step=field(record, "step", int, place, None),
-        scores={IMPORTED: field(record, "score", (int, float), place)},
+        messages(record.get("input"), "user", f"{where}: 'input'"),
+        messages(record.get("output"), "assistant", f"{where}: 'output'"),
+        where,
+        step=field(record, "step", int, where, None),
+        scores={IMPORTED: field(record, "score", (int, float), where)},
         record={k: v for k, v in record.items() if k not in ("input", "output", "score", "step") and v is not None},
     )
 

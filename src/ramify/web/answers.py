@@ -113,7 +113,7 @@ class Answer:
                             top,
                         )
             except Exception as error:
-                await self._tell([reply.completion or error for reply in self.replies])
+                await self._report([reply.completion or error for reply in self.replies])
                 raise
             except (asyncio.CancelledError, GeneratorExit) as error:
                 self._leave(why_cut(error))
@@ -121,7 +121,7 @@ class Answer:
             finally:
                 self.metrics.count(*self._sums())
             if form.samples:  # A client that disconnects meanwhile is still recorded, once.
-                await self._tell([reply.completion for reply in self.replies if reply.completion is not None])
+                await self._report([reply.completion for reply in self.replies if reply.completion is not None])
 
     def _streams(self) -> list[Pieces]:
         """The samples to be made, each begun when it is first read."""
@@ -129,19 +129,19 @@ class Answer:
         choices = enumerate(self.keys) if form.samples else ()
         return [stream(form.served.model, form.prompts[at // form.n], form.settings, key) for at, key in choices]
 
-    async def _tell(self, outcomes: Sequence[Completion | Exception]) -> None:
+    async def _report(self, outcomes: Sequence[Completion | Exception]) -> None:
         if self.record is None:
             return
         n, rows = self.form.n, range(0, len(outcomes), self.form.n)
         keys = tuple(tuple(self.keys[at : at + n]) for at in rows)
-        told = tuple(tuple(outcomes[at : at + n]) for at in rows)
-        await self.record(Exchange(self.id, self.form.route, self.identity, self.form.prompts, self.form.settings, keys, told))
+        grouped = tuple(tuple(outcomes[at : at + n]) for at in rows)
+        await self.record(Exchange(self.id, self.form.route, self.identity, self.form.prompts, self.form.settings, keys, grouped))
 
     def _leave(self, why: str) -> None:
         """The client disconnected or its time ran out: nothing may be awaited here for long, so the recorder stores it on its own."""
         self.metrics.gone.inc()
         gone = InfrastructureError("provider", why)
-        kept = asyncio.ensure_future(self._tell([reply.completion or gone for reply in self.replies]))
+        kept = asyncio.ensure_future(self._report([reply.completion or gone for reply in self.replies]))
         kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _tops(self, choice: int, completion: Completion) -> list[Top]:
@@ -192,13 +192,13 @@ class Answer:
         prompt = cached = 0
         for at, given in enumerate(self.form.prompts):
             completions = {c: self.replies[c].completion for c in range(at * n, at * n + n)}
-            told = {
+            usages = {
                 c: (completion.data or {}).get("usage", {}) for c, completion in completions.items() if completion is not None
             }
-            counts = [len(given.tokens)] if given.tokens is not None else [use.get("prompt_tokens", 0) for use in told.values()]
+            counts = [len(given.tokens)] if given.tokens is not None else [use.get("prompt_tokens", 0) for use in usages.values()]
             prompt += max(counts, default=0)
-            cached += min((use.get("cached_tokens", 0) for use in told.values()), default=0)
-            for c, use in told.items():
+            cached += min((use.get("cached_tokens", 0) for use in usages.values()), default=0)
+            for c, use in usages.items():
                 sampled[c] = sampled[c] or use.get("completion_tokens", 0)  # of a model without tokens
         return prompt, cached, sum(sampled)
 
@@ -225,12 +225,12 @@ def refusal(error: RamifyError, served: Served | None = None) -> RefusedRequestE
 def _refusal(error: RamifyError) -> RefusedRequestError:
     if isinstance(error, RefusedRequestError):
         return error
-    said = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, InfrastructureError) else ""
+    message = f"Upstream: {error.message.rstrip('.')}." if isinstance(error, InfrastructureError) else ""
     if isinstance(error, ProviderError):
         retry = {} if error.wait is None else {"retry-after": str(math.ceil(error.wait))}
         own = 400 <= error.status < 500 and error.kind in ("request", "model", "rate")
         if own or retry:
-            return RefusedRequestError(error.status, said, code=error.kind, headers=retry)
+            return RefusedRequestError(error.status, message, code=error.kind, headers=retry)
     if isinstance(error, TooLongError):
         return RefusedRequestError(400, f"{error}.", code="context_length_exceeded")
     if isinstance(error, BusyError):
@@ -238,5 +238,5 @@ def _refusal(error: RamifyError) -> RefusedRequestError:
     if isinstance(error, UserError | NeedsError):
         return RefusedRequestError(400, f"{error}.", code="unsupported" if isinstance(error, NeedsError) else None)
     if isinstance(error, InfrastructureError) and error.boundary == "provider":
-        return RefusedRequestError(_STATUS.get(error.kind, 502), said, code=error.kind or None)
+        return RefusedRequestError(_STATUS.get(error.kind, 502), message, code=error.kind or None)
     return RefusedRequestError(500, f"{error}.", code=error.kind or None if isinstance(error, InfrastructureError) else None)

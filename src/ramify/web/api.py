@@ -106,24 +106,24 @@ class Api:
 
     async def _chat(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:
-            asked, rest = self._read(body, ChatRequest)
-            return ChatForm.of(self.served, asked, rest)
+            parsed, rest = self._read(body, ChatRequest)
+            return ChatForm.of(self.served, parsed, rest)
 
         return await self._answer(request, form)
 
     async def _complete(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:
-            asked, rest = self._read(body, TextRequest)
-            return await TextForm.of(self.served, asked, rest)
+            parsed, rest = self._read(body, TextRequest)
+            return await TextForm.of(self.served, parsed, rest)
 
         return await self._answer(request, form)
 
     def _read(self, body: Mapping[str, Any], kind: type[R]) -> tuple[R, dict[str, Any]]:
         """The request in ``body``, and the fields that only an endpoint can read. Raises RefusedError."""
         rest = passed_on(body, kind) if self.served.passes else {}
-        asked = read_request({name: value for name, value in body.items() if name not in rest}, kind)
-        self._known(asked.model)
-        return asked, rest
+        request = read_request({name: value for name, value in body.items() if name not in rest}, kind)
+        self._known(request.model)
+        return request, rest
 
     async def _answer(self, request: HttpRequest, make: Callable[[Mapping[str, Any]], Awaitable[Form]]) -> Response:
         start = time.monotonic()

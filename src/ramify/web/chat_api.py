@@ -35,8 +35,8 @@ class ChatForm(Form):
         if request.top_logprobs:
             served.need("prompt_logprobs", "runners-up to its tokens")
         tools = [tool.model_dump(exclude_none=True) for tool in request.tools or () if request.tool_choice != "none"]
-        asked = _passed_on(served, request)
-        prefix = Prefix(None, tuple(_message(said) for said in request.messages), tuple(tools), {**asked, **rest})
+        passed = _passed_on(served, request)
+        prefix = Prefix(None, tuple(_message(message) for message in request.messages), tuple(tools), {**passed, **rest})
         settings = request.sampling(served.limit(request.max_completion_tokens or request.max_tokens), served.model)
         most = 1 if request.parallel_tool_calls is False else None
         if tools and most and "tokens" in served.offers:  # sampled no further, so what is kept of the reply is what is sent
@@ -51,7 +51,7 @@ class ChatForm(Form):
     def prompt_tokens(self, choice: int, completion: Completion) -> np.ndarray | None:
         """See :class:`Form`: the messages as laid out, and the reply's header."""
         template = own_template(self.served.model)
-        parts = [laid.tokens for laid in completion.shown if laid.tokens is not None]
+        parts = [message.tokens for message in completion.shown if message.tokens is not None]
         if template is None or not parts or len(parts) < len(completion.shown):
             return None
         header = template.open("assistant", completion.shown[-1].message.role) if completion.head is None else completion.head
@@ -115,21 +115,21 @@ def _event(choice: int, delta: dict[str, Any], finish: str | None = None) -> dic
 
 def _passed_on(served: Served, request: ChatRequest) -> dict[str, Any]:
     """The constraints that are forwarded to an upstream endpoint."""
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if "tool_choice" in served.forwards and request.tool_choice not in (None, "auto", "none"):
-        asked["tool_choice"] = request.tool_choice
+        fields["tool_choice"] = request.tool_choice
     if "response_format" in served.forwards and (request.response_format or {}).get("type", "text") != "text":
-        asked["response_format"] = request.response_format
+        fields["response_format"] = request.response_format
     if request.tools and request.parallel_tool_calls is False and "parallel_tool_calls" in served.forwards:
-        asked["parallel_tool_calls"] = False
-    return asked
+        fields["parallel_tool_calls"] = False
+    return fields
 
 
-def _message(said: ChatMessage) -> Message:
+def _message(message: ChatMessage) -> Message:
     """A message as models take it: calls of an earlier reply are in its text, and in its data as OpenAI writes them."""
-    text = said.content or ""
-    if said.tool_calls:
-        calls = [call.model_dump() for call in said.tool_calls]
-        return Message(said.role, joined_reply(text, calls), {"tool_calls": calls})
-    data = {"tool_call_id": said.tool_call_id} if said.tool_call_id else {}
-    return Message("system" if said.role == "developer" else said.role, text, data)
+    text = message.content or ""
+    if message.tool_calls:
+        calls = [call.model_dump() for call in message.tool_calls]
+        return Message(message.role, joined_reply(text, calls), {"tool_calls": calls})
+    data = {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
+    return Message("system" if message.role == "developer" else message.role, text, data)

@@ -84,17 +84,17 @@ class Conversations:
                     self._completion(prefix.tokens, exchange, keys, outcomes)
 
     def _made_by(self, exchange: Exchange) -> str:
-        told = {"route": exchange.route, **exchange.settings.to_json()}
+        settings = {"route": exchange.route, **exchange.settings.to_json()}
         self._labels: Any = {}
         for prefix in exchange.prompts[:1]:
-            asked = redact(plain(prefix.asked))
-            told |= {name: value for name, value in asked.items() if name not in _LABELS}
-            self._labels = {name: value for name, value in asked.items() if name in IGNORED and value is not None}
+            fields = redact(plain(prefix.asked))
+            settings |= {name: value for name, value in fields.items() if name not in _LABELS}
+            self._labels = {name: value for name, value in fields.items() if name in IGNORED and value is not None}
             self._labels = scrub(self._labels) if self.hidden else self._labels
             if prefix.tools:
-                told["tools"] = list(prefix.tools)
-        told = scrub(plain(told)) if self.hidden else plain(told)
-        provenance = Provenance(exchange.identity.name, exchange.identity.weights, told, 0)
+                settings["tools"] = list(prefix.tools)
+        settings = scrub(plain(settings)) if self.hidden else plain(settings)
+        provenance = Provenance(exchange.identity.name, exchange.identity.weights, settings, 0)
         self.run.add(provenance)
         return provenance.hash
 
@@ -102,37 +102,37 @@ class Conversations:
 
     def _chat(self, prefix: Prefix, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Completion | Exception]) -> None:
         shown = next((completion.shown for completion in outcomes if isinstance(completion, Completion) and completion.shown), ())
-        said = self._messages(prefix.messages, shown)
-        places = list(itertools.accumulate((m.key for m in said), stable_hash, initial=""))
-        at, known = self._known(said, places, exchange.client)
+        messages = self._messages(prefix.messages, shown)
+        positions = list(itertools.accumulate((m.key for m in messages), stable_hash, initial=""))
+        at, known = self._known(messages, positions, exchange.client)
         if known is None:
-            head = next((i for i, m in enumerate(said) if m.shown.role == "user"), len(said) - 1) + 1
-            name = f"chat-{places[head][:16]}"
+            head = next((i for i, m in enumerate(messages) if m.shown.role == "user"), len(messages) - 1) + 1
+            name = f"chat-{positions[head][:16]}"
             if not self.run.has_tree(name):
-                self.run.add_tree(name, {"id": name, "asked": said[head - 1].shown.text[:200] if said else ""})
+                self.run.add_tree(name, {"id": name, "asked": messages[head - 1].shown.text[:200] if messages else ""})
             known = _Known(root(self.run, name), True)
         node = known.node
-        for message in said[at:]:
+        for message in messages[at:]:
             node = self._given(node, message)
-        context = None if known.whole and not shown else self._context(node, said, shown)
+        context = None if known.whole and not shown else self._context(node, messages, shown)
         for key, outcome in zip(keys, outcomes, strict=True):
-            reply = self._reply(node, exchange, key, outcome, context, said[-1].shown.role if said else "")
+            reply = self._reply(node, exchange, key, outcome, context, messages[-1].shown.role if messages else "")
             if isinstance(outcome, Completion):
-                self._remember(reply, outcome, said, places, known.whole, exchange.client)
+                self._remember(reply, outcome, messages, positions, known.whole, exchange.client)
 
     def _messages(self, messages: Sequence[Message], shown: Sequence[TokenMessage]) -> list[_Keyed]:
         """The client's messages, each with its tokens where the prompt contains it unchanged."""
         waiting: dict[str, list[TokenMessage]] = {}
-        for laid in shown:
-            waiting.setdefault(self._said(laid.message).key, []).append(laid)
+        for rendered in shown:
+            waiting.setdefault(self._keyed(rendered.message).key, []).append(rendered)
         found = []
         for message in messages:
-            one = self._said(message)
+            one = self._keyed(message)
             same = waiting.get(one.key)
             found.append(self._with_tokens(one, same.pop(0)) if same else one)
         return found
 
-    def _said(self, message: Message) -> _Keyed:
+    def _keyed(self, message: Message) -> _Keyed:
         role = message.role if message.role in _ROLES else "system"
         data = plain(message.data)
         text, data = clean(message.text), json.loads(clean(json.dumps(data, ensure_ascii=False)))
@@ -141,51 +141,51 @@ class Conversations:
         stored = Message(role, text, data)
         return _Keyed(TokenMessage(stored), _key(stored))
 
-    def _with_tokens(self, said: _Keyed, laid: TokenMessage) -> _Keyed:
+    def _with_tokens(self, message: _Keyed, rendered: TokenMessage) -> _Keyed:
         """Tokens spell the text, so they are dropped where something was redacted."""
-        text = clean(laid.message.text)
-        if laid.tokens is None or (self.hidden and scrub(text) != text):
-            return said
-        return _Keyed(TokenMessage(replace(said.shown.message, text=text), laid.tokens, laid.ends), said.key)
+        text = clean(rendered.message.text)
+        if rendered.tokens is None or (self.hidden and scrub(text) != text):
+            return message
+        return _Keyed(TokenMessage(replace(message.shown.message, text=text), rendered.tokens, rendered.ends), message.key)
 
-    def _known(self, said: Sequence[_Keyed], places: Sequence[str], client: str) -> tuple[int, _Known | None]:
+    def _known(self, messages: Sequence[_Keyed], positions: Sequence[str], client: str) -> tuple[int, _Known | None]:
         """How many messages are below a node that was sampled, and that node.
 
         By all that was said before it, else by the client's newest exchange.
         """
-        replies = [i for i in range(len(said)) if said[i].shown.role == "assistant"]
+        replies = [i for i in range(len(messages)) if messages[i].shown.role == "assistant"]
         for i in reversed(replies):
-            for entry in self.run.journal(_REPLY, places[i + 1]):
+            for entry in self.run.journal(_REPLY, positions[i + 1]):
                 return i + 1, _Known(self.run.node(entry.payload["node"]), entry.payload["whole"])
         last = replies[-1] if replies else 0
         if last:
-            exchange = stable_hash(client, said[last - 1].key, said[last].key)
+            exchange = stable_hash(client, messages[last - 1].key, messages[last].key)
             if not self.run.journal(_AGAIN, exchange):
                 for entry in self.run.journal(_EXCHANGE, exchange):
                     return last + 1, _Known(self.run.node(entry.payload), False)
         return 0, None
 
     def _remember(
-        self, reply: Node, completion: Completion, said: Sequence[_Keyed], places: Sequence[str], whole: bool, client: str
+        self, reply: Node, completion: Completion, messages: Sequence[_Keyed], positions: Sequence[str], whole: bool, client: str
     ) -> None:
-        key = self._said(Message("assistant", self._text(completion), dict(completion.data or {}))).key
-        self.run.log(_REPLY, stable_hash(places[-1], key), {"node": reply.id, "whole": whole})
-        if said:
-            exchange = stable_hash(client, said[-1].key, key)
+        key = self._keyed(Message("assistant", self._text(completion), dict(completion.data or {}))).key
+        self.run.log(_REPLY, stable_hash(positions[-1], key), {"node": reply.id, "whole": whole})
+        if messages:
+            exchange = stable_hash(client, messages[-1].key, key)
             if not self.run.log(_EXCHANGE, exchange, reply.id):
                 self.run.log(_AGAIN, exchange)
 
-    def _given(self, parent: Node, said: _Keyed) -> Node:
-        one = said.shown
+    def _given(self, parent: Node, message: _Keyed) -> Node:
+        one = message.shown
         arrays = {"tokens": one.tokens, "ends": one.ends}
         node = make_node(parent.tree, parent.id, len(parent), one.role, one.text, data=one.data, **arrays)
         self.run.add(node)
         return node
 
-    def _context(self, end: Node, said: Sequence[_Keyed], shown: Sequence[TokenMessage]) -> str | None:
+    def _context(self, end: Node, messages: Sequence[_Keyed], shown: Sequence[TokenMessage]) -> str | None:
         """The hash of the context that was shown, where the path to ``end`` does not say the same."""
         nodes = [node for node, _ in self.run.path(end.id).segments if len(node)]
-        seen = [self._with_tokens(self._said(laid.message), laid) for laid in shown] if shown else said
+        seen = [self._with_tokens(self._keyed(rendered.message), rendered) for rendered in shown] if shown else messages
         spots: dict[str, list[int]] = {}
         for i, node in enumerate(nodes):
             spots.setdefault(_key(node.message), []).append(i)
@@ -313,15 +313,15 @@ def _scores(node: str, data: Mapping[str, Any]) -> Iterator[Score]:
         )
 
 
-def _same_tokens(node: Node, said: _Keyed) -> bool:
-    tokens = said.shown.tokens
+def _same_tokens(node: Node, message: _Keyed) -> bool:
+    tokens = message.shown.tokens
     return np.array_equal(node.tokens, tokens) if node.tokens is not None and tokens is not None else node.tokens is tokens
 
 
 def _key(message: Message) -> str:
     """What identifies a message: role, text, calls by name and arguments, and parts that are not text."""
     text, calls = split_reply(message.text.strip()) if message.role == "assistant" else (message.text, [])
-    beside = [call for call in message.data.get("tool_calls") or () if isinstance(call, Mapping) and "function" in call]
-    made = [list(found) for found in Message("assistant", "", {"tool_calls": calls or beside}).functions]
+    attached = [call for call in message.data.get("tool_calls") or () if isinstance(call, Mapping) and "function" in call]
+    made = [list(found) for found in Message("assistant", "", {"tool_calls": calls or attached}).functions]
     rest = {name: message.data[name] for name in ("content", "tool_call_id", "name") if message.data.get(name) is not None}
     return stable_hash(message.role, text, canonical_json(plain(made)), canonical_json(plain(rest)))

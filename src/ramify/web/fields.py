@@ -271,15 +271,15 @@ def passed_on(body: Mapping[str, Any], kind: type[RequestFields]) -> dict[str, A
 
 def read_request(body: Mapping[str, Any], kind: type[R]) -> R:
     """The request in a JSON object. Raises RefusedError (400) whose one sentence names the field."""
-    said = {name: value for name, value in body.items() if name not in IGNORED}
-    for name in [name for name in said if name in NEUTRAL or name in REFUSED]:
-        value = said.pop(name)
+    given = {name: value for name, value in body.items() if name not in IGNORED}
+    for name in [name for name in given if name in NEUTRAL or name in REFUSED]:
+        value = given.pop(name)
         neutral, why = NEUTRAL.get(name, (None, REFUSED.get(name)))
         if value is not None and (value != neutral or isinstance(value, bool) != isinstance(neutral, bool)):
             only = "" if neutral is None else f" at another value than {json.dumps(neutral)}"
             raise RefusedRequestError(400, f"'{name}' is not offered{only}: {why}.", name, "unsupported_parameter")
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(given)
     except ValidationError as error:
         raise _sentence(error, kind) from None
 

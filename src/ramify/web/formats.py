@@ -39,23 +39,23 @@ def grammar_of(request: RequestFields, strict: bool = True) -> Grammar | None:
         raise RefusedRequestError(400, f"{error}.", field, "invalid_value") from None
 
 
-def _format(said: Mapping[str, Any]) -> Grammar:
-    kind = said.get("type")
+def _format(spec: Mapping[str, Any]) -> Grammar:
+    kind = spec.get("type")
     if kind == "json_object":
-        _only(said, ("type",), "response_format")
+        _only(spec, ("type",), "response_format")
         return json_object()
     if kind != "json_schema":
         hint = nearest(str(kind), ("text", "json_object", "json_schema"))
         raise UserError(f"response_format.type is {json.dumps(kind)[:40]}, which is not offered ({hint})")
-    _only(said, ("type", "json_schema"), "response_format")
-    inner = said.get("json_schema")
+    _only(spec, ("type", "json_schema"), "response_format")
+    inner = spec.get("json_schema")
     if not isinstance(inner, dict) or "schema" not in inner:
         raise UserError("response_format.json_schema must be an object with a 'schema'")
     _only(inner, _SCHEMA, "response_format.json_schema")
     return json_schema(inner["schema"], "response_format.json_schema.schema")
 
 
-def _structured(said: Mapping[str, Any]) -> Grammar:
+def _structured(spec: Mapping[str, Any]) -> Grammar:
     """vLLM's field."""
     known: dict[str, Callable[[Any, str], Grammar]] = {
         "json": lambda value, spot: json_schema(_parsed(value, spot), spot),
@@ -63,7 +63,7 @@ def _structured(said: Mapping[str, Any]) -> Grammar:
         "choice": lambda value, spot: one_of([_text(one, spot) for one in (value if isinstance(value, list) else [])], spot),
         "json_object": lambda value, spot: json_object(),
     }
-    given = {name: value for name, value in said.items() if value is not None and value is not False}
+    given = {name: value for name, value in spec.items() if value is not None and value is not False}
     _only(given, known, "structured_outputs")
     if len(given) != 1:
         raise UserError(f"structured_outputs must have one of {', '.join(known)}")
@@ -93,8 +93,8 @@ def _calls(request: ChatRequest, reply: Grammar | None, strict: bool) -> Grammar
     return tool_calls(tools[at : at + 1], several=False, where=f"tools[{at}]")
 
 
-def _only(said: Mapping[str, Any], known: Any, where: str) -> None:
-    for name in said:
+def _only(fields: Mapping[str, Any], known: Any, where: str) -> None:
+    for name in fields:
         if name not in known:
             raise UserError(f"{where} has the unknown field '{str(name)[:40]}' ({nearest(str(name), known)})")
 

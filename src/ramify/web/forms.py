@@ -20,7 +20,7 @@ from ramify.web.replies import Reply, ReplyPart, Token
 
 DEFAULT_TOKENS = 1024
 """Longest reply where neither the request nor the model sets a limit."""
-TOLD = ("scores", "pins", "memory")
+NOTES = ("scores", "pins", "memory")
 """Fields of a sample's data that clients receive as ``ramify``: the results of middleware."""
 Top = list[tuple[int, float]]
 """The likeliest tokens at one position, with their log-probs under the model."""
@@ -78,15 +78,15 @@ class Served:
         for name in settings.needs:
             self.need(name, {"penalties": "logit_bias, min_p and penalties", "grammar": "replies held to a format"}[name])
 
-    def limit(self, asked: int | None, default: int | None = None) -> int:
+    def limit(self, requested: int | None, default: int | None = None) -> int:
         """Longest reply. Raises RefusedError where more is requested than the context holds."""
         most = self.context or 1 << 20
-        if asked is not None and asked > most:
+        if requested is not None and requested > most:
             raise RefusedRequestError(
-                400, f"'max_tokens' is {asked}; '{self.name}' holds {most} tokens.", "max_tokens", "invalid_value"
+                400, f"'max_tokens' is {requested}; '{self.name}' holds {most} tokens.", "max_tokens", "invalid_value"
             )
         own = getattr(self.model, "defaults", {}).get("max_tokens")
-        return asked or default or own or self.context or (NO_LIMIT if self.forwards else DEFAULT_TOKENS)
+        return requested or default or own or self.context or (NO_LIMIT if self.forwards else DEFAULT_TOKENS)
 
     def fits(self, tokens: int) -> None:
         """Raises TooLongError where a prompt leaves no room for a token."""
@@ -178,16 +178,18 @@ class Form(ABC):
 
     def ids(self, part: ReplyPart) -> dict[str, Any]:
         """The ids of a part's tokens, where they were requested."""
-        told = self.request.return_token_ids and "tokens" in self.served.offers
-        return {"token_ids": [token.id for token in part.tokens]} if told else {}
+        shown = self.request.return_token_ids and "tokens" in self.served.offers
+        return {"token_ids": [token.id for token in part.tokens]} if shown else {}
 
     def extras(self, reply: Reply) -> dict[str, Any]:
         """Fields of a finished choice beyond OpenAI's."""
-        found: dict[str, Any] = {"stop_reason": reply.stopped if isinstance(reply.stopped, str) or self._asked(reply) else None}
+        found: dict[str, Any] = {
+            "stop_reason": reply.stopped if isinstance(reply.stopped, str) or self._requested(reply) else None
+        }
         data = (reply.completion.data if reply.completion is not None else None) or {}
-        if told := {name: data[name] for name in TOLD if name in data}:
-            found["ramify"] = told
+        if notes := {name: data[name] for name in NOTES if name in data}:
+            found["ramify"] = notes
         return found
 
-    def _asked(self, reply: Reply) -> bool:
+    def _requested(self, reply: Reply) -> bool:
         return reply.stopped in (self.request.stop_token_ids or ())

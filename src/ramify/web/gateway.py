@@ -76,14 +76,14 @@ class Gateway:
     async def _answer(self, request: Request, route: str, path: str) -> Response:
         start = time.monotonic()
         body = await request.body()
-        asked = read_json(body)
-        CLIENT.set(client_of(asked, request))
-        if (named := asked.get("model")) not in (self.name, self.model.model):
+        fields = read_json(body)
+        CLIENT.set(client_of(fields, request))
+        if (named := fields.get("model")) not in (self.name, self.model.model):
             raise RefusedRequestError(
                 404, f"There is no model '{str(named)[:80]}' here; use '{self.name}'.", "model", "model_not_found"
             )
-        call = _Call(self, route, path, body, asked, start)
-        if asked.get("stream"):
+        call = _Call(self, route, path, body, fields, start)
+        if fields.get("stream"):
             return await begun(request.receive, call.events())
         return Response(await unless_gone(request.receive, call.whole()), media_type="application/json")
 
@@ -116,25 +116,25 @@ class _Flow:
 class _Call:
     """One request on its way. Use it once."""
 
-    def __init__(self, gateway: Gateway, route: str, path: str, raw: bytes, asked: Mapping[str, Any], start: float) -> None:
-        self.gateway, self.route, self.path, self.raw, self.asked, self.start = gateway, route, path, raw, asked, start
-        n = asked.get("n")
+    def __init__(self, gateway: Gateway, route: str, path: str, raw: bytes, fields: Mapping[str, Any], start: float) -> None:
+        self.gateway, self.route, self.path, self.raw, self.fields, self.start = gateway, route, path, raw, fields, start
+        n = fields.get("n")
         self.n = n if type(n) is int and n > 0 else 1  # the upstream refuses any other
-        prompts = len(prompts_of(asked)) if route == "completions" else 1
+        prompts = len(prompts_of(fields)) if route == "completions" else 1
         for count, field in ((self.n, "n"), (prompts, "prompt")):
             if count > MAX_CHOICES:
                 raise RefusedRequestError(
                     400, f"Field '{field}': at most {MAX_CHOICES} are taken, not {count}.", field, "invalid_value"
                 )
         self.samples = self.n * prompts
-        self.given = prefixes(route, asked) if gateway.layers or gateway.record is not None else []
+        self.given = prefixes(route, fields) if gateway.layers or gateway.record is not None else []
         self.seen: list[list[Prefix]] = []
         """What each piece of middleware was given of each prompt, and what the model is shown of it."""
-        self.public = gateway.name if asked["model"] != gateway.model.model else ""
+        self.public = gateway.name if fields["model"] != gateway.model.model else ""
         """The client's name of the model, where the upstream's differs."""
         self.host = gateway.model.endpoint.host
         self.id = self.who = ""
-        self.told = False
+        self.ended = False
         """Whether the end is counted and recorded, so that an interruption does not record it twice."""
 
     async def whole(self) -> bytes:
@@ -185,7 +185,7 @@ class _Call:
                 completions = heard.completions()
                 made = await self._made(completions)
                 await self._end(made, None, heard.usage)
-                for event in () if held is None else held.told(self.route, completions, made):
+                for event in () if held is None else held.released(self.route, completions, made):
                     if not begun:
                         begun = True
                         self._first()
@@ -195,7 +195,7 @@ class _Call:
                 self._leave(self._partial(heard, why_cut(error)), why_cut(error), heard.usage)
                 raise
             except Exception as error:
-                if not self.told:
+                if not self.ended:
                     await self._end(self._partial(heard, str(error)), error, heard.usage)
                 if not begun or not isinstance(error, RamifyError):
                     raise
@@ -230,12 +230,12 @@ class _Call:
                 transport.checked(response, await transport.read(response))
             withheld = Withheld(transport.key)
 
-            def passes(event: bytes, told: dict[str, Any]) -> None:
-                heard.take(told)
-                if self.public and (renamed := self._name(told)):
-                    event = as_event(told | renamed)
-                    told |= renamed
-                if held is None or not held.takes(told):
+            def passes(event: bytes, data: dict[str, Any]) -> None:
+                heard.take(data)
+                if self.public and (renamed := self._name(data)):
+                    event = as_event(data | renamed)
+                    data |= renamed
+                if held is None or not held.takes(data):
                     flow.put(event)
 
             pieces = response.aiter_raw()
@@ -265,21 +265,21 @@ class _Call:
         """The client's body, but for what middleware changed and the upstream's name of the model."""
         changed: dict[str, Any] = {"model": self.gateway.model.model} if self.public else {}
         if self.gateway.layers:
-            self.seen, edits = await edited(self.gateway.layers, self.route, self.asked, self.given)
+            self.seen, edits = await edited(self.gateway.layers, self.route, self.fields, self.given)
             changed |= edits
         if not changed:
             return self.raw
-        body = {name: value for name, value in {**self.asked, **changed}.items() if value is not None or name not in changed}
+        body = {name: value for name, value in {**self.fields, **changed}.items() if value is not None or name not in changed}
         return json.dumps(body).encode()
 
     async def _made(self, completions: Mapping[int, Completion]) -> dict[int, Completion]:
         """What middleware makes of the samples; one that failed is left as it is."""
-        seed = self.asked.get("seed")
+        seed = self.fields.get("seed")
 
         async def one(at: int, completion: Completion) -> Completion:
-            place = divmod(at, self.n)
-            key = derive_key(seed, "serve", *place) if type(seed) is int else secrets.randbits(62)
-            return await told_by(self.gateway.layers, self.seen[min(place[0], len(self.seen) - 1)], completion, key)
+            position = divmod(at, self.n)
+            key = derive_key(seed, "serve", *position) if type(seed) is int else secrets.randbits(62)
+            return await told_by(self.gateway.layers, self.seen[min(position[0], len(self.seen) - 1)], completion, key)
 
         if not self.gateway.layers:
             return dict(completions)
@@ -317,7 +317,7 @@ class _Call:
 
     def _leave(self, completions: Mapping[int, Completion], why: str, usage: Any = None) -> None:
         self.gateway.metrics.gone.inc()
-        if self.told:
+        if self.ended:
             return
         self._count(usage)
         if self.gateway.record is not None:
@@ -326,14 +326,14 @@ class _Call:
             kept.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _count(self, usage: Any) -> None:
-        self.told = True
+        self.ended = True
         counts = wire.usage_of({"usage": usage}).get("usage", {})
         self.gateway.metrics.count(counts.get("prompt_tokens", 0), 0, counts.get("completion_tokens", 0))
 
     def _exchange(self, completions: Mapping[int, Completion], failed: Exception | None) -> Exchange:
         prompts = tuple(self.given)
         missing = failed or InfrastructureError("provider", f"{self.host} gave no such choice")
-        n, seed = self.n, self.asked.get("seed")
+        n, seed = self.n, self.fields.get("seed")
         if not completions:  # a failed request is one node, however many samples it requested
             prompts, n = prompts[:1], 1
         elif self.who and self.who != self.gateway.model.model:
@@ -343,19 +343,19 @@ class _Call:
             }
         outcomes = tuple(tuple(completions.get(p * n + i, missing) for i in range(n)) for p in range(len(prompts)))
         keys = ((seed if type(seed) is int else 0,) * n,) * len(prompts)
-        return Exchange(self.id or "unknown", self.route, self.gateway.identity, prompts, _settings(self.asked), keys, outcomes)
+        return Exchange(self.id or "unknown", self.route, self.gateway.identity, prompts, _settings(self.fields), keys, outcomes)
 
     def _first(self) -> None:
         self.gateway.metrics.first.observe(time.monotonic() - self.start)
 
 
-def _settings(asked: Mapping[str, Any]) -> Sampling:
+def _settings(fields: Mapping[str, Any]) -> Sampling:
     """The sampling settings among a request's fields, those that are none left at their defaults."""
     found: dict[str, Any] = {}
     for name, kind in (("temperature", float), ("top_p", float), ("top_k", int), ("max_tokens", int)):
-        value = asked.get("max_completion_tokens", asked.get(name)) if name == "max_tokens" else asked.get(name)
+        value = fields.get("max_completion_tokens", fields.get(name)) if name == "max_tokens" else fields.get(name)
         if isinstance(value, (int, float)) and math.isfinite(value) and abs(value) < 1 << 53:
             found[name] = kind(value)
-    stops = asked.get("stop")
+    stops = fields.get("stop")
     stops = [stops] if isinstance(stops, str) else stops if isinstance(stops, list) else []
     return Sampling(**found, stop_texts=tuple(stop for stop in stops if isinstance(stop, str)))

@@ -80,8 +80,10 @@ def error_handlers(answer: Callable[[RefusedRequestError], Response] = error_ans
         return answer(error)
 
     async def http(request: Request, error: Any) -> Response:
-        said = {404: f"There is nothing at {request.url.path[:100]} here.", 405: f"{request.method} is not answered here."}
-        return answer(RefusedRequestError(error.status_code, said.get(error.status_code, error.detail), headers=error.headers))
+        messages = {404: f"There is nothing at {request.url.path[:100]} here.", 405: f"{request.method} is not answered here."}
+        return answer(
+            RefusedRequestError(error.status_code, messages.get(error.status_code, error.detail), headers=error.headers)
+        )
 
     async def fault(request: Request, error: Exception) -> Response:
         return answer(FAULT)
@@ -242,7 +244,7 @@ class Guard:
         for name, value in headers:
             given.setdefault(name, []).append(value.decode("latin-1"))
         hosts, sizes = given.get(b"host", []), given.get(b"content-length", [])
-        if not probed and (len(hosts) != 1 or not self._is_ours(_without_port(hosts[0]))):
+        if not probed and (len(hosts) != 1 or not self._is_own_host(_without_port(hosts[0]))):
             raise RefusedRequestError(
                 421, "This server answers to its own address only: use the one it printed, or serve with --allow-host NAME."
             )
@@ -256,7 +258,7 @@ class Guard:
         if given.get(b"content-encoding", ["identity"]) != ["identity"]:
             raise RefusedRequestError(415, "Send the body as it is, not compressed.")
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         """A loopback name, the host bound to, a name allowed, or, bound to every address, an address: no name that could be pointed here."""
         if is_loopback(host) or host.lower() == self.host.lower() or host.lower() in self.allowed:
             return True

@@ -51,11 +51,11 @@ class _Gauges(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._gauges().items():
-            said = name.replace("_", " ")
+            text = name.replace("_", " ")
             if isinstance(value, Sequence):
-                by_position = CounterMetricFamily(f"ramify_{name}", f"{said} this position.", labels=["position"])
+                by_position = CounterMetricFamily(f"ramify_{name}", f"{text} this position.", labels=["position"])
                 for position, count in enumerate(value, 1):
                     by_position.add_metric([str(position)], count)
                 yield by_position
             elif math.isfinite(value):
-                yield GaugeMetricFamily(f"ramify_{name}", said, value=value)
+                yield GaugeMetricFamily(f"ramify_{name}", text, value=value)

@@ -24,7 +24,7 @@ from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.potentials import potential_pictures
-from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, said
+from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -87,7 +87,7 @@ def node_html(run: Run, name: str) -> str:
         title=f"Node {node.id[:12]}",
         served=True,
         node=node,
-        messages=[(said.role, said.spoken()) for said in path.messages()],
+        messages=[(message.role, message.spoken()) for message in path.messages()],
         numbers=_numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
         scores=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)],
@@ -108,10 +108,10 @@ def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> di
 
 
 def _evidence(finding: Finding) -> str:
-    told = {"evidence": finding.evidence, "made by": dict(finding.identity)}
+    facts = {"evidence": finding.evidence, "made by": dict(finding.identity)}
     return (
-        json.dumps({name: value for name, value in told.items() if value}, ensure_ascii=False, indent=1)
-        if any(told.values())
+        json.dumps({name: value for name, value in facts.items() if value}, ensure_ascii=False, indent=1)
+        if any(facts.values())
         else ""
     )
 
@@ -136,10 +136,10 @@ def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = N
     deciding = deciding or settled(run)
     found = _found_in(run)
     ranked: list[tuple[tuple[bool, bool, bool, float], int, TreeInfo]] = []
-    for place, name in enumerate(infos):
+    for index, name in enumerate(infos):
         tree = read_tree(run, name, deciding)
         if tree.steps:
-            ranked.append(((name not in found, not tree.mixed, len(tree.ends) > _PICTURED, -tree.strongest), place, tree.info))
+            ranked.append(((name not in found, not tree.mixed, len(tree.ends) > _PICTURED, -tree.strongest), index, tree.info))
     ranked.sort(key=lambda item: item[:2])
     seen: set[str] = set()
     fresh = [item for item in ranked if not (item[2].group in seen or seen.add(item[2].group))]  # type: ignore[func-returns-value]
@@ -245,7 +245,7 @@ def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[st
 
 
 def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str, Any]:
-    tree, told = read_tree(run, name, deciding), meanings(run)
+    tree, explained = read_tree(run, name, deciding), meanings(run)
     states, moves, left_out = merged(tree)
     wins = sum(step.outcome == "success" for step in tree.ends)
     findings: dict[str | None, list[Finding]] = {}
@@ -263,26 +263,26 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "graph": _picture(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
         "left_out": left_out,
         "potentials": [_picture(svg) for svg in potential_pictures(run, name)],
-        "steps": [_step_view(step, tree, findings.get(step.id, ()), told) for step in tree.steps],
+        "steps": [_step_view(step, tree, findings.get(step.id, ()), explained) for step in tree.steps],
         "served": served,
     }
 
 
 def _step_view(
-    step: ShownStep, tree: TaskTree, findings: Sequence[Finding], told: Mapping[str, Mapping[str, str]]
+    step: ShownStep, tree: TaskTree, findings: Sequence[Finding], explained: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
     return {
         "id": step.id,
         "depth": step.depth,
         "credit": "no credit" if step.credit is None else signed(step.credit),
         "sign": "" if not step.credit else "up" if step.credit > 0 else "down",
-        "said": said(step),
+        "said": step_text(step),
         "text": step.node.message.spoken(),
         "before": tree.prompt if step.before == START else tree.states.get(step.before, ""),
         "answer": step.answer,
         "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),
         "reward": "" if step.reward is None else f"{step.reward:.3g}",
-        "numbers": _numbers(step.why, told.get(step.rule, {})),
+        "numbers": _numbers(step.why, explained.get(step.rule, {})),
         "findings": [_finding_view(finding, False, ()) for finding in findings],
         "grades": [
             (annotation.maker, _numbers(annotation.value, {}))
@@ -292,10 +292,10 @@ def _step_view(
     }
 
 
-def _numbers(why: Mapping[str, Any], told: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, value, meaning) of the numbers that were stored, those that ``told`` explains first, in its order."""
-    names = [name for name in told if name in why] + [name for name in why if name not in told]
-    return [(name, _number(why[name]), told.get(name, "")) for name in names]
+def _numbers(why: Mapping[str, Any], explained: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(name, value, meaning) of the numbers that were stored, those that ``explained`` holds first, in its order."""
+    names = [name for name in explained if name in why] + [name for name in why if name not in explained]
+    return [(name, _number(why[name]), explained.get(name, "")) for name in names]
 
 
 def _number(value: Any) -> str:

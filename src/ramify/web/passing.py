@@ -15,9 +15,9 @@ from ramify.model.http import ProviderError
 from ramify.model.middleware import Middleware, shown_by
 from ramify.model.protocol import Completion, Prefix
 from ramify.trace.message import Message, content_of, plain, read_message
-from ramify.web.forms import TOLD
+from ramify.web.forms import NOTES
 
-_BESIDE = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n")
+_OTHER_FIELDS = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n")
 """Fields of a request that are not among :attr:`Prefix.asked`."""
 _THOUGHTS = ("reasoning_content", "reasoning")
 
@@ -25,22 +25,22 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 # -- requests
 
 
-def prompts_of(asked: Mapping[str, Any]) -> list[Any]:
+def prompts_of(fields: Mapping[str, Any]) -> list[Any]:
     """The prompts of a request for completions: texts, or lists of token ids."""
-    given = asked.get("prompt")
+    given = fields.get("prompt")
     several = isinstance(given, list) and bool(given) and all(isinstance(one, (str, list)) for one in given)
     return given if several else [given]  # type: ignore[return-value]
 
 
-def prefixes(route: str, asked: Mapping[str, Any]) -> list[Prefix]:
+def prefixes(route: str, fields: Mapping[str, Any]) -> list[Prefix]:
     """What a request asks to be continued, also where it is not what the protocol says: the upstream is who refuses that."""
-    rest = {name: value for name, value in asked.items() if name not in _BESIDE}
+    rest = {name: value for name, value in fields.items() if name not in _OTHER_FIELDS}
     if route == "chat":
-        given, tools = asked.get("messages"), asked.get("tools")
-        said = tuple(map(_message, given if isinstance(given, list) else [given]))
+        given, tools = fields.get("messages"), fields.get("tools")
+        messages = tuple(map(_message, given if isinstance(given, list) else [given]))
         offered = tuple(tool for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
-        return [Prefix(messages=said, tools=offered, asked=rest)]
-    return [_prompt(one, rest) for one in prompts_of(asked)]
+        return [Prefix(messages=messages, tools=offered, asked=rest)]
+    return [_prompt(one, rest) for one in prompts_of(fields)]
 
 
 def _prompt(one: Any, rest: Mapping[str, Any]) -> Prefix:
@@ -57,13 +57,13 @@ def _message(value: Any) -> Message:
 
 
 async def edited(
-    layers: Sequence[Middleware], route: str, asked: Mapping[str, Any], given: Sequence[Prefix]
+    layers: Sequence[Middleware], route: str, fields: Mapping[str, Any], given: Sequence[Prefix]
 ) -> tuple[list[list[Prefix]], dict[str, Any]]:
     """What each layer was given of each prompt (:func:`ramify.model.middleware.shown_by`), and the fields of the request that they changed.
 
     Raises NeedsError where a prompt of /v1/completions cannot hold what a layer puts into a chat, and what the layers raise.
     """
-    if route == "chat" and not isinstance(asked.get("messages"), list):
+    if route == "chat" and not isinstance(fields.get("messages"), list):
         raise UserError("field 'messages': it must be a list of messages")
     seen = [await shown_by(layers, prefix) for prefix in given]
     changed: dict[str, Any] = {}
@@ -73,11 +73,11 @@ async def edited(
             changed |= dict.fromkeys(first.asked.keys() - last.asked.keys())  # null is as good as absent
         if route == "chat":
             if not _same(first.messages, last.messages):
-                changed["messages"] = [_sent(said) for said in last.messages]
+                changed["messages"] = [_sent(message) for message in last.messages]
             if not _same(first.tools, last.tools):
                 changed["tools"] = [dict(tool) for tool in last.tools]
     if route == "completions":
-        were = prompts_of(asked)
+        were = prompts_of(fields)
         shown = [_continued(layers, stages, one) for stages, one in zip(seen, were, strict=True)]
         if not _same(were, shown):
             changed["prompt"] = shown if len(shown) > 1 else shown[0]
@@ -88,18 +88,18 @@ def _same(first: Sequence[Any], last: Sequence[Any]) -> bool:
     return len(first) == len(last) and all(a is b for a, b in zip(first, last, strict=True))
 
 
-def _sent(said: Message) -> Any:
+def _sent(message: Message) -> Any:
     """A message as it goes to the upstream. One that a client sent keeps what else it says; one that is new is what it says."""
-    data = said.data
-    if said.sent is None:
-        return {"role": said.role, "content": wire.clean(said.text), **data}
-    if not isinstance(said.sent, Mapping):
-        return said.sent
-    was, found = _message(said.sent), dict(said.sent)
-    if said.role != was.role:
-        found["role"] = said.role
-    if said.text != was.text:
-        found["content"] = _content(found.get("content"), wire.clean(said.text))
+    data = message.data
+    if message.sent is None:
+        return {"role": message.role, "content": wire.clean(message.text), **data}
+    if not isinstance(message.sent, Mapping):
+        return message.sent
+    was, found = _message(message.sent), dict(message.sent)
+    if message.role != was.role:
+        found["role"] = message.role
+    if message.text != was.text:
+        found["content"] = _content(found.get("content"), wire.clean(message.text))
     for name in {**was.data, **data}:
         if name != "content" and was.data.get(name) != data.get(name):
             found[name] = data.get(name)
@@ -111,14 +111,14 @@ def _content(content: Any, text: str) -> Any:
     if not isinstance(content, list):
         return text
     found: list[Any] = []
-    said = False
+    placed = False
     for part in content:
         if not isinstance(part, str) and part.get("type", "text") != "text":
             found.append(part)
-        elif not said:
-            said = True
+        elif not placed:
+            placed = True
             found.append({**part, "text": text} if isinstance(part, dict) else text)
-    return found if said else [{"type": "text", "text": text}, *found]
+    return found if placed else [{"type": "text", "text": text}, *found]
 
 
 def _continued(layers: Sequence[Middleware], stages: Sequence[Prefix], given: Any) -> Any:
@@ -144,21 +144,21 @@ def read_choice(route: str, choice: Mapping[str, Any], usage: Any, host: str) ->
     Fields that a sample lacks are in ``data["extra"]``: log-probs, annotations, audio, ...; content of other parts than text in
     ``data["content"]``.
     """
-    said = choice.get("message") if route == "chat" else {"content": choice.get("text")}
-    if not isinstance(said, dict):
+    message = choice.get("message") if route == "chat" else {"content": choice.get("text")}
+    if not isinstance(message, dict):
         raise ProviderError("shape", f"{host} answers with a choice without a message")
-    extra = wire.extra_of(choice, said)
+    extra = wire.extra_of(choice, message)
     parts = None
-    if isinstance(said.get("content"), list):
+    if isinstance(message.get("content"), list):
         try:
-            text, parts = content_of(said["content"], "content")
+            text, parts = content_of(message["content"], "content")
         except UserError:
             raise ProviderError("shape", f"{host} answers with content that is no text") from None
-        said = {**said, "content": text}
-    elif said.get("content") is None and (extra or any(said.get(name) for name in _THOUGHTS)):
-        said = {**said, "content": said.get("refusal") or ""}
+        message = {**message, "content": text}
+    elif message.get("content") is None and (extra or any(message.get(name) for name in _THOUGHTS)):
+        message = {**message, "content": message.get("refusal") or ""}
     try:
-        completion = wire.chat_completion({"choices": [{**choice, "message": said}], "usage": usage}, "", host)
+        completion = wire.chat_completion({"choices": [{**choice, "message": message}], "usage": usage}, "", host)
     except ProviderError as error:
         if error.kind != "filtered":
             raise
@@ -171,15 +171,15 @@ def write_choice(route: str, choice: dict[str, Any], was: Completion, now: Compl
     """Write into a choice of a whole answer what middleware changed of its sample."""
     if now is was:
         return
-    place = choice["message"] if route == "chat" else choice
+    target = choice["message"] if route == "chat" else choice
     if now.text != was.text:
-        name = "text" if route == "completions" else "content" if place.get("content") is not None else "refusal"
-        name = name if place.get(name) is not None else "content"
-        place[name] = _shown_text(choice, was, now)
+        name = "text" if route == "completions" else "content" if target.get("content") is not None else "refusal"
+        name = name if target.get(name) is not None else "content"
+        target[name] = _shown_text(choice, was, now)
         _forget_logprobs(choice)
-    for name, value in _changes(place, was, now):
-        place[name] = value
-    _tell(choice, now)
+    for name, value in _changes(target, was, now):
+        target[name] = value
+    _add_notes(choice, now)
 
 
 def _shown_text(choice: Mapping[str, Any], was: Completion, now: Completion) -> str:
@@ -188,13 +188,13 @@ def _shown_text(choice: Mapping[str, Any], was: Completion, now: Completion) -> 
     return now.text.removesuffix(stop) if isinstance(stop, str) and was.stop == "stop" else now.text
 
 
-def _changes(place: Mapping[str, Any], was: Completion, now: Completion) -> Iterator[tuple[str, Any]]:
+def _changes(target: Mapping[str, Any], was: Completion, now: Completion) -> Iterator[tuple[str, Any]]:
     """Fields of a message whose value is another now."""
     before, after = was.data or {}, now.data or {}
     if after.get("tool_calls") != before.get("tool_calls"):
         yield "tool_calls", after.get("tool_calls")
     if after.get("reasoning") != before.get("reasoning"):
-        yield next((name for name in _THOUGHTS if name in place), _THOUGHTS[0]), after.get("reasoning")
+        yield next((name for name in _THOUGHTS if name in target), _THOUGHTS[0]), after.get("reasoning")
 
 
 def _forget_logprobs(choice: dict[str, Any]) -> None:
@@ -203,12 +203,12 @@ def _forget_logprobs(choice: dict[str, Any]) -> None:
         choice["logprobs"] = None
 
 
-def _tell(choice: dict[str, Any], now: Completion) -> None:
+def _add_notes(choice: dict[str, Any], now: Completion) -> None:
     """What middleware has to say."""
     data = now.data or {}
-    if told := {name: data[name] for name in TOLD if name in data}:
+    if notes := {name: data[name] for name in NOTES if name in data}:
         own = choice.get("ramify")
-        choice["ramify"] = {**(own if isinstance(own, dict) else {}), **told}
+        choice["ramify"] = {**(own if isinstance(own, dict) else {}), **notes}
 
 
 class Held:
@@ -230,7 +230,7 @@ class Held:
             self.events.append(event)
         return waits
 
-    def told(self, route: str, was: Mapping[int, Completion], now: Mapping[int, Completion]) -> list[dict[str, Any]]:
+    def released(self, route: str, was: Mapping[int, Completion], now: Mapping[int, Completion]) -> list[dict[str, Any]]:
         """The events that waited, with what middleware made of each choice."""
         for at, completion in now.items():
             mine = [choice for event in self.events for choice in event.get("choices") or () if choice.get("index", 0) == at]
@@ -239,19 +239,19 @@ class Held:
             if self.rewrites:
                 _rewrite(route, mine, was[at], completion)
             last = next(choice for choice in reversed(mine) if choice.get("finish_reason") is not None)
-            _tell(last, completion)
+            _add_notes(last, completion)
         return self.events
 
 
 def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Completion, now: Completion) -> None:
     """Put what changed into the first piece that tells of it (else the last), and take it out of the others."""
-    places = [piece if route == "completions" else _delta(piece) for piece in pieces]
+    targets = [piece if route == "completions" else _delta(piece) for piece in pieces]
 
     def put(names: Iterable[str], value: Any) -> None:
-        telling = [(place, name) for place in places for name in names if place.get(name)]
-        spot, name = telling[0] if telling else (places[-1], next(iter(names)))
-        for place, other in telling:
-            place.pop(other) if route == "chat" else place.update({other: ""})
+        telling = [(target, name) for target in targets for name in names if target.get(name)]
+        spot, name = telling[0] if telling else (targets[-1], next(iter(names)))
+        for target, other in telling:
+            target.pop(other) if route == "chat" else target.update({other: ""})
         spot[name] = value
 
     if now.text != was.text:
@@ -259,7 +259,7 @@ def _rewrite(route: str, pieces: Sequence[dict[str, Any]], was: Completion, now:
         put(("text",) if route == "completions" else ("content", "refusal"), _shown_text(ended, was, now))
         for piece in pieces:
             _forget_logprobs(piece)
-    for name, value in _changes({name: "" for place in places for name in place}, was, now):
+    for name, value in _changes({name: "" for target in targets for name in target}, was, now):
         put((name,), [{"index": at, **call} for at, call in enumerate(value or ())] if name == "tool_calls" else value)
 
 

@@ -74,9 +74,9 @@ def _attempts(
         steps = [node for node in path if node.role == "assistant" and node.opens]
         if name in inner or not steps:
             continue
-        places = [node.id for node in path if node.role in ("user", "tool")]
-        estimates = [Estimate(t, *known[p][0]) for t, p in enumerate(places) if 0 in known.get(p, {})]
-        here_spots = [Spot(t, spot.kind, spot.note) for t, p in enumerate(places) for spot in spots.get(p, []) if t]
+        positions = [node.id for node in path if node.role in ("user", "tool")]
+        estimates = [Estimate(t, *known[p][0]) for t, p in enumerate(positions) if 0 in known.get(p, {})]
+        here_spots = [Spot(t, spot.kind, spot.note) for t, p in enumerate(positions) for spot in spots.get(p, []) if t]
         texts = [" ".join(node.text.split()) + "  " for node in steps]
         yield Potential(
             texts, [e for e in estimates if e.t <= len(texts)], here_spots, f"Potential after each step, to {name[:12]}"

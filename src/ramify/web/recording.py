@@ -81,10 +81,10 @@ class Recorder:
                     failed = error
                 except Exception as error:  # one exchange that cannot be stored must not stop the recorder
                     failed = RamifyError(f"the exchange cannot be recorded: {type(error).__name__}: {error}")
-                _tell(loop, stored, failed)
+                _report(loop, stored, failed)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, stored: asyncio.Future[None], failed: Exception | None) -> None:
+def _report(loop: asyncio.AbstractEventLoop, stored: asyncio.Future[None], failed: Exception | None) -> None:
     def settle() -> None:
         if not stored.done():
             stored.set_result(None) if failed is None else stored.set_exception(failed)

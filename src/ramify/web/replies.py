@@ -51,7 +51,7 @@ class Reply:
         self.stopped: str | int | None = None
         """The stop text, or the token, that ended it."""
         self.completion: Completion | None = None
-        self._said = ""
+        self._received = ""
         self._cut: int | None = None  # where a stop text cuts it
         self._over: int | None = None  # where the token that ended it begins
         self._waiting: list[tuple[int, Token]] = []
@@ -64,17 +64,17 @@ class Reply:
 
     def push(self, piece: Piece) -> ReplyPart:
         """What ``piece`` makes sure; with the last piece everything."""
-        self._said += piece.text
+        self._received += piece.text
         self._take(piece)
-        said = self._said[: self._over]
+        kept = self._received[: self._over]
         if self._cut is None and self.stops:
-            self._cut = self._find_stop(said)
-        said = said[: self._cut]
+            self._cut = self._find_stop(kept)
+        kept = kept[: self._cut]
         if piece.completion is None:
-            return self._give(self._sure(said))
+            return self._give(self._sure(kept))
         self.completion = piece.completion
         given = (piece.completion.data or {}).get("tool_calls")
-        text, calls = split_reply(said) if self.looks and not given else (said, given or [])
+        text, calls = split_reply(kept) if self.looks and not given else (kept, given or [])
         part = self._give(text, last=True)
         part.calls = [{**call, "id": f"call_{uuid.uuid4().hex[:24]}"} if not given else dict(call) for call in calls[: self.most]]
         return part
@@ -84,28 +84,28 @@ class Reply:
         if piece.tokens is None:
             return
         for at, token in enumerate(piece.tokens.tolist()):
-            end = len(self._said) if piece.ends is None else int(piece.ends[at])
+            end = len(self._received) if piece.ends is None else int(piece.ends[at])
             if token in self.enders and self._over is None:
                 self._over = self._end
                 self.stopped = token if self._cut is None else self.stopped
             logprob = None if piece.model_logprobs is None else float(piece.model_logprobs[at])
-            self._waiting.append((end, Token(token, self._said[self._end : end], logprob)))
+            self._waiting.append((end, Token(token, self._received[self._end : end], logprob)))
             self._end = end
 
-    def _find_stop(self, said: str) -> int | None:
-        found = [(at, -len(stop), stop) for stop in self.stops if (at := said.find(stop, len(self.text))) >= 0]
+    def _find_stop(self, text: str) -> int | None:
+        found = [(at, -len(stop), stop) for stop in self.stops if (at := text.find(stop, len(self.text))) >= 0]
         if not found:
             return None
         at, _, stop = min(found)
         self.stopped = stop
         return at + len(stop) if self.keep_stop else at
 
-    def _sure(self, said: str) -> str:
-        """What of ``said`` no later text can take back."""
+    def _sure(self, text: str) -> str:
+        """What of ``text`` no later text can take back."""
         tags = [*self.stops, CALL] if self.looks else list(self.stops)
-        begin = said.find(CALL) if self.looks else -1
-        end = begin if begin >= 0 else len(said) - max((_begun(said, tag) for tag in tags), default=0)
-        return said[:end].rstrip() if self.looks else said[:end]
+        begin = text.find(CALL) if self.looks else -1
+        end = begin if begin >= 0 else len(text) - max((_begun(text, tag) for tag in tags), default=0)
+        return text[:end].rstrip() if self.looks else text[:end]
 
     def _give(self, text: str, last: bool = False) -> ReplyPart:
         new, self.text = text[len(self.text) :], text if len(text) > len(self.text) else self.text

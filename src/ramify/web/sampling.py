@@ -26,7 +26,7 @@ class GoneError(Exception):
 
 def why_cut(error: BaseException) -> str:
     """Why a request came to no end: LEFT or CUT, as the cancellation says; one that says nothing is taken for the client's leaving."""
-    return next((str(said) for said in error.args if said in (LEFT, CUT)), LEFT)
+    return next((str(reason) for reason in error.args if reason in (LEFT, CUT)), LEFT)
 
 
 async def merged(streams: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece], None]:

@@ -108,7 +108,7 @@ def open_server(
         listener.close()
         raise UserError(f"cannot serve on {host} port {port}: {error}") from error
     log = logging.getLogger("uvicorn.error")
-    log.handlers, log.propagate = [_Said(logging.ERROR)], False
+    log.handlers, log.propagate = [_LogLines(logging.ERROR)], False
     config = uvicorn.Config(
         guard,
         http=Connection,
@@ -125,7 +125,7 @@ def open_server(
     return Server(config), listener
 
 
-class _Said(logging.Handler):
+class _LogLines(logging.Handler):
     """What the server logs leaves through the one exit to the terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:

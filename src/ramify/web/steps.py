@@ -128,11 +128,11 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
             if step is not None:
                 step.after = step.after or state
         if (broke := failure_of(node, scores.get(node.id))) is not None:
-            told = f"The attempt failed: {broke}"
+            note = f"The attempt failed: {broke}"
             if step is None:
-                prompt.append(told)
+                prompt.append(note)
             else:
-                step.answer = f"{step.answer}\n{told}" if step.answer else told
+                step.answer = f"{step.answer}\n{note}" if step.answer else note
         ends = node.id in scores if scores else True
         if step is not None and ends and node.id not in children:  # an attempt that ended, not one that forks here
             score = scores.get(node.id)
@@ -157,11 +157,11 @@ def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:
     root = TreeStep("root", None, clip(tree.prompt or tree.info.name, 300))
     return [
         root,
-        *(TreeStep(s.id, s.parent or "root", said(s), s.credit, s.outcome, s.reward, href + s.id) for s in tree.steps),
+        *(TreeStep(s.id, s.parent or "root", step_text(s), s.credit, s.outcome, s.reward, href + s.id) for s in tree.steps),
     ]
 
 
-def said(step: ShownStep) -> str:
+def step_text(step: ShownStep) -> str:
     """What the agent wrote and called in one line, special tokens of chat templates included as text."""
     return clip(step.node.message.spoken(), 200) or "(nothing)"
 
