@@ -244,8 +244,8 @@ def _parameter(own: inspect.Parameter, hint: Any) -> inspect.Parameter:
         more["converter"] = _whole
     if not _is_list(hint):
         more["allow_repeating"] = True  # the last one counts
-    by_place = mark.group == (ARGUMENTS,)
-    kind = inspect.Parameter.POSITIONAL_ONLY if by_place else inspect.Parameter.KEYWORD_ONLY
+    positional = mark.group == (ARGUMENTS,)
+    kind = inspect.Parameter.POSITIONAL_ONLY if positional else inspect.Parameter.KEYWORD_ONLY
     return own.replace(kind=kind, annotation=Annotated[hint, Parameter.combine(mark, Parameter(**more))])
 
 

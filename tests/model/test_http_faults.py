@@ -18,7 +18,7 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.engine.checkpoints import model_folder
 from ramify.model.address import Endpoint, EndpointLimits
 from ramify.model.endpoint import HttpModel
-from ramify.model.http import KINDS, Clock, ProviderError, Transport, asked_wait
+from ramify.model.http import KINDS, Clock, ProviderError, Transport, requested_wait
 from ramify.model.probe import probe
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import forbid_real_calls
@@ -219,20 +219,20 @@ def test_a_wait_asked_for_holds_back_requests_that_come_later() -> None:
 
 
 def test_ways_to_ask_for_a_wait() -> None:
-    assert asked_wait({"retry-after": "2"}) == 2
-    assert asked_wait({"retry-after": "1.5"}) == 1.5
-    assert asked_wait({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    assert requested_wait({"retry-after": "2"}) == 2
+    assert requested_wait({"retry-after": "1.5"}) == 1.5
+    assert requested_wait({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
     later = email.utils.formatdate(time.time() + 1000, usegmt=True)
-    assert 900 < (asked_wait({"retry-after": later}) or 0) <= 1000
-    assert asked_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
+    assert 900 < (requested_wait({"retry-after": later}) or 0) <= 1000
+    assert requested_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
     for hours in (-9, 26):  # this machine's clock, or the server's, jumped: its two dates still tell how long
         sent = time.time() + 3600 * hours
         told = {name: email.utils.formatdate(sent + more, usegmt=True) for name, more in (("date", 0), ("retry-after", 3))}
-        assert asked_wait(told) == 3
-    assert 900 < (asked_wait({"retry-after": later, "date": "nonsense"}) or 0) <= 1000
+        assert requested_wait(told) == 3
+    assert 900 < (requested_wait({"retry-after": later, "date": "nonsense"}) or 0) <= 1000
     for nonsense in ("", "soon", "-3", "1e999", "nan", "99999-99-99", "\u0663"):
-        assert asked_wait({"retry-after": nonsense}) in (None, 3.0)
-    assert asked_wait({"retry-after-ms": "inf"}) is None
+        assert requested_wait({"retry-after": nonsense}) in (None, 3.0)
+    assert requested_wait({"retry-after-ms": "inf"}) is None
 
 
 def test_the_rate_spaces_requests() -> None:

@@ -120,13 +120,13 @@ class Forgetful(ProcessSandbox):
         class Wrapped:
             async def __aenter__(self) -> Any:
                 session = await made.__aenter__()
-                ask = session._ask
+                ask = session._request
 
                 async def fresh(request: Any, seconds: float | None) -> Any:
                     await session.close()
                     return await ask(request, seconds)
 
-                session._ask = fresh
+                session._request = fresh
                 return session
 
             async def __aexit__(self, *error: object) -> None:

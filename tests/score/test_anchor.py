@@ -89,7 +89,7 @@ def anchor(*texts: str) -> Anchor:
 def test_what_a_judge_does_not_answer_is_missing_and_never_no() -> None:
     judge, items = Odd(), anchor("long enough", "short", "what?", "half~", "fails!")
     found = asyncio.run(answers(judge, items))
-    assert found.said == (True, False, None, None, None)
+    assert found.final == (True, False, None, None, None)
     assert judge.asked.count("0") == 1
     assert judge.asked.count("2") == judge.asked.count("4") == 2, "asked once more"
     assert found.failures == {
@@ -104,9 +104,9 @@ def test_what_a_judge_does_not_answer_is_missing_and_never_no() -> None:
 def test_a_judge_that_samples_is_asked_several_times() -> None:
     found = asyncio.run(answers(Odd(), anchor("*", "short"), repeats=3))
     assert found.votes == ((True, False, True), (False, False, False))
-    assert found.said == (True, False)
+    assert found.final == (True, False)
     assert quality(anchor("*", "short"), found)["unsteady"] == 1
-    assert asyncio.run(answers(Odd(), anchor("*", "short"), repeats=2)).said[0] is None, "a tie is missing"
+    assert asyncio.run(answers(Odd(), anchor("*", "short"), repeats=2)).final[0] is None, "a tie is missing"
 
 
 def test_pairs_are_shown_in_both_orders(tmp_path: Path) -> None:
@@ -158,4 +158,4 @@ def test_judgements_come_in_the_order_of_items() -> None:
         async def judge(self, items: Sequence[Item]) -> list[Judgement]:
             return [Judgement(item.text == "yes") for item in items]
 
-    assert asyncio.run(answers(Late(), anchor("yes", "no", "yes"))).said == (True, False, True)
+    assert asyncio.run(answers(Late(), anchor("yes", "no", "yes"))).final == (True, False, True)

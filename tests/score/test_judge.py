@@ -19,7 +19,7 @@ from ramify.base.ledger import Ledger
 from ramify.env.protocol import Task
 from ramify.model.chat import TagTemplate
 from ramify.model.scripted import ScriptedModel
-from ramify.score.battery import check_judge, said
+from ramify.score.battery import check_judge, path_of
 from ramify.score.judge import (
     CommandJudge,
     Each,
@@ -40,7 +40,7 @@ TASK = Task("t", {"answer": "42"})
 
 
 def value(judge: Any, text: str, answer: object = "42") -> Any:
-    (found,) = asyncio.run(judge.judge([Item.of(said(text), Task("t", {"answer": answer}))]))
+    (found,) = asyncio.run(judge.judge([Item.of(path_of(text), Task("t", {"answer": answer}))]))
     return found.value
 
 
@@ -124,7 +124,7 @@ def test_a_judge_brings_items_it_can_judge() -> None:
             return await super().one(item)
 
         def examples(self) -> list[Item]:
-            return [Item.of(said("blue"), Task("t", {"colour": "blue"}))]
+            return [Item.of(path_of("blue"), Task("t", {"colour": "blue"}))]
 
     assert check_judge(Picky("")) == []
 
@@ -134,13 +134,13 @@ def test_failures_become_unscored() -> None:
         async def one(self, item: Item) -> Judgement:
             raise InfrastructureError("scorer", "no route")
 
-    (score,) = asyncio.run(judged_path(Down(""), said("42"), TASK))
+    (score,) = asyncio.run(judged_path(Down(""), path_of("42"), TASK))
     assert isinstance(score, Score)
     assert score.value is None
     assert score.evidence == {"failure": "no route"}
     assert score.judges == {"bad": "hash"}
     with pytest.raises(UserError, match="'t' has no 'answer'"):
-        asyncio.run(judged_path(ExactMatch(), said("42"), Task("t")))
+        asyncio.run(judged_path(ExactMatch(), path_of("42"), Task("t")))
 
 
 @pytest.mark.parametrize(

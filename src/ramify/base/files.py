@@ -57,19 +57,19 @@ def _aside(parent: Path, name: str) -> Path:
     Leftovers are looked for once per process and folder. A process is gone if it ran on this machine (host
     and process namespace) and runs no more, or if it touched the file more than a day ago.
     """
-    place = parent.absolute()
-    if place not in _looked_in:
-        _looked_in.add(place)
+    folder = parent.absolute()
+    if folder not in _looked_in:
+        _looked_in.add(folder)
         with suppress(OSError):
-            for found in os.scandir(place):
+            for found in os.scandir(folder):
                 left = _ASIDE.match(found.name)
                 if left is not None and _gone(left, found):
                     shutil.rmtree(found) if found.is_dir(follow_symlinks=False) else os.unlink(found)
-    return parent / f".part-{_place()}-{os.getpid()}-{name}"
+    return parent / f".part-{_machine()}-{os.getpid()}-{name}"
 
 
 def _gone(left: re.Match[str], found: os.DirEntry[str]) -> bool:
-    if left["place"] == _place():
+    if left["place"] == _machine():
         try:
             os.kill(int(left["process"]), 0)
         except (ProcessLookupError, OverflowError):
@@ -79,7 +79,7 @@ def _gone(left: re.Match[str], found: os.DirEntry[str]) -> bool:
     return time.time() - found.stat(follow_symlinks=False).st_mtime > _IDLE_S
 
 
-def _place() -> str:
+def _machine() -> str:
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:  # a system without namespaces

@@ -150,17 +150,17 @@ def find_attribute(spec: str, missing: str = "") -> Any:
 
     Raises UserError where there is no such attribute (``missing`` where there is no module of that name), NeedsError where it imports a
     package that is not installed."""
-    place, colon, attribute = _MOVED.sub(r"ramify.env.builtin.\1:\2Environment", spec).rpartition(":")
-    if not colon or not place or not attribute:
+    module, colon, attribute = _MOVED.sub(r"ramify.env.builtin.\1:\2Environment", spec).rpartition(":")
+    if not colon or not module or not attribute:
         raise UserError(f"'{spec}' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     try:
-        value: Any = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+        value: Any = _load_file(Path(module)) if module.endswith(".py") else _load_module(module)
     except RamifyError:
         raise
     except ModuleNotFoundError as error:
-        if place == error.name or place.startswith(f"{error.name}."):
+        if module == error.name or module.startswith(f"{error.name}."):
             raise UserError(missing or f"'{spec}' names nothing that can be imported: {error}") from error
-        raise NeedsError(f"{place} needs '{error.name}', which is not installed") from error
+        raise NeedsError(f"{module} needs '{error.name}', which is not installed") from error
     except (Exception, SystemExit) as error:  # code of the user's own: what it raises is what is wrong with it
         raise UserError(f"'{spec}' names nothing that can be imported: {type(error).__name__}: {error}") from error
     for name in attribute.split("."):

@@ -47,7 +47,7 @@ def fork(
     The same command again continues a fork that was interrupted; after a finished one it takes new samples.
     """
     folder = find_run(run)
-    name, offset = parse_place(node)
+    name, offset = parse_position(node)
     from ramify.rollout.fork import AFTER, check_edit, compare, fork, interruptible
 
     if after not in AFTER:
@@ -95,7 +95,7 @@ def fork(
         raise RamifyError(f"every continuation failed, the first at {played[0].failure}")
 
 
-def parse_place(text: str) -> tuple[str, int | None]:
+def parse_position(text: str) -> tuple[str, int | None]:
     """``NODE[:OFFSET]`` as node id (or its first digits) and token offset. Raises UserError."""
     found = re.fullmatch(r"([0-9a-f]+)(?::(\d+))?", text)
     if found is None:

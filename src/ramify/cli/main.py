@@ -61,13 +61,13 @@ def command_line(called: str | None = None) -> Verbs:
         methods = registry.names("method")
         if called not in methods:
             raise UserError(f"unknown verb or method '{called}' ({nearest(called, [*VERBS, *methods])})")
-    for place, (name, (module, text)) in enumerate(VERBS.items()):
+    for rank, (name, (module, text)) in enumerate(VERBS.items()):
         if called in (name, None):
             found = importlib.import_module(f"ramify.cli.{module}").app
-            found.sort_key = place
+            found.sort_key = rank
             app.command(found)
         else:
-            app.command(f"ramify.cli.{module}:app", name=name, help=text, group=GROUPS[0], sort_key=place)
+            app.command(f"ramify.cli.{module}:app", name=name, help=text, group=GROUPS[0], sort_key=rank)
     for name in methods:
         if called in (name, None):
             found = method_app(name)

@@ -75,7 +75,7 @@ def skeleton(kind: str, name: str) -> dict[str, str]:
     module, part = _module(name), _part(kind, name)
     made = part if kind in (*conformance.AS_THEY_ARE, "reader") else f"{part}()"
     words = {"NAME": name, "MODULE": module, "CLASS": _class(name), "PART": part, "KIND": kind, "MADE": made}
-    places = {
+    sources = {
         "pyproject.toml": "pyproject.toml.txt",
         "README.md": "README.md.txt",
         f"src/{module}.py": f"{kind}.py.txt",
@@ -83,11 +83,11 @@ def skeleton(kind: str, name: str) -> dict[str, str]:
     }
     if kind == METHOD:
         inside = {f"src/{module}/{'__init__' if file == 'init' else file}.py": f"{file}.py.txt" for file in _FILES}
-        places = {path: place for path, place in places.items() if path != f"src/{module}.py"} | inside
-        places = {path: f"method/{place}" for path, place in places.items()} | {f"docs/{name}.md": "method/page.md.txt"}
+        sources = {path: source for path, source in sources.items() if path != f"src/{module}.py"} | inside
+        sources = {path: f"method/{source}" for path, source in sources.items()} | {f"docs/{name}.md": "method/page.md.txt"}
     templates = resources.files("ramify") / "assets" / "new"
     files = {}
-    for path, template in places.items():
+    for path, template in sources.items():
         text = (templates / template).read_text(encoding="utf-8")
         files[path] = re.sub("@([A-Z]+)@", lambda found: words[found[1]], text)
     return files

@@ -95,8 +95,8 @@ def serve(
         server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_sequences + max_waiting), drain)
         with listener:
             url = address(host, listener) + "v1"
-            said = _welcome(url, public, made, token, getattr(inner, "defaults", {}))
-            emit({"url": url, "model": public, "token": made or None}, as_json, said)
+            welcome = _welcome(url, public, made, token, getattr(inner, "defaults", {}))
+            emit({"url": url, "model": public, "token": made or None}, as_json, welcome)
             server.run(sockets=[listener])
     finally:
         if recorder is not None:
@@ -158,8 +158,8 @@ def find_served(
         raise UserError(f"--drafter speculates for a model in this process, and '{spec.partition(':')[0]}' names one elsewhere")
     from ramify.engine.named import find_model
 
-    found, laid = find_model(spec, device, dtype, given)
-    return (found if laid is None else Layout(found, laid)), dict
+    found, template = find_model(spec, device, dtype, given)
+    return (found if template is None else Layout(found, template)), dict
 
 
 def _welcome(url: str, name: str, made: str, token: bool, defaults: Mapping[str, float] | None = None) -> str:

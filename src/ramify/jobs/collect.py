@@ -130,13 +130,13 @@ class Collection:
         self.environment = find_environment(config.env)
         own = None if config.tasks is None else read_task_set(Path(config.tasks))
         self.task_set: TaskSet = own or self.environment.task_set("train", config.count, config.seed)
-        model, laid = find_model(config.model, config.device, config.dtype, template)
-        stops = () if laid is None else laid.stop_tokens
+        model, chat_template = find_model(config.model, config.device, config.dtype, template)
+        stops = () if chat_template is None else chat_template.stop_tokens
         wanted = {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
         sampling = sampling_of(model, **wanted, max_tokens=config.max_reply, stop_tokens=stops)
         # the run stores the settings in effect, whatever their source
         self.config = config.model_copy(update={name: getattr(sampling, name) for name in wanted})
-        self.agent = make_agent(model, laid, sampling, config.compactor, config.window)
+        self.agent = make_agent(model, chat_template, sampling, config.compactor, config.window)
         self.agent.check(self.environment)
         self.weights = model.identity.weights
         self.workers_lost = 0

@@ -173,7 +173,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
     few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
-    with _beside(Path(out) if out else None) as folder:
+    with _trial_folder(Path(out) if out else None) as folder:
         path = folder / "run"
         with Job(few, path) as job, Run.create(path, {}, kind="improve") as run:
             trial, sizes = job.trial(run, progress)
@@ -196,16 +196,16 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
 
 
 @contextmanager
-def _beside(folder: Path | None) -> Iterator[Path]:
+def _trial_folder(folder: Path | None) -> Iterator[Path]:
     """A temporary folder on the disk where ``folder`` is to be made. Raises UserError or RamifyError where
     nothing can be made there."""
-    place = None
+    parent = None
     if folder is not None:
-        place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        if not place.is_dir():
-            raise UserError(f"cannot make a run in {folder}: {place} is a file")
+        parent = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+        if not parent.is_dir():
+            raise UserError(f"cannot make a run in {folder}: {parent} is a file")
     try:
-        made = tempfile.TemporaryDirectory(dir=place, prefix=".trial-")
+        made = tempfile.TemporaryDirectory(dir=parent, prefix=".trial-")
     except OSError as error:
         raise refusal(f"cannot make a run in {folder}", error) from error
     with made as path:

@@ -49,10 +49,10 @@ def play(
     model and environment by name. At most ``concurrency`` attempts run at once. ``compactor`` (an object, or a name of ``ramify list
     compactor``) shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out``
     holds a run."""
-    place = any_environment(env)
-    task_set = task_set_of(tasks) if tasks is not None else place.task_set("train", 8, seed)
+    environment = any_environment(env)
+    task_set = task_set_of(tasks) if tasks is not None else environment.task_set("train", 8, seed)
     agent = make_agent(model, template, sampling, compactor, window)
-    agent.check(place)
+    agent.check(environment)
     if sampling is not None and isinstance(agent.model, FunctionModel):
         raise UserError(
             f"the model '{agent.model.identity.name}' is a function, which takes no sampling settings; leave sampling= out"
@@ -67,7 +67,7 @@ def play(
     with players, Run.create(out, {**config, "sampling": agent.sampling.to_json()}, kind="play") as run:
         keep_template(run, agent.template)
         run.log("environment", "versions", components.surroundings(agent.model))
-        player = players.player(Episodes(agent, place, run, seed))
+        player = players.player(Episodes(agent, environment, run, seed))
         units = [Unit(task.id, task, index) for task in task_set for index in range(attempts)]
 
         async def attempted() -> list[Attempt]:

@@ -144,13 +144,13 @@ class _Kept:
 
     async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
         """See :class:`Grower`."""
-        return self._told(await self._grower.attempt(tree, task, index))
+        return self._reported(await self._grower.attempt(tree, task, index))
 
     async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
         """See :class:`Grower`."""
-        return self._told(await self._grower.branch(tree, task, node_id, index))
+        return self._reported(await self._grower.branch(tree, task, node_id, index))
 
-    def _told(self, attempt: Attempt) -> Attempt:
+    def _reported(self, attempt: Attempt) -> Attempt:
         self._keep(attempt)
         return attempt
 

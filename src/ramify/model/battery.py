@@ -46,11 +46,11 @@ class _Probe:
     def claims(self, *names: str) -> bool:
         return set(names) <= self.model.capabilities
 
-    def keys(self, place: int, n: int) -> list[int]:
-        return [derive_key(self.seed, "battery", place, i) for i in range(n)]
+    def keys(self, index: int, n: int) -> list[int]:
+        return [derive_key(self.seed, "battery", index, i) for i in range(n)]
 
-    async def sample(self, place: int, n: int = 3, settings: Sampling | None = None) -> list[Completion]:
-        return await self.model.sample(self.prefixes[place], n, settings or self.settings, self.keys(place, n))
+    async def sample(self, index: int, n: int = 3, settings: Sampling | None = None) -> list[Completion]:
+        return await self.model.sample(self.prefixes[index], n, settings or self.settings, self.keys(index, n))
 
 
 async def _run(probe: _Probe) -> list[Problem]:
@@ -79,9 +79,9 @@ async def _claims(probe: _Probe) -> AsyncIterator[str]:
 
 
 async def _samples(probe: _Probe) -> AsyncIterator[str]:
-    for place in range(len(probe.prefixes)):
+    for index in range(len(probe.prefixes)):
         for n in (1, 3):
-            completions = await probe.sample(place, n)
+            completions = await probe.sample(index, n)
             if len(completions) != n:
                 yield f"of {n} requested completions it returns {len(completions)}"
             for completion in completions:
@@ -121,8 +121,8 @@ def _faults(probe: _Probe, completion: Completion) -> list[str]:
 async def _seeds(probe: _Probe) -> AsyncIterator[str]:
     if not probe.claims("seeds"):
         return
-    for place in range(len(probe.prefixes)):
-        for first, again in zip(await probe.sample(place), await probe.sample(place), strict=True):
+    for index in range(len(probe.prefixes)):
+        for first, again in zip(await probe.sample(index), await probe.sample(index), strict=True):
             if not _equal(first, again):
                 yield "it claims seeds, and the same keys give other completions or log-probs"
 
@@ -130,12 +130,12 @@ async def _seeds(probe: _Probe) -> AsyncIterator[str]:
 async def _batch(probe: _Probe) -> AsyncIterator[str]:
     if not probe.claims("batch_invariant"):
         return
-    places = range(len(probe.prefixes))
-    company = await asyncio.gather(*(probe.sample(place, 4) for place in places))
-    for place in places:
-        for i, key in enumerate(probe.keys(place, 4)):
-            alone = (await probe.model.sample(probe.prefixes[place], 1, probe.settings, [key]))[0]
-            if not _equal(alone, company[place][i]):
+    indices = range(len(probe.prefixes))
+    company = await asyncio.gather(*(probe.sample(index, 4) for index in indices))
+    for index in indices:
+        for i, key in enumerate(probe.keys(index, 4)):
+            alone = (await probe.model.sample(probe.prefixes[index], 1, probe.settings, [key]))[0]
+            if not _equal(alone, company[index][i]):
                 yield "it claims to be batch-invariant, and a completion sampled alone differs from the same one sampled in a batch"
 
 
@@ -144,8 +144,8 @@ async def _scores(probe: _Probe) -> AsyncIterator[str]:
     if not probe.claims("tokens", "logprobs", "prompt_logprobs"):
         return
     rows, sampled = [], []
-    for place, prefix in enumerate(probe.prefixes):
-        for completion in await probe.sample(place, 2):
+    for index, prefix in enumerate(probe.prefixes):
+        for completion in await probe.sample(index, 2):
             if completion.tokens is not None and completion.logprobs is not None and prefix.tokens is not None:
                 rows.append(np.concatenate([prefix.tokens, completion.tokens]).astype(np.int32))
                 sampled.append((len(prefix.tokens), completion.logprobs))
@@ -175,16 +175,16 @@ async def _stops(probe: _Probe) -> AsyncIterator[str]:
     """A stop token ends the sample and stays in it; a token banned at the start is not sampled there."""
     if not probe.claims("tokens", "seeds"):
         return
-    for place in range(len(probe.prefixes)):
-        completion = (await probe.sample(place, 1))[0]
+    for index in range(len(probe.prefixes)):
+        completion = (await probe.sample(index, 1))[0]
         if completion.tokens is None or not len(completion.tokens):
             continue
         first = int(completion.tokens[0])
-        stopped = (await probe.sample(place, 1, replace(probe.settings, stop_tokens=(first,))))[0]
+        stopped = (await probe.sample(index, 1, replace(probe.settings, stop_tokens=(first,))))[0]
         if stopped.tokens is None or stopped.tokens.tolist() != [first] or stopped.stop not in ("stop", "eos"):
             yield "a stop token does not end the completion as its last token"
         try:
-            banned = (await probe.sample(place, 1, replace(probe.settings, ban_first=(first,))))[0]
+            banned = (await probe.sample(index, 1, replace(probe.settings, ban_first=(first,))))[0]
         except NeedsError:
             continue
         if banned.tokens is not None and len(banned.tokens) and int(banned.tokens[0]) == first:
@@ -195,8 +195,8 @@ async def _continues(probe: _Probe) -> AsyncIterator[str]:
     """Continuing inside a reply works and gives valid samples."""
     if not probe.claims("tokens", "continue"):
         return
-    for place, prefix in enumerate(probe.prefixes):
-        completion = (await probe.sample(place, 1))[0]
+    for index, prefix in enumerate(probe.prefixes):
+        completion = (await probe.sample(index, 1))[0]
         if completion.tokens is None or prefix.tokens is None:
             continue
         inside = Prefix(

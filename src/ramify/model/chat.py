@@ -287,13 +287,13 @@ class JinjaTemplate:
         template needs calls in fields of their own, they are removed from the text that a tool's result follows. Raises NeedsError where it
         shows no tool's result either way."""
         given = list(messages)
-        told = self._told_calls if any(role == "tool" for role, _ in given) else False
+        as_fields = self._calls_as_fields if any(role == "tool" for role, _ in given) else False
         made: list[dict[str, Any]] = []
         for at, (role, text) in enumerate(given):
             message: dict[str, Any] = {"role": role, "content": text}
-            if told and role == "assistant" and at + 1 < len(given) and given[at + 1][0] == "tool":
+            if as_fields and role == "assistant" and at + 1 < len(given) and given[at + 1][0] == "tool":
                 message = _with_calls(text, at)
-            elif told and role == "tool":
+            elif as_fields and role == "tool":
                 calls = made[-1].get("tool_calls") if made else None
                 message = {"role": "user", "content": text}
                 if calls:
@@ -303,22 +303,22 @@ class JinjaTemplate:
         return made
 
     @cached_property
-    def _told_calls(self) -> bool:
+    def _calls_as_fields(self) -> bool:
         """Whether a tool's result is only shown after a message that has its calls in fields of their own."""
         call = write_call("probe", {}, lines=True)
-        asked, answer = {"role": "user", "content": "x"}, {"role": "tool", "content": _PROBE}
+        question, answer = {"role": "user", "content": "x"}, {"role": "tool", "content": _PROBE}
         refused = ""
         plain: dict[str, Any] = {"role": "assistant", "content": call}
         for reply in (plain, _with_calls(call, 0)):
-            told = "tool_calls" in reply
-            result = {**answer, "name": "probe", "tool_call_id": reply["tool_calls"][0]["id"]} if told else answer
+            as_fields = "tool_calls" in reply
+            result = {**answer, "name": "probe", "tool_call_id": reply["tool_calls"][0]["id"]} if as_fields else answer
             try:
-                rendered = self._render([asked, reply, result], add_generation_prompt=True)
+                rendered = self._render([question, reply, result], add_generation_prompt=True)
             except NeedsError as error:
                 refused = str(error)
                 continue
             if _PROBE in rendered and "probe" in rendered.replace(_PROBE, ""):
-                return told
+                return as_fields
         raise NeedsError(refused or f"{self.name} does not show the result of a tool")
 
     def check(self, system: bool, tools: bool) -> None:
@@ -332,7 +332,7 @@ class JinjaTemplate:
                 raise NeedsError(f"{self.name} does not show the system message of the environment; {_OTHER}")
         if tools:
             try:
-                _ = self._told_calls
+                _ = self._calls_as_fields
             except NeedsError as error:
                 raise NeedsError(f"{self.name} refuses the tool results of the environment; {_OTHER} ({error})") from None
 
@@ -422,19 +422,19 @@ class JinjaTemplate:
     def _render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
         import jinja2
 
-        told = {"tools": None, "documents": None, **self.variables}
+        variables = {"tools": None, "documents": None, **self.variables}
         if self._parted:
             messages = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
         try:
             # a copy: a template must not change what the next one is shown
-            text = str(self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **told))
+            text = str(self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **variables))
         except (jinja2.TemplateError, *_STRANGE) as error:
-            raise NeedsError(f"{self.name} does not render {_roles(messages)}: {_said(error)}") from error
+            raise NeedsError(f"{self.name} does not render {_roles(messages)}: {_reason(error)}") from error
         return text if add_generation_prompt else text.removesuffix(self._trailer)
 
     def _find_trailer(self) -> str:
-        end, asked = str(self.variables.get("eos_token") or ""), [{"role": "user", "content": "x"}]
-        ended, open_ = self._render(asked), self._render(asked, add_generation_prompt=True)
+        end, messages = str(self.variables.get("eos_token") or ""), [{"role": "user", "content": "x"}]
+        ended, open_ = self._render(messages), self._render(messages, add_generation_prompt=True)
         return end if end and ended.endswith(end) and not open_.startswith(ended) and open_.startswith(ended[: -len(end)]) else ""
 
     def _find_stops(self) -> tuple[int, ...]:
@@ -468,7 +468,7 @@ def _roles(messages: Sequence[Mapping[str, Any]]) -> str:
     return "the roles " + ", ".join(roles if len(roles) < 7 else [*roles[:3], "...", *roles[-2:]])
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
@@ -477,8 +477,8 @@ def _with_calls(text: str, at: int) -> dict[str, Any]:
     calls = [call for call in parse_tool_calls(text) if not call.error]
     if not calls:
         return {"role": "assistant", "content": text}
-    said = text[: calls[0].char_span[0]].rstrip()
-    told = [
+    content = text[: calls[0].char_span[0]].rstrip()
+    tool_calls = [
         {
             "id": f"call{at % 1000:03d}{i % 100:02d}",
             "type": "function",
@@ -486,7 +486,7 @@ def _with_calls(text: str, at: int) -> dict[str, Any]:
         }
         for i, c in enumerate(calls)
     ]
-    return {"role": "assistant", "content": said, "tool_calls": told}
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 _OTHER = "choose another environment, or give a template that takes it with --chat-template FILE"

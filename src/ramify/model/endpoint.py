@@ -45,9 +45,9 @@ LABELS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache
 """Fields of a request that change no reply, whatever they say."""
 
 
-def _is_plain(settings: Sampling, asked: Mapping[str, Any]) -> bool:
+def _is_plain(settings: Sampling, extra: Mapping[str, Any]) -> bool:
     """Whether sampling is from the model's own distribution."""
-    return settings.plain() and asked.keys() <= set(LABELS)
+    return settings.plain() and extra.keys() <= set(LABELS)
 
 
 class HttpModel:
@@ -248,10 +248,10 @@ class HttpModel:
         assert prefix.tokens is not None
         given, host = [int(token) for token in prefix.tokens], self.endpoint.host
         body = self._dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(prefix.asked)
-        spelled, values, said, done = Detokenizer(self.tokenizer), list[float](), "", 0
+        spelled, values, so_far, done = Detokenizer(self.tokenizer), list[float](), "", 0
         stop, usage, longest = "", None, max(map(len, settings.stop_texts), default=0)
         plain, over = _is_plain(settings, prefix.asked), False
-        told, new_text, new_ends = 0, "", list[int]()
+        sent, new_text, new_ends = 0, "", list[int]()
 
         def ends(fresh: str, token: int) -> bool:
             return token in settings.stop_tokens or any(text in fresh for text in settings.stop_texts)
@@ -268,24 +268,24 @@ class HttpModel:
                     values += [] if logprobs is None else logprobs.tolist()
                     if choice.get("finish_reason") is not None:
                         stop = wire.stop_of(choice, host)
-                    text, places = "", list[int]()
+                    text, offsets = "", list[int]()
                     for token in ids or ():
                         new, found = spelled.push([token])
-                        fresh = (said[-longest:] + text)[-longest:] + new if longest else ""
+                        fresh = (so_far[-longest:] + text)[-longest:] + new if longest else ""
                         text += new
-                        places += found.tolist()
+                        offsets += found.tolist()
                         if ends(fresh, token):
                             stop, over = "stop", True
                             break
-                    said += text
-                    self._check_secret(said)
-                    new_text, new_ends = new_text + text, new_ends + places
-                    if new_ends and not self.transport.key.begun(said):
+                    so_far += text
+                    self._check_secret(so_far)
+                    new_text, new_ends = new_text + text, new_ends + offsets
+                    if new_ends and not self.transport.key.begun(so_far):
                         end = done + len(new_ends)
                         tokens = np.array(spelled.tokens[done:end], np.int32)
                         model = np.array(values[done:end], np.float32) if len(values) >= end else None
                         yield Piece(new_text, tokens, model if plain else None, model, np.array(new_ends, np.int32))
-                        done, told, new_text, new_ends = end, len(said), "", []
+                        done, sent, new_text, new_ends = end, len(so_far), "", []
                 if over:  # the server may sample on
                     break
         if not stop:
@@ -294,14 +294,14 @@ class HttpModel:
         scores = np.array(values[: len(sampled)], np.float32) if len(values) >= len(sampled) else None
         self._check_sampled(sampled, scores, settings)
         completion = self._sample(sampled, scores, stop, settings, wire.usage_of({"usage": usage}), plain)
-        yield rest_of(completion, done, told)
+        yield rest_of(completion, done, sent)
 
     def _cut(self) -> ProviderError:
         return ProviderError("cut", f"the stream of {self.endpoint.host} ended before its reply did")
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        events, content = EventParser(self.endpoint.host), json.dumps(asked, allow_nan=False).encode()
+        request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        events, content = EventParser(self.endpoint.host), json.dumps(request, allow_nan=False).encode()
         async with self.transport.opened("POST", path, content, TYPE) as response:
             if response.status_code >= 400:
                 self.transport.checked(response, await self.transport.read(response))
@@ -346,19 +346,19 @@ class HttpModel:
         body = self._chat_body(prefix, settings, key, dialect)
         return wire.chat_completion(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
 
-    async def _complete(self, given: list[int], settings: Sampling, key: int, asked: Mapping[str, Any]) -> Completion:
+    async def _complete(self, given: list[int], settings: Sampling, key: int, extra: Mapping[str, Any]) -> Completion:
         """One sample. A first token with its own bans is sampled alone and the rest after it, which leaves the distribution as it is."""
         if not settings.ban_first:
-            return await self._completed(given, settings, key, self._dialect, asked)
+            return await self._completed(given, settings, key, self._dialect, extra)
         alone = replace(settings, max_tokens=1, ban=(*settings.ban, *settings.ban_first), ban_first=())
-        first = await self._completed(given, alone, key, self._dialect, asked)
+        first = await self._completed(given, alone, key, self._dialect, extra)
         assert first.tokens is not None
         if first.stop != "length" or settings.max_tokens == 1:
             return first
         # ``until`` is about the whole reply, so it is called when both are joined
         rest_settings = replace(settings, max_tokens=settings.max_tokens - 1, ban_first=(), until=None)
         rest = await self._completed(
-            [*given, *first.tokens.tolist()], rest_settings, derive_key(key, "rest"), self._dialect, asked
+            [*given, *first.tokens.tolist()], rest_settings, derive_key(key, "rest"), self._dialect, extra
         )
         assert rest.tokens is not None
         model = [d.model_logprobs for d in (first, rest) if d.model_logprobs is not None]
@@ -369,13 +369,13 @@ class HttpModel:
             rest.stop,
             settings,
             rest.data or {},
-            _is_plain(settings, asked),
+            _is_plain(settings, extra),
         )
 
     async def _completed(
-        self, given: list[int], settings: Sampling, key: int, dialect: Dialect, asked: Mapping[str, Any] | None = None
+        self, given: list[int], settings: Sampling, key: int, dialect: Dialect, extra: Mapping[str, Any] | None = None
     ) -> Completion:
-        body = dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(asked or {})
+        body = dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(extra or {})
         host = self.endpoint.host
         answer = await self.transport.post("/completions", body)
         choice = wire.only_choice(answer, self.model, host)
@@ -385,7 +385,7 @@ class HttpModel:
             raise ProviderError("tokens", f"{host} gives no ids of the tokens it sampled")
         logprobs = wire.choice_logprobs(choice, len(tokens), host)
         self._check_sampled(tokens, logprobs, settings)
-        return self._sample(tokens, logprobs, stop, settings, wire.usage_of(answer), _is_plain(settings, asked or {}))
+        return self._sample(tokens, logprobs, stop, settings, wire.usage_of(answer), _is_plain(settings, extra or {}))
 
     def _check_secret(self, text: str) -> None:
         """Raises ProviderError where sampled tokens spell the key: tokens are never edited, so the sample fails."""
@@ -413,12 +413,12 @@ class HttpModel:
         self._check_secret(text)
         array = np.array(tokens, np.int32)
         for count, token in enumerate(tokens, 1):
-            said = text[: int(ends[count - 1])]
-            fresh = said[max(0, (int(ends[count - 2]) if count > 1 else 0) - max(map(len, settings.stop_texts), default=0)) :]
+            kept = text[: int(ends[count - 1])]
+            fresh = kept[max(0, (int(ends[count - 2]) if count > 1 else 0) - max(map(len, settings.stop_texts), default=0)) :]
             texts = any(stop_text in fresh for stop_text in settings.stop_texts)
             if token in settings.stop_tokens or texts or (settings.until is not None and settings.until(array[:count])):
                 stop = "stop"
-                text, ends, array = said, ends[:count], array[:count]
+                text, ends, array = kept, ends[:count], array[:count]
                 logprobs = None if logprobs is None else logprobs[:count]
                 break
         return Completion(text, stop, array, logprobs if plain else None, logprobs, None, ends, data or None)

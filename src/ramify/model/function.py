@@ -36,8 +36,8 @@ class FunctionModel:
         own = getattr(function, "__qualname__", type(function).__qualname__)
         if not self._keyed and not takes(function, 1):
             raise UserError(f"the model '{name or own}' must be callable as {own}(messages) or {own}(messages, key)")
-        place = name or f"{getattr(function, '__module__', '')}.{own}"
-        self.identity = Identity(name or own, stable_hash("function", place, source_of(function)), "")
+        full_name = name or f"{getattr(function, '__module__', '')}.{own}"
+        self.identity = Identity(name or own, stable_hash("function", full_name, source_of(function)), "")
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """See :class:`ramify.model.protocol.Model`."""
@@ -52,18 +52,18 @@ class FunctionModel:
 
     async def _reply(self, messages: list[dict[str, Any]], key: int) -> Completion:
         try:
-            said = self._function(messages, key) if self._keyed else self._function(messages)
-            if inspect.isawaitable(said):
-                said = await said
+            reply = self._function(messages, key) if self._keyed else self._function(messages)
+            if inspect.isawaitable(reply):
+                reply = await reply
         except RamifyError:
             raise
         except Exception as error:  # code of the user's own may raise anything
             raise InfrastructureError("engine", f"{self.identity.name} raised {type(error).__name__}: {error}") from error
-        if isinstance(said, Completion):
-            return said
-        if not isinstance(said, str):
-            raise InfrastructureError("engine", f"{self.identity.name} returned a {type(said).__name__}, not a text")
-        return Completion(said, "eos")
+        if isinstance(reply, Completion):
+            return reply
+        if not isinstance(reply, str):
+            raise InfrastructureError("engine", f"{self.identity.name} returned a {type(reply).__name__}, not a text")
+        return Completion(reply, "eos")
 
 
 def model_of(given: Model | Callable[..., Any]) -> Model:

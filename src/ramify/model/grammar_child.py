@@ -21,9 +21,9 @@ def refusal(whole: str, parts: Sequence[tuple[str, str]]) -> tuple[str, str] | N
     if not failed:
         return None
     for path, part in found[1:]:
-        wrong, said = LLMatcher.validate_grammar_with_warnings(part)
+        wrong, warnings = LLMatcher.validate_grammar_with_warnings(part)
         if wrong:
-            return path or "its root", said[0]
+            return path or "its root", warnings[0]
     return "", messages[0]
 
 
@@ -38,8 +38,8 @@ def refusal_in_time(whole: str, parts: Sequence[tuple[str, str]]) -> tuple[str, 
         return "", f"it takes more than {SECONDS:g} s to find out whether any text fits its expressions"
     except (OSError, subprocess.CalledProcessError) as error:
         return "", f"reading it failed ({type(error).__name__})"
-    said = json.loads(done.stdout)
-    return None if said is None else (str(said[0]), str(said[1]))
+    answer = json.loads(done.stdout)
+    return None if answer is None else (str(answer[0]), str(answer[1]))
 
 
 if __name__ == "__main__":

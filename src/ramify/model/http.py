@@ -219,8 +219,8 @@ class Transport:
             value = text = self.key.scrub(text)
         failed = isinstance(value, dict) and value.get("error") is not None and "choices" not in value
         if status >= 400 or failed:
-            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            raise self._reported(status, value, said, response)
+            body = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            raise self._reported(status, value, body, response)
         if not isinstance(value, dict):
             raise ProviderError("shape", f"{host} answers with a {type(value).__name__} instead of a JSON object")
         return value
@@ -236,7 +236,7 @@ class Transport:
             if isinstance(detail, dict) and detail.get(name):
                 detail = detail[name]
         page = re.search(r"(?is)^\s*<(?:!doctype\s+)?html.*?<title[^<>]*>([^<]*)<", text)
-        said = self._line(page[1] if page else detail if isinstance(detail, str) else text)
+        reason = self._line(page[1] if page else detail if isinstance(detail, str) else text)
         kind, final, again = "request", True, status in _AGAIN
         if status == 429:
             kind = "rate"
@@ -247,12 +247,12 @@ class Transport:
             kind = "server"
         elif status in (401, 403):
             kind = "auth"
-        elif status == 404 and "model" in said.lower():
+        elif status == 404 and "model" in reason.lower():
             kind = "model"
         elif status in (404, 405):
             host += response.url.path  # there may be no such address there
-        message = f"{host} answers {status}: {said}" if said else f"{host} answers {status}"
-        wait = asked_wait(response.headers) if again else None
+        message = f"{host} answers {status}: {reason}" if reason else f"{host} answers {status}"
+        wait = requested_wait(response.headers) if again else None
         if wait is not None and wait > self.limits.longest:
             message += f" (it requests a wait of {wait:.0f} s)"
         return ProviderError(kind, message, status=status, final=final and not again, again=again, wait=wait)
@@ -308,7 +308,7 @@ async def _close_at_end(client: httpx2.AsyncClient) -> AsyncGenerator[None, None
         await client.aclose()
 
 
-def asked_wait(headers: Mapping[str, str]) -> float | None:
+def requested_wait(headers: Mapping[str, str]) -> float | None:
     """Seconds that ``retry-after-ms`` or ``retry-after`` (seconds or a date) requests; None where it requests none or nonsense.
 
     A date is compared with the server's own ``date``, where it sends one: this machine's clock may be hours away from it.

@@ -89,21 +89,21 @@ class Layout:
         """See :class:`ramify.model.protocol.Model`."""
         if prefix.tokens is not None:
             return await self.inner.sample(prefix, n, settings, keys)
-        laid = self._lay(prefix)
-        completions = await self.inner.sample(laid.inside, n, self._settings(settings), keys)
-        return [self._told(completion, laid) for completion in completions]
+        prompt = self._prompt(prefix)
+        completions = await self.inner.sample(prompt.inside, n, self._settings(settings), keys)
+        return [self._remembered(completion, prompt) for completion in completions]
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :class:`ramify.model.streaming.StreamingModel`."""
         if prefix.tokens is not None:
             pieces = stream(self.inner, prefix, settings, key)
         else:
-            laid = self._lay(prefix)
-            pieces = stream(self.inner, laid.inside, self._settings(settings), key)
+            prompt = self._prompt(prefix)
+            pieces = stream(self.inner, prompt.inside, self._settings(settings), key)
         async with aclosing(pieces):
             async for piece in pieces:
                 if piece.completion is not None and prefix.tokens is None:
-                    piece = replace(piece, completion=self._told(piece.completion, laid))
+                    piece = replace(piece, completion=self._remembered(piece.completion, prompt))
                 yield piece
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
@@ -113,19 +113,19 @@ class Layout:
     def _settings(self, settings: Sampling) -> Sampling:
         return replace(settings, stop_tokens=(*settings.stop_tokens, *self.template.stop_tokens))
 
-    def _told(self, completion: Completion, laid: _Prompt) -> Completion:
+    def _remembered(self, completion: Completion, prompt: _Prompt) -> Completion:
         """The sample with its rendered prompt, remembered for a later request that contains it."""
-        assert laid.inside.tokens is not None
-        completion = replace(completion, head=laid.head)
-        said = assistant_node_parts(self.template, completion, head=laid.head)["text"]
-        self._replies[laid.place, _gist(said)] = completion
+        assert prompt.inside.tokens is not None
+        completion = replace(completion, head=prompt.head)
+        text = assistant_node_parts(self.template, completion, head=prompt.head)["text"]
+        self._replies[prompt.position, _gist(text)] = completion
         while len(self._replies) > self._limit:
             self._replies.popitem(last=False)
         data = dict(completion.data or {})
-        data["usage"] = {"prompt_tokens": len(laid.inside.tokens), **data.get("usage", {})}
-        return replace(completion, data=data, shown=laid.shown)
+        data["usage"] = {"prompt_tokens": len(prompt.inside.tokens), **data.get("usage", {})}
+        return replace(completion, data=data, shown=prompt.shown)
 
-    def _lay(self, prefix: Prefix) -> _Prompt:
+    def _prompt(self, prefix: Prefix) -> _Prompt:
         """Messages as tokens, one by one, the reply's header, and a hash of the position where the reply begins.
 
         Raises UserError on no messages, TooLongError, and whatever the template raises.
@@ -137,36 +137,36 @@ class Layout:
             texts = [*(message.text for message in prefix.messages), *(json.dumps(tool) for tool in prefix.tools)]
             check_room(self.tokenizer, texts, room, self.identity.name)
         template, messages = self._with_tools(prefix)
-        laid = self._rendered(template, messages) if isinstance(template, JinjaTemplate) else self._added(template, messages)
-        length = 0 if laid.inside.tokens is None else len(laid.inside.tokens)
+        prompt = self._rendered(template, messages) if isinstance(template, JinjaTemplate) else self._added(template, messages)
+        length = 0 if prompt.inside.tokens is None else len(prompt.inside.tokens)
         if room is not None and length >= room:
             raise TooLongError(f"the chat has {length} tokens; '{self.identity.name}' holds {room}, the reply included")
-        return replace(laid, asked=prefix.asked)
+        return replace(prompt, asked=prefix.asked)
 
     def _added(self, template: ChatTemplate, messages: Sequence[Message]) -> _Prompt:
         """By a template that adds each message to what it rendered before."""
         shown: list[TokenMessage] = []
-        place, after = hashlib.blake2b(digest_size=16), ""
+        position, after = hashlib.blake2b(digest_size=16), ""
         for message in messages:
-            laid = self._one(template, message, after, place.digest())
-            assert laid.tokens is not None
-            place.update(laid.tokens.tobytes())
-            shown.append(laid)
+            encoded = self._one(template, message, after, position.digest())
+            assert encoded.tokens is not None
+            position.update(encoded.tokens.tobytes())
+            shown.append(encoded)
             after = message.role
-        return _Prompt(tuple(shown), tuple(template.open("assistant", after)), place.digest())
+        return _Prompt(tuple(shown), tuple(template.open("assistant", after)), position.digest())
 
     def _rendered(self, template: JinjaTemplate, messages: Sequence[Message]) -> _Prompt:
         """By a template that renders the whole conversation, the past as it pleases."""
-        place, known = hashlib.blake2b(digest_size=16), list[Known]()
+        position, known = hashlib.blake2b(digest_size=16), list[Known]()
         for message in messages:
             text, pieces = message.text, tuple[RenderedPiece, ...]()
-            sampled = self._replies.get((place.digest(), _gist(text))) if message.role == "assistant" else None
+            sampled = self._replies.get((position.digest(), _gist(text))) if message.role == "assistant" else None
             if sampled is not None:
                 parts = assistant_node_parts(self.template, sampled, head=sampled.head)
                 text, pieces = parts["text"], (RenderedPiece(parts["tokens"], parts["text"], parts["sampled"], parts["ends"]),)
             known.append(Known(message.role, text, pieces))
-            told = _gist(text) if message.role == "assistant" else text
-            place.update(json.dumps([message.role, told]).encode())
+            content = _gist(text) if message.role == "assistant" else text
+            position.update(json.dumps([message.role, content]).encode())
         found = rendered(template, known)
         texts: list[tuple[int, str, str, list[int]]] = []
         for piece in found.pieces or [Reused(i, 0, 0, len(one.pieces[0].tokens)) for i, one in enumerate(known)]:
@@ -180,10 +180,10 @@ class Layout:
             tokens = source.tokens[piece.start : piece.end].tolist()
             if texts and texts[-1][0] == piece.message:
                 begun = texts.pop()
-                said = self.tokenizer.decode(
+                sampled_text = self.tokenizer.decode(
                     [token for token, sampled in zip(tokens, _sampled(source, piece), strict=True) if sampled]
                 )
-                texts.append((*begun[:2], begun[2] + said, [*begun[3], *tokens]))
+                texts.append((*begun[:2], begun[2] + sampled_text, [*begun[3], *tokens]))
             else:
                 texts.append((piece.message, known[piece.message].role, known[piece.message].text, tokens))
         shown = []
@@ -191,10 +191,10 @@ class Layout:
             whole = at >= 0 and text.strip() == known[at].text.strip()
             message = replace(messages[at], text=known[at].text) if whole else Message(role, text)
             shown.append(TokenMessage(message, np.array(ids, np.int32)))
-        return _Prompt(tuple(shown), found.header, place.digest())
+        return _Prompt(tuple(shown), found.header, position.digest())
 
-    def _one(self, template: ChatTemplate, message: Message, after: str, place: bytes) -> TokenMessage:
-        sampled = self._replies.get((place, _gist(message.text))) if message.role == "assistant" else None
+    def _one(self, template: ChatTemplate, message: Message, after: str, position: bytes) -> TokenMessage:
+        sampled = self._replies.get((position, _gist(message.text))) if message.role == "assistant" else None
         if sampled is not None:
             parts = assistant_node_parts(template, sampled, after=after)
             return TokenMessage(replace(message, text=parts["text"]), parts["tokens"], parts["ends"])
@@ -213,11 +213,11 @@ class Layout:
                 while len(self._templates) > 16:
                     self._templates.popitem(last=False)
             return self._templates[name], prefix.messages
-        told = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        description = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         first, rest = prefix.messages[0], prefix.messages[1:]
         if first.role == "system":
-            return self.template, (replace(first, text=f"{first.text}\n\n{told}"), *rest)
-        return self.template, (Message("system", told), *prefix.messages)
+            return self.template, (replace(first, text=f"{first.text}\n\n{description}"), *rest)
+        return self.template, (Message("system", description), *prefix.messages)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,15 +226,15 @@ class _Prompt:
 
     shown: tuple[TokenMessage, ...]
     head: tuple[int, ...]
-    place: bytes
+    position: bytes
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request, forwarded."""
 
     @cached_property
     def inside(self) -> Prefix:
         """The prompt for the inner model."""
-        laid = [one.tokens for one in self.shown if one.tokens is not None]
-        return Prefix(np.concatenate([*laid, np.array(self.head, np.int32)]), asked=self.asked)
+        tokens = [one.tokens for one in self.shown if one.tokens is not None]
+        return Prefix(np.concatenate([*tokens, np.array(self.head, np.int32)]), asked=self.asked)
 
 
 def _sampled(source: RenderedPiece, piece: Reused) -> list[bool]:
@@ -243,6 +243,6 @@ def _sampled(source: RenderedPiece, piece: Reused) -> list[bool]:
 
 def _gist(text: str) -> str:
     """A reply in one canonical form, however its calls were written."""
-    said, calls = split_reply(text)
+    content, calls = split_reply(text)
     made = [[call["function"]["name"], json.loads(call["function"]["arguments"])] for call in calls]
-    return json.dumps([said.strip(), made], sort_keys=True)
+    return json.dumps([content.strip(), made], sort_keys=True)

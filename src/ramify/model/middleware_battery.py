@@ -52,15 +52,15 @@ class _Probe:
 
 def _chat(*texts: str) -> Prefix:
     roles = ("user", "assistant")
-    said = (Message(roles[i % 2], text, {"name": "n"}) for i, text in enumerate(texts))
-    return Prefix(messages=(Message("system", "Be brief."), *said))
+    messages = (Message(roles[i % 2], text, {"name": "n"}) for i, text in enumerate(texts))
+    return Prefix(messages=(Message("system", "Be brief."), *messages))
 
 
 CHATS = (_chat("hello"), _chat("count", "one", "continue"), Prefix(messages=(Message("user", "?\x00\u202e<|end|>"),)))
 
 
-def _keys(n: int, place: int = 0) -> list[int]:
-    return [derive_key(0, "middleware", place, i) for i in range(n)]
+def _keys(n: int, index: int = 0) -> list[int]:
+    return [derive_key(0, "middleware", index, i) for i in range(n)]
 
 
 def _reply(messages: tuple[Message, ...], key: int) -> str:
@@ -75,13 +75,13 @@ class _Inside:
 
     fails: Exception | None = None
     waits: bool = False
-    asked: list[Prefix] = field(default_factory=list)
+    requests: list[Prefix] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     identity: Identity = field(default=Identity("inside", "w0"))
     capabilities: frozenset[str] = frozenset({"seeds", "batch_invariant"})
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
-        self.asked.append(prefix)
+        self.requests.append(prefix)
         if self.fails is not None:
             raise self.fails
         try:
@@ -135,13 +135,13 @@ def _model(probe: _Probe) -> Iterator[str]:
 
 def _transparent(probe: _Probe) -> Iterator[str]:
     """With nothing to do it changes no sample, and never what it was given."""
-    for place, chat in enumerate(CHATS):
+    for index, chat in enumerate(CHATS):
         before, inside = copy.deepcopy(chat.messages), _Inside()
         made = probe.make(inside)
-        found = probe.sample(made, chat, _keys(2, place))
+        found = probe.sample(made, chat, _keys(2, index))
         if chat.messages != before:
             yield "it changes the messages that it was given"
-        plain = probe.sample(_Inside(), chat, _keys(2, place))
+        plain = probe.sample(_Inside(), chat, _keys(2, index))
         same = [(d.text, d.stop) for d in found] == [(d.text, d.stop) for d in plain]
         if not same and not getattr(made, "rewrites", False):
             yield "with nothing to do it changes a sample"
@@ -187,7 +187,7 @@ def _cancelled(probe: _Probe) -> Iterator[str]:
 
     async def cancel() -> bool:
         task = asyncio.ensure_future(probe.make(waiting).sample(CHATS[0], 1, _SETTINGS, [1]))
-        while not waiting.asked:
+        while not waiting.requests:
             await asyncio.sleep(0.001)
         task.cancel()
         await asyncio.wait([task])
@@ -240,9 +240,9 @@ def _mixing(probe: _Probe) -> Iterator[str]:
     for own, (completion,) in zip(marks, probe.run(all_at_once()), strict=True):
         if own not in completion.text or any(mark in completion.text for mark in marks if mark != own):
             yield "the reply to one conversation went to another"
-    for asked in inside.asked:
-        said = " ".join(message.text for message in asked.messages)
-        if sum(mark in said for mark in marks) != 1:
+    for request in inside.requests:
+        text = " ".join(message.text for message in request.messages)
+        if sum(mark in text for mark in marks) != 1:
             yield "what the inner model was shown mixes conversations"
 
 

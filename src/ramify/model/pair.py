@@ -274,35 +274,33 @@ def same_tokenizer(one: Side, other: Side) -> None:
     a, b = one.tokenizer, other.tokenizer
     if a is None or b is None or a.hash == b.hash:
         return  # a side without one is warned of by the pair
-    said = f"{one.name} and {other.name} do not share a tokenizer"
+    why = f"{one.name} and {other.name} do not share a tokenizer"
     if not hasattr(a, "to_json") or not hasattr(b, "to_json"):
-        raise IncompatiblePairError(f"{said}: their hashes differ")
+        raise IncompatiblePairError(f"{why}: their hashes differ")
     first, second = (json.loads(side.to_json()) for side in (a, b))
     vocab = [_vocabulary(record) for record in (first, second)]
     for token in sorted(vocab[0].keys() & vocab[1].keys()):
         if vocab[0][token] != vocab[1][token]:
-            raise IncompatiblePairError(f"{said}: {token!r} is token {vocab[0][token]} in one and {vocab[1][token]} in the other")
+            raise IncompatiblePairError(f"{why}: {token!r} is token {vocab[0][token]} in one and {vocab[1][token]} in the other")
     ids = [{number: token for token, number in words.items()} for words in vocab]
     for number in sorted(ids[0].keys() & ids[1].keys()):
         if ids[0][number] != ids[1][number]:
-            raise IncompatiblePairError(
-                f"{said}: token {number} is {ids[0][number]!r} in one and {ids[1][number]!r} in the other"
-            )
+            raise IncompatiblePairError(f"{why}: token {number} is {ids[0][number]!r} in one and {ids[1][number]!r} in the other")
     merges = [record.get("model", {}).get("merges") or [] for record in (first, second)]
     for i, (left, right) in enumerate(zip(*merges, strict=False)):
         if _merge(left) != _merge(right):
-            raise IncompatiblePairError(f"{said}: merge {i} is {_merge(left)} in one and {_merge(right)} in the other")
+            raise IncompatiblePairError(f"{why}: merge {i} is {_merge(left)} in one and {_merge(right)} in the other")
     if len(merges[0]) != len(merges[1]):
-        raise IncompatiblePairError(f"{said}: one has {len(merges[0])} merges, the other {len(merges[1])}")
+        raise IncompatiblePairError(f"{why}: one has {len(merges[0])} merges, the other {len(merges[1])}")
     models = [record.get("model", {}) for record in (first, second)]
     pieces = [dict(model["vocab"]) if isinstance(model.get("vocab"), list) else {} for model in models]  # unigram: (piece, score)
     if any(pieces[0][piece] != pieces[1][piece] for piece in pieces[0].keys() & pieces[1].keys()):
-        raise IncompatiblePairError(f"{said}: the scores of their pieces differ, so they split text differently")
+        raise IncompatiblePairError(f"{why}: the scores of their pieces differ, so they split text differently")
     pairs = [(part, first.get(part), second.get(part)) for part in ("normalizer", "pre_tokenizer")]
     pairs += [(name, models[0].get(name) or None, models[1].get(name) or None) for name in _SPLITTING]
     for name, left, right in pairs:
         if left != right:
-            raise IncompatiblePairError(f"{said}: their '{name}' differs, so they split text differently")
+            raise IncompatiblePairError(f"{why}: their '{name}' differs, so they split text differently")
 
 
 def _vocabulary(record: dict[str, Any]) -> dict[str, int]:

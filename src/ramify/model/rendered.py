@@ -103,20 +103,20 @@ def rendered(template: JinjaTemplate, messages: Sequence[Known]) -> Rendered:
     Text inside a message that spells a special token is encoded as text, so content cannot forge a message border. Raises NeedsError
     where the template refuses the messages.
     """
-    told = template.in_openai_form((message.role, message.text) for message in messages)
-    text = template.whole(told)
+    conversation = template.in_openai_form((message.role, message.text) for message in messages)
+    text = template.whole(conversation)
     tokenizer = template.tokenizer
     pieces = [piece for message in messages for piece in message.pieces]
     if pieces and all(message.pieces for message in messages):
         path = tokenizer.decode(np.concatenate([piece.tokens for piece in pieces]).tolist())
         if text.startswith(path):
-            forged = any(template.spells_special(str(message.get("content"))) for message in told)
-            cuts = _located(template, told, text)[1] if forged else []
+            forged = any(template.spells_special(str(message.get("content"))) for message in conversation)
+            cuts = _located(template, conversation, text)[1] if forged else []
             return Rendered(None, tuple(_encoded(tokenizer, text, len(path), len(text), cuts)[0]))
-    body = template.whole(told, add_generation_prompt=False)
+    body = template.whole(conversation, add_generation_prompt=False)
     body = body if text.startswith(body) else text
-    located, cuts = _located(template, told, text)
-    regions = _regions(tokenizer, messages, told, located, body)
+    located, cuts = _located(template, conversation, text)
+    regions = _regions(tokenizer, messages, conversation, located, body)
     made = _assembled(tokenizer, messages, regions, located, body, cuts)
     return Rendered(tuple(made), tuple(_encoded(tokenizer, text, len(body), len(text), cuts)[0]))
 
@@ -145,35 +145,37 @@ class _Located:
     first: int
 
 
-def _located(template: JinjaTemplate, told: Sequence[Mapping[str, Any]], text: str) -> tuple[dict[int, _Located], list[int]]:
+def _located(
+    template: JinjaTemplate, conversation: Sequence[Mapping[str, Any]], text: str
+) -> tuple[dict[int, _Located], list[int]]:
     """Where each message's content is in the rendering ``text``, and where special tokens that content spells are cut in two.
 
     Found by a second rendering with a private character inside each content. A template that looks at what it marks (the end of a tag)
     is given marks elsewhere, or none; NeedsError where a content that none can be put in spells a special token.
     """
-    together = _marked(template, told, [(i, "last") for i in range(len(told))], text)
+    together = _marked(template, conversation, [(i, "last") for i in range(len(conversation))], text)
     if together is not None:
-        return _spread(told, together[0], text), together[1]
+        return _spread(conversation, together[0], text), together[1]
     positions: dict[int, int] = {}
     cuts: list[int] = []
-    for i, message in enumerate(told):  # some mark changes what is rendered: find which
-        tried = (_marked(template, told, [(i, place)], text) for place in ("last", "first", ""))
+    for i, message in enumerate(conversation):  # some mark changes what is rendered: find which
+        tried = (_marked(template, conversation, [(i, where)], text) for where in ("last", "first", ""))
         found = next((one for one in tried if one is not None), None)
         if found is None:
             raise NeedsError(f"{template.name} changes with a special token's text inside a '{message['role']}' message")
         positions |= found[0]
         cuts += found[1]
-    return _spread(told, positions, text), sorted(set(cuts))
+    return _spread(conversation, positions, text), sorted(set(cuts))
 
 
 def _marked(
-    template: JinjaTemplate, told: Sequence[Mapping[str, Any]], places: Sequence[tuple[int, str]], text: str
+    template: JinjaTemplate, conversation: Sequence[Mapping[str, Any]], spots: Sequence[tuple[int, str]], text: str
 ) -> tuple[dict[int, int], list[int]] | None:
     """Positions in ``text`` of the marked characters by message, and of the cuts; None where the marks change the rendering."""
-    marked = [dict(message) for message in told]
-    for i, place in places:
-        content = str(told[i].get("content") or "")
-        at = _markable(content, place)
+    marked = [dict(message) for message in conversation]
+    for i, where in spots:
+        content = str(conversation[i].get("content") or "")
+        at = _markable(content, where)
         marks = [] if at is None else [(at, chr(_FIRST + i % _MARKS))]
         marked[i]["content"] = _with(content, [*marks, *_cuts_of(template, content)])
         if "tool_calls" in marked[i]:
@@ -182,7 +184,7 @@ def _marked(
         shown = template.whole(marked)
     except NeedsError:
         return None
-    names = {_FIRST + i % _MARKS: i for i, _ in places}
+    names = {_FIRST + i % _MARKS: i for i, _ in spots}
     positions: dict[int, int] = {}
     cuts: list[int] = []
     plain: list[str] = []
@@ -207,12 +209,12 @@ def _cuts_of(template: JinjaTemplate, content: str) -> list[tuple[int, str]]:
     return [(at, _CUT) for at in template.spells_special(content)]
 
 
-def _markable(content: str, place: str) -> int | None:
+def _markable(content: str, where: str) -> int | None:
     """Before which character of ``content`` a mark goes: the last that is not space, or the first. None where there is no such place."""
     full = content.rstrip()
-    if not full or not place:
+    if not full or not where:
         return None
-    return len(full) - 1 if place == "last" else len(content) - len(content.lstrip())
+    return len(full) - 1 if where == "last" else len(content) - len(content.lstrip())
 
 
 def _everywhere(value: Any, change: Callable[[str], str]) -> Any:
@@ -224,11 +226,11 @@ def _everywhere(value: Any, change: Callable[[str], str]) -> Any:
     return [_everywhere(item, change) for item in value] if isinstance(value, list) else value
 
 
-def _spread(told: Sequence[Mapping[str, Any]], positions: Mapping[int, int], text: str) -> dict[int, _Located]:
+def _spread(conversation: Sequence[Mapping[str, Any]], positions: Mapping[int, int], text: str) -> dict[int, _Located]:
     """As much of each content as ``text`` shows around the marked place."""
     found = {}
     for i, position in positions.items():
-        content = str(told[i]["content"])
+        content = str(conversation[i]["content"])
         last = _markable(content, "last")
         at = last if last is not None and text[position] == content[last] else _markable(content, "first")
         assert at is not None
@@ -251,33 +253,36 @@ def _common(one: Any, other: Any) -> int:
 def _regions(
     tokenizer: Tokenizer,
     messages: Sequence[Known],
-    told: Sequence[Mapping[str, Any]],
+    conversation: Sequence[Mapping[str, Any]],
     located: Mapping[int, _Located],
     body: str,
 ) -> list[_Region]:
     """The stretches of ``body`` that pieces of the messages say, in the order of ``body``, none overlapping another."""
     cores: list[tuple[_Region, np.ndarray, str]] = []
-    for i, place in located.items():
-        if not messages[i].text.startswith(str(told[i]["content"])):
+    for i, location in located.items():
+        if not messages[i].text.startswith(str(conversation[i]["content"])):
             continue  # the content is not the message's text: calls were taken out of it
         offset = 0
         for j, piece in enumerate(messages[i].pieces):
-            first, last = max(place.first, offset), min(place.first + place.end - place.start, offset + len(piece.text))
-            core = _core(tokenizer, piece, first - offset, last - offset, body, place.start + first - place.first)
+            first, last = (
+                max(location.first, offset),
+                min(location.first + location.end - location.start, offset + len(piece.text)),
+            )
+            core = _core(tokenizer, piece, first - offset, last - offset, body, location.start + first - location.first)
             if core is not None:
-                region, ends, says = core
+                region, ends, decoded = core
                 region.message = i
                 region.reused = Reused(i, j, region.reused.start, region.reused.end) if region.reused else None
-                cores.append((region, ends, says))
+                cores.append((region, ends, decoded))
             offset += len(piece.text)
     cores.sort(key=lambda core: core[0].start)
     regions: list[_Region] = []
-    for k, (region, ends, says) in enumerate(cores):
+    for k, (region, ends, decoded) in enumerate(cores):
         left = regions[-1].end if regions else 0
         right = cores[k + 1][0].start if k + 1 < len(cores) else len(body)
         if region.start < left:
             continue
-        _grow(region, ends, says, body, left, right, whole=located[region.message].first == 0)
+        _grow(region, ends, decoded, body, left, right, whole=located[region.message].first == 0)
         regions.append(region)
     return regions
 
@@ -292,12 +297,12 @@ def _core(
     if first >= last:
         return None
     ids = piece.tokens.tolist()
-    says, ends = tokenizer.decode(ids), tokenizer.ends(ids)
+    decoded, ends = tokenizer.decode(ids), tokenizer.ends(ids)
     if piece.sampled is not None and piece.sampled.any():
         opening = int(np.argmax(piece.sampled))
     else:
         opening = 0 if piece.ends is None else int(np.argmax(piece.ends > 0))
-    begins = says.find(piece.text, int(ends[opening - 1]) if opening else 0)
+    begins = decoded.find(piece.text, int(ends[opening - 1]) if opening else 0)
     if begins < 0:
         return None
     starts = np.concatenate([[0], ends[:-1]])
@@ -310,23 +315,23 @@ def _core(
             start -= 1  # bytes of a character that the next token ends
     shift = at - begins - first
     region = _Region(int(starts[start]) + shift, int(ends[end - 1]) + shift, 0, Reused(0, 0, start, end))
-    if body[region.start : region.end] != says[starts[start] : ends[end - 1]]:
+    if body[region.start : region.end] != decoded[starts[start] : ends[end - 1]]:
         return None
-    return region, ends, says
+    return region, ends, decoded
 
 
-def _grow(region: _Region, ends: np.ndarray, says: str, body: str, left: int, right: int, whole: bool) -> None:
+def _grow(region: _Region, ends: np.ndarray, decoded: str, body: str, left: int, right: int, whole: bool) -> None:
     """Take in the piece's tokens around, the template's, as far as ``body`` says the same between ``left`` and ``right``."""
     assert region.reused is not None
     start, end = region.reused.start, region.reused.end
     while end < len(ends):
-        more = says[ends[end - 1] : ends[end]]
+        more = decoded[ends[end - 1] : ends[end]]
         if region.end + len(more) > right or not body.startswith(more, region.end):
             break
         region.end += len(more)
         end += 1
     while start > 0 and whole:
-        more = says[(ends[start - 2] if start > 1 else 0) : ends[start - 1]]
+        more = decoded[(ends[start - 2] if start > 1 else 0) : ends[start - 1]]
         if region.start - len(more) < left or body[region.start - len(more) : region.start] != more:
             break
         region.start -= len(more)

@@ -204,8 +204,8 @@ class ScriptedModel:
             length, stop = settings.max_tokens, "length"
         if settings.stop_texts or settings.until or set(settings.stop_tokens) - {_END_ID}:
             for count in range(1, min(length, len(completion.text)) + 1):
-                said = completion.text[:count]
-                texts = any(said.endswith(text) for text in settings.stop_texts)
+                kept = completion.text[:count]
+                texts = any(kept.endswith(text) for text in settings.stop_texts)
                 if (
                     texts
                     or int(completion.tokens[count - 1]) in settings.stop_tokens

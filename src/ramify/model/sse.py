@@ -87,12 +87,12 @@ class _Slot:
 
     @property
     def text(self) -> str:
-        return "".join(place[name] for _, place, name in self.pieces)
+        return "".join(holder[name] for _, holder, name in self.pieces)
 
     def put(self, text: str) -> None:
         """Say ``text`` in the first piece and nothing in the others; log-probs would spell what was there."""
-        for at, (_, place, name) in enumerate(self.pieces):
-            place[name] = "" if at else text
+        for at, (_, holder, name) in enumerate(self.pieces):
+            holder[name] = "" if at else text
         for choice in self.choices:
             if choice.get("logprobs") is not None:
                 choice["logprobs"] = None
@@ -112,18 +112,18 @@ class Withheld:
         self._slots: dict[tuple[str, ...], _Slot] = {}
         self._count = 0  # events that have passed
 
-    def push(self, event: bytes, told: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
-        """The events that may pass after ``event``, whose JSON is ``told``."""
+    def push(self, event: bytes, value: dict[str, Any]) -> list[tuple[bytes, dict[str, Any]]]:
+        """The events that may pass after ``event``, whose JSON is ``value``."""
         if not self.secret.hidden:
-            return [(event, told)]
+            return [(event, value)]
         number = self._count + len(self._waiting)
-        clean = self.secret.scrubbed(told)
-        if clean is not told:
+        clean = self.secret.scrubbed(value)
+        if clean is not value:
             self._changed.add(number)
         self._waiting.append((event, clean))
-        for key, place, name, choice in _texts_of(clean):
+        for key, holder, name, choice in _texts_of(clean):
             slot = self._slots.setdefault(key, _Slot())
-            slot.pieces.append((number, place, name))
+            slot.pieces.append((number, holder, name))
             slot.choices.append(choice)
             self._look(key, slot)
         return self._pass(min((slot.pieces[0][0] for slot in self._slots.values()), default=number + 1))
@@ -146,8 +146,8 @@ class Withheld:
             slot.put(clean)
             text = clean
         begun, length = self.secret.begun(text), len(text)
-        while slot.pieces and (begun == 0 or length - len(_said(slot.pieces[0])) >= begun):
-            length -= len(_said(slot.pieces.pop(0)))
+        while slot.pieces and (begun == 0 or length - len(_piece_text(slot.pieces[0])) >= begun):
+            length -= len(_piece_text(slot.pieces.pop(0)))
             slot.choices.pop(0)
         if not slot.pieces:
             del self._slots[key]
@@ -156,12 +156,14 @@ class Withheld:
         going, self._waiting = self._waiting[: until - self._count], self._waiting[until - self._count :]
         numbers = range(self._count, self._count + len(going))
         self._count += len(going)
-        found = [(as_event(told) if n in self._changed else event, told) for n, (event, told) in zip(numbers, going, strict=True)]
+        found = [
+            (as_event(value) if n in self._changed else event, value) for n, (event, value) in zip(numbers, going, strict=True)
+        ]
         self._changed.difference_update(numbers)
         return found
 
 
-def _said(piece: tuple[int, dict[str, Any], str]) -> str:
+def _piece_text(piece: tuple[int, dict[str, Any], str]) -> str:
     text: str = piece[1][piece[2]]
     return text
 
@@ -173,10 +175,10 @@ def _texts_of(event: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[
         if not isinstance(choice, dict):
             continue
         at, delta = choice.get("index", 0), choice.get("delta")
-        for place in (choice, delta) if isinstance(delta, dict) else (choice,):
-            for name, value in place.items():
+        for holder in (choice, delta) if isinstance(delta, dict) else (choice,):
+            for name, value in holder.items():
                 if isinstance(value, str) and name not in ("role", "finish_reason"):
-                    yield (str(at), name), place, name, choice
+                    yield (str(at), name), holder, name, choice
         calls = delta.get("tool_calls") if isinstance(delta, dict) else None
         for call in calls if isinstance(calls, list) else ():
             function = call.get("function") if isinstance(call, dict) else None
@@ -206,9 +208,9 @@ class Heard:
     def take(self, event: Mapping[str, Any]) -> list[tuple[int, str]]:
         """The new text of each choice in ``event``. Raises ProviderError on an error it reports, and on a malformed chunk."""
         if event.get("error") is not None:
-            said = event["error"]
-            said = said.get("message", said) if isinstance(said, dict) else said
-            raise ProviderError("server", f"{self.host} broke the stream off: {str(said)[:300]}")
+            message = event["error"]
+            message = message.get("message", message) if isinstance(message, dict) else message
+            raise ProviderError("server", f"{self.host} broke the stream off: {str(message)[:300]}")
         self.id = self.id or str(event.get("id") or "")[:200]
         self.usage = event.get("usage") or self.usage
         self.who = self.who or wire.who_answers(event)

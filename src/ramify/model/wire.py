@@ -43,8 +43,8 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         following = messages[at + 1].role if at + 1 < len(messages) else ""
         calls = _calls_of(message) if message.role == "assistant" and following == "tool" else []
         if calls:
-            said = message.text[: min([len(message.text), *(call.char_span[0] for call in parse_tool_calls(message.text))])]
-            sent.append({"role": "assistant", "content": clean(said) or None, "tool_calls": calls})
+            text = message.text[: min([len(message.text), *(call.char_span[0] for call in parse_tool_calls(message.text))])]
+            sent.append({"role": "assistant", "content": clean(text) or None, "tool_calls": calls})
             waiting = [call["id"] for call in calls]
         else:
             sent.append({"role": "user" if message.role == "tool" else message.role, "content": clean(message.text)})

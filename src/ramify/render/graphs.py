@@ -68,7 +68,7 @@ def graph_svg(states: Sequence[State], moves: Sequence[StateMove], title: str, s
     gap = 60.0 if tallest <= 5 else 46.0 if tallest <= 8 else 34.0 if tallest <= 16 else 26.0
     height = (tallest - 1) * gap
     most = max(state.visits for state in states)
-    places = {
+    positions = {
         name: (_MARGIN + 8 + i * column, _HEAD + 34 + height / 2 + (j - (len(layer) - 1) / 2) * gap)
         for i, layer in enumerate(layers.values())
         for j, name in enumerate(layer)
@@ -83,9 +83,10 @@ def graph_svg(states: Sequence[State], moves: Sequence[StateMove], title: str, s
     )
     # Heavy moves are drawn first, so that rare ones stay visible on top of them.
     edges = "".join(
-        _move(move, places, radius, saturation, busiest) for move in sorted(moves, key=lambda m: (-m.visits, m.source, m.target))
+        _move(move, positions, radius, saturation, busiest)
+        for move in sorted(moves, key=lambda m: (-m.visits, m.source, m.target))
     )
-    nodes = "".join(_state(state, *places[state.id], radius[state.id]) for state in states)
+    nodes = "".join(_state(state, *positions[state.id], radius[state.id]) for state in states)
     bottom = _HEAD + 34 + height
     legend, last = flow(_legend_items(saturation, busiest), _MARGIN, bottom + 58, width - 2 * _MARGIN)
     merged = sum(state.visits for state in states if not state.outcome)
@@ -96,10 +97,10 @@ def graph_svg(states: Sequence[State], moves: Sequence[StateMove], title: str, s
     return frame(width, last + 16, title, description, heads + edges + nodes + legend)
 
 
-def _column_name(place: int, depth: int, layer: Sequence[State]) -> str:
+def _column_name(column: int, depth: int, layer: Sequence[State]) -> str:
     if all(state.outcome for state in layer):
         return "end"
-    return "start" if depth == 0 else f"step {depth}" if place == 1 else f"{depth}"
+    return "start" if depth == 0 else f"step {depth}" if column == 1 else f"{depth}"
 
 
 def _layers(states: Sequence[State], moves: Sequence[StateMove]) -> dict[int, list[str]]:
@@ -114,25 +115,25 @@ def _layers(states: Sequence[State], moves: Sequence[StateMove]) -> dict[int, li
     for sweep in range(4):
         depths = list(layers) if sweep % 2 == 0 else list(layers)[::-1]
         for depth in depths:
-            place = {name: j - (len(layer) - 1) / 2 for layer in layers.values() for j, name in enumerate(layer)}
-            pull = {name: _mean_place(near[name], place, place[name]) for name in layers[depth]}
+            positions = {name: j - (len(layer) - 1) / 2 for layer in layers.values() for j, name in enumerate(layer)}
+            pull = {name: _mean_position(near[name], positions, positions[name]) for name in layers[depth]}
             layers[depth].sort(key=lambda name, pull=pull: (pull[name], name))  # type: ignore[misc]
     return layers
 
 
-def _mean_place(neighbours: Sequence[tuple[str, int]], place: Mapping[str, float], default: float) -> float:
+def _mean_position(neighbours: Sequence[tuple[str, int]], positions: Mapping[str, float], default: float) -> float:
     weight = sum(visits for _, visits in neighbours)
-    return sum(place[name] * visits for name, visits in neighbours) / weight if weight else default
+    return sum(positions[name] * visits for name, visits in neighbours) / weight if weight else default
 
 
 def _move(
     move: StateMove,
-    places: Mapping[str, tuple[float, float]],
+    positions: Mapping[str, tuple[float, float]],
     radius: Mapping[str, float],
     scale: float,
     busiest: int,
 ) -> str:
-    (x1, y1), (x2, y2) = places[move.source], places[move.target]
+    (x1, y1), (x2, y2) = positions[move.source], positions[move.target]
     size = 1.2 + 6.8 * math.sqrt(move.visits / busiest)
     r1 = radius[move.source]
     if move.source == move.target:

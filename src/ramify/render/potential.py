@@ -80,9 +80,9 @@ def potential_svg(shown: Potential, width: float = 860) -> str:
     keys = [(_bar_of(kind, 5, -10, 4) + label(16, 0, name), 16 + text_width(name)) for kind, name in kinds]
     legend, last = flow(keys, _LEFT, top + 2, width - _LEFT)
     falls = [s for s in shown.spots if s.kind == "cliff"]
-    told = "; ".join(f"token {s.t} {clip(shown.tokens[s.t - 1], 20)!r}: {s.note}" for s in falls) or "no cliff"
+    summary = "; ".join(f"token {s.t} {clip(shown.tokens[s.t - 1], 20)!r}: {s.note}" for s in falls) or "no cliff"
     return frame(
-        width, last + 14, shown.title, f"Potential over {plural(len(shown.tokens), 'token')}. {told}.", "".join(body) + legend
+        width, last + 14, shown.title, f"Potential over {plural(len(shown.tokens), 'token')}. {summary}.", "".join(body) + legend
     )
 
 
@@ -151,8 +151,8 @@ def _line(row: list[tuple[int, str]], top: float, shown: Potential, spots: dict[
         + label(_LEFT - 6, bottom - share * _CHART + 4, f"{100 * share:.0f} %", "soft end num")
         for share in (0.0, 0.5, 1.0)
     )
-    first, behind = (bisect_left(shown.estimates, t, key=lambda e: e.t) for t in (row[0][0] - 1, row[-1][0] + 1))
-    known, before = list(shown.estimates[first:behind]), shown.estimates[first - 1] if first else None
+    first, after = (bisect_left(shown.estimates, t, key=lambda e: e.t) for t in (row[0][0] - 1, row[-1][0] + 1))
+    known, before = list(shown.estimates[first:after]), shown.estimates[first - 1] if first else None
     if before is not None and (not known or known[0].t > row[0][0] - 1):
         ends[before.t] = _LEFT  # the line comes in from the one above
         known.insert(0, before)

@@ -174,17 +174,17 @@ class _Lines(_Told):
 
     def begin(self, total: float, done: float = 0, phase: str = "", unit: str = "") -> None:
         super().begin(total, done, phase, unit)
-        self._tell(LINES)
+        self._report(LINES)
 
     def at(self, done: float, note: str = "", phase: str = "") -> None:
         super().at(done, note, phase)
-        self._tell(LINES)
+        self._report(LINES)
 
     def end(self) -> None:
         if self.last:
-            self._tell(0.0)
+            self._report(0.0)
 
-    def _tell(self, least: float) -> None:
+    def _report(self, least: float) -> None:
         after = self.clock() - self.start
         if after - self.last >= least and after > 0:
             self.last = after

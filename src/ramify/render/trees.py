@@ -57,11 +57,11 @@ def tree_svg(steps: Sequence[TreeStep], title: str, scale: float | None = None) 
     def at(step: TreeStep) -> tuple[float, float]:
         return _MARGIN + 8 + depth[step.id] * column, _HEAD + 12 + row[step.id] * height
 
-    places = {step.id: at(step) for step in steps}
+    positions = {step.id: at(step) for step in steps}
     width = max(_MARGIN * 2 + deepest * column + 90, 820.0)
     bottom = _HEAD + 12 + (len(leaves) - 1) * height
-    edges = "".join(_edge(places[step.parent], places[step.id]) for step in steps if step.parent is not None)
-    nodes = "".join(_step(step, *places[step.id], saturation, len(children[step.id])) for step in steps)
+    edges = "".join(_edge(positions[step.parent], positions[step.id]) for step in steps if step.parent is not None)
+    nodes = "".join(_step(step, *positions[step.id], saturation, len(children[step.id])) for step in steps)
     legend, last = flow(_legend_items(saturation), _MARGIN, bottom + 40, width - 2 * _MARGIN)
     counts = {name: sum(step.outcome == name for step in leaves) for name in ("success", "failure", "cut")}
     forks = sum(len(children[step.id]) > 1 for step in steps)

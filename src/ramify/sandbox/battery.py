@@ -229,9 +229,9 @@ async def _sessions(probe: _Probe) -> AsyncIterator[str]:
         value = await session.call("add", 1)
         if not first.ok or value.value != 21:
             yield f"Python state does not last from call to call ({first.error or value.error})"
-        asked = await session.execute("import ramify_host; ramify_host.call('double', {'x': x})")
-        if asked.value != 40:
-            yield f"a host function is not reached ({asked.error})"
+        reply = await session.execute("import ramify_host; ramify_host.call('double', {'x': x})")
+        if reply.value != 40:
+            yield f"a host function is not reached ({reply.error})"
         unlisted = await session.execute("ramify_host.call('triple', {'x': x})")
         if unlisted.reason != "error":
             yield "a host function that was not listed can be called"

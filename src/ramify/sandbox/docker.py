@@ -49,14 +49,14 @@ class DockerSandbox(CommandRunner):
         """The engine's version. Raises NeedsError with the reason when there is no client, no engine or no image."""
         if shutil.which(self.engine) is None:
             raise NeedsError(f"the program '{self.engine}' is not installed")
-        version = self._ask("version", "--format", "{{.Server.Version}}")
+        version = self._docker("version", "--format", "{{.Server.Version}}")
         if version.returncode:
             raise NeedsError(f"no {self.engine} engine answers ({_last_line(version.stderr)})")
-        if self._ask("image", "inspect", self.image).returncode:
+        if self._docker("image", "inspect", self.image).returncode:
             raise NeedsError(f"the engine has no image '{self.image}': {self.engine} pull {self.image}")
         return version.stdout.strip()
 
-    def _ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def _docker(self, *words: str) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run([self.engine, *words], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
@@ -106,8 +106,8 @@ class DockerSandbox(CommandRunner):
         if limits.cpu_seconds is not None:
             words += ["--ulimit", f"cpu={math.ceil(limits.cpu_seconds)}"]
         words += ["--tmpfs", f"{_WORK}:{scratch}", "--tmpfs", f"/tmp:{scratch}", "--workdir", _WORK]
-        for source, place in mounts:
-            words += ["--mount", f"type=bind,source={source},target={place},readonly"]
+        for source, target in mounts:
+            words += ["--mount", f"type=bind,source={source},target={target},readonly"]
         return [*words, self.image, "cat"]
 
     def exec_arguments(self, name: str, command: Command, channel: bool = False) -> list[str]:
@@ -173,8 +173,8 @@ class DockerSandbox(CommandRunner):
                     if await client.stdout.readline() == b"ready\n":
                         yield name
                         return
-            said = _last_line((await client.communicate())[1].decode(errors="replace")) if client.returncode else "no answer"
-            raise InfrastructureError("sandbox", f"the container did not start: {said}")
+            reason = _last_line((await client.communicate())[1].decode(errors="replace")) if client.returncode else "no answer"
+            raise InfrastructureError("sandbox", f"the container did not start: {reason}")
         finally:
             client.stdin.close()  # cat ends, and the container with it
             await asyncio.shield(self._end(name, client))
@@ -273,13 +273,15 @@ class _Worker:
 
     @classmethod
     async def started(cls, sandbox: DockerSandbox, name: str, command: Command) -> _Worker:
-        ours, theirs = socket.socketpair()
+        host_end, client_end = socket.socketpair()
         read, write = os.pipe2(os.O_CLOEXEC)
         words = sandbox.exec_arguments(name, _python3(command), channel=True)
-        with theirs:
-            client = await asyncio.create_subprocess_exec(*words, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=write)
+        with client_end:
+            client = await asyncio.create_subprocess_exec(
+                *words, stdin=client_end.fileno(), stdout=client_end.fileno(), stderr=write
+            )
         os.close(write)
-        return cls(sandbox, name, client, ours, Drain(read, command.limits.output_bytes))
+        return cls(sandbox, name, client, host_end, Drain(read, command.limits.output_bytes))
 
     async def open_channel(self) -> Channel:
         return await Channel.over(self._end)

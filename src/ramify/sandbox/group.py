@@ -62,8 +62,8 @@ def _home(pid: int) -> Home | None:
         try:
             with open(os.devnull, "rb") as nothing:
                 moved = subprocess.run(
-                    ["sh", "-c", f'for fd in {" ".join(map(str, group.doors))}; do echo 0 > /proc/self/fd/$fd || exit 1; done'],
-                    pass_fds=group.doors, stdin=nothing, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=10,
+                    ["sh", "-c", f'for fd in {" ".join(map(str, group.entries))}; do echo 0 > /proc/self/fd/$fd || exit 1; done'],
+                    pass_fds=group.entries, stdin=nothing, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=10,
                 )  # fmt: skip
             if moved.returncode == 0:
                 return home
@@ -83,12 +83,12 @@ def _candidates() -> Iterator[Home]:
     mounts: dict[str, Path] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            place, _, about = line.partition(" - ")
+            mount, _, about = line.partition(" - ")
             kind, _, options = about.split(" ", 2)
             if kind == "cgroup2":
-                mounts["2"] = Path(place.split()[4])
+                mounts["2"] = Path(mount.split()[4])
             elif kind == "cgroup":
-                mounts |= dict.fromkeys(set(options.split(",")) & {"memory", "cpuacct"}, Path(place.split()[4]))
+                mounts |= dict.fromkeys(set(options.split(",")) & {"memory", "cpuacct"}, Path(mount.split()[4]))
     if "2" in mounts and "2" in own:
         here = mounts["2"] / own["2"].lstrip("/")
         for folder in (here, *here.parents):
@@ -117,10 +117,10 @@ def _sweep(folder: Path) -> None:
 
 
 class ControlGroup:
-    """One command's group. ``doors``: descriptors to which its first process writes ``0`` to enter. Raises OSError where none can be made."""
+    """One command's group. ``entries``: descriptors to which its first process writes ``0`` to enter. Raises OSError where none can be made."""
 
     def __init__(self, home: Home, limits: Limits) -> None:
-        self._home, self.doors = home, list[int]()
+        self._home, self.entries = home, list[int]()
         name = f"ramify-{os.getpid()}-{next(_numbers)}"
         self._folders = [folder / name for folder in (home.memory, home.time) if folder is not None]
         most = str(limits.memory_bytes + limits.disk_bytes + BESIDE)
@@ -141,7 +141,7 @@ class ControlGroup:
                 with contextlib.suppress(OSError):  # where swap is accounted
                     self._set("memory.memsw.limit_in_bytes", most)
             for folder in self._folders:
-                self.doors.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+                self.entries.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except OSError:
             self.close()
             raise
@@ -177,9 +177,9 @@ class ControlGroup:
 
     def close(self) -> None:
         """Remove it; what of it has not quite ended yet is waited for, briefly, and swept later."""
-        for door in self.doors:
-            os.close(door)
-        self.doors.clear()
+        for entry in self.entries:
+            os.close(entry)
+        self.entries.clear()
         for folder in self._folders:
             for _ in range(4):
                 try:

@@ -35,19 +35,19 @@ class ForkServer:
 
     def __init__(self, readable: tuple[str, ...], namespaces: bool) -> None:
         self.namespaces = namespaces
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        host_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = json.dumps({"readable": list(readable), "namespaces": namespaces, "inside": str(INSIDE)})
         root = str(Path(__file__).parents[2])
-        with theirs:
+        with server_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", "-c", _BOOT, root, str(theirs.fileno()), config],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env={}, cwd="/",
+                [sys.executable, "-I", "-S", "-X", "utf8", "-c", _BOOT, root, str(server_end.fileno()), config],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[server_end.fileno()], env={}, cwd="/",
                 start_new_session=True,
             )  # fmt: skip
-        self._door, self._lock = ours, threading.Lock()
-        self._door.settimeout(_START_SECONDS)
+        self._socket, self._lock = host_end, threading.Lock()
+        self._socket.settimeout(_START_SECONDS)
         try:
-            hello = json.loads(self._door.recv(65536) or b'{"failed": "the sandbox server did not start"}')
+            hello = json.loads(self._socket.recv(65536) or b'{"failed": "the sandbox server did not start"}')
         except TimeoutError:
             hello = {"failed": "the sandbox server did not answer"}
         self.failed: str = hello.get("failed", "")
@@ -60,18 +60,18 @@ class ForkServer:
 
     def box(self, request: dict[str, Any]) -> socket.socket:
         """Request a box; commands go to the socket returned, and the box ends when it closes."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._lock:
+        host_end, box_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with box_end, self._lock:
             try:
-                socket.send_fds(self._door, [json.dumps(request).encode()], [theirs.fileno()])
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [box_end.fileno()])
             except OSError as error:
-                ours.close()
+                host_end.close()
                 raise InfrastructureError("sandbox", f"the sandbox server is gone ({error})") from None
-        return ours
+        return host_end
 
     def close(self) -> None:
         """End the server and with it every box."""
-        self._door.close()
+        self._socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
             return
@@ -149,35 +149,35 @@ class Running:
     """A command handed to a box: its descriptors on this side, until `close`."""
 
     def __init__(self, control: socket.socket, command: Command, env: dict[str, str], commands: int, channel: bool) -> None:
-        self._ours: list[int] = []
+        self._read_ends: list[int] = []
         self.killed_for = ""
         """Why this side ended the command, if it did."""
         limits = command.limits
-        theirs = {"spec": _memory(_spec(command, env, commands)), "stdin": _memory([content_bytes(command.stdin)])}
+        handed = {"spec": _memory(_spec(command, env, commands)), "stdin": _memory([content_bytes(command.stdin)])}
         pipes = ["stdout", "stderr", *(["returns"] if command.returns else [])]
         for name in pipes:
-            read, theirs[name] = os.pipe2(os.O_CLOEXEC)
-            self._ours.append(read)
+            read, handed[name] = os.pipe2(os.O_CLOEXEC)
+            self._read_ends.append(read)
         self._report, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        theirs["report"] = report.detach()
+        handed["report"] = report.detach()
         self.group = group.make(limits)
         """The control group that bounds it, where this user may make one."""
-        theirs |= {f"group{i}": os.dup(door) for i, door in enumerate(self.group.doors if self.group else ())}
+        handed |= {f"group{i}": os.dup(entry) for i, entry in enumerate(self.group.entries if self.group else ())}
         self.channel: socket.socket | None = None
         if channel:
             self.channel, other = socket.socketpair()
-            theirs["channel"] = other.detach()
+            handed["channel"] = other.detach()
         try:
-            socket.send_fds(control, [json.dumps({"fds": list(theirs)}).encode()], list(theirs.values()))
+            socket.send_fds(control, [json.dumps({"fds": list(handed)}).encode()], list(handed.values()))
         except OSError:
             pass  # the box is gone: the report ends without a word
         finally:
-            for handle in theirs.values():
+            for handle in handed.values():
                 os.close(handle)
         caps = [limits.output_bytes, limits.output_bytes, limits.returned_bytes]
         self.drains = {
             name: Drain(handle, cap, lambda: self.kill("output"))
-            for name, handle, cap in zip(pipes, self._ours, caps, strict=False)
+            for name, handle, cap in zip(pipes, self._read_ends, caps, strict=False)
         }
         self._answer = Drain(self._report.fileno(), 1 << 20)
 
@@ -218,7 +218,7 @@ class Running:
             for drain in (self._answer, *self.drains.values()):
                 drain.stop()
             self._report.close()
-            for handle in self._ours:
+            for handle in self._read_ends:
                 os.close(handle)
             if self.group is not None:
                 self.group.close()

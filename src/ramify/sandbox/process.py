@@ -247,7 +247,7 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
     except Exception as error:  # whatever fails is the answer
         return {"isolation": Layer(False, f"{error}"), "docker": _docker()}
     own = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}
-    apart = {name for name, place in seen["namespaces"].items() if place != own.get(name)}
+    apart = {name for name, namespace in seen["namespaces"].items() if namespace != own.get(name)}
     whole = {"user", "mnt", "pid", "net", "ipc", "uts"} <= apart
     table = {
         "isolation": (whole and seen["filter"], "code sees neither this machine's files nor its processes nor a network",

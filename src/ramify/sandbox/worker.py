@@ -76,13 +76,13 @@ class WorkerSession:
 
     async def execute(self, code: str, seconds: float | None = None) -> SessionReply:
         """Run Python ``code`` in the worker, where earlier calls left their names."""
-        return await self._ask({"execute": code}, seconds)
+        return await self._request({"execute": code}, seconds)
 
     async def call(self, function: str, *args: Json, seconds: float | None = None, **kwargs: Json) -> SessionReply:
         """Call a function that earlier code defined, with JSON arguments."""
-        return await self._ask({"call": function, "args": list(args), "kwargs": kwargs}, seconds)
+        return await self._request({"call": function, "args": list(args), "kwargs": kwargs}, seconds)
 
-    async def _ask(self, request: dict[str, Any], seconds: float | None) -> SessionReply:
+    async def _request(self, request: dict[str, Any], seconds: float | None) -> SessionReply:
         seconds = self._base.limits.seconds if seconds is None else seconds
         async with self._turn:
             if self._worker is None:

@@ -111,20 +111,20 @@ def read_anchor(source: Path, truth: str | None = None) -> Anchor:
     return Anchor(tuple(items), str(source))
 
 
-def _labelled(record: Mapping[str, Any], place: str) -> Labelled:
-    with at_place(place):
+def _labelled(record: Mapping[str, Any], where: str) -> Labelled:
+    with at_place(where):
         row = dict(record)
-        name = str(field(row, "id", (str, int), place))
-        label = field(row, "label", (bool, int, float), place)
+        name = str(field(row, "id", (str, int), where))
+        label = field(row, "label", (bool, int, float), where)
         if label not in (0, 1):
-            raise UserError(f"{place}: 'label' must be true or false, not {label!r:.40}")
-        shared = {"prompt": field(row, "prompt", str, place, ""), "data": field(row, "data", dict, place, {})}
-        group = field(row, "group", str, place, "")
+            raise UserError(f"{where}: 'label' must be true or false, not {label!r:.40}")
+        shared = {"prompt": field(row, "prompt", str, where, ""), "data": field(row, "data", dict, where, {})}
+        group = field(row, "group", str, where, "")
         if "artefacts" not in row:
-            return Labelled(Item(field(row, "artefact", str, place), name, **shared), bool(label), group)
-        pair = field(row, "artefacts", list, place)
+            return Labelled(Item(field(row, "artefact", str, where), name, **shared), bool(label), group)
+        pair = field(row, "artefacts", list, where)
         if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise UserError(f"{place}: 'artefacts' must be two texts")
+            raise UserError(f"{where}: 'artefacts' must be two texts")
         return Labelled(Item(PAIR.format(*pair), name, **shared), bool(label), group, PAIR.format(*reversed(pair)), tuple(pair))
 
 
@@ -168,7 +168,7 @@ class Answers:
 
     judge: str
     identity: str
-    said: tuple[bool | None, ...]
+    final: tuple[bool | None, ...]
     votes: tuple[tuple[bool | None, ...], ...]
     """Of each item every answer, where it was asked several times."""
     swapped: tuple[bool | None, ...]
@@ -181,7 +181,7 @@ class Answers:
     @property
     def values(self) -> np.ndarray:
         """(n,) 1 yes, 0 no, nan missing."""
-        return np.array([np.nan if one is None else float(one) for one in self.said])
+        return np.array([np.nan if one is None else float(one) for one in self.final])
 
 
 async def answers(
@@ -216,7 +216,7 @@ async def answers(
     items = [one.item for one in anchor.items]
     rounds = [await ask(items) for _ in range(repeats)]
     votes = [tuple(one) for one in zip(*rounds, strict=True)] if items else []
-    said = [_majority(one) for one in votes]
+    final = [_majority(one) for one in votes]
     order: list[bool | None] = [None] * len(items)
     swapped: list[bool | None] = [None] * len(items)
     pairs = [i for i, one in enumerate(anchor.items) if one.other]
@@ -224,12 +224,12 @@ async def answers(
         turned = [await ask([replace(items[i], text=anchor.items[i].other) for i in pairs]) for _ in range(repeats)]
         for at, own in zip(pairs, zip(*turned, strict=True), strict=True):
             back = _majority(own)
-            order[at], swapped[at] = said[at], None if back is None else not back
-            if said[at] != swapped[at]:
-                said[at] = None
+            order[at], swapped[at] = final[at], None if back is None else not back
+            if final[at] != swapped[at]:
+                final[at] = None
                 failures.setdefault(items[at].id, "its answer follows the order in which the two are shown")
-    failures = {name: why for name, why in failures.items() if said[[i.id for i in items].index(name)] is None}
-    return Answers(judge.name, judge.identity, tuple(said), tuple(votes), tuple(swapped), failures, tuple(order))
+    failures = {name: why for name, why in failures.items() if final[[i.id for i in items].index(name)] is None}
+    return Answers(judge.name, judge.identity, tuple(final), tuple(votes), tuple(swapped), failures, tuple(order))
 
 
 def _majority(votes: Sequence[bool | None]) -> bool | None:
@@ -240,9 +240,9 @@ def _majority(votes: Sequence[bool | None]) -> bool | None:
 def quality(anchor: Anchor, found: Answers) -> dict[str, Any]:
     """What a judge is worth on an anchor: accuracy, each class alone, what is missing, and its leaning to length, place and maker."""
     label = np.array([one.label for one in anchor.items])
-    there = np.array([said is not None for said in found.said])
-    said = np.array([bool(one) for one in found.said])
-    right = said == label
+    there = np.array([accepted is not None for accepted in found.final])
+    accepted = np.array([bool(one) for one in found.final])
+    right = accepted == label
     classes = {
         name: proportion(int(right[there & (label == side)].sum()), int((there & (label == side)).sum()))
         for name, side in (("sensitivity", True), ("specificity", False))
@@ -265,7 +265,7 @@ def quality(anchor: Anchor, found: Answers) -> dict[str, Any]:
     record["unsteady"] = unsteady
     for group in sorted({one.group for one in anchor.items if one.group}):
         own = there & np.array([one.group == group for one in anchor.items])
-        record["groups"][group] = proportion(int(said[own].sum()), int(own.sum()))
+        record["groups"][group] = proportion(int(accepted[own].sum()), int(own.sum()))
     record["parity"] = parity(record["groups"])
     record["failures"] = dict(list(found.failures.items())[:5])
     return record
@@ -298,18 +298,18 @@ def length_bias(anchor: Anchor, found: Answers) -> dict[str, Any] | None:
     The p-value shuffles what the judge said within each label, so that longer items being better is not a bias. None where no label has
     both an accepted and a rejected item, or all are pairs."""
     rows = [
-        (one.label, len(one.item.text), said)
-        for one, said in zip(anchor.items, found.said, strict=True)
-        if said is not None and not one.other
+        (one.label, len(one.item.text), accepted)
+        for one, accepted in zip(anchor.items, found.final, strict=True)
+        if accepted is not None and not one.other
     ]
     if not rows:
         return None
-    label, length, said = (np.array(column) for column in zip(*rows, strict=True))
+    label, length, accepted = (np.array(column) for column in zip(*rows, strict=True))
     rng = generator(0, "length bias")
     won, pairs, sampled = 0.0, 0.0, np.zeros(SHUFFLES)
     for side in (True, False):
         own = label == side
-        yes, n = int(said[own].sum()), int(own.sum())
+        yes, n = int(accepted[own].sum()), int(own.sum())
         if not 0 < yes < n:
             continue
         from scipy.stats import rankdata
@@ -317,7 +317,7 @@ def length_bias(anchor: Anchor, found: Answers) -> dict[str, Any] | None:
         ranks = rankdata(length[own])
         pairs += yes * (n - yes)
         least = yes * (yes + 1) / 2
-        won += float(ranks[said[own]].sum()) - least
+        won += float(ranks[accepted[own]].sum()) - least
         sampled += np.array([rng.permutation(ranks)[:yes].sum() for _ in range(SHUFFLES)]) - least
     if not pairs:
         return None

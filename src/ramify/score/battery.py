@@ -42,16 +42,16 @@ def check_judge(
 def examples() -> list[Item]:
     """An attempt with tokens and one without, at a task with the answer 42."""
     task = Task("battery", {"answer": "42"})
-    return [Item.of(said("42"), task), Item.of(said("42", tokens=True), task)]
+    return [Item.of(path_of("42"), task), Item.of(path_of("42", tokens=True), task)]
 
 
-def said(text: str, question: str = "question", tokens: bool = False) -> Path:
+def path_of(text: str, question: str = "question", tokens: bool = False) -> Path:
     """A path of a question and the agent's answer ``text``, with token ids (one a character) or text only."""
     template = TagTemplate(CharTokenizer())
     empty: list[int] | None = [] if tokens else None
     nodes: list[Node] = [make_node("battery", None, 0, "root", "", tokens=empty)]
-    asked = dict(zip(("tokens", "ends"), template.render("user", question, "")[:2], strict=True)) if tokens else {}
-    nodes.append(make_node("battery", nodes[0].id, 0, "user", question, **asked))
+    arrays = dict(zip(("tokens", "ends"), template.render("user", question, "")[:2], strict=True)) if tokens else {}
+    nodes.append(make_node("battery", nodes[0].id, 0, "user", question, **arrays))
     sampled = assistant_node_parts(template, scripted_completion(text)) if tokens else {"text": text}
     answer = make_node("battery", nodes[1].id, len(nodes[1]), "assistant", sampled.pop("text"), index=0, stop="eos", **sampled)
     return Path.of([*nodes, answer])
@@ -138,7 +138,7 @@ def _hostile(probe: _Probe) -> Iterator[str]:
     for item, _ in probe.judged():
         for text in HOSTILE:
             tokens = item.path is not None and item.path.segments[-1][0].tokens is not None and "\ud800" not in text
-            attempt = Item.of(said(text, tokens=tokens), Task(item.id, item.data))
+            attempt = Item.of(path_of(text, tokens=tokens), Task(item.id, item.data))
             try:
                 found = probe.ask(attempt)
             except RamifyError as error:

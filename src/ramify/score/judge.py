@@ -68,8 +68,8 @@ class Item:
     def of(cls, path: Path, task: Task) -> Item:
         """A path, as an attempt at ``task``."""
         messages = path.messages()
-        said = next((message.text for message in reversed(messages) if message.role == "assistant"), "")
-        return cls(said, task.id, data=task.data, messages=messages, path=path)
+        text = next((message.text for message in reversed(messages) if message.role == "assistant"), "")
+        return cls(text, task.id, data=task.data, messages=messages, path=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +400,8 @@ class Asked:
     @property
     def identity(self) -> str:
         """Hash of prompt, model and settings."""
-        asked, settings = self.question, canonical_json(self._settings.to_json())
-        return stable_hash("judge", "model", VERSION, asked.system, asked.prompt, self.model.identity.weights, settings)
+        question, settings = self.question, canonical_json(self._settings.to_json())
+        return stable_hash("judge", "model", VERSION, question.system, question.prompt, self.model.identity.weights, settings)
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """See :class:`Judge`. A provider that fails, and a reply that cannot be read, is a failure of these items."""
@@ -417,9 +417,9 @@ class Asked:
             if known in self._known:
                 return self._known[known]
             for attempt in range(self.question.tries):
-                place = (*self.question.key(items), *([attempt] if self.question.tries > 1 else []))
+                position = (*self.question.key(items), *([attempt] if self.question.tries > 1 else []))
                 try:
-                    completion = await reply_to(self._sampler, self.template, messages, self._settings, place)
+                    completion = await reply_to(self._sampler, self.template, messages, self._settings, position)
                     spent["calls"] += 1
                     spent["tokens"] += sampled_tokens(completion)
                     found = self.question.read(completion.text, items)
@@ -430,39 +430,39 @@ class Asked:
                     failure = str(error)
                     continue
                 each = found if self.question.together else [found]
-                said = [one if isinstance(one, Judgement) else Judgement(one) for one in each]
-                self._known[known] = said
-                return [replace(said[0], cost=spent), *said[1:]]
+                judgements = [one if isinstance(one, Judgement) else Judgement(one) for one in each]
+                self._known[known] = judgements
+                return [replace(judgements[0], cost=spent), *judgements[1:]]
         return [Judgement(failure=failure, cost=spent), *[Judgement(failure=failure)] * (len(items) - 1)]
 
 
 async def reply_to(
-    sampler: Sampler, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, place: Place
+    sampler: Sampler, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, position: Place
 ) -> Completion:
-    """What a model replies to messages, sampled at ``place``. Raises InfrastructureError where it fails."""
+    """What a model replies to messages, sampled at ``position``. Raises InfrastructureError where it fails."""
     if template is None:
         prefix = Prefix(messages=tuple(messages))
     else:
         prefix = Prefix(tokens=np.array(laid_out(template, [(one.role, one.text) for one in messages]), np.int32))
-    return await sampler.one(prefix, settings, place, purpose="judge")
+    return await sampler.one(prefix, settings, position, purpose="judge")
 
 
 Opener = Callable[[str], tuple[Model, ChatTemplate | None]]
 """Opens the model that ``judge:MODEL`` names."""
 
 
-def asking(question: Question | None, opener: Opener | None = None) -> Callable[[str], Judge]:
+def model_judge(question: Question | None, opener: Opener | None = None) -> Callable[[str], Judge]:
     """Makes ``judge:MODEL``, or ``judge:MODEL#FILE`` with the prompt of a user's file instead of that of ``question``."""
 
     def make(argument: str) -> Judge:
         name, _, file = argument.partition("#")
-        asked = question
+        chosen = question
         if file:
             try:
-                asked = replace(question or YES_OR_NO, prompt=FilePath(file).read_text(encoding="utf-8"))
+                chosen = replace(question or YES_OR_NO, prompt=FilePath(file).read_text(encoding="utf-8"))
             except (OSError, UnicodeDecodeError) as error:
                 raise UserError(f"cannot read the prompt {file}: {error}") from None
-        if asked is None:
+        if chosen is None:
             raise UserError(
                 f"judge:{name} needs a prompt here: judge:{name}#FILE, a text with {{text}} in it that asks for yes or no"
             )
@@ -472,7 +472,7 @@ def asking(question: Question | None, opener: Opener | None = None) -> Callable[
             from ramify.engine.named import find_model
 
             model, template = find_model(name)
-        return Asked(model, template, asked, f"judge:{model.identity.name}{'#' + file if file else ''}")
+        return Asked(model, template, chosen, f"judge:{model.identity.name}{'#' + file if file else ''}")
 
     return make
 
@@ -530,9 +530,9 @@ class Jury:
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
         """See :class:`Judge`."""
         found = await asyncio.gather(*(judged(judge, items) for judge in self.judges))
-        said = [[truth(judge, one) for one in own] for judge, own in zip(self.judges, found, strict=True)]
-        self.constant = tuple(name for name, own in zip(self.names, said, strict=True) if self.varied and _same(own))
-        return [self._decided([own[i] for own in found], [own[i] for own in said]) for i in range(len(items))]
+        votes = [[truth(judge, one) for one in own] for judge, own in zip(self.judges, found, strict=True)]
+        self.constant = tuple(name for name, own in zip(self.names, votes, strict=True) if self.varied and _same(own))
+        return [self._decided([own[i] for own in found], [own[i] for own in votes]) for i in range(len(items))]
 
     def _decided(self, found: Sequence[Judgement], votes: Sequence[bool | None]) -> Judgement:
         counting = [v for name, v in zip(self.names, votes, strict=True) if v is not None and name not in self.constant]
@@ -547,8 +547,8 @@ class Jury:
 
 
 def _same(votes: Sequence[bool | None]) -> bool:
-    said = [vote for vote in votes if vote is not None]
-    return len(said) > 1 and len(set(said)) == 1
+    given = [vote for vote in votes if vote is not None]
+    return len(given) > 1 and len(set(given)) == 1
 
 
 def agreement(votes: Mapping[str, Sequence[Value]]) -> dict[str, Any]:
@@ -605,7 +605,7 @@ def find_judge(
 
     plain: dict[str, Callable[[], Judge]] = {"exact": ExactMatch, "number": NumberMatch, "boxed": Boxed}
     made: dict[str, Callable[[str], Judge]] = {"regex": Pattern, "equals": Equals, "cmd": command, "jury": jury}
-    made |= {"judge": asking(question, opener)}
+    made |= {"judge": model_judge(question, opener)}
     known = [name for name in (*(kinds or {}), *plain, *made, "python", "factory") if only is None or name in only]
     if word in known:
         if own is not None:

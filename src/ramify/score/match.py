@@ -66,7 +66,7 @@ class _Match(Each):
         answer = item.data["answer"]
         return Judgement(self.agrees(item.text, answer), evidence={"said": item.text[-200:], "answer": answer}, confidence=1.0)
 
-    def agrees(self, said: str, answer: Any) -> bool:
+    def agrees(self, text: str, answer: Any) -> bool:
         """Whether what was said holds the answer. Raises UserError on an answer that cannot be compared with."""
         raise NotImplementedError
 
@@ -77,9 +77,9 @@ class ExactMatch(_Match):
 
     name = "exact"
 
-    def agrees(self, said: str, answer: Any) -> bool:
+    def agrees(self, text: str, answer: Any) -> bool:
         """Whether they are one."""
-        return plain(said) == plain(str(answer))
+        return plain(text) == plain(str(answer))
 
 
 @register("judge", "number")
@@ -98,12 +98,12 @@ class NumberMatch(_Match):
         """Hash of the judge and its settings."""
         return stable_hash("score.match", self.name, self.version, str(self.tolerance))
 
-    def agrees(self, said: str, answer: Any) -> bool:
+    def agrees(self, text: str, answer: Any) -> bool:
         """Whether the last number is the answer."""
         wanted = last_number(str(answer))
         if wanted is None:
             raise UserError(f"the answer {answer!r} is not a number")
-        found = last_number(said)
+        found = last_number(text)
         return found is not None and abs(found - wanted) <= self.tolerance
 
 
@@ -113,9 +113,9 @@ class Boxed(_Match):
 
     name = "boxed"
 
-    def agrees(self, said: str, answer: Any) -> bool:
+    def agrees(self, text: str, answer: Any) -> bool:
         """Whether the box holds it."""
-        found, answer = last_boxed(said), str(answer)
+        found, answer = last_boxed(text), str(answer)
         if found is None:
             return False
         if plain(found).replace(" ", "") == plain(answer).replace(" ", ""):

@@ -55,11 +55,11 @@ class Scored(Middleware):
         return scored(completion, [one for one in records(self.judge, "", found) if isinstance(one, Score)])
 
     def _path(self, given: Prefix, completion: Completion, tree: str) -> Path:
-        said = completion.shown or tuple(TokenMessage(message) for message in given.messages)
+        messages = completion.shown or tuple(TokenMessage(message) for message in given.messages)
         nodes: list[Node] = [make_node(tree, None, 0, "root", "", tokens=given.tokens)]
-        for laid in said if given.tokens is None else ():
-            message, last = laid.message, nodes[-1]
-            arrays = {"tokens": laid.tokens, "ends": laid.ends}
+        for shown in messages if given.tokens is None else ():
+            message, last = shown.message, nodes[-1]
+            arrays = {"tokens": shown.tokens, "ends": shown.ends}
             nodes.append(make_node(tree, last.id, len(last), message.role, message.text, data=plain(message.data), **arrays))
         if self._template is not None and given.tokens is None:
             parts = assistant_node_parts(self._template, completion, after=nodes[-1].role if len(nodes) > 1 else "")

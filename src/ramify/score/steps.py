@@ -172,8 +172,8 @@ def _records(attempt: View) -> list[dict[str, Any]]:
 def canonicalise(columns: Columns, keys: Canonicaliser) -> Columns:
     """``columns`` with each attempt's anchors, in time order, replaced by the state keys that ``keys`` makes of them."""
     attempts: dict[str, list[int]] = {}
-    for row, place in enumerate(zip(columns["task_id"], columns["attempt_id"], strict=True)):
-        attempts.setdefault(repr(place), []).append(row)
+    for row, attempt in enumerate(zip(columns["task_id"], columns["attempt_id"], strict=True)):
+        attempts.setdefault(repr(attempt), []).append(row)
     anchors = list(columns["anchor"])
     for rows in attempts.values():
         rows.sort(key=lambda row: columns["step"][row])

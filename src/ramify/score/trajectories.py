@@ -68,7 +68,7 @@ class Trajectory:
 class MessageLayout(Protocol):
     """Lays messages out as (token ids, is an action) pieces."""
 
-    def __call__(self, said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
+    def __call__(self, messages: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
         """Pieces of the messages in order."""
         ...
 
@@ -110,11 +110,11 @@ class ChatLayout:
 
     template: ChatTemplate
 
-    def __call__(self, said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
+    def __call__(self, messages: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
         """See :class:`MessageLayout`."""
         pieces: list[tuple[Sequence[int], bool]] = []
         after = ""
-        for message in said:
+        for message in messages:
             tokens, ends, content = self.template.render(message.role, message.written(), after)
             after = message.role
             if message.role != "assistant":
@@ -141,17 +141,17 @@ def plain_layout(tokenizer: Any) -> MessageLayout:
     if tokenizer is None:
         raise UserError("the policy brings no tokenizer (tokenizer.json), so messages cannot be rendered as tokens")
 
-    def lay(said: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
+    def layout(messages: Sequence[Message]) -> list[tuple[Sequence[int], bool]]:
         raw = getattr(tokenizer, "raw", None)
         first = [] if raw is None else list(raw.encode("", add_special_tokens=True).ids)  # a BOS, where the tokenizer has one
         pieces: list[tuple[Sequence[int], bool]] = [(first, False)] if first else []
-        for m in said:
+        for m in messages:
             calls = "".join(f"\ntool_call({name}, {json.dumps(given, ensure_ascii=False)})" for name, given in m.functions)
             if m.role != "system":
                 pieces.append((tokenizer.encode(f"\n[{m.role}]: {m.text}{calls}"), m.role == "assistant"))
         return pieces
 
-    return lay
+    return layout
 
 
 def read_trajectories(path: Path, layout: MessageLayout | None = None, skipped: list[str] | None = None) -> list[Trajectory]:
@@ -163,47 +163,47 @@ def read_trajectories(path: Path, layout: MessageLayout | None = None, skipped: 
     found: dict[str, Trajectory] = {}
     trials: dict[str, int] = {}
     for number, record in read_lines(path):
-        place = f"{path}:{number}"
-        with at_place(place):
-            task = str(required(KNOWN.task_of(record, place), record, "task", place).value)
-            named = KNOWN.attempt_of(record, place)
+        where = f"{path}:{number}"
+        with at_place(where):
+            task = str(required(KNOWN.task_of(record, where), record, "task", where).value)
+            named = KNOWN.attempt_of(record, where)
             trial = trials.get(task, 0) if named is None else named.value
             trials[task] = trials.get(task, 0) + 1
             name = f"{task}/{trial}"
             if name in found:
                 raise UserError(f"attempt '{name}' is there twice")
-            who = field(record, "policy_id", str, place, "")
+            who = field(record, "policy_id", str, where, "")
             try:
-                found[name] = replace(_read(record, name, task, place, layout), policy=who)
+                found[name] = replace(_read(record, name, task, where, layout), policy=who)
             except NeedsError as error:
                 if skipped is None:
                     raise UserError(str(error)) from error
-                skipped.append(f"attempt '{name}' ({place}): {error}")
+                skipped.append(f"attempt '{name}' ({where}): {error}")
     if not found and not skipped:
         raise UserError(f"{path} holds no attempt")
     return list(found.values())
 
 
-def _read(record: dict[str, Any], name: str, task: str, place: str, layout: MessageLayout | None) -> Trajectory:
-    outcome = field(record, "outcome", dict, place, {})
-    reward = field(outcome, "reward", (float, int), f"{place}: 'outcome'", None)
-    success = field(outcome, "success", bool, f"{place}: 'outcome'", None)
-    judged = KNOWN.judged(record, place)
+def _read(record: dict[str, Any], name: str, task: str, where: str, layout: MessageLayout | None) -> Trajectory:
+    outcome = field(record, "outcome", dict, where, {})
+    reward = field(outcome, "reward", (float, int), f"{where}: 'outcome'", None)
+    success = field(outcome, "success", bool, f"{where}: 'outcome'", None)
+    judged = KNOWN.judged(record, where)
     reward = judged.scores.get(IMPORTED) if reward is None else reward
     success = judged.success if success is None else success
     if reward is not None and not math.isfinite(reward):
         raise UserError(f"'reward' is {reward}, not a finite number")
     if "steps" in record:
-        steps = field(record, "steps", list, place)
-        pieces = [_piece(step, f"{place}: step {i}") for i, step in enumerate(steps)]
+        steps = field(record, "steps", list, where)
+        pieces = [_piece(step, f"{where}: step {i}") for i, step in enumerate(steps)]
         return trajectory(name, task, pieces or [((), False)], reward, success)
     if "prompt_ids" in record:
-        return _flat(record, name, task, place, reward, success)
+        return _flat(record, name, task, where, reward, success)
     if "messages" not in record:
         forms = "'steps' (with token_ids and is_action), 'messages', or 'prompt_ids' with 'completion_ids' and 'env_mask'"
         raise UserError(f"an attempt has {forms}; this one has {', '.join(map(repr, list(record)[:8]))}")
-    said = [read_message(m, f"{place}: message {i}") for i, m in enumerate(field(record, "messages", list, place))]
-    return _laid(name, task, said, reward, success, layout)
+    messages = [read_message(m, f"{where}: message {i}") for i, m in enumerate(field(record, "messages", list, where))]
+    return _from_messages(name, task, messages, reward, success, layout)
 
 
 def _piece(step: Any, spot: str) -> tuple[list[int], bool]:
@@ -223,13 +223,13 @@ def _ids(record: dict[str, Any], name: str, spot: str) -> list[int]:
     return ids
 
 
-def _flat(record: dict[str, Any], name: str, task: str, place: str, reward: float | None, success: bool | None) -> Trajectory:
+def _flat(record: dict[str, Any], name: str, task: str, where: str, reward: float | None, success: bool | None) -> Trajectory:
     """A trainer's row: every stretch of 1 in its mask is a step."""
-    prompt = _ids(record, "prompt_ids", place)
-    completion = _ids(record, next((n for n in _COMPLETION if n in record), _COMPLETION[0]), place)
+    prompt = _ids(record, "prompt_ids", where)
+    completion = _ids(record, next((n for n in _COMPLETION if n in record), _COMPLETION[0]), where)
     if (mask_name := next((n for n in _MASK if n in record), None)) is None:
         raise UserError(f"the mask of actions is missing ('{_MASK[0]}', 1 for each token the agent sampled)")
-    mask = np.array([0, *_row(record, mask_name, len(completion), place)], dtype=np.float64)
+    mask = np.array([0, *_row(record, mask_name, len(completion), where)], dtype=np.float64)
     if not set(mask.tolist()) <= {0, 1}:
         raise UserError(f"'{mask_name}' holds something else than 0 and 1")
     starts = np.diff(mask) == 1
@@ -237,13 +237,13 @@ def _flat(record: dict[str, Any], name: str, task: str, place: str, reward: floa
     if not starts.any():
         raise UserError(f"'{mask_name}' marks no token, so there is nothing to grade")
     if reward is None and record.get("reward") is not None:
-        reward = float(field(record, "reward", (float, int), place))
+        reward = float(field(record, "reward", (float, int), where))
     if success is None and reward is not None:
         success = reward > 0
     stored: list[np.ndarray | None] = []
     for names in (_POLICY, _REFERENCE):
         known = next((n for n in names if record.get(n) is not None), None)
-        values = None if known is None else [*[0.0] * len(prompt), *_row(record, known, len(completion), place)]
+        values = None if known is None else [*[0.0] * len(prompt), *_row(record, known, len(completion), where)]
         stored.append(None if values is None else np.array(values, np.float32))
     policy, reference = stored
     tokens = np.array([*prompt, *completion], np.int32)
@@ -251,8 +251,8 @@ def _flat(record: dict[str, Any], name: str, task: str, place: str, reward: floa
     return Trajectory(name, task, tokens, steps, int(starts.sum()), reward, success, policy, reference)
 
 
-def _row(record: dict[str, Any], name: str, length: int, place: str) -> list[float]:
-    values: list[float] = field(record, name, list, place)
+def _row(record: dict[str, Any], name: str, length: int, where: str) -> list[float]:
+    values: list[float] = field(record, name, list, where)
     if len(values) != length:
         raise UserError(f"'{name}' has {plural(len(values), 'entry')} for {plural(length, 'completion token')}")
     for at, value in enumerate(values):
@@ -261,10 +261,10 @@ def _row(record: dict[str, Any], name: str, length: int, place: str) -> list[flo
     return values
 
 
-def _laid(
+def _from_messages(
     name: str,
     task: str,
-    said: Sequence[Message],
+    messages: Sequence[Message],
     reward: float | None,
     success: bool | None,
     layout: MessageLayout | None,
@@ -272,8 +272,8 @@ def _laid(
 ) -> Trajectory:
     if layout is None:
         raise UserError(f"attempt '{name}' has messages only, and no model was named whose template and tokenizer lay them out")
-    actions = [message.written() for message in said if message.role == "assistant"]
-    return trajectory(name, task, layout(said) or [((), False)], reward, success, actions, nodes)
+    actions = [message.written() for message in messages if message.role == "assistant"]
+    return trajectory(name, task, layout(messages) or [((), False)], reward, success, actions, nodes)
 
 
 def load_trajectories(
@@ -327,7 +327,7 @@ def path_trajectory(
         raise NeedsError("its model was shown another context than the path, so one row of tokens does not hold it")
     if any(node.tokens is None and len(node) for node, _ in path.segments):
         ends = [reply.nodes[-1].id for reply in replies]
-        return _laid(leaf, task, [message.message for message in messages], reward, success, layout, ends)
+        return _from_messages(leaf, task, [message.message for message in messages], reward, success, layout, ends)
     tokens = path.tokens
     step = np.full(len(tokens), -1, np.int32)
     nodes: list[str] = []

@@ -40,8 +40,8 @@ class _Probe:
     budget: int
     seed: int
 
-    def number(self, *place: str) -> float:
-        return (derive_key(self.seed, "searcher", *place) % 1000) / 1000
+    def number(self, *position: str) -> float:
+        return (derive_key(self.seed, "searcher", *position) % 1000) / 1000
 
     def candidates(self, count: int) -> dict[str, float]:
         return {f"c{i}": self.number("prior", f"c{i}") for i in range(count)}

@@ -84,11 +84,11 @@ def _isolated(request: dict[str, Any], options: dict[str, Any], program: bytes) 
     )
     size = f"size={request['disk_bytes']},nr_inodes={request['files'] + own},mode=755"
     kernel.mount("box", "/box", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
-    for folder, place in (("work", None), ("tmp", "/tmp"), ("shm", "/dev/shm")):
+    for folder, target in (("work", None), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         os.mkdir(f"/box/{folder}")
-        if place:
-            below = _shown_below(place, options["readable"])
-            kernel.mount(f"/box/{folder}", place, None, kernel.MS_BIND)
+        if target:
+            below = _shown_below(target, options["readable"])
+            kernel.mount(f"/box/{folder}", target, None, kernel.MS_BIND)
             for path, tree in below:
                 os.makedirs(path, exist_ok=True)
                 kernel.move_mount(tree, path)
@@ -99,12 +99,12 @@ def _isolated(request: dict[str, Any], options: dict[str, Any], program: bytes) 
     return Box(True, "/box/work", "/box/tmp", "/ramify", program)
 
 
-def _shown_below(place: str, readable: list[str]) -> list[tuple[str, int]]:
-    """(path, detached copy of what is mounted there) of each folder shown below ``place``, which is about to be covered."""
+def _shown_below(target: str, readable: list[str]) -> list[tuple[str, int]]:
+    """(path, detached copy of what is mounted there) of each folder shown below ``target``, which is about to be covered."""
     found: list[tuple[str, int]] = []
     for path in sorted({name for shown in readable for name in (shown, os.path.realpath(shown))}):
         inner = any(path.startswith(other + "/") for other, _ in found)
-        if path.startswith(place + "/") and not inner and os.path.isdir(path):
+        if path.startswith(target + "/") and not inner and os.path.isdir(path):
             found.append((path, kernel.open_tree(path)))
     return found
 

@@ -57,7 +57,7 @@ def _read_spec(handle: int) -> tuple[dict[str, Any], int]:
 def _watched(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box, host: socket.socket) -> dict[str, Any]:
     limits = spec["limits"]
     kernel.adopt_orphans()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monitor_end, init_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if box.isolated:
         if spec["clock"] is not None:
             _restart_clocks()
@@ -69,29 +69,29 @@ def _watched(spec: dict[str, Any], files_at: int, fds: dict[str, int], box: Box,
     child = os.fork()
     if child == 0:
         try:
-            ours.close()
+            monitor_end.close()
             host.close()
-            _init(spec, files_at, fds, box, theirs)
+            _init(spec, files_at, fds, box, init_end)
         except BaseException as error:
             with contextlib.suppress(OSError):
-                theirs.send(json.dumps({"error": f"{error}"}).encode())
+                init_end.send(json.dumps({"error": f"{error}"}).encode())
         finally:
             os._exit(0)
-    theirs.close()
+    init_end.close()
     for handle in fds.values():
         os.close(handle)
     group = watch.WatchedGroup(None if box.isolated else child, clock=clock, own_seconds=before)
     answer: dict[str, Any] = {"reason": None}
     deadline = start + limits["seconds"]
     poll = select.poll()
-    poll.register(ours, select.POLLIN)
+    poll.register(monitor_end, select.POLLIN)
     poll.register(host, select.POLLIN)
     pause = 0.01
     while answer["reason"] is None:
         ready = [fd for fd, _ in poll.poll(1e3 * max(0.0, min(pause, deadline - time.monotonic())))]
         pause = min(2 * pause, 0.05)
-        if ours.fileno() in ready:
-            data, handles, _, _ = socket.recv_fds(ours, 65536, 1)
+        if monitor_end.fileno() in ready:
+            data, handles, _, _ = socket.recv_fds(monitor_end, 65536, 1)
             if handles:
                 group.proc = handles[0]
             elif not data:

@@ -33,9 +33,9 @@ _ETC_TEXT = {
 }
 
 
-def main(door: int, config: str) -> None:
-    """Serve requests on socket ``door``; ``config`` is the JSON object `ramify.sandbox.launch` writes."""
-    server = socket.socket(fileno=door)
+def main(descriptor: int, config: str) -> None:
+    """Serve requests on socket ``descriptor``; ``config`` is the JSON object `ramify.sandbox.launch` writes."""
+    server = socket.socket(fileno=descriptor)
     options = json.loads(config)
     os.umask(0o022)
     if not options["namespaces"]:
@@ -48,7 +48,7 @@ def main(door: int, config: str) -> None:
     try:
         _own_namespaces()
     except OSError as error:
-        _say(server, {"failed": str(error)})
+        _send(server, {"failed": str(error)})
         return
     child = os.fork()
     if child:
@@ -60,13 +60,13 @@ def main(door: int, config: str) -> None:
         _become_nobody()
         kernel.die_with_parent()  # last: a change of user forgets it
     except OSError as error:
-        _say(server, {"failed": str(error)})
+        _send(server, {"failed": str(error)})
         os._exit(1)
     _serve(server, options)
     os._exit(0)
 
 
-def _say(server: socket.socket, message: dict[str, Any]) -> None:
+def _send(server: socket.socket, message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         server.send(json.dumps(message).encode())
 
@@ -112,7 +112,7 @@ def _new_root(options: dict[str, Any]) -> None:
         if os.path.islink(path):
             os.symlink(os.readlink(path), path[1:])
     python = {sys.base_prefix, sys.prefix, sys.exec_prefix}  # holds no doors, and is read all the time
-    given = {place for path in options["readable"] if path not in python for place in (path, os.path.realpath(path))}
+    given = {shown for path in options["readable"] if path not in python for shown in (path, os.path.realpath(path))}
     for target, tree in trees:
         kernel.move_mount(tree, _mount_point(target))
         if target in given:
@@ -128,16 +128,16 @@ def _copies(options: dict[str, Any]) -> list[tuple[str, int]]:
     """(place in the new root, detached read-only mount) of everything shown from the host, parents before children."""
     wanted = {path: path for path in _TOP if os.path.isdir(path) and not os.path.islink(path)}
     for path in options["readable"]:
-        for place in {path, os.path.realpath(path)}:
-            if not any(place == shown or place.startswith(shown + "/") for shown in wanted):
-                wanted[place] = path
+        for target in {path, os.path.realpath(path)}:
+            if not any(target == shown or target.startswith(shown + "/") for shown in wanted):
+                wanted[target] = path
     wanted |= {f"/etc/{name}": f"/etc/{name}" for name in _ETC_FOLDERS if os.path.isdir(f"/etc/{name}")}
     wanted["/ramify"] = options["inside"]
     trees = []
-    for place, source in sorted(wanted.items()):
+    for target, source in sorted(wanted.items()):
         tree = kernel.open_tree(os.path.realpath(source))
         kernel.restrict(tree, kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
-        trees.append((place, tree))
+        trees.append((target, tree))
     for name in _DEVICES:
         if not stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode):
             continue
@@ -147,22 +147,22 @@ def _copies(options: dict[str, Any]) -> list[tuple[str, int]]:
     return trees
 
 
-def _cover(place: str) -> None:
+def _cover(folder: str) -> None:
     """Put a read-only overlay over a folder shown from the host: the files are the host's, but a socket or pipe in it leads nowhere, and
     a lock is not a lock of the host's file. Left out where the kernel refuses, and where more is mounted below, which it would hide."""
     with open("/proc/self/mountinfo") as mounts:
-        below = any(line.split()[4].startswith(f"/tmp{place}/") for line in mounts)
-    if below or not os.path.isdir(place[1:]):
+        below = any(line.split()[4].startswith(f"/tmp{folder}/") for line in mounts)
+    if below or not os.path.isdir(folder[1:]):
         return
-    os.chdir(place[1:])
+    os.chdir(folder[1:])
     with contextlib.suppress(OSError):
         kernel.mount("ramify", ".", "overlay", kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV, "lowerdir=.:/tmp/box")
     os.chdir("/tmp")
 
 
-def _mount_point(place: str) -> str:
-    path = place.lstrip("/")
-    if place.startswith("/dev/"):
+def _mount_point(target: str) -> str:
+    path = target.lstrip("/")
+    if target.startswith("/dev/"):
         _write(path, b"")
     else:
         with contextlib.suppress(FileExistsError):
@@ -189,7 +189,7 @@ def _serve(server: socket.socket, options: dict[str, Any]) -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended boxes are reaped by the kernel
     program = kernel.filter_program()
-    _say(server, {"ready": True})
+    _send(server, {"ready": True})
     while True:
         data, handles, _, _ = socket.recv_fds(server, 65536, 4)
         if not data:

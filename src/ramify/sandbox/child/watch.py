@@ -101,12 +101,12 @@ class WatchedGroup:
         shared: dict[str, int] = {}
         for pid in pids:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                place = self._living(pid)
-                kib = dict(line.split(":", 1) for line in self._read(f"{place}/smaps_rollup").splitlines()[1:])
+                folder = self._living(pid)
+                kib = dict(line.split(":", 1) for line in self._read(f"{folder}/smaps_rollup").splitlines()[1:])
                 total += 1024 * (int(kib["Pss"].split()[0]) - int(kib.get("Pss_Shmem", "0").split()[0]))
-                total += 1024 * int(self._read(f"{place}/status").partition("VmPTE:")[2].split()[0])
+                total += 1024 * int(self._read(f"{folder}/status").partition("VmPTE:")[2].split()[0])
                 own: dict[str, int] = {}
-                for line in self._read(f"{place}/maps").splitlines():
+                for line in self._read(f"{folder}/maps").splitlines():
                     if line.endswith("/dev/zero (deleted)"):
                         span, _, _, _, inode = line.split()[:5]
                         start, end = (int(word, 16) for word in span.split("-"))

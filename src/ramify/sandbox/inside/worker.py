@@ -44,8 +44,8 @@ def main() -> None:
                 value = _execute(request["execute"], request["id"], scope) if "execute" in request else _call(request, scope)
             except BaseException as problem:
                 error = _explained(problem)
-        said = {"stdout": _fitting(out.getvalue()), "stderr": _fitting(err.getvalue()), "error": error, "text": _text(value)}
-        ramify_host.send({"done": request["id"], "value": value if _plain(value) else None, **said})
+        result = {"stdout": _fitting(out.getvalue()), "stderr": _fitting(err.getvalue()), "error": error, "text": _text(value)}
+        ramify_host.send({"done": request["id"], "value": value if _plain(value) else None, **result})
 
 
 def _execute(code: str, number: int, scope: dict[str, Any]) -> Any:

@@ -136,13 +136,13 @@ def _leaves_the_group(probe: _Probe) -> Iterator[str]:
 
 def _explains(probe: _Probe) -> Iterator[str]:
     for name in probe.values():
-        told = probe.rule.explain(name)
+        explained = probe.rule.explain(name)
         try:
-            json.dumps(dict(told), allow_nan=False)
+            json.dumps(dict(explained), allow_nan=False)
         except (TypeError, ValueError) as error:
             yield f"what it explains is no JSON: {error}"
             return
-        for number in told:
+        for number in explained:
             if number not in probe.rule.numbers:
                 yield f"it explains with '{number}', and 'numbers' does not say what that means"
 

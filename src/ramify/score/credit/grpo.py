@@ -59,5 +59,5 @@ class Grpo(CreditRule):
         group, (mean, deviation, _) = self._group, self._moments
         through = group.attempts_of(node)
         task = int(group.task[through[0]])
-        told = {"reward": group.reward[through].mean(), "reward_mean": mean[task], "reward_std": deviation[task]}
-        return {name: float(value) for name, value in told.items()} | {"attempts": len(through)}
+        numbers = {"reward": group.reward[through].mean(), "reward_mean": mean[task], "reward_std": deviation[task]}
+        return {name: float(value) for name, value in numbers.items()} | {"attempts": len(through)}
