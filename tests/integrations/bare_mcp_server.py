@@ -14,8 +14,8 @@ NAMES = ("pid", "hang", "die", "shapeless", "stray", "refuse", "half")
 def answer(method: str, params: dict) -> dict | None:
     global count
     if method == "initialize":
-        told = {"name": "bare", "version": "1"}
-        return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": told}
+        info = {"name": "bare", "version": "1"}
+        return {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
     if method == "tools/list":
         plain = [{"name": name, "description": name, "inputSchema": {"type": "object"}} for name in NAMES]
         return {"tools": [{"name": "add", "description": "Add.", "inputSchema": SCHEMA}, *plain]}
@@ -45,9 +45,9 @@ def answer(method: str, params: dict) -> dict | None:
 
 
 for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked:
+    request = json.loads(line)
+    if "id" not in request:
         continue
-    result = answer(asked["method"], asked.get("params") or {})
+    result = answer(request["method"], request.get("params") or {})
     reply = {"result": result} if result is not None else {"error": {"code": -32601, "message": "no such method"}}
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **reply}), flush=True)
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **reply}), flush=True)

@@ -96,7 +96,7 @@ def test_an_episode_runs_calls_and_grades_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("reply", "sentence"),
     [
         (call("put"), "error: put needs the argument 'item'"),
         (call("put", item="apple", cuont=2), "error: put has no argument 'cuont' (did you mean 'count'?)"),
@@ -107,10 +107,10 @@ def test_an_episode_runs_calls_and_grades_the_answer() -> None:
         ("<tool_call>[1]</tool_call>", "error: the call has no name"),
     ],
 )
-def test_a_wrong_call_is_answered_in_one_sentence(said: str, sentence: str) -> None:
+def test_a_wrong_call_is_answered_in_one_sentence(reply: str, sentence: str) -> None:
     env = environment().make()
     env.reset(TASKS[0], 0)
-    seen = env.step(said)
+    seen = env.step(reply)
     assert seen.text.startswith(sentence)
     assert "\n" not in seen.text
     assert (seen.valid, seen.terminated, seen.data["tool_results"][0]["error"]) == (False, False, True)
@@ -214,9 +214,9 @@ def test_grading() -> None:
 
 
 def script(messages: Any, key: int) -> str:
-    said = sum(m.role == "assistant" for m in messages)
+    turns = sum(m.role == "assistant" for m in messages)
     want = int(messages[1].text.split()[1])
-    return call("put", item="apple", count=1 + (key % 5 == 0)) if said < want else "done"
+    return call("put", item="apple", count=1 + (key % 5 == 0)) if turns < want else "done"
 
 
 @pytest.mark.parametrize("state", [lambda task: {"basket": {}}, lambda task: {"basket": {}, "seen": {1}}])

@@ -68,12 +68,12 @@ def test_forks_at_the_places_of_a_slippery_lake_find_the_same_future(tmp_path: P
     spec = "gymnasium:FrozenLake-v1"
     model = ScriptedModel(["2", "1"] * 50, tokens=False)
     (walked,) = play(model, spec, [Task("lake", {"seed": 7})], out=tmp_path / "run")
-    told = [turn.answer.text for turn in walked.turns]
+    answers = [turn.answer.text for turn in walked.turns]
     for at, turn in enumerate(walked.turns):
         done = fork_run(tmp_path / "run", turn.node.id, n=1, model=model)  # its own process memory: replayed
         (again,) = done.arm.attempts
         assert again.failure is None
-        assert [t.answer.text for t in again.turns] == told[at:], "chance is part of the state"
+        assert [t.answer.text for t in again.turns] == answers[at:], "chance is part of the state"
         assert again.replayed == at
 
 
@@ -92,11 +92,11 @@ def test_a_state_of_its_own_is_durable_and_holds_the_time_limit() -> None:
     env.step("cellar")
     kept = env.snapshot()
     assert kept["steps"] == 1
-    told = [env.step("nothing") for _ in range(4)]
-    assert [seen.truncated for seen in told] == [False, False, False, True]
+    seen_here = [env.step("nothing") for _ in range(4)]
+    assert [seen.truncated for seen in seen_here] == [False, False, False, True]
     other = start("gymnasium:own_gym:Stateful-v0")
     other.restore(kept)
-    assert [other.step("nothing") for _ in range(4)] == told
+    assert [other.step("nothing") for _ in range(4)] == seen_here
     assert other.key() == env.key()
 
 

@@ -98,8 +98,8 @@ def test_a_server_of_another_make_conforms() -> None:
 
 
 def script(messages: Any, key: int) -> str:
-    said = sum(m.role == "assistant" for m in messages)
-    return call("add", amount=1 + (key % 3 == 0)) if said < 3 else messages[-1].text
+    turns = sum(m.role == "assistant" for m in messages)
+    return call("add", amount=1 + (key % 3 == 0)) if turns < 3 else messages[-1].text
 
 
 def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "seconds", "said"),
+    ("tool", "seconds", "message"),
     [("die", 60, "fails in 'die': MCPError: Connection closed"), ("hang", 10, "no answer in 10 s")],
 )
 def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(
-    tmp_path: Path, tool: str, seconds: int, said: str
+    tmp_path: Path, tool: str, seconds: int, message: str
 ) -> None:
     pids: list[int] = []
 
@@ -131,7 +131,7 @@ def test_a_server_that_dies_or_hangs_is_a_failure_on_the_tree_and_is_reaped(
     attempts = play(ScriptedModel(reply, tokens=False), made, [TASK], attempts=6, out=tmp_path / "run", sampling=LONG)
     failed = [a for a in attempts if a.failure]
     assert len(failed) == 3, "siblings continue"
-    assert all(str(a.failure).startswith("tool: ") and said in str(a.failure) for a in failed)
+    assert all(str(a.failure).startswith("tool: ") and message in str(a.failure) for a in failed)
     assert all(a.outcome for a in attempts if not a.failure)
     assert pids
     assert not any(map(alive, pids))
@@ -168,7 +168,7 @@ def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         (f"{SERVER} --silent", "does not start: no answer in 2 s"),
         (f"{SERVER} --broken", r"does not start: .*\(its last words: no such configuration\)"),
@@ -177,11 +177,11 @@ def test_a_server_killed_from_outside_in_mid_episode(env: Any) -> None:
         ("yes", "does not start"),
     ],
 )
-def test_what_is_no_server_is_a_failed_attempt(tmp_path: Path, command: str, said: str) -> None:
+def test_what_is_no_server_is_a_failed_attempt(tmp_path: Path, command: str, message: str) -> None:
     made = McpEnvironment(f"timeout={2 if 'broken' not in command else 60} {command}", tasks=TaskSet.of([TASK]))
     (attempt,) = play(ScriptedModel(["3"], tokens=False), made, [TASK], out=tmp_path / "run")
     assert attempt.turns == ()
-    with pytest.raises(InfrastructureError, match=said):
+    with pytest.raises(InfrastructureError, match=message):
         raise InfrastructureError("tool", str(attempt.failure))
     if command == "true":
         with pytest.raises(InfrastructureError, match="does not start"):
@@ -203,19 +203,19 @@ def test_garbage_between_the_messages_is_passed_over(tmp_path: Path, capfd: pyte
 
 
 @pytest.mark.parametrize(
-    ("tool", "said"),
+    ("tool", "message"),
     [
         ("shapeless", "fails in 'shapeless': ValidationError: content: Input should be a valid list (CallToolResult)"),
         ("refuse", "fails in 'refuse': MCPError: no such method"),
         ("half", "fails in 'half': MCPError: Connection closed"),
     ],
 )
-def test_an_answer_that_is_none_is_a_failure_in_one_line(tool: str, said: str) -> None:
+def test_an_answer_that_is_none_is_a_failure_in_one_line(tool: str, message: str) -> None:
     made = McpEnvironment(f"timeout=60 {shlex.quote(sys.executable)} {BARE}", tasks=TaskSet.of([TASK])).make()
     made.reset(TASK, 0)
     with pytest.raises(InfrastructureError) as caught:
         made.step(call(tool))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     made.reset(TASK, 0)
     assert made.step(call("stray", amount=2)).text == "2", "bytes that are no text, no JSON or nobody's answer are passed over"

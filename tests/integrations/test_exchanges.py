@@ -34,7 +34,7 @@ def taken(tmp_path: Path, *records: object, name: str = "in") -> list[View]:
         return sorted(views(run, unjudged=True), key=lambda view: view.leaf)
 
 
-def said(view: View) -> list[tuple[str, str]]:
+def texts(view: View) -> list[tuple[str, str]]:
     return [(message.role, message.text) for message in view.messages]
 
 
@@ -128,8 +128,8 @@ def test_anthropic_blocks_become_messages(tmp_path: Path) -> None:
     (view,) = taken(tmp_path, SUM)
     roles = [message.role for message in view.messages]
     assert roles == ["system", "user", "assistant", "tool", "tool", "user", "assistant", "tool", "assistant"]
-    _, asked, both, second, first, more, searched, found, last = view.messages
-    assert asked.text.startswith("Add what is here: [image: image/png, ")
+    _, question, both, second, first, more, searched, found, last = view.messages
+    assert question.text.startswith("Add what is here: [image: image/png, ")
     assert both.text == "Both."
     assert both.message.reasoning == "Two sums."
     assert [(call.name, dict(call.arguments)) for call in both.message.calls] == [
@@ -160,7 +160,7 @@ def test_anthropic_goes_out_as_it_came(tmp_path: Path) -> None:
     assert (row["system"], row["reward"]) == ("Be brief.", 0.5)
     again = taken(tmp_path, row, name="again")
     first = taken(tmp_path, SUM, name="first")
-    assert said(again[0]) == said(first[0])
+    assert texts(again[0]) == texts(first[0])
 
 
 def test_a_log_of_anthropic_calls_grows_one_tree(tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ ITEMS: list[dict[str, Any]] = [
 def test_responses_items_become_messages(tmp_path: Path) -> None:
     (view,) = taken(tmp_path, {"task": "t", "items": ITEMS, "score": 1})
     assert [m.role for m in view.messages] == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
-    _, asked, looks, seen, listed, code, two, last = view.messages
-    assert asked.text.startswith("What is it? [image: image/png, ")
+    _, question, looks, seen, listed, code, two, last = view.messages
+    assert question.text.startswith("What is it? [image: image/png, ")
     assert looks.message.reasoning == "I look."
     assert [call.name for call in looks.message.calls] == ["web_search", "look", "shell"]
     assert dict(looks.message.calls[2].arguments) == {"input": "ls"}
@@ -281,7 +281,7 @@ def test_responses_items_become_messages(tmp_path: Path) -> None:
     assert (view.task, view.reward) == ("t", 1.0)
     with Run.open(tmp_path / "in-run") as run:
         assert [(e.key, e.payload["count"]) for e in run.journal("ignored")] == [("mcp_list_tools", 1)]
-        assert run.get_blob(next(iter(asked.data["media"].values()))["blob"]) == b"\x89PNG pixel"
+        assert run.get_blob(next(iter(question.data["media"].values()))["blob"]) == b"\x89PNG pixel"
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -299,7 +299,7 @@ def test_responses_that_continue_one_another(tmp_path: Path) -> None:
 
     answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A cat."}]}
     seen = {"type": "function_call_output", "call_id": "call_1", "output": "a cat"}
-    asked = {"role": "user", "content": "What?"}
+    question = {"role": "user", "content": "What?"}
     by_id = [
         {"task": "t", "request": {"model": "m", "instructions": "s", "input": "What?"}, "response": response("r1", ITEMS[4])},
         {
@@ -312,7 +312,7 @@ def test_responses_that_continue_one_another(tmp_path: Path) -> None:
         {"task": "t", "request": {"model": "m", "instructions": "s", "input": "What?"}, "response": response("r1", ITEMS[4])},
         {
             "task": "t",
-            "request": {"model": "m", "instructions": "s", "input": [asked, ITEMS[4], seen]},
+            "request": {"model": "m", "instructions": "s", "input": [question, ITEMS[4], seen]},
             "response": response("r2", answer, status="incomplete"),
             "reward": 1,
         },
@@ -323,7 +323,7 @@ def test_responses_that_continue_one_another(tmp_path: Path) -> None:
         assert (view.reward, view.end.stop) == (1.0, "stop" if name == "id" else "length")
     flat = {"task": "t", "input": "What?", "reward": 1, **response("r1", ITEMS[4], answer)}
     (view,) = taken(tmp_path, flat, name="flat")
-    assert said(view) == [("user", "What?"), ("assistant", "A cat.")]
+    assert texts(view) == [("user", "What?"), ("assistant", "A cat.")]
     unknown = "FILE:1: 'previous_response_id' is 'r0', and no response of that id stands before it in the file"
     assert refused(tmp_path, "responses", flat | {"previous_response_id": "r0"}) == unknown
 
@@ -406,7 +406,7 @@ def test_sharegpt_goes_out_and_comes_in_again(capsys: pytest.CaptureFixture[str]
         "gpt",
     ]
     (again,) = taken(tmp_path, row, name="again")
-    assert (said(again), again.task, again.reward) == (said(first), "sum", 1.0)
+    assert (texts(again), again.task, again.reward) == (texts(first), "sum", 1.0)
     taken(tmp_path, SUM, name="thinks")
     assert main(["export", str(tmp_path / "thinks-run"), str(tmp_path / "t.jsonl"), "--to", "sharegpt"]) == 0
     value = json.loads((tmp_path / "t.jsonl").read_text())["conversations"][2]["value"]
@@ -426,7 +426,7 @@ def test_sharegpt_as_one_list_and_as_preferences(tmp_path: Path) -> None:
     file.write_text(json.dumps(SHARED["conversations"]))
     assert convert.read_run(file, tmp_path / "turns") == "sharegpt"
     openai = {"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    assert [said(view) for view in taken(tmp_path, openai, name="roles")] == [[("user", "q"), ("assistant", "a")]]
+    assert [texts(view) for view in taken(tmp_path, openai, name="roles")] == [[("user", "q"), ("assistant", "a")]]
 
 
 @pytest.mark.parametrize(
@@ -452,13 +452,13 @@ def test_what_is_wrong_with_sharegpt(tmp_path: Path, turns: list, sentence: str)
 def test_chats_say_which_reader_a_message_needs(tmp_path: Path) -> None:
     plain = {"messages": [{"role": "user", "content": "q"}]}
     blocks = {"messages": [{"role": "assistant", "content": [use("a")]}]}
-    said_ = refused(tmp_path, "chats", plain, blocks)
+    reason = refused(tmp_path, "chats", plain, blocks)
     assert (
-        said_ == "FILE:2: message 0 holds 'tool_use', which is a block of Anthropic's messages: import it with --from anthropic"
+        reason == "FILE:2: message 0 holds 'tool_use', which is a block of Anthropic's messages: import it with --from anthropic"
     )
-    said_ = refused(tmp_path, "chats", {"messages": [ITEMS[4]]})
+    reason = refused(tmp_path, "chats", {"messages": [ITEMS[4]]})
     assert (
-        said_
+        reason
         == "FILE:1: message 0 holds 'function_call', which is an item of OpenAI's Responses interface: import it with --from responses"
     )
     convert.read_run(lines(tmp_path / "both.jsonl", plain, blocks), tmp_path / "both", "anthropic")

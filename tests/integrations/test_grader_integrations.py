@@ -49,9 +49,9 @@ def test_the_grader_is_a_judge(grader: AdvantageGrader) -> None:
 
 
 def test_its_streams_sum_to_the_grades_of_the_steps(grader: AdvantageGrader) -> None:
-    asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
-    reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[7, 8, 9], sampled=[0, 1, 1], index=0)
-    score, token_values = asyncio.run(judged_path(grader, TracePath.of([asked, reply]), Task("t", {})))
+    prompt = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
+    reply = make_node("t", prompt.id, 2, "assistant", "xyz", tokens=[7, 8, 9], sampled=[0, 1, 1], index=0)
+    score, token_values = asyncio.run(judged_path(grader, TracePath.of([prompt, reply]), Task("t", {})))
     assert isinstance(score, Score)
     assert isinstance(token_values, TokenValues)
     assert score.unit == "advantage"
@@ -73,9 +73,9 @@ def test_trls_own_ids_are_what_is_graded(grader: AdvantageGrader) -> None:
     reward, tokenizer = reward_function(grader), grader.template.tokenizer
     end = grader.template.stop_tokens[0]
     ids = [[*tokenizer.encode("l"), *tokenizer.encode("ook"), end], [30, 31, 40, 41, 32, end]]  # not what the text encodes to
-    asked = [{"role": "user", "content": "go"}]
+    prompt = [{"role": "user", "content": "go"}]
     masks = [[1] * len(ids[0]), [1, 1, 0, 0, 1, 1]]
-    values = asyncio.run(reward(prompts=["go", asked], completions=["look", "x"], completion_ids=ids, env_mask=masks))
+    values = asyncio.run(reward(prompts=["go", prompt], completions=["look", "x"], completion_ids=ids, env_mask=masks))
     shown = [*grader.template.render("user", "go", "")[0], *grader.template.open("assistant", "user")]
     wanted = AdvantageScorer(grader.pair).score_many(
         [
@@ -110,10 +110,10 @@ def test_a_batch_of_rewards_opens_each_model_once(grader: AdvantageGrader) -> No
 
 def test_streams_leave_out_what_is_not_graded(grader: AdvantageGrader) -> None:
     end = grader.template.stop_tokens[0]
-    asked = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
-    reply = make_node("t", asked.id, 2, "assistant", "xyz", tokens=[30, 31, end], sampled=[1, 1, 1], index=0)
+    prompt = make_node("t", None, 0, "user", "ab", tokens=[5, 6])
+    reply = make_node("t", prompt.id, 2, "assistant", "xyz", tokens=[30, 31, end], sampled=[1, 1, 1], index=0)
     bare = AdvantageGrader(grader.pair, config=AdvantageConfig(keep_special=False))
-    score, token_values = asyncio.run(judged_path(bare, TracePath.of([asked, reply]), Task("t", {})))
+    score, token_values = asyncio.run(judged_path(bare, TracePath.of([prompt, reply]), Task("t", {})))
     assert token_values.values[2] == 0
     assert token_values.values.sum() == pytest.approx(score.value, abs=1e-5)
 

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-from ramify.integrations import inspect as door  # noqa: E402
+from ramify.integrations import inspect as inspect_logs  # noqa: E402
 
 EVIL = "</script><script>alert(1)</script>\x1b]0;title\x07"
 
@@ -64,33 +64,35 @@ def content(sample: Any) -> Any:
         "error",
         "turn_count",
     }
-    told = sample.model_dump(include=kept)
-    told["scores"] = dict(sorted(told["scores"].items()))
-    told["messages"] = [message.model_dump(exclude={"id"}) for message in sample.messages]
-    told["stop"] = sample.output.stop_reason
-    told["input"] = told["input"] if isinstance(told["input"], str) else [m.model_dump(exclude={"id"}) for m in sample.input]
-    return repr(told)  # NaN is not equal to itself
+    record = sample.model_dump(include=kept)
+    record["scores"] = dict(sorted(record["scores"].items()))
+    record["messages"] = [message.model_dump(exclude={"id"}) for message in sample.messages]
+    record["stop"] = sample.output.stop_reason
+    record["input"] = (
+        record["input"] if isinstance(record["input"], str) else [m.model_dump(exclude={"id"}) for m in sample.input]
+    )
+    return repr(record)  # NaN is not equal to itself
 
 
 @pytest.mark.parametrize("form", ["eval", "json"])
 @pytest.mark.parametrize("back", ["log.eval", "log.json"])
 def test_round_trip(logs: dict[str, Path], tmp_path: Path, form: str, back: str) -> None:
-    assert door.read_log(logs[form], tmp_path / "run") == 4
+    assert inspect_logs.read_log(logs[form], tmp_path / "run") == 4
     with Run.open(tmp_path / "run") as run:
-        assert door.write_log(run, tmp_path / back) == 4
+        assert inspect_logs.write_log(run, tmp_path / back) == 4
     before, after = read(logs[form]), read(tmp_path / back)
     assert before.keys() == after.keys() == {(i, e) for i in ("a", 7) for e in (1, 2)}
     for key in before:
         assert content(after[key]) == content(before[key])
     first, second = (log_module.read_eval_log(str(path), header_only=True) for path in (logs[form], tmp_path / back))
     assert (second.eval.task, second.eval.model, second.status) == (first.eval.task, first.eval.model, "success")
-    door.read_log(tmp_path / back, tmp_path / "again")
+    inspect_logs.read_log(tmp_path / back, tmp_path / "again")
     with Run.open(tmp_path / "run") as run, Run.open(tmp_path / "again") as again:
         assert {t.name: run.tree(t.name).hash for t in run.trees()} == {t.name: again.tree(t.name).hash for t in again.trees()}
 
 
 def test_what_becomes_of_a_log(logs: dict[str, Path], tmp_path: Path) -> None:
-    door.read_log(logs["eval"], tmp_path / "run")
+    inspect_logs.read_log(logs["eval"], tmp_path / "run")
     with Run.open(tmp_path / "run") as run:
         tree = run.tree("a")
         assert len(tree) == 9  # a root, two shared messages, and two epochs of a call, its result and a reply
@@ -120,23 +122,23 @@ def test_what_becomes_of_a_log(logs: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_a_failed_evaluation(logs: dict[str, Path], tmp_path: Path) -> None:
-    door.read_log(logs["failed"], tmp_path / "run")
+    inspect_logs.read_log(logs["failed"], tmp_path / "run")
     with Run.open(tmp_path / "run") as run:
         assert run.meta["config"]["imported"]["status"] == "error"
         leaf = run.tree("a").leaves()[0]
         assert leaf.stop == "failed"
         assert "went away" in leaf.data["sample"]["error"]["message"]
-        door.write_log(run, tmp_path / "out.eval")
+        inspect_logs.write_log(run, tmp_path / "out.eval")
     log = log_module.read_eval_log(str(tmp_path / "out.eval"))
     assert log.status == "error"
     assert "went away" in log.samples[0].error.message
 
 
 def test_inspects_own_command_opens_what_is_written(logs: dict[str, Path], tmp_path: Path) -> None:
-    door.read_log(logs["eval"], tmp_path / "run")
+    inspect_logs.read_log(logs["eval"], tmp_path / "run")
     (tmp_path / "logs").mkdir()
     with Run.open(tmp_path / "run") as run:
-        door.write_log(run, tmp_path / "logs" / "x.eval", task="renamed")
+        inspect_logs.write_log(run, tmp_path / "logs" / "x.eval", task="renamed")
     command = [sys.executable, "-m", "inspect_ai", "log"]
     listed = subprocess.run(
         [*command, "list", "--json", "--log-dir", str(tmp_path / "logs")], capture_output=True, text=True, check=True
@@ -154,38 +156,38 @@ def test_a_run_of_ramify_as_a_log(tmp_path: Path) -> None:
         maker = Provenance("tiny", "w", {}, 1).hash
         top = root(run, "t")
         ask = make_node("t", top.id, 0, "user", "go", tokens=[1, 2], ends=[1, 2])
-        said = [
+        replies = [
             make_node(
                 "t", ask.id, 2, "assistant", "left", tokens=[5, 6], sampled=[True] * 2, ends=[2, 4], provenance=maker, index=i
             )
             for i in (0, 1)
         ]
         fork = make_node(
-            "t", said[0].id, 1, "assistant", "ap", tokens=[9], sampled=[True], ends=[2], opens=False, provenance=maker, index=0
+            "t", replies[0].id, 1, "assistant", "ap", tokens=[9], sampled=[True], ends=[2], opens=False, provenance=maker, index=0
         )
         end = make_node(
-            "t", said[1].id, 2, "user", "you won", tokens=[7], ends=[7], reward=1.0, stop="terminated", data={EVIL: EVIL}
+            "t", replies[1].id, 2, "user", "you won", tokens=[7], ends=[7], reward=1.0, stop="terminated", data={EVIL: EVIL}
         )
         cut = make_node("t", fork.id, 1, "user", "time is up", tokens=[8], ends=[10], reward=0.0, stop="truncated")
-        run.add(ask, *said, fork, end, cut)
+        run.add(ask, *replies, fork, end, cut)
         run.add(Score(end.id, "env", 1.0, evidence={"outcome": True}), Score(cut.id, "judge", None, "points", judges={"a": "j"}))
         for name in ("one.eval", "two.eval"):
-            assert door.write_log(run, tmp_path / name) == 2
+            assert inspect_logs.write_log(run, tmp_path / name) == 2
     one, two = read(tmp_path / "one.eval"), read(tmp_path / "two.eval")
     assert {key: sample.model_dump_json() for key, sample in one.items()} == {
         key: sample.model_dump_json() for key, sample in two.items()
     }
     won, lost = one["task", 1], one["task", 2]
     assert [(m.role, m.text, m.id) for m in won.messages] == [
-        ("user", "go", ask.id), ("assistant", "left", said[1].id), ("user", "you won", end.id)]  # fmt: skip
-    assert [(m.role, m.text, m.id) for m in lost.messages][1] == ("assistant", "leap", said[0].id)
+        ("user", "go", ask.id), ("assistant", "left", replies[1].id), ("user", "you won", end.id)]  # fmt: skip
+    assert [(m.role, m.text, m.id) for m in lost.messages][1] == ("assistant", "leap", replies[0].id)
     assert won.messages[2].metadata == {"ramify": {EVIL: EVIL}}
     assert (won.scores["env"].value, won.scores["reward"].value, won.uuid) == (1.0, 1.0, end.id)
     assert str(lost.scores["judge"].value) == "nan"
     assert (lost.limit.type, lost.limit.reason, lost.output.model) == ("custom", "truncated", "tiny")
     header = log_module.read_eval_log(str(tmp_path / "one.eval"), header_only=True)
     assert {score.name: score.metrics["mean"].value for score in header.results.scores} == {"env": 1.0, "reward": 0.5}
-    door.read_log(tmp_path / "one.eval", tmp_path / "back")
+    inspect_logs.read_log(tmp_path / "one.eval", tmp_path / "back")
     with Run.open(tmp_path / "back") as run:
         assert sorted(v.scorer for v in run.scores()) == ["env", "judge", "reward", "reward"]
 
@@ -227,7 +229,7 @@ def altered(**fields: Any) -> Any:
 def test_bad_members(logs: dict[str, Path], tmp_path: Path, member: str, change: Any, message: str) -> None:
     file = edit(logs["eval"], tmp_path / "bad.eval", member, change)
     with pytest.raises(UserError) as caught:
-        door.read_log(file, tmp_path / "run")
+        inspect_logs.read_log(file, tmp_path / "run")
     assert str(caught.value).startswith(str(file))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -240,8 +242,8 @@ def test_bad_files(logs: dict[str, Path], tmp_path: Path) -> None:
         edit(logs["eval"], tmp_path / "liar.eval", "samples/a_epoch_1.json", lambda raw: b" " * (1 << 28)).read_bytes()
     )
     with zipfile.ZipFile(tmp_path / "liar.eval") as archive:
-        place = archive.start_dir
-    at = liar.index((1 << 28).to_bytes(4, "little"), place)
+        start = archive.start_dir
+    at = liar.index((1 << 28).to_bytes(4, "little"), start)
     liar[at : at + 4] = (100).to_bytes(4, "little")  # 256 MiB that say they are 100 bytes
     (tmp_path / "liar.eval").unlink()
     with zipfile.ZipFile(logs["eval"]) as archive:
@@ -263,7 +265,7 @@ def test_bad_files(logs: dict[str, Path], tmp_path: Path) -> None:
         if raw is not None:
             (tmp_path / name).write_bytes(raw)
         with pytest.raises(UserError, match=message) as caught:
-            door.read_log(tmp_path / name, tmp_path / "run")
+            inspect_logs.read_log(tmp_path / name, tmp_path / "run")
         assert str(tmp_path / name) in str(caught.value)
         (tmp_path / name).unlink(missing_ok=True)
         assert list(tmp_path.iterdir()) == []
@@ -273,18 +275,21 @@ def test_logs_that_hold_less(logs: dict[str, Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(logs["failed"]) as old, zipfile.ZipFile(tmp_path / "none.eval", "w") as new:
         new.writestr("header.json", old.read("header.json"))
     with pytest.raises(UserError, match=r"holds no sample: the evaluation's status is 'error' .*went away"):
-        door.read_log(tmp_path / "none.eval", tmp_path / "run")
+        inspect_logs.read_log(tmp_path / "none.eval", tmp_path / "run")
     with zipfile.ZipFile(tmp_path / "nothing.eval", "w") as new:
         new.writestr("x", "y")
     with pytest.raises(UserError, match="holds neither header"):
-        door.read_log(tmp_path / "nothing.eval", tmp_path / "run")
+        inspect_logs.read_log(tmp_path / "nothing.eval", tmp_path / "run")
     # cut off before its end: no header, and the samples so far
-    assert door.read_log(edit(logs["eval"], tmp_path / "started.eval", "header.json", lambda raw: None), tmp_path / "run") == 4
+    assert (
+        inspect_logs.read_log(edit(logs["eval"], tmp_path / "started.eval", "header.json", lambda raw: None), tmp_path / "run")
+        == 4
+    )
     empty = edit(logs["eval"], tmp_path / "empty.eval", "samples/a_epoch_1.json", altered(messages=[], scores={}))
-    door.read_log(empty, tmp_path / "run2")
+    inspect_logs.read_log(empty, tmp_path / "run2")
     with Run.open(tmp_path / "run2") as run:
         assert [leaf.text for leaf in run.tree("a").leaves()] == ["", "The sum is 3"]
-        door.write_log(run, tmp_path / "out.eval")
+        inspect_logs.write_log(run, tmp_path / "out.eval")
     assert read(tmp_path / "out.eval")["a", 1].messages == []
 
 
@@ -322,7 +327,7 @@ def test_stored_text_is_exported_again(logs: dict[str, Path], tmp_path: Path) ->
     """An imported log is a run like another: it goes through JSON lines and back."""
     from ramify.trace.convert import read_run
 
-    door.read_log(logs["json"], tmp_path / "run")
+    inspect_logs.read_log(logs["json"], tmp_path / "run")
     with Run.open(tmp_path / "run") as run:
         write_lines(run, tmp_path / "run.jsonl")
         count = sum(1 for _ in run.each(Node))
@@ -358,10 +363,10 @@ def test_numbers_that_json_lacks_are_named_wherever_pieces_are_cut() -> None:
             return self.file.read(rng.randrange(1, 7))
 
     for _ in range(2000):
-        told = [value() for _ in range(3)]
-        reader = door.NamedNumbers(Pieces(json.dumps(told, ensure_ascii=rng.random() < 0.5).encode()))
+        values = [value() for _ in range(3)]
+        reader = inspect_logs.NamedNumbers(Pieces(json.dumps(values, ensure_ascii=rng.random() < 0.5).encode()))
         named = b"".join(iter(lambda reader=reader: reader.read(rng.randrange(1, 9)), b""))
-        assert json.loads(named) == plain(told)
+        assert json.loads(named) == plain(values)
 
 
 def test_odd_chats_become_logs(tmp_path: Path) -> None:
@@ -378,7 +383,7 @@ def test_odd_chats_become_logs(tmp_path: Path) -> None:
     read_run(tmp_path / "c.jsonl", tmp_path / "run")
     with Run.open(tmp_path / "run") as run:
         for name in ("out.eval", "out.json"):
-            assert door.write_log(run, tmp_path / name) == 1
+            assert inspect_logs.write_log(run, tmp_path / name) == 1
             sample = read(tmp_path / name)["t", 1]
             assert [message.text for message in sample.messages] == [odd.replace("\ud800", "?")] * 3
             assert sample.messages[1].tool_calls[0].parse_error == "the arguments are not JSON"
@@ -392,13 +397,13 @@ def test_which_step_went_wrong_in_a_log(logs: dict[str, Path], tmp_path: Path, c
     def verb(*words: object, code: int = 0) -> str:
         capsys.readouterr()
         assert main([str(word) for word in words]) == code
-        told = capsys.readouterr()
-        return told.out if code == 0 else told.err
+        printed = capsys.readouterr()
+        return printed.out if code == 0 else printed.err
 
     run = tmp_path / "run"
     assert "scores by includes, pair.a, pair.b" in verb("import", logs["eval"], "--run", run)
-    said = verb("graph-credit", "report", run, code=2)
-    assert "choose one with --scorer (includes, pair.a, pair.b)" in said
+    sentence = verb("graph-credit", "report", run, code=2)
+    assert "choose one with --scorer (includes, pair.a, pair.b)" in sentence
     rewards = {"includes": {1.0, 0.0}, "pair.a": {1.0}, "pair.b": {0.5}}
     for scorer, values in rewards.items():
         rows = tmp_path / f"{scorer}.jsonl"
@@ -424,24 +429,24 @@ def test_errored_samples_are_named_with_their_error(
 ) -> None:
     from ramify.cli.main import main
 
-    def said(*words: object) -> tuple[int, str, str]:
+    def run_cli(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main([str(word) for word in words])
         return (code, *capsys.readouterr())
 
     monkeypatch.chdir(tmp_path)
     why = "RuntimeError('the tool server is gone')"
-    code, out, _ = said("import", logs["some"], "--run", "runs/some")
+    code, out, _ = run_cli("import", logs["some"], "--run", "runs/some")
     assert code == 0
     assert f"1 of 3 attempts failed: 1 x {why}" in out
-    assert f"1 of 3 attempts failed: 1 x {why}" in said("show", "some")[1]
-    assert json.loads(said("show", "some", "--json")[1])["failed"]["reasons"] == {why: 1}
-    assert said("show", "some", "--html", "some.html")[0] == 0
+    assert f"1 of 3 attempts failed: 1 x {why}" in run_cli("show", "some")[1]
+    assert json.loads(run_cli("show", "some", "--json")[1])["failed"]["reasons"] == {why: 1}
+    assert run_cli("show", "some", "--html", "some.html")[0] == 0
     assert "the tool server is gone" in (tmp_path / "some.html").read_text("utf-8")
     for source in ("some", logs["some"]):
-        found = json.loads(said("forensics", "log", source, "--behavior", "regex:sum", "--by", "hard", "--json")[1])
+        found = json.loads(run_cli("forensics", "log", source, "--behavior", "regex:sum", "--by", "hard", "--json")[1])
         assert (found["rate"]["k"], found["rate"]["n"], found["invalid"], found["why"]) == (2, 2, 1, {why: 1})
-        found = json.loads(said("forensics", "log", source, "--behavior", "outcome", "--scorer", "includes", "--json")[1])
+        found = json.loads(run_cli("forensics", "log", source, "--behavior", "outcome", "--scorer", "includes", "--json")[1])
         assert (found["rate"]["k"], found["rate"]["n"]) == (1, 2)
     (tmp_path / "rules.txt").write_text("Be brief\n")
     gone = "went away"
@@ -450,7 +455,7 @@ def test_errored_samples_are_named_with_their_error(
         ("cliffs", "scan", "--model", "builtin", "--verifier", "exact", "--out", "s", "--retokenise", "--traces", logs["failed"]),
         ("governance", "audit", logs["failed"], "--rules", "rules.txt"),
     ):
-        code, out, err = said(*words)
+        code, out, err = run_cli(*words)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "attempts failed" in err or "the only attempt failed" in err
         assert gone in err

@@ -70,14 +70,14 @@ def test_a_task_with_a_steered_model(made: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CODE, str(made / "dictionary"), str(tmp_path), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    right = {name: sum(score == "C" for _, score, _ in rows) for name, rows in said.items()}
+    rows_of = json.loads(done.stdout.splitlines()[-1])
+    right = {name: sum(score == "C" for _, score, _ in rows) for name, rows in rows_of.items()}
     assert (right["clean"], right["set"]) == (0, 6)
     assert max(right[f"random {i}"] for i in range(3)) < 6
-    assert all(row[2]["size"] == 0 for row in said["clean"])
-    for set_, other in zip(said["set"], said["random 0"], strict=True):
+    assert all(row[2]["size"] == 0 for row in rows_of["clean"])
+    for set_, other in zip(rows_of["set"], rows_of["random 0"], strict=True):
         assert set_[2]["size"] == pytest.approx(other[2]["size"], rel=1e-4)  # the control is as long
-    assert said["set"][0][2]["change"] == "clamp 0.4 of 0,1,2,3"
+    assert rows_of["set"][0][2]["change"] == "clamp 0.4 of 0,1,2,3"
 
 
 def test_what_cannot_be_steered_is_refused_before_a_sample(made: Path) -> None:

@@ -50,7 +50,7 @@ def test_blocks_inside_other_texts_are_found_and_forged_ones_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "door", "extra"),
+    ("package", "install", "extra"),
     [
         ("langchain.agents", lambda: langchain_pins.keep_rules(RULE), "harnesses"),
         ("langchain_core", lambda: langchain_pins.keep_rules_node(None, RULE), "harnesses"),
@@ -60,9 +60,11 @@ def test_blocks_inside_other_texts_are_found_and_forged_ones_left() -> None:
         ("inspect_ai", lambda: inspect_compaction.keep_rules(None, RULE), "serve"),
     ],
 )
-def test_a_missing_harness_is_named(monkeypatch: pytest.MonkeyPatch, package: str, door: Callable[[], Any], extra: str) -> None:
+def test_a_missing_harness_is_named(
+    monkeypatch: pytest.MonkeyPatch, package: str, install: Callable[[], Any], extra: str
+) -> None:
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(NeedsError, match=rf"ramify\[{extra}\]"):
-        door()
+        install()

@@ -56,12 +56,12 @@ def test_conversations_are_the_paths_messages_up_to_the_last_reply(played: Path,
         assert write_sft(run, tmp_path / "a.jsonl") == 32
         rows = lines(tmp_path / "a.jsonl")
         leaf = min(v.node for v in run.scores(tree=min(info.name for info in run.trees())))
-        said = [{"role": m.role, "content": m.text} for m in run.path(leaf).messages()]
+        messages = [{"role": m.role, "content": m.text} for m in run.path(leaf).messages()]
         good = write_sft(run, tmp_path / "good.parquet", successful="true")
         wins = sum(v.value > 0 for v in run.scores(scorer="env"))
         replies = sum(m["role"] == "assistant" for row in rows for m in row["messages"])
         assert write_sft(run, tmp_path / "p.jsonl", form="prompt-completion") == replies
-    assert rows[0]["messages"] == said[:-1]
+    assert rows[0]["messages"] == messages[:-1]
     assert {row["messages"][-1]["role"] for row in rows} == {"assistant"}
     assert 0 < good == wins < 32
     table = pq.read_table(tmp_path / "good.parquet").to_pylist()
@@ -436,14 +436,14 @@ def test_a_grpo_step_of_trl_has_our_loss_and_gradient(step_rows: list[dict[str, 
     from ramify.train.losses import LossConfig, Scores, policy_gradient
 
     loss, gradient, moved = one_step(step_rows, tmp_path / "out", loss_type="bnpo")
-    ours = []
+    batch_rows = []
     for row in step_rows:
         ahead = len(row["prompt_ids"])
         advantage, logprobs, mask = (np.pad(np.float32(row[k]), (ahead, 0)) for k in ("advantages", "logprobs", "env_mask"))
         tokens = np.int32(row["prompt_ids"] + row["completion_ids"])
-        ours.append(Row(tokens, mask > 0, {"advantage": advantage, "logprobs": logprobs}))
+        batch_rows.append(Row(tokens, mask > 0, {"advantage": advantage, "logprobs": logprobs}))
     model, _ = hf_agent()
-    batch = collate(ours)
+    batch = collate(batch_rows)
     scores = Scores(token_logprobs(model, batch))
     mine = policy_gradient(batch, scores, LossConfig())[batch.mask].sum() / batch.mask.sum()
     mine.backward()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
-from ramify.integrations import verifiers as door
+from ramify.integrations import verifiers as verifiers
 from ramify.methods.governance.lost_rules import Rule, audit
 from ramify.trace.convert import read_run
 from ramify.trace.db import Run
@@ -58,9 +58,9 @@ def test_every_branch_is_a_path_token_for_token(run: Run) -> None:
             for branch in paths(trace):
                 branches += 1
                 nodes = [trace["nodes"][i] for i in branch]
-                said = tuple((node["message"]["role"], node["message"]["content"]) for node in nodes)
+                messages = tuple((node["message"]["role"], node["message"]["content"]) for node in nodes)
                 text_only = not any(node["token_ids"] for node in nodes)
-                path = seen[said, text_only, "failed" if trace["errors"] else "stop"]
+                path = seen[messages, text_only, "failed" if trace["errors"] else "stop"]
                 if text_only:
                     continue
                 mask = np.array([m for node in nodes for m in node["mask"]])
@@ -74,10 +74,10 @@ def test_every_branch_is_a_path_token_for_token(run: Run) -> None:
 def test_what_traces_share_is_one_node(run: Run) -> None:
     tree = run.tree("sums/sum-0")
     (system,) = tree.children(tree.root.id)
-    asked, rewritten = tree.children(system.id)  # the branch starts behind the system message, where the history was rewritten
-    assert (asked.text, rewritten.text) == ("1 + 2 ?", "so far : 1 + 2 is 4")
+    question, rewritten = tree.children(system.id)  # the branch starts behind the system message, where the history was rewritten
+    assert (question.text, rewritten.text) == ("1 + 2 ?", "so far : 1 + 2 is 4")
     assert rewritten.offset == len(system) == 6
-    one, two = tree.children(asked.id)  # two samples that are equal
+    one, two = tree.children(question.id)  # two samples that are equal
     assert one.tokens.tolist() == two.tokens.tolist()
     assert one.data["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1, "y": 2}'}}
@@ -120,7 +120,7 @@ def test_a_folder_and_a_bare_trace(tmp_path: Path) -> None:
         assert len(a) == len(b) == 18
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds none of verifiers' files"):
-        door.read_traces(tmp_path / "empty", tmp_path / "c")
+        verifiers.read_traces(tmp_path / "empty", tmp_path / "c")
 
 
 def test_episodes_without_traces_and_tasks_of_one_name(tmp_path: Path) -> None:

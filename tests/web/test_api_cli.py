@@ -38,9 +38,9 @@ def test_a_start_that_cannot_be_is_one_sentence(
     arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", *arguments]) == code
-    said = capsys.readouterr().err
-    assert words in said
-    assert len(said.splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert words in printed
+    assert len(printed.splitlines()) == 1
 
 
 def test_a_run_of_another_verb_is_not_recorded_into(
@@ -62,30 +62,30 @@ def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: P
     drafter = for_target(local.module, layers=1, block=4, rank=4)
     save_drafter(drafter, tmp_path / "drafter")
     drafted, gauges = find_served("builtin", 4, tmp_path / "drafter", "fixed:3")
-    asked: dict[str, Any] = {"model": NAME, "messages": HELLO, "temperature": 1.5, "max_tokens": 16, "logit_bias": {"4": -100}}
+    request: dict[str, Any] = {"model": NAME, "messages": HELLO, "temperature": 1.5, "max_tokens": 16, "logit_bias": {"4": -100}}
 
     def replies(ai: openai.OpenAI) -> list[str | None]:
-        found = ai.chat.completions.create(seed=3, n=3, **asked).choices
-        events = ai.chat.completions.create(seed=4, stream=True, **asked)
+        found = ai.chat.completions.create(seed=3, n=3, **request).choices
+        events = ai.chat.completions.create(seed=4, stream=True, **request)
         return [*(choice.message.content for choice in found), "".join(event.choices[0].delta.content or "" for event in events)]
 
     with served(plain) as url, client(url) as ai:
         expected = replies(ai)
     with served(drafted, gauges) as url, client(url) as ai:
         assert replies(ai) == expected
-        assert ai.chat.completions.create(**asked).choices[0].finish_reason == "length"
+        assert ai.chat.completions.create(**request).choices[0].finish_reason == "length"
         text = urllib.request.urlopen(url.removesuffix("/v1") + "/metrics").read().decode()
-    told = dict(line.split() for line in text.splitlines() if line.startswith("ramify_engine_"))
-    assert float(told["ramify_engine_rounds"]) > 0
-    assert 1 <= float(told["ramify_engine_tau"]) <= 4
-    assert 0 <= float(told["ramify_engine_budget"]) <= 3
+    counts = dict(line.split() for line in text.splitlines() if line.startswith("ramify_engine_"))
+    assert float(counts["ramify_engine_rounds"]) > 0
+    assert 1 <= float(counts["ramify_engine_tau"]) <= 4
+    assert 0 <= float(counts["ramify_engine_budget"]) <= 3
     reached, accepted = (
-        [float(told[f'ramify_engine_{name}_at_total{{position="{place}"}}']) for place in range(1, 5)]
+        [float(counts[f'ramify_engine_{name}_at_total{{position="{position}"}}']) for position in range(1, 5)]
         for name in ("reached", "accepted")
     )
     assert reached[0] >= reached[1] >= reached[2]
     assert reached[0] > 0 == reached[3]  # three are drafted of a block of four
-    assert sum(accepted) == float(told["ramify_engine_accepted"])
+    assert sum(accepted) == float(counts["ramify_engine_accepted"])
 
 
 def test_what_a_request_leaves_open_is_the_checkpoints_own(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_what_a_request_leaves_open_is_the_checkpoints_own(tmp_path: Path) -> No
     with served(model) as url:
         create = client(url).chat.completions.create
         greedy, cold, hot, longer = (
-            create(model=NAME, messages=HELLO, seed=seed, **said)
-            for seed, said in ((1, {}), (2, {}), (2, {"temperature": 1.0}), (2, {"max_tokens": 9}))
+            create(model=NAME, messages=HELLO, seed=seed, **settings)
+            for seed, settings in ((1, {}), (2, {}), (2, {"temperature": 1.0}), (2, {"max_tokens": 9}))
         )
     assert greedy.choices[0].message.content == cold.choices[0].message.content != hot.choices[0].message.content
     assert [one.usage.completion_tokens for one in (cold, hot, longer)] == [5, 5, 9]
@@ -103,10 +103,10 @@ def test_what_a_request_leaves_open_is_the_checkpoints_own(tmp_path: Path) -> No
 
 
 def test_a_made_up_token_is_said_once() -> None:
-    said = _welcome("http://127.0.0.1:1/v1", NAME, "a-token-that-was-made-up", True)
-    assert said.count("a-token-that-was-made-up") == 1
-    assert "export RAMIFY_TOKEN=a-token-that-was-made-up" in said
-    assert "Bearer $RAMIFY_TOKEN" in said
+    text = _welcome("http://127.0.0.1:1/v1", NAME, "a-token-that-was-made-up", True)
+    assert text.count("a-token-that-was-made-up") == 1
+    assert "export RAMIFY_TOKEN=a-token-that-was-made-up" in text
+    assert "Bearer $RAMIFY_TOKEN" in text
     assert "RAMIFY_TOKEN" not in _welcome("http://127.0.0.1:1/v1", NAME, "", False)
 
 
@@ -129,22 +129,22 @@ def test_the_verb_prints_its_address_serves_records_and_ends_in_order(tmp_path: 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as process:
         try:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
-            with openai.OpenAI(base_url=told["url"], api_key=told["token"], max_retries=0) as ai:
+            printed = json.loads(process.stdout.readline())
+            with openai.OpenAI(base_url=printed["url"], api_key=printed["token"], max_retries=0) as ai:
                 assert (
-                    ai.chat.completions.create(model=told["model"], messages=HELLO, max_tokens=8).choices[0].message.role
+                    ai.chat.completions.create(model=printed["model"], messages=HELLO, max_tokens=8).choices[0].message.role
                     == "assistant"
                 )
             with (
-                openai.OpenAI(base_url=told["url"], api_key="wrong", max_retries=0) as ai,
+                openai.OpenAI(base_url=printed["url"], api_key="wrong", max_retries=0) as ai,
                 pytest.raises(openai.AuthenticationError),
             ):
                 ai.models.list()
             process.send_signal(signal.SIGTERM)
-            said = process.communicate(timeout=60)[1]
+            log = process.communicate(timeout=60)[1]
         finally:
             process.kill()
-    assert (process.returncode, said.splitlines()) == (0, ["ramify: every request was answered; the server has ended"])
+    assert (process.returncode, log.splitlines()) == (0, ["ramify: every request was answered; the server has ended"])
     shown = subprocess.run(
         [sys.executable, "-m", "ramify.cli.main", "show", "kept", "--json"],
         cwd=tmp_path,

@@ -28,8 +28,8 @@ def test_what_was_sampled_for_a_client_who_left_is_counted() -> None:
     local, model = household()
     with served(model, lambda: local.gauges) as url, client(url) as ai:
         events = ai.completions.create(**ENDLESS, logprobs=0)
-        told = (event.choices[0].logprobs for event in events)
-        seen = sum(len(logs.tokens or ()) for logs, _ in zip(told, range(6), strict=False) if logs)
+        logprobs = (event.choices[0].logprobs for event in events)
+        seen = sum(len(logs.tokens or ()) for logs, _ in zip(logprobs, range(6), strict=False) if logs)
         events.close()
         assert until(lambda: metric(url, "ramify_places_taken") == 0)
         assert metric(url, "ramify_requests_gone_total") == 1
@@ -72,24 +72,24 @@ def counted(url: str, status: int) -> bool:
 
 
 def test_one_client_cannot_keep_the_others_out() -> None:
-    asked: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    request: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with served(Endless(tokens=False), running=1, waiting=4, each=2) as url, client(url) as ai:
-        held = [ai.chat.completions.create(**asked, user="ana") for _ in range(2)]
+        held = [ai.chat.completions.create(**request, user="ana") for _ in range(2)]
         with pytest.raises(openai.RateLimitError, match="You hold 2 of the 2 slots that one client may") as caught:
-            ai.chat.completions.create(**asked, user="ana")
+            ai.chat.completions.create(**request, user="ana")
         assert int(caught.value.response.headers["retry-after"]) >= 1
-        held.append(ai.chat.completions.create(**asked, user="ben"))
+        held.append(ai.chat.completions.create(**request, user="ben"))
         assert metric(url, "ramify_places_taken") == 3
         for events in held:
             events.close()
         assert until(lambda: metric(url, "ramify_places_taken") == 0)
-        ai.chat.completions.create(**asked, user="ana").close()
+        ai.chat.completions.create(**request, user="ana").close()
 
 
 def test_counts_by_position_are_labelled() -> None:
-    said = Metrics(lambda: {"reached_at": [3, 2], "accepted_at": [], "tau": float("nan"), "rows": 1}).text().decode()
+    text = Metrics(lambda: {"reached_at": [3, 2], "accepted_at": [], "tau": float("nan"), "rows": 1}).text().decode()
     numbers = [
-        line for line in said.splitlines() if line.startswith(("ramify_reached", "ramify_accepted", "ramify_tau", "ramify_rows"))
+        line for line in text.splitlines() if line.startswith(("ramify_reached", "ramify_accepted", "ramify_tau", "ramify_rows"))
     ]
     assert numbers == [
         'ramify_reached_at_total{position="1"} 3.0',
@@ -98,7 +98,7 @@ def test_counts_by_position_are_labelled() -> None:
     ]
 
 
-class Told:
+class SlowEvents:
     """Events that say whether they were closed."""
 
     def __init__(self) -> None:
@@ -123,20 +123,20 @@ async def leaves() -> Any:
 
 
 def test_the_events_are_closed_when_time_runs_out_as_the_first_is_there() -> None:
-    async def run() -> Told:
-        told = Told()
-        task = asyncio.create_task(begun(waits, events := told.events()))
-        while not told.began:
+    async def run() -> SlowEvents:
+        source = SlowEvents()
+        task = asyncio.create_task(begun(waits, events := source.events()))
+        while not source.began:
             await asyncio.sleep(0)
-        told.go.set()  # the first event, and in the same moment the end of the time
+        source.go.set()  # the first event, and in the same moment the end of the time
         while events.ag_running:
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert told.closed
+        assert source.closed
         assert events.ag_frame is None
-        return told
+        return source
 
     asyncio.run(run())
 
@@ -144,13 +144,13 @@ def test_the_events_are_closed_when_time_runs_out_as_the_first_is_there() -> Non
 @pytest.mark.parametrize("ready", [False, True])
 def test_the_events_are_closed_when_the_client_has_left(ready: bool) -> None:
     async def run() -> None:
-        told = Told()
+        source = SlowEvents()
         if not ready:
             with pytest.raises(GoneError):
-                await begun(leaves, told.events())
+                await begun(leaves, source.events())
             return
-        told.go.set()
-        answer: Events = await begun(waits, events := told.events())
+        source.go.set()
+        answer: Events = await begun(waits, events := source.events())
         sent: list[Any] = []
 
         async def send(message: Any) -> None:
@@ -159,7 +159,7 @@ def test_the_events_are_closed_when_the_client_has_left(ready: bool) -> None:
         call: Callable[..., Awaitable[None]] = answer
         await call({"type": "http"}, leaves, send)
         assert sent[0] == "http.response.start"
-        assert told.closed
+        assert source.closed
         assert events.ag_frame is None
 
     asyncio.run(run())

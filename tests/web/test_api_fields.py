@@ -77,8 +77,8 @@ def test_any_json_is_a_request_or_one_sentence(body: dict[str, Any], kind: Any) 
     base = CHAT if kind is ChatRequest else {"model": "m", "prompt": "x"}
     refused = None
     try:
-        asked = read_request(read_json(json.dumps({**base, **body}).encode()), kind)
-        assert asked.sampling(5).max_tokens == 5
+        request = read_request(read_json(json.dumps({**base, **body}).encode()), kind)
+        assert request.sampling(5).max_tokens == 5
     except RefusedRequestError as error:
         refused = error
     assert refused is None or (refused.status == 400 and "\n" not in refused.message and len(refused.message) < 300)

@@ -78,16 +78,16 @@ def ai(url: str) -> Iterator[openai.OpenAI]:
 
 
 def test_the_openai_client_parses_what_comes(ai: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": NAME, "messages": ASK, "response_format": Plan, "seed": 1}
-    reply = ai.chat.completions.parse(**asked).choices[0]
+    request: dict[str, Any] = {"model": NAME, "messages": ASK, "response_format": Plan, "seed": 1}
+    reply = ai.chat.completions.parse(**request).choices[0]
     assert reply.finish_reason == "stop"
     assert isinstance(reply.message.parsed, Plan)
-    with ai.chat.completions.stream(**asked) as events:
+    with ai.chat.completions.stream(**request) as events:
         for _ in events:
             pass
         assert events.get_final_completion().choices[0].message.parsed == reply.message.parsed
     with pytest.raises(openai.LengthFinishReasonError):
-        ai.chat.completions.parse(**asked, max_tokens=9)
+        ai.chat.completions.parse(**request, max_tokens=9)
     assert EXCHANGES[-1].settings.grammar is not None
     assert EXCHANGES[-1].settings.to_json()["grammar"]["kind"] == "json"
 
@@ -99,8 +99,8 @@ def test_json_mode_and_texts_are_held_to(ai: openai.OpenAI) -> None:
         ).choices[0]
         assert str(mode.message.content).startswith("{")
         assert mode.finish_reason == "length" or isinstance(json.loads(str(mode.message.content)), dict)
-    for said, pattern in (({"regex": "[a-c]{2}-[0-9]"}, "[a-c]{2}-[0-9]"), ({"choice": ["yes", "no"]}, "yes|no")):
-        extra = {"structured_outputs": said}
+    for wanted, pattern in (({"regex": "[a-c]{2}-[0-9]"}, "[a-c]{2}-[0-9]"), ({"choice": ["yes", "no"]}, "yes|no")):
+        extra = {"structured_outputs": wanted}
         chat = ai.chat.completions.create(model=NAME, messages=ASK, extra_body=extra, logprobs=True).choices[0]
         assert re.fullmatch(pattern, str(chat.message.content))
         assert chat.logprobs is not None
@@ -112,21 +112,21 @@ def test_json_mode_and_texts_are_held_to(ai: openai.OpenAI) -> None:
 
 
 def test_tools_that_must_be_called_are(ai: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": NAME, "messages": ASK, "tools": [GO, LOOK], "max_tokens": 400}
+    request: dict[str, Any] = {"model": NAME, "messages": ASK, "tools": [GO, LOOK], "max_tokens": 400}
     for seed in range(4):
-        one = ai.chat.completions.create(**asked, seed=seed, tool_choice="required", parallel_tool_calls=False).choices[0]
+        one = ai.chat.completions.create(**request, seed=seed, tool_choice="required", parallel_tool_calls=False).choices[0]
         assert one.finish_reason == "tool_calls"
         (call,) = one.message.tool_calls or ()
         given = json.loads(call.function.arguments)  # type: ignore[union-attr]
         assert given in ([{}] if call.function.name == "look" else [{"to": "hall"}, {"to": "attic"}])  # type: ignore[union-attr]
         assert one.message.content is None
     named = {"type": "function", "function": {"name": "go"}}
-    reply = ai.chat.completions.create(**asked, tool_choice=named).choices[0].message
+    reply = ai.chat.completions.create(**request, tool_choice=named).choices[0].message
     assert [call.function.name for call in reply.tool_calls or ()] == ["go"]  # type: ignore[union-attr]
-    several = ai.chat.completions.create(**asked, seed=2, tool_choice="required").choices[0]
+    several = ai.chat.completions.create(**request, seed=2, tool_choice="required").choices[0]
     assert len(several.message.tool_calls or ()) >= 1
     parsed = ai.chat.completions.parse(
-        **{**asked, "tools": [openai.pydantic_function_tool(Move)]}, tool_choice="required", parallel_tool_calls=False
+        **{**request, "tools": [openai.pydantic_function_tool(Move)]}, tool_choice="required", parallel_tool_calls=False
     )
     (call,) = parsed.choices[0].message.tool_calls or ()
     assert isinstance(call.function.parsed_arguments, Move)  # type: ignore[union-attr]

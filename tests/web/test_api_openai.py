@@ -43,7 +43,7 @@ def ai(url: str) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def beside() -> Layout:
+def own_model() -> Layout:
     """The same model without a server: the served one belongs to the server's loop."""
     return household()[1]
 
@@ -71,9 +71,9 @@ def test_the_models_and_the_health_of_the_server(ai: openai.OpenAI, url: str) ->
         assert json.loads(answer.read()) == {"status": "ok"}  # it names nothing
 
 
-def test_a_seeded_chat_is_the_engines_own_sample(ai: openai.OpenAI, beside: Layout) -> None:
+def test_a_seeded_chat_is_the_engines_own_sample(ai: openai.OpenAI, own_model: Layout) -> None:
     reply = ai.chat.completions.create(messages=ASK, seed=7, logprobs=True, **WILD)
-    completion = own_completion(beside, Sampling(temperature=2.0, max_tokens=24), 7)
+    completion = own_completion(own_model, Sampling(temperature=2.0, max_tokens=24), 7)
     choice = reply.choices[0]
     assert choice.message.content == spoken(completion)
     assert choice.finish_reason == {"eos": "stop"}.get(completion.stop, completion.stop)
@@ -105,17 +105,17 @@ def test_a_stream_says_what_the_whole_answer_says(ai: openai.OpenAI) -> None:
         assert mine[0].delta.role == "assistant"
         assert "".join(event.delta.content or "" for event in mine) == choice.message.content
         assert [event.finish_reason for event in mine][-1] == choice.finish_reason
-        told = [token.logprob for event in mine if event.logprobs for token in event.logprobs.content or ()]
+        logprobs = [token.logprob for event in mine if event.logprobs for token in event.logprobs.content or ()]
         assert choice.logprobs is not None
-        assert told == [token.logprob for token in choice.logprobs.content or ()]
+        assert logprobs == [token.logprob for token in choice.logprobs.content or ()]
 
 
-def test_choices_are_samples_of_their_own_and_the_prompt_counts_once(ai: openai.OpenAI, beside: Layout) -> None:
+def test_choices_are_samples_of_their_own_and_the_prompt_counts_once(ai: openai.OpenAI, own_model: Layout) -> None:
     alone = ai.chat.completions.create(messages=ASK, seed=11, **WILD)
     several = ai.chat.completions.create(messages=ASK, seed=11, n=4, **WILD)
     texts = [choice.message.content for choice in several.choices]
     assert texts[0] == alone.choices[0].message.content
-    assert texts[3] == spoken(own_completion(beside, Sampling(temperature=2.0, max_tokens=24), 11, 3))
+    assert texts[3] == spoken(own_completion(own_model, Sampling(temperature=2.0, max_tokens=24), 11, 3))
     assert len(set(texts)) > 1
     assert several.usage is not None
     assert alone.usage is not None
@@ -130,8 +130,8 @@ def test_the_same_seed_gives_the_same_reply_under_load(url: str, ai: openai.Open
 
             async def one(at: int) -> str | None:
                 seed = 5 if at % 3 == 0 else at + 100
-                asked: list[Any] = ASK if at % 3 == 0 else [{"role": "user", "content": f"take the key {at}"}]
-                reply = await many.chat.completions.create(messages=asked, seed=seed, **WILD)
+                messages: list[Any] = ASK if at % 3 == 0 else [{"role": "user", "content": f"take the key {at}"}]
+                reply = await many.chat.completions.create(messages=messages, seed=seed, **WILD)
                 return str(reply.choices[0].message.content)
 
             return await asyncio.gather(*(one(at) for at in range(12)))
@@ -144,9 +144,9 @@ def test_cached_tokens_are_told(ai: openai.OpenAI) -> None:
         {"role": "user", "content": "go to the hall and take the red key, then continue to the kitchen and open the drawer"}
     ]
     first, again = (ai.chat.completions.create(messages=long, model=NAME, max_tokens=2).to_dict()["usage"] for _ in range(2))
-    told: Any = (first, again)
-    found = [usage["prompt_tokens_details"]["cached_tokens"] for usage in told]
-    assert found[0] < found[1] == told[1]["prompt_tokens"] - 1
+    usages: Any = (first, again)
+    found = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert found[0] < found[1] == usages[1]["prompt_tokens"] - 1
 
 
 def test_a_stop_text_ends_a_reply_and_is_not_in_it(ai: openai.OpenAI) -> None:
@@ -171,7 +171,7 @@ def test_length_and_a_banned_token(ai: openai.OpenAI) -> None:
 
 
 def test_runners_up_are_the_models_likeliest_tokens(ai: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "messages": ASK,
         "logprobs": True,
         "top_logprobs": 3,
@@ -179,14 +179,14 @@ def test_runners_up_are_the_models_likeliest_tokens(ai: openai.OpenAI) -> None:
         "model": NAME,
         "max_tokens": 6,
     }
-    logs = ai.chat.completions.create(**asked).choices[0].logprobs
+    logs = ai.chat.completions.create(**request).choices[0].logprobs
     assert logs is not None
     for token in logs.content or ():
         assert token.top_logprobs[0].token == token.token
         assert token.top_logprobs[0].logprob == pytest.approx(token.logprob, abs=1e-4)
         assert len(token.top_logprobs) == 3
-    told = [event.choices[0].logprobs for event in ai.chat.completions.create(stream=True, **asked)]
-    assert [token for log in told if log for token in log.content or ()] == logs.content
+    streamed = [event.choices[0].logprobs for event in ai.chat.completions.create(stream=True, **request)]
+    assert [token for log in streamed if log for token in log.content or ()] == logs.content
 
 
 def test_completions_of_texts_and_of_token_ids_are_the_same(ai: openai.OpenAI, engine: tuple[LocalModel, Layout]) -> None:
@@ -204,10 +204,10 @@ def test_completions_of_texts_and_of_token_ids_are_the_same(ai: openai.OpenAI, e
     assert single.choices[0].text == by_ids.choices[0].text
 
 
-def test_echo_scores_the_prompt_as_the_engine_does(ai: openai.OpenAI, beside: Layout) -> None:
+def test_echo_scores_the_prompt_as_the_engine_does(ai: openai.OpenAI, own_model: Layout) -> None:
     text = "go to the hall and take the red key"
-    row = np.array(beside.tokenizer.encode(text), np.int32)
-    (scores,) = asyncio.run(beside.logprobs([row], 2))
+    row = np.array(own_model.tokenizer.encode(text), np.int32)
+    (scores,) = asyncio.run(own_model.logprobs([row], 2))
     choice = ai.completions.create(model=NAME, prompt=text, echo=True, logprobs=2, max_tokens=0).choices[0]
     assert (choice.text, choice.finish_reason) == (text, "length")
     logs = choice.logprobs
@@ -223,9 +223,9 @@ def test_echo_scores_the_prompt_as_the_engine_does(ai: openai.OpenAI, beside: La
     assert sampled.logprobs is not None
     assert len(sampled.logprobs.tokens or ()) > len(row)
     events = ai.completions.create(prompt=text, echo=True, logprobs=0, seed=2, stream=True, **WILD)
-    told = [(event.choices[0].text, event.choices[0].logprobs) for event in events]
-    assert "".join(part for part, _ in told) == sampled.text
-    assert [t for _, logs in told if logs for t in logs.text_offset or ()] == sampled.logprobs.text_offset
+    streamed = [(event.choices[0].text, event.choices[0].logprobs) for event in events]
+    assert "".join(part for part, _ in streamed) == sampled.text
+    assert [t for _, logs in streamed if logs for t in logs.text_offset or ()] == sampled.logprobs.text_offset
 
 
 def test_a_client_that_stops_reading_frees_its_row(ai: openai.OpenAI, url: str) -> None:

@@ -32,7 +32,7 @@ def pieces_of(completion: Completion, cuts: list[int]) -> list[Piece]:
     return [*found, Piece("", np.zeros(0, np.int32), None, np.zeros(0, np.float32), np.zeros(0, np.int32), completion)]
 
 
-def said(reply: Reply, pieces: list[Piece]) -> tuple[ReplyPart, list[str]]:
+def pushed(reply: Reply, pieces: list[Piece]) -> tuple[ReplyPart, list[str]]:
     total, texts = ReplyPart(), []
     for piece in pieces:
         part = reply.push(piece)
@@ -55,8 +55,8 @@ def test_a_reply_does_not_depend_on_how_it_came(
     assert completion.tokens is not None
     enders = frozenset({int(completion.tokens[-1])})
     one, many = (Reply(enders, stops, keep, calls) for _ in range(2))
-    at_once, _ = said(one, [whole(completion)])
-    piecewise, _ = said(many, pieces_of(completion, cuts))
+    at_once, _ = pushed(one, [whole(completion)])
+    piecewise, _ = pushed(many, pieces_of(completion, cuts))
     assert piecewise.text == at_once.text
     assert [token.id for token in piecewise.tokens] == [token.id for token in at_once.tokens] == completion.tokens.tolist()
     assert [call["function"] for call in piecewise.calls] == [call["function"] for call in at_once.calls]

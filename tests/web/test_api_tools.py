@@ -29,10 +29,10 @@ ASK: list[Any] = [{"role": "user", "content": "weather in Oslo?"}]
 
 def reply(messages: tuple[Message, ...], key: int) -> str:
     """Calls the tool where it was told of it; answers from its result."""
-    told = any("<tools>" in message.text for message in messages)
+    shown = any("<tools>" in message.text for message in messages)
     if messages[-1].role == "tool":
         return f"It is {messages[-1].text}."
-    return CALL if told else "I cannot know."
+    return CALL if shown else "I cannot know."
 
 
 class Watched(ScriptedModel):
@@ -134,23 +134,23 @@ def test_stream_options_of_clients_are_taken(ai: openai.OpenAI) -> None:
 
 
 def test_one_call_at_a_time_is_sampled_told_and_kept_where_that_is_asked_for() -> None:
-    told: list[Exchange] = []
+    recorded: list[Exchange] = []
 
     async def record(exchange: Exchange) -> None:
-        told.append(exchange)
+        recorded.append(exchange)
 
     other = CALL.replace("Oslo", "Rome").partition("\n")[2]
     twice = ScriptedModel(lambda messages, key: f"{CALL}\n{other}", name="twice")
     with served(Layout(twice, TagTemplate(twice.tokenizer)), record=record) as url, client(url) as ai:
-        asked: dict[str, Any] = {"model": NAME, "messages": ASK, "tools": TOOLS}
-        both = ai.chat.completions.create(parallel_tool_calls=True, **asked).choices[0]
-        one = ai.chat.completions.create(parallel_tool_calls=False, **asked).choices[0]
-        events = list(ai.chat.completions.create(parallel_tool_calls=False, stream=True, **asked))
+        request: dict[str, Any] = {"model": NAME, "messages": ASK, "tools": TOOLS}
+        both = ai.chat.completions.create(parallel_tool_calls=True, **request).choices[0]
+        one = ai.chat.completions.create(parallel_tool_calls=False, **request).choices[0]
+        events = list(ai.chat.completions.create(parallel_tool_calls=False, stream=True, **request))
         ai.chat.completions.create(model=NAME, messages=ASK, parallel_tool_calls=False)  # no tools: no calls to keep
     assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 1]
     assert (one.finish_reason, one.message.content, one.model_extra) == ("tool_calls", "Let me see.", {"stop_reason": None})
     assert len([call for event in events for call in event.choices[0].delta.tool_calls or ()]) == 1
-    sampled = [exchange.outcomes[0][0] for exchange in told]
+    sampled = [exchange.outcomes[0][0] for exchange in recorded]
     assert [completion.text for completion in sampled if isinstance(completion, Completion)] == [
         f"{CALL}\n{other}",
         CALL,
@@ -170,8 +170,8 @@ def test_a_streamed_call_comes_whole(ai: openai.OpenAI) -> None:
 
 
 def test_tool_choice_none_tells_of_no_tools(ai: openai.OpenAI) -> None:
-    told = ai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, tool_choice="none").choices[0]
-    assert (told.message.content, told.message.tool_calls, told.finish_reason) == ("I cannot know.", None, "stop")
+    choice = ai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, tool_choice="none").choices[0]
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("I cannot know.", None, "stop")
 
 
 def test_parts_of_text_a_developer_and_extra_fields_of_old_replies_are_taken(ai: openai.OpenAI, watched: Watched) -> None:
@@ -201,10 +201,10 @@ def test_a_model_of_messages_is_served_too() -> None:
 
 
 def test_what_is_recorded_of_answers_failures_and_clients_that_leave() -> None:
-    told: list[Exchange] = []
+    recorded: list[Exchange] = []
 
     async def record(exchange: Exchange) -> None:
-        told.append(exchange)
+        recorded.append(exchange)
 
     def fail(messages: tuple[Message, ...], key: int) -> str:
         raise InfrastructureError("provider", "no reply today")
@@ -219,14 +219,14 @@ def test_what_is_recorded_of_answers_failures_and_clients_that_leave() -> None:
                 events = ai.chat.completions.create(model=NAME, messages=ASK, stream=True)
                 assert next(iter(events)).choices[0].delta.role == "assistant"
                 events.close()
-                assert until(lambda: len(told) == 3)
+                assert until(lambda: len(recorded) == 3)
             elif n == 2:
                 assert ai.chat.completions.create(model=NAME, messages=ASK, n=2, seed=1).id.startswith("chatcmpl-")
             else:
                 with pytest.raises(openai.InternalServerError, match="Upstream: no reply today") as caught:
                     ai.chat.completions.create(model=NAME, messages=ASK)
                 assert caught.value.status_code == 502
-    kept, failed, left = told
+    kept, failed, left = recorded
     assert [completion.text for completion in kept.outcomes[0] if isinstance(completion, Completion)] == ["yes", "yes"]
     assert len(set(kept.keys[0])) == 2
     assert kept.prompts[0].messages[0].text == ASK[0]["content"]

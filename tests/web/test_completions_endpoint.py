@@ -45,7 +45,7 @@ def upstream() -> Iterator[str]:
 def test_a_reply_comes_in_pieces_and_is_the_upstreams(upstream: str, tmp_path: Path) -> None:
     """In front of `ramify serve`: the same seed gives the same reply whole, in pieces, and from the upstream itself."""
     recorder = Recorder(tmp_path / "run", {}, named(upstream, "tiny").template)
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": "tiny",
         "messages": ASK,
         "temperature": 1.5,
@@ -54,9 +54,9 @@ def test_a_reply_comes_in_pieces_and_is_the_upstreams(upstream: str, tmp_path: P
         "logit_bias": {"4": -100},
     }
     with served(named(upstream, "tiny"), record=recorder) as url, client(url) as ai:
-        whole = ai.chat.completions.create(**asked, logprobs=True).choices[0]
-        pieces = list(ai.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
-        cut = list(ai.chat.completions.create(**asked | {"stop": [whole.message.content[4:9]]}, stream=True))
+        whole = ai.chat.completions.create(**request, logprobs=True).choices[0]
+        pieces = list(ai.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
+        cut = list(ai.chat.completions.create(**request | {"stop": [whole.message.content[4:9]]}, stream=True))
         prompt: dict[str, Any] = {"model": "tiny", "prompt": "go to the hall", "max_tokens": 12, "temperature": 1.5, "seed": 5}
         text = ai.completions.create(**prompt).choices[0].text
         parts = list(ai.completions.create(**prompt, stream=True, extra_body={"return_token_ids": True}))

@@ -24,9 +24,9 @@ from ramify.trace.node import Node
 
 def ask(url: str, answers: list[int]) -> None:
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
-    asked = urllib.request.Request(f"{url}/chat/completions", body, {"content-type": "application/json"})
+    request = urllib.request.Request(f"{url}/chat/completions", body, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             answers.append(answer.status)
     except urllib.error.HTTPError as error:
         answers.append(error.code)
@@ -65,18 +65,18 @@ def test_requests_that_are_cut_off_are_counted(waiting: int, drain: str, signals
                     process.send_signal(signal.SIGTERM)
                     if waiting and signals > 1:
                         assert until(lambda: refused(url))
-                said = process.communicate(timeout=PATIENCE)[1]
+                log = process.communicate(timeout=PATIENCE)[1]
                 for client in clients:
                     client.join(PATIENCE)
             finally:
                 process.kill()
-    told = (
+    sentences = (
         "every request was answered",
         "1 request was cut off before its answer was complete",
         "2 requests were cut off before their answers were complete",
     )
     assert process.returncode == 0
-    assert said.splitlines()[-1] == f"ramify: {told[waiting]}; the server has ended"
+    assert log.splitlines()[-1] == f"ramify: {sentences[waiting]}; the server has ended"
     assert answers[0] == 200
     assert set(answers[1:]) <= {503, 0}
     assert len(answers) == 1 + waiting

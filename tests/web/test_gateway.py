@@ -126,18 +126,18 @@ def test_the_openai_client_talks_through_it(tmp_path: Path) -> None:
     more = [{"index": 0, "function": {"arguments": ' "home"}'}}]
     with Upstream() as upstream, gateway(upstream.url, tmp_path / "run", name="public") as url:
         client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
-        said: list[Any] = [{"role": "user", "content": "hi"}]
-        whole = client.chat.completions.create(model="public", messages=said)
+        messages: list[Any] = [{"role": "user", "content": "hi"}]
+        whole = client.chat.completions.create(model="public", messages=messages)
         assert whole.choices[0].message.content == "fine"
         upstream.plan = lambda body: stream(
             chunk({"role": "assistant", "content": ""}), chunk({"tool_calls": calls}), chunk({"tool_calls": more}),
             chunk({}, "tool_calls"), chunk({}, usage={"prompt_tokens": 2, "completion_tokens": 9}, choices=[]),
         )  # fmt: skip
-        said += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "look"}]
-        pieces = list(client.chat.completions.create(model=MODEL, messages=said, stream=True))
+        messages += [{"role": "assistant", "content": "fine"}, {"role": "user", "content": "look"}]
+        pieces = list(client.chat.completions.create(model=MODEL, messages=messages, stream=True))
         assert len(pieces) == 5
         with pytest.raises(openai.NotFoundError, match="no model 'other' here"):
-            client.chat.completions.create(model="other", messages=said)
+            client.chat.completions.create(model="other", messages=messages)
         assert [model.id for model in client.models.list()] == ["public"]
         client.close()
     assert upstream.requests[-2][2]["model"] == MODEL
@@ -150,15 +150,15 @@ def test_the_openai_client_talks_through_it(tmp_path: Path) -> None:
 
 
 def test_what_only_an_upstream_can_keep_to_passes_unread() -> None:
-    asked = {
+    fields = {
         "tool_choice": "required",
         "response_format": {"type": "json_object"},
         "parallel_tool_calls": False,
         "tools": [{"x": 1}],
     }
     with Upstream() as upstream, gateway(upstream.url) as url:
-        assert post(url, ASK | asked).status_code == 200
-    assert upstream.requests[-1][2] == ASK | asked
+        assert post(url, ASK | fields).status_code == 200
+    assert upstream.requests[-1][2] == ASK | fields
 
 
 def test_choices_are_siblings_and_completions_pass(tmp_path: Path) -> None:
@@ -244,9 +244,9 @@ def test_whatever_a_stream_does_wrong_is_one_error(tmp_path: Path) -> None:
             answer = post(url, ASK | {"stream": True})
             if before:
                 assert answer.status_code == 200, name
-                said = events(answer.text)
-                assert "".join(e["choices"][0]["delta"].get("content", "") for e in said[:-1])[: len(before)] == before, name
-                error = said[-1]["error"]
+                streamed = events(answer.text)
+                assert "".join(e["choices"][0]["delta"].get("content", "") for e in streamed[:-1])[: len(before)] == before, name
+                error = streamed[-1]["error"]
                 assert "[DONE]" not in answer.text
             else:
                 assert answer.status_code == (400 if name == "refused" else 502), name
@@ -292,11 +292,11 @@ def test_every_sample_of_every_prompt_takes_a_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_leaves_while_it_is_recorded_is_recorded_once(streams: bool) -> None:
-    told: list[Exchange] = []
+    recorded: list[Exchange] = []
     began, go = threading.Event(), threading.Event()
 
     async def slowly(exchange: Exchange) -> None:
-        told.append(exchange)
+        recorded.append(exchange)
         began.set()
         while not go.is_set():
             await asyncio.sleep(0.005)
@@ -311,18 +311,18 @@ def test_a_client_that_leaves_while_it_is_recorded_is_recorded_once(streams: boo
         assert until(lambda: metric(url, "ramify_places_taken") == 0)  # it is seen that the client has left
         go.set()
         assert post(url, ASK | {"stream": streams}).status_code == 200
-    assert len(told) == 2
-    assert [type(exchange.outcomes[0][0]).__name__ for exchange in told] == ["Completion", "Completion"]
+    assert len(recorded) == 2
+    assert [type(exchange.outcomes[0][0]).__name__ for exchange in recorded] == ["Completion", "Completion"]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=9), st.sampled_from(["\n\n", "\r\n\r\n", "\r\r"]))), st.data())
-def test_events_are_the_same_in_any_pieces(said: list[tuple[str, str]], data: st.DataObject) -> None:
-    each = [f"data: {json.dumps({'text': text})}{gap}".encode() for text, gap in said]
+def test_events_are_the_same_in_any_pieces(parts: list[tuple[str, str]], data: st.DataObject) -> None:
+    each = [f"data: {json.dumps({'text': text})}{gap}".encode() for text, gap in parts]
     raw, heard = b"".join(each), EventParser("h")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     found = [event for a, b in itertools.pairwise([0, *cuts, len(raw)]) for event in heard.push(raw[a:b])]
-    assert found == [(one, {"text": text}) for one, (text, _) in zip(each, said, strict=True)]
+    assert found == [(one, {"text": text}) for one, (text, _) in zip(each, parts, strict=True)]
 
 
 def test_a_large_event_in_tiny_pieces() -> None:
@@ -385,11 +385,11 @@ def test_a_stream_that_never_ends_is_ended_in_time() -> None:
         with serving(slow) as upstream, gateway(upstream, options=f"?retries=0&timeout={seconds}") as url:
             answer = post(url, ASK | {"stream": True})
             assert slow.gone.wait(60)
-        if answer.status_code == 200 and len(said := events(answer.text)) > 2:
+        if answer.status_code == 200 and len(streamed := events(answer.text)) > 2:
             break
         slow.gone.clear()
-    assert said[1]["choices"][0]["delta"]["content"] == "."
-    assert said[-1]["error"]["code"] == "timeout"
+    assert streamed[1]["choices"][0]["delta"]["content"] == "."
+    assert streamed[-1]["error"]["code"] == "timeout"
 
 
 def test_a_client_that_leaves_ends_the_upstreams_work(tmp_path: Path) -> None:
@@ -443,12 +443,12 @@ def test_an_upstream_that_says_the_key_in_pieces_or_escaped(tmp_path: Path, monk
     with Upstream() as upstream, gateway(upstream.url, tmp_path / "run", name=public) as url:
         upstream.plan = lambda body: streamed if body.get("stream") else http(whole)
         ask = ASK | {"model": public}
-        told = events(post(url, ask | {"stream": True}).text)
+        chunks = events(post(url, ask | {"stream": True}).text)
         answer = post(url, ask)
-    deltas = [choice["delta"] for event in told for choice in event["choices"]]
+    deltas = [choice["delta"] for event in chunks for choice in event["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == "it is ***"
-    said = "".join(c["function"].get("arguments", "") for delta in deltas for c in delta.get("tool_calls", ()))
-    assert json.loads(said) == {"at": "***"}
+    arguments = "".join(c["function"].get("arguments", "") for delta in deltas for c in delta.get("tool_calls", ()))
+    assert json.loads(arguments) == {"at": "***"}
     assert answer.json()["choices"][0]["message"]["content"] == "***"
     assert KEY not in json.dumps(answer.json())
     stored = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())

@@ -91,7 +91,7 @@ def test_what_a_compaction_dropped_is_put_back_word_for_word_and_only_that(rules
     assert shown[1] == Message("system", Pins([MAIL]).block())
     assert "".join(m.text for m in shown).count(MAIL) == 1
     assert completion.data == {"pins": {"reinserted": [MAIL]}}
-    assert [laid.message for laid in completion.shown] == list(shown)
+    assert [rendered.message for rendered in completion.shown] == list(shown)
 
 
 def test_no_message_unpins(rules: str) -> None:
@@ -159,11 +159,11 @@ def test_the_grade_of_a_reply_is_the_sum_of_its_log_ratios(monkeypatch: pytest.M
             for m in (policy, reference)
         ]  # type: ignore[list-item]
 
-    completion, (ours, theirs) = asyncio.run(both())
+    completion, (own, other) = asyncio.run(both())
     assert completion.data is not None
     (score,) = completion.data["scores"]
     assert (score["scorer"], score["unit"]) == ("advantage", "nats")
-    assert score["value"] == pytest.approx(float(ours - theirs), abs=1e-4)
+    assert score["value"] == pytest.approx(float(own - other), abs=1e-4)
     with pytest.raises(NeedsError, match="log-probs"):
         Graded(Tells(), "hf:somewhere")
 
@@ -179,19 +179,19 @@ def test_the_server_keeps_rules_through_its_clients_compaction(rules: str, tmp_p
         try:
             with serving(Guard(api.app(), "127.0.0.1")) as url:
                 client = openai.OpenAI(base_url=url, api_key="any", max_retries=0)
-                told: list[Any] = [
+                messages: list[Any] = [
                     {"role": "system", "content": SYSTEM.text},
                     {"role": "user", "content": "sort the mail of the morning"},
                 ]
-                first = client.chat.completions.create(model=MODEL, messages=told)
-                told = [{"role": "system", "content": "Summary: you sort mail."}, told[1]]
-                told += [
+                first = client.chat.completions.create(model=MODEL, messages=messages)
+                messages = [{"role": "system", "content": "Summary: you sort mail."}, messages[1]]
+                messages += [
                     {"role": "assistant", "content": first.choices[0].message.content},
                     {"role": "user", "content": "continue"},
                 ]
                 seen = len(upstream.requests)
-                whole: Any = client.chat.completions.create(model=MODEL, messages=told)
-                pieces: list[Any] = list(client.chat.completions.create(model=MODEL, messages=told, stream=True))
+                whole: Any = client.chat.completions.create(model=MODEL, messages=messages)
+                pieces: list[Any] = list(client.chat.completions.create(model=MODEL, messages=messages, stream=True))
                 client.close()
         finally:
             recorder.close()
@@ -213,7 +213,7 @@ def test_the_server_keeps_rules_through_its_clients_compaction(rules: str, tmp_p
 def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may_refuse(rules: str, tmp_path: Path) -> None:
     tool: Any = {"type": "function", "function": {"name": "send_email", "parameters": {"type": "object"}}}
     schema: Any = {"type": "json_schema", "json_schema": {"name": "mail", "schema": {"type": "object"}}}
-    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "mail eve"}], "tools": [tool]}
+    request: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "mail eve"}], "tools": [tool]}
     calls = [CALL, CALL | {"id": "b"}]
 
     def answer(body: dict[str, Any]) -> bytes:
@@ -226,13 +226,13 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
         api = Api(wrap(HttpModel(upstream.url, MODEL), [f"pins:{rules}"]), MODEL, Slots(8, 0), recorder)
         with serving(Guard(api.app(), "127.0.0.1")) as url, openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
             named: Any = {"type": "function", "function": {"name": "send_email"}}
-            both = client.chat.completions.create(tool_choice=named, **asked).choices[0]
-            one = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **asked).choices[0]
-            client.chat.completions.create(tool_choice="auto", response_format={"type": "text"}, **asked)
+            both = client.chat.completions.create(tool_choice=named, **request).choices[0]
+            one = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **request).choices[0]
+            client.chat.completions.create(tool_choice="auto", response_format={"type": "text"}, **request)
             with pytest.raises(openai.BadRequestError, match=r"answers 400: no formats here\.$"):
-                client.chat.completions.create(response_format=schema, **asked)
+                client.chat.completions.create(response_format=schema, **request)
             with pytest.raises(openai.BadRequestError, match=r"answers 400: no formats here\.$"):
-                client.chat.completions.create(response_format=schema, stream=True, **asked)
+                client.chat.completions.create(response_format=schema, stream=True, **request)
         recorder.close()
     sent = [body for _, _, body in upstream.requests if body and "tools" in body and not body.get("stream")]
     found = [[body.get(name) for name in ("tool_choice", "parallel_tool_calls", "response_format")] for body in sent[:4]]
@@ -241,7 +241,7 @@ def test_behind_middleware_the_endpoint_is_asked_for_a_format_and_a_call_and_may
     assert [len(choice.message.tool_calls or ()) for choice in (both, one)] == [2, 2]  # as they came
     with Run.open(tmp_path / "run") as run:
         sampled = [(node, run.provenance(node.provenance).settings) for node in run.each(Node) if node.provenance]
-        (required,) = [node for node, told in sampled if told.get("tool_choice") == "required"]
+        (required,) = [node for node, settings in sampled if settings.get("tool_choice") == "required"]
         assert len(required.data["tool_calls"]) == 2  # what was sampled
 
 
@@ -257,14 +257,14 @@ def test_rules_are_not_bypassed_by_a_prompt_without_messages(rules: str) -> None
 @pytest.mark.parametrize("streams", [True, False])
 def test_streams_of_an_endpoint_pass_middleware_piece_by_piece(streams: bool) -> None:
     """Where the endpoint streams, it passes as it comes; where it refuses to, the reply comes in one piece."""
-    said = ["The ", "door", " is red."]
+    words = ["The ", "door", " is red."]
 
     def answer(body: dict[str, Any]) -> bytes:
         if not body.get("stream"):
-            return http(chat({"role": "assistant", "content": "".join(said)}))
+            return http(chat({"role": "assistant", "content": "".join(words)}))
         if not streams:
             return http({"error": {"message": "unknown field 'stream_options'"}}, 400)
-        parts = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in said]
+        parts = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in words]
         parts.append({"index": 0, "delta": {}, "finish_reason": "stop"})
         events = [{"model": MODEL, "choices": [part]} for part in parts]
         events.append({"model": MODEL, "choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3}})
@@ -278,9 +278,9 @@ def test_streams_of_an_endpoint_pass_middleware_piece_by_piece(streams: bool) ->
 
     with FaultyServer(answer) as upstream:
         texts, completion = asyncio.run(read(wrap(HttpModel(upstream.url, MODEL), ["score:rules"])))
-    assert texts == (said if streams else ["".join(said)])
+    assert texts == (words if streams else ["".join(words)])
     assert completion is not None
-    assert completion.text == "".join(said)
+    assert completion.text == "".join(words)
     assert completion.data is not None
     assert completion.data["scores"][0]["value"] == 1.0
     assert not streams or completion.data["usage"]["completion_tokens"] == 3

@@ -55,7 +55,7 @@ async def ask(recorder: Recorder, model: Model, *messages: Message, n: int = 1, 
     return completions
 
 
-def said(completion: Completion) -> Message:
+def as_message(completion: Completion) -> Message:
     return Message("assistant", completion.text)
 
 
@@ -79,7 +79,7 @@ def test_a_conversation_is_one_path_and_choices_are_siblings(tmp_path: Path, mak
 
     async def work(recorder: Recorder) -> None:
         first, _ = await ask(recorder, model, SYSTEM, user("one"), n=2)
-        await ask(recorder, model, SYSTEM, user("one"), said(first), user("two"), key=7)
+        await ask(recorder, model, SYSTEM, user("one"), as_message(first), user("two"), key=7)
         await ask(recorder, model, SYSTEM, user("elsewhere"), key=8)
 
     with record(tmp_path / "run", work, template=getattr(model, "template", None)) as run:
@@ -109,7 +109,7 @@ def test_token_ids_and_logprobs_are_those_of_the_model(tmp_path: Path) -> None:
 
     async def work(recorder: Recorder) -> None:
         first = (await ask(recorder, model, SYSTEM, user("one")))[0]
-        found.extend(await ask(recorder, model, SYSTEM, user("one"), said(first), user("two"), key=7))
+        found.extend(await ask(recorder, model, SYSTEM, user("one"), as_message(first), user("two"), key=7))
 
     with record(tmp_path / "run", work, template=model.template) as run:
         last = [n for n in run.each(Node) if n.index >= 0][-1]
@@ -117,9 +117,9 @@ def test_token_ids_and_logprobs_are_those_of_the_model(tmp_path: Path) -> None:
         assert shown.tokens is not None
         assert completion.tokens is not None
         header = TEMPLATE.open("assistant")
-        laid = np.concatenate([np.asarray(one.tokens) for one in completion.shown])
-        assert np.array_equal(shown.tokens, laid)
-        assert np.array_equal(run.path(last.id).tokens, [*laid, *header, *completion.tokens])
+        rendered = np.concatenate([np.asarray(one.tokens) for one in completion.shown])
+        assert np.array_equal(shown.tokens, rendered)
+        assert np.array_equal(run.path(last.id).tokens, [*rendered, *header, *completion.tokens])
         assert last.logprobs is not None
         assert completion.logprobs is not None
         assert np.allclose(last.logprobs[len(header) :], completion.logprobs)
@@ -134,10 +134,10 @@ def test_a_client_that_compacts_keeps_one_history_and_the_loss_shows(tmp_path: P
     async def work(recorder: Recorder) -> None:
         chat = [SYSTEM, user("sort the first letter of the morning")]
         for key in (1, 2):
-            chat += [said((await ask(recorder, model, *chat, key=key))[0]), user(f"and letter {key}")]
+            chat += [as_message((await ask(recorder, model, *chat, key=key))[0]), user(f"and letter {key}")]
         short = [summary, *chat[-3:]]  # the newest exchange and the request; the rule is gone
         for key in (3, 4):
-            short += [said((await ask(recorder, model, *short, key=key))[0]), user(f"and letter {key}")]
+            short += [as_message((await ask(recorder, model, *short, key=key))[0]), user(f"and letter {key}")]
 
     with record(tmp_path / "run", work, template=getattr(model, "template", None)) as run:
         assert len(run.trees()) == 1
@@ -161,7 +161,7 @@ def test_conversations_of_two_clients_do_not_mix(tmp_path: Path) -> None:
         CLIENT.set("user ana")
         chat = [SYSTEM, user("hi")]
         for key in (1, 2):
-            chat += [said((await ask(recorder, model, *chat, key=key))[0]), user("and then?")]
+            chat += [as_message((await ask(recorder, model, *chat, key=key))[0]), user("and then?")]
         for client in ("user ben", "user ana"):  # "hi" opens the conversations of both
             CLIENT.set(client)
             await ask(recorder, model, Message("system", f"You serve {client}."), *chat[1:4], key=3)
@@ -199,7 +199,7 @@ def test_what_middleware_puts_in_is_context_and_not_history(tmp_path: Path, make
 
     async def work(recorder: Recorder) -> None:
         first = (await ask(recorder, model, SYSTEM, user("one")))[0]
-        await ask(recorder, model, SYSTEM, user("one"), said(first), user("two"), key=7)
+        await ask(recorder, model, SYSTEM, user("one"), as_message(first), user("two"), key=7)
 
     with record(tmp_path / "run", work, template=getattr(model, "template", None)) as run:
         last = [n for n in run.each(Node) if n.index >= 0][-1]
@@ -289,7 +289,7 @@ def test_a_recorder_opened_again_continues_in_the_same_trees(tmp_path: Path) -> 
 
     async def second(recorder: Recorder) -> None:
         await ask(recorder, model, SYSTEM, user("one"))  # the same sample again is another node
-        await ask(recorder, model, SYSTEM, user("one"), said(sampled[0]), user("two"), key=2)
+        await ask(recorder, model, SYSTEM, user("one"), as_message(sampled[0]), user("two"), key=2)
 
     record(tmp_path / "run", first, template=TEMPLATE).close()
     with record(tmp_path / "run", second, template=TEMPLATE) as run:
@@ -347,11 +347,11 @@ def test_a_kill_loses_no_answered_request(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         answered += [line.strip() for line in child.stdout if line.endswith("\n")]
     with Run.open(tmp_path / "run") as run:
-        asked = {n.text: n.id for n in run.each(Node) if n.role == "user"}
+        prompts = {n.text: n.id for n in run.each(Node) if n.role == "user"}
         replied = {n.parent for n in run.each(Node) if n.index >= 0}
     assert all(answered)
-    assert set(answered) <= set(asked)
-    assert {asked[text] for text in answered} <= replied
+    assert set(answered) <= set(prompts)
+    assert {prompts[text] for text in answered} <= replied
 
 
 SECRETS = {
@@ -370,7 +370,7 @@ def test_redaction_leaves_nothing_of_what_it_covers_on_the_disk(tmp_path: Path) 
 
     async def work(recorder: Recorder) -> None:
         first = (await ask(recorder, model, SYSTEM, user(f"write to {text} please")))[0]
-        await ask(recorder, model, SYSTEM, user(f"write to {text} please"), said(first), user("continue"), key=2)
+        await ask(recorder, model, SYSTEM, user(f"write to {text} please"), as_message(first), user("continue"), key=2)
         prefix = Prefix(np.array(CharTokenizer().encode(text), np.int32))
         (completion,) = await model.sample(prefix, 1, Sampling(), [1])
         await recorder(Exchange("c", "completions", model.identity, (prefix,), Sampling(), ((1,),), ((completion,),)))

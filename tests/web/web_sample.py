@@ -82,9 +82,9 @@ def _tree(
             action = rng.choice(["take key", "go kitchen", "go hall", "open door", "look"])
             reply = make_node(name, node.id, 1, "assistant", twist(action), provenance=by, index=attempt)
             won = step == length - 1 and rng.random() < 0.3 + 0.5 * skill
-            place = rng.choice(["hall", "kitchen", "garden"])
-            text = twist(f"You {action}. You are in the {place}.")
-            key = f"{place}|{min(step, 4) // 2}"
+            room = rng.choice(["hall", "kitchen", "garden"])
+            text = twist(f"You {action}. You are in the {room}.")
+            key = f"{room}|{min(step, 4) // 2}"
             stop = "" if step < length - 1 else "terminated" if rng.random() < 0.7 or won else "truncated"
             node = make_node(name, reply.id, 1, "user", text, state_key=key, stop=stop)
             run.add(reply, node)
