@@ -21,7 +21,7 @@ from ramify.rollout.carriage import survives, with_rule, without_rule
 from ramify.rollout.compact import Entry, RecencyTruncate, Window
 from ramify.rollout.compactors import HeadTail, LlmSummarize
 from ramify.rollout.pins import PROVENANCE, Pin, Pins, RuleBrokenError, pin
-from ramify.rollout.views import compact_chat, said, text_of
+from ramify.rollout.views import compact_chat, readable_text, text_of
 from ramify.trace.message import Message
 from ramify.trace.rules import survival
 
@@ -152,8 +152,8 @@ def test_calls_requests_and_results_claim_nothing() -> None:
         functions = [{"name": call["name"], "arguments": json.dumps(call["arguments"])} for call in calls]
         made = [[{"id": "c", "type": "function", "function": function}] for function in functions]
         done = [" ".join(["Done:", *map(str, arguments.values())]) for _, arguments in acts]
-        said = [("user", scenario.allowed), ("user", scenario.trigger), ("assistant", scenario.policy)]
-        pins.watch([{"role": role, "content": text} for role, text in said])
+        turns = [("user", scenario.allowed), ("user", scenario.trigger), ("assistant", scenario.policy)]
+        pins.watch([{"role": role, "content": text} for role, text in turns])
         pins.watch([{"role": "assistant", "content": text} for text in written])
         pins.watch([{"role": "assistant", "content": "", "tool_calls": call} for call in made])
         pins.watch([{"role": "tool", "tool_call_id": "c", "content": text} for text in done])
@@ -262,7 +262,7 @@ def test_survives() -> None:
 def test_a_rule_taken_out_and_put_back() -> None:
     messages = [*opening("en"), {"role": "user", "content": f"So far: two notes. {RULE} Next is note 4."}]
     bare = without_rule(messages, RULE)
-    assert survival(RULE, said(bare)).kind == "dropped"
-    assert "Next is note 4." in said(bare)
-    assert survival(RULE, said(with_rule(bare, RULE))).kind == "verbatim"
-    assert "acme.com" in said(messages)
+    assert survival(RULE, readable_text(bare)).kind == "dropped"
+    assert "Next is note 4." in readable_text(bare)
+    assert survival(RULE, readable_text(with_rule(bare, RULE))).kind == "verbatim"
+    assert "acme.com" in readable_text(messages)

@@ -28,7 +28,7 @@ from ramify.methods.early_decision.probe import STATE_A, bar, folds_of, out_of_f
 from ramify.methods.early_decision.separability import valley
 from ramify.methods.early_decision.thinking import Marks, Thinking, Thought, cut_at
 from ramify.model.protocol import Sampling
-from ramify.rollout.sampler import Place, Sampler
+from ramify.rollout.sampler import SamplePosition, Sampler
 from ramify.stats.ranking import auroc
 from ramify_experiments.early_decision.organisms import (
     CLOSE,
@@ -80,7 +80,7 @@ class OrganismLab:
     def sample(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[SampledTrace]]:
         """``n`` traces of each prompt that continue after its ``head``; those without an answer are left out."""
 
-        async def sampled(one: Ask, head: Sequence[int], at: Place) -> list[Thought | None]:
+        async def sampled(one: Ask, head: Sequence[int], at: SamplePosition) -> list[Thought | None]:
             begun, left = self.thinking.opened(one.ids, head), self.thinking.left(head)
             return self.thinking.thoughts(await self.sampler.sample(begun, n, left, at, policy=self.thinking), head)
 

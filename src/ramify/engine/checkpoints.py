@@ -104,8 +104,8 @@ def _write(model: LocalModel, start: Path | None, folder: Path) -> None:
     if isinstance(model.module, TinyLM):
         model.module.save(folder, model.tokenizer)
         if start is not None:
-            told = read_config(whole_folder(start))
-            record = {name: value for name, value in told.items() if name not in ("auto_map", "torch_dtype")}
+            config = read_config(whole_folder(start))
+            record = {name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")}
             (folder / "config.json").write_text(json.dumps(record | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     else:
         from ramify.engine.generic import save_transformers
@@ -114,10 +114,10 @@ def _write(model: LocalModel, start: Path | None, folder: Path) -> None:
         if model.tokenizer is not None:
             (folder / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
     if start is not None:
-        tokens, said = tokenizer_folder(start), start if (start / GENERATION).is_file() else whole_folder(start)
-        for place, name in [(tokens, name) for name in _BESIDE] + [(said, GENERATION)]:
-            if (place / name).is_file():
-                shutil.copyfile(place / name, folder / name)
+        tokens, generation = tokenizer_folder(start), start if (start / GENERATION).is_file() else whole_folder(start)
+        for source, name in [(tokens, name) for name in _BESIDE] + [(generation, GENERATION)]:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
     template = model.own_template
     if isinstance(template, JinjaTemplate):
         (folder / "chat_template.jinja").write_text(template.source, encoding="utf-8")

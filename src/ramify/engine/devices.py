@@ -24,17 +24,17 @@ def placement(device: str = "", dtype: str = "") -> tuple[torch.device, torch.dt
     if dtype not in DTYPES:
         raise UserError(f"the dtype '{dtype}' is none of the engine's, which are {' and '.join(DTYPES)}")
     try:
-        place = torch.device(device)
+        target = torch.device(device)
     except RuntimeError:
         raise UserError(f"'{device}' names no device; one is named like cpu, cuda or cuda:0") from None
     here = available()
-    if place.type != "cpu" and (str(place) if place.index is not None else f"{place}:0") not in here:
+    if target.type != "cpu" and (str(target) if target.index is not None else f"{target}:0") not in here:
         raise NeedsError(f"there is no device '{device}' here that torch {torch.__version__} can use; it has {', '.join(here)}")
-    if place.type == "cpu" and dtype == "bfloat16":
+    if target.type == "cpu" and dtype == "bfloat16":
         raise UserError(
             "bfloat16 is for accelerators: on a CPU it is slower than float32 and not exact; leave the dtype out there"
         )
-    return place, DTYPES[dtype]
+    return target, DTYPES[dtype]
 
 
 def available() -> list[str]:

@@ -68,13 +68,13 @@ class _Probe:
         self, cache: KVCache, rows: tuple[int, ...] = (0, 1, 2), depth: int | None = None, sampled: Tensor | None = None
     ) -> _Run:
         """Draft for some rows with the tokens ``sampled`` [rows, T] (None: the made-up ones) whatever the logits say."""
-        slots, told = torch.tensor(rows), self.tokens if sampled is None else sampled
+        slots, given = torch.tensor(rows), self.tokens if sampled is None else sampled
         positions = torch.tensor([LENGTHS[r] for r in rows])
         seen: list[Tensor] = []
 
         def pick(k: int, logits: Tensor) -> Tensor:
             seen.append(logits.clone())
-            return told[slots, positions + k + 1]
+            return given[slots, positions + k + 1]
 
         depth = self.drafter.config.block if depth is None else depth
         drafts = self.drafter.draft(cache, FIRST, slots, self.tokens[slots, positions], positions, pick, depth)

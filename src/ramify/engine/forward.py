@@ -60,10 +60,10 @@ class _Views(NamedTuple):
     """What :meth:`ForwardBatch.attend` reads and writes in every layer."""
 
     q: Tensor
-    asked: Tensor
+    queries: Tensor
     """The queries as attention takes them, [R, G, together, E], filled up to a multiple of 4."""
     into: Tensor | None
-    """Where in ``asked`` the queries go, [R, G, c, heads, E]; None where ``asked`` is a view of them."""
+    """Where in ``queries`` the queries go, [R, G, c, heads, E]; None where ``queries`` is a view of them."""
     source: Tensor | None
     """The queries in that shape; None where they have to be gathered."""
     out: Tensor | None
@@ -98,16 +98,16 @@ class ForwardBatch:
         self.size = M = padded(used)
         owners: Sequence[int] = range(used) if rows is None else [rows] * used if isinstance(rows, int) else rows
         past = owners[-1] * capacity + positions[-1] + 1
-        places = [row * capacity + p for row, p in zip(owners, positions, strict=True)]
+        slots = [row * capacity + p for row, p in zip(owners, positions, strict=True)]
         spare = [0] * (M - used)
         seen = positions if sees is None else sees
         masks = [capacity - 1 - p for p in seen]
-        table = np.array([[*tokens, *spare], [*positions, *spare], [*places, *range(past, past + M - used)], [*masks, *spare]])
+        table = np.array([[*tokens, *spare], [*positions, *spare], [*slots, *range(past, past + M - used)], [*masks, *spare]])
         self.tokens, self.positions, self.slot_mapping, mask = torch.from_numpy(table).to(device).unbind(0)
         mask = mask.narrow(0, 0, used)
         self._gather: Tensor | None = None
-        self._place: Tensor | None = None
-        self._asked: Tensor | None = None
+        self._scatter: Tensor | None = None
+        self._filled: Tensor | None = None
         self._views: _Views | None = None
         self._shape = (used, 1) if rows is None else (1, used)
         if rows is not None and not isinstance(rows, int):
@@ -127,11 +127,11 @@ class ForwardBatch:
         row = np.array(rows) - rows[0]
         counts = np.bincount(row)
         self._shape = R, c = len(counts), int(counts.max())
-        place = row * c + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+        scatter = row * c + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
         gather = np.zeros(R * c, np.int64)
-        gather[place] = np.arange(len(row))
-        self._gather, self._place = torch.from_numpy(gather).to(mask.device), torch.from_numpy(place).to(mask.device)
-        return torch.full((R * c,), empty, device=mask.device).index_copy_(0, self._place, mask)
+        gather[scatter] = np.arange(len(row))
+        self._gather, self._scatter = torch.from_numpy(gather).to(mask.device), torch.from_numpy(scatter).to(mask.device)
+        return torch.full((R * c,), empty, device=mask.device).index_copy_(0, self._scatter, mask)
 
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
         """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries.
@@ -142,13 +142,13 @@ class ForwardBatch:
         self._flat[layer].index_copy_(0, self.slot_mapping, kv)
         if self._views is None or self._views.q is not q:
             self._views = self._prepare(q, out)
-        asked, into, source, taken = self._views.asked, self._views.into, self._views.source, self._views.out
+        queries, into, source, taken = self._views.queries, self._views.into, self._views.source, self._views.out
         (R, c), together = self._shape, self._views.together
         if into is not None and source is not None:
             into.copy_(source)
         elif into is not None and self._gather is not None:
             into.copy_(q.index_select(0, self._gather).view(R, c, into.shape[1], -1, q.shape[2]).transpose(1, 2))
-        mixed = F.scaled_dot_product_attention(asked, self._keys[layer], self._values[layer], self._mask, scale=scale)
+        mixed = F.scaled_dot_product_attention(queries, self._keys[layer], self._values[layer], self._mask, scale=scale)
         if mixed.shape[2] > together:
             mixed = mixed.narrow(2, 0, together)
         if c > 1:
@@ -157,8 +157,8 @@ class ForwardBatch:
             taken.copy_(mixed)
             return out
         found = mixed.reshape(R * c, -1)
-        if self._place is not None:
-            found = found.index_select(0, self._place)
+        if self._scatter is not None:
+            found = found.index_select(0, self._scatter)
         if out is None or self.used == self.size:
             return found
         out.narrow(0, 0, self.used).copy_(found)
@@ -170,21 +170,21 @@ class ForwardBatch:
         heads = q.shape[1] // G
         together = heads * c
         used = None if self._gather is not None else q.narrow(0, 0, self.used) if self.used < self.size else q
-        place = None if out is None or self._place is not None else out.narrow(0, 0, self.used)
+        target = None if out is None or self._scatter is not None else out.narrow(0, 0, self.used)
         if (c == 1 or heads == 1) and together % UNIT == 0 and used is not None:
-            asked = used.view(R, G, together, E) if c == 1 else used.view(R, c, G, E).transpose(1, 2)
-            taken = None if place is None else place.view(R, G, together, E) if c == 1 else place.view(R, c, G, 1, E)
-            return _Views(q, asked, None, None, taken, together)
-        if self._asked is None:
-            self._asked = q.new_zeros((R, G, padded(together), E))
+            queries = used.view(R, G, together, E) if c == 1 else used.view(R, c, G, E).transpose(1, 2)
+            taken = None if target is None else target.view(R, G, together, E) if c == 1 else target.view(R, c, G, 1, E)
+            return _Views(q, queries, None, None, taken, together)
+        if self._filled is None:
+            self._filled = q.new_zeros((R, G, padded(together), E))
             if c > 1:  # rows that only fill up attend like a row's first query
                 self._mask = self._mask.index_select(2, _queries(heads, together, q.device))
-        into = self._asked.narrow(2, 0, together).view(R, G, c, heads, E)
+        into = self._filled.narrow(2, 0, together).view(R, G, c, heads, E)
         source = None if used is None else used.view(R, c, G, heads, E).transpose(1, 2)
         taken = None
-        if place is not None:
-            taken = place.view(R, G, together, E) if c == 1 else place.view(R, c, G, heads, E)
-        return _Views(q, self._asked, into, source, taken, together)
+        if target is not None:
+            taken = target.view(R, G, together, E) if c == 1 else target.view(R, c, G, heads, E)
+        return _Views(q, self._filled, into, source, taken, together)
 
 
 @lru_cache(256)
@@ -329,7 +329,7 @@ def probe(forward: Forward, alone: bool = False) -> bool:
         with threads_for(0):
             return torch.cat([run(cache, [ids[t]], [t]) for t in range(start, stop)])
 
-    def others(count: int, below: int) -> list[int]:
+    def random_ints(count: int, below: int) -> list[int]:
         return torch.randint(below, (count,), generator=generator).tolist()
 
     with torch.inference_mode():
@@ -342,12 +342,12 @@ def probe(forward: Forward, alone: bool = False) -> bool:
         crowd, ragged = [], []
         single = one_by_one(caches[1], 0, short)
         for t in range(short):
-            tokens, positions = others(12, forward.vocab), others(12, far)
+            tokens, positions = random_ints(12, forward.vocab), random_ints(12, far)
             tokens[5], positions[5], positions[6] = ids[t], t, far
             crowd.append(run(caches[2], tokens, positions)[5:6])
         for start, stop in ((0, 1), (1, 4), (4, 8)):
             if part := ids[:short][start:stop]:
-                tokens = [*others(2, forward.vocab), *part, *others(1, forward.vocab)]
+                tokens = [*random_ints(2, forward.vocab), *part, *random_ints(1, forward.vocab)]
                 rows, where = [4, 4, *[5] * len(part), 6], [7, 8, *range(start, start + len(part)), far]
                 ragged.append(run(caches[3], tokens, where, rows)[2:-1])
         prompt = run(caches[4], ids[:short], range(short), 0)

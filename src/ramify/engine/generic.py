@@ -221,11 +221,11 @@ class HfForward:
         near = 1e-3 if self.dtype == torch.float32 else 5e-2
         with torch.inference_mode(), quiet():
             try:
-                ours = self.logits(self.hidden(ForwardBatch(cache, self.kv_heads, ids, range(len(ids)), 0)))[: len(ids)]
+                cached = self.logits(self.hidden(ForwardBatch(cache, self.kv_heads, ids, range(len(ids)), 0)))[: len(ids)]
             except (RuntimeError, TypeError, AttributeError, IndexError) as error:
                 raise NeedsError(f"the engine cannot run '{kind}': {str(error).splitlines()[0]}") from error
-            theirs = self.module(input_ids=tokens[None], use_cache=False).logits[0]
-        if not torch.allclose(ours, theirs, rtol=near, atol=near * float(theirs.abs().max())):
+            reference = self.module(input_ids=tokens[None], use_cache=False).logits[0]
+        if not torch.allclose(cached, reference, rtol=near, atol=near * float(reference.abs().max())):
             raise NeedsError(f"the engine cannot run '{kind}': its attention does more than the engine's cache reproduces")
 
 

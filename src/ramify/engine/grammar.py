@@ -76,8 +76,8 @@ class Grammars:
             raise UserError("a grammar needs a model with a tokenizer")
         whole, name = written(grammar), _NAMES.get(grammar.kind, "grammar")
         parts = list(itertools.islice(subschemas(json.loads(grammar.text)), _TRIES)) if grammar.kind == "json" else []
-        asked = refusal_in_time if any(f'"{word}"' in grammar.text for word in ("pattern", "patternProperties")) else refusal
-        wrong = asked(whole, [(path, written(Grammar("json", json.dumps(part)))) for path, part in parts])
+        check = refusal_in_time if any(f'"{word}"' in grammar.text for word in ("pattern", "patternProperties")) else refusal
+        wrong = check(whole, [(path, written(Grammar("json", json.dumps(part)))) for path, part in parts])
         if wrong is not None:
             raise UserError(f"the {name} cannot be followed{' at ' * bool(wrong[0])}{wrong[0]}: {_sentence(wrong[1])}")
         if self._known is None:

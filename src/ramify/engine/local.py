@@ -189,7 +189,7 @@ class LocalModel:
         from ramify.engine.devices import placement
 
         folder = Path(path)
-        place, numbers = placement(device, dtype)
+        target, numbers = placement(device, dtype)
         whole = base or whole_folder(folder)
         record = read_config(whole)
         _refuse_pickles(whole)
@@ -204,9 +204,14 @@ class LocalModel:
             module = load_transformers(whole)
         if is_adapter(folder):
             add_adapter(module, folder)
-        said = read_generation(folder if (folder / GENERATION).is_file() else whole)
-        own: dict[str, Any] = {"name": folder.name, "folder": tokens, "eos": said.eos, "defaults": said.sampling} | options
-        module = module.to(place, numbers)
+        generation = read_generation(folder if (folder / GENERATION).is_file() else whole)
+        own: dict[str, Any] = {
+            "name": folder.name,
+            "folder": tokens,
+            "eos": generation.eos,
+            "defaults": generation.sampling,
+        } | options
+        module = module.to(target, numbers)
         if isinstance(drafter, Path | str):
             _check_drafted(own["name"], numbers)
             at = Path(drafter)
@@ -447,9 +452,9 @@ class LocalModel:
     ) -> list[TokenScores]:
         lengths = [len(row) for row in rows]
         there = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        laid = np.zeros(there.shape, np.int64)
-        laid[there] = np.concatenate(rows)
-        padded, scored = (torch.from_numpy(array).to(self.forward.device) for array in (laid, there[:, 1:]))
+        filled = np.zeros(there.shape, np.int64)
+        filled[there] = np.concatenate(rows)
+        padded, scored = (torch.from_numpy(array).to(self.forward.device) for array in (filled, there[:, 1:]))
 
         def tap(layer: int, x: Tensor) -> Tensor:
             for i, length in enumerate(lengths):
@@ -466,8 +471,8 @@ class LocalModel:
         self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None, entropy: bool
     ) -> dict[str, np.ndarray]:
         """Scores of ``tokens`` [N] given the hidden states before them [N, D], a stretch at a time: arrays (N,) and (N, top_k)."""
-        n, asked = len(tokens), {"entropy": entropy, "certainty": top_k > 0, "sampler_logprobs": settings is not None}
-        names = ["logprobs", *(name for name, wanted in asked.items() if wanted)]
+        n, flags = len(tokens), {"entropy": entropy, "certainty": top_k > 0, "sampler_logprobs": settings is not None}
+        names = ["logprobs", *(name for name, wanted in flags.items() if wanted)]
         # made before the loop: small results kept from every stretch would sit in the holes that its large tables leave behind
         out = {name: np.zeros(n, np.float32) for name in names}
         if top_k:

@@ -56,13 +56,13 @@ def pair_template(policy: str) -> ChatTemplate | None:
         if folder is None:
             return find_model(policy)[1]
         own = (folder / "tokenizer.json").is_file() or not is_adapter(folder)
-        for place in [folder] if own else [adapter_base(folder)]:
-            if (place / "tokenizer.json").is_file():
-                tokenizer = HfTokenizer.load(place)
+        for source in [folder] if own else [adapter_base(folder)]:
+            if (source / "tokenizer.json").is_file():
+                tokenizer = HfTokenizer.load(source)
                 try:
                     return TagTemplate(tokenizer)
                 except NeedsError:
-                    return JinjaTemplate.from_folder(tokenizer, place)
+                    return JinjaTemplate.from_folder(tokenizer, source)
     except NeedsError:
         return None
     return None

@@ -87,8 +87,8 @@ def rejection(
         of_q += [(k * R + r) * V + token for k, token in enumerate(row)]
         found += row
         found.append(0)
-    places = torch.tensor([of_p, of_q], dtype=torch.int64, device=device).unbind(0)
-    at_p, at_q = p.flatten().index_select(0, places[0]).tolist(), q.flatten().index_select(0, places[1]).tolist()
+    indices = torch.tensor([of_p, of_q], dtype=torch.int64, device=device).unbind(0)
+    at_p, at_q = p.flatten().index_select(0, indices[0]).tolist(), q.flatten().index_select(0, indices[1]).tolist()
     sum_p, sum_q = p.sum(-1, dtype=torch.float64).tolist(), q.sum(-1, dtype=torch.float64).tolist()
     last, refused, scales, cut = [], [], [], False
     for r, (start, row, chances) in enumerate(zip(starts, drafts, accept.tolist(), strict=True)):

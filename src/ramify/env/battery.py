@@ -130,7 +130,7 @@ def _kept(snapshot: Snapshot | None) -> Snapshot | None:
     return snapshot if snapshot is None or isinstance(snapshot, bytes | Volatile) else json.loads(canonical_json(snapshot))
 
 
-def _told(snapshot: Snapshot | None) -> Snapshot | None:
+def _comparable(snapshot: Snapshot | None) -> Snapshot | None:
     """What of a snapshot can be compared: of one in memory only that it is one."""
     return "volatile" if isinstance(snapshot, Volatile) else _kept(snapshot)
 
@@ -220,7 +220,7 @@ def _restore(probe: _Probe) -> Iterator[str]:
             used = probe.replay(task, places[-1].actions)
             for env, what in ((fresh, "a fresh"), (used, "a used")):
                 env.restore(place.snapshot)
-                if _told(env.snapshot()) != _told(place.snapshot) or env.key() != place.key:
+                if _comparable(env.snapshot()) != _comparable(place.snapshot) or env.key() != place.key:
                     yield f"restore into {what} environment gives another snapshot or key than was taken"
                 yield from _follow(env, places, number, f"after restore into {what} environment, the same actions")
 
@@ -244,7 +244,7 @@ def _sharing(probe: _Probe) -> Iterator[str]:
         for env in (origin, left):
             for action in places[-1].actions:
                 env.step(action)
-        if _told(snapshot) != _told(places[0].snapshot):
+        if _comparable(snapshot) != _comparable(places[0].snapshot):
             yield "a snapshot changes when an environment steps on"
         if not _same(right, places[0].seen, places[0]):
             yield "two environments restored from one snapshot share mutable state"
@@ -308,7 +308,7 @@ def _tools(probe: _Probe) -> Iterator[str]:
 
 
 def _same(env: Env, seen: Observation, place: _Place) -> bool:
-    return seen == place.seen and _told(env.snapshot()) == _told(place.snapshot) and env.key() == place.key
+    return seen == place.seen and _comparable(env.snapshot()) == _comparable(place.snapshot) and env.key() == place.key
 
 
 def _follow(env: Env, places: Sequence[_Place], start: int, what: str) -> Iterator[str]:

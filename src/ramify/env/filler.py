@@ -37,19 +37,19 @@ def opening(language: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": texts["goal"]}]
 
 
-def filler(language: str, turns: int, *place: str | int, seed: int = 0, sentences: int = 5) -> list[dict[str, Any]]:
-    """``turns`` turns of four messages each; ``place`` keeps the samples of one conversation apart from another's.
+def filler(language: str, turns: int, *position: str | int, seed: int = 0, sentences: int = 5) -> list[dict[str, Any]]:
+    """``turns`` turns of four messages each; ``position`` keeps the samples of one conversation apart from another's.
 
     Raises UserError on a language there is none in.
     """
     _of(language)
-    return [dict(message) for turn in range(turns) for message in _turn(language, sentences, seed, turn, *place)]
+    return [dict(message) for turn in range(turns) for message in _turn(language, sentences, seed, turn, *position)]
 
 
 @lru_cache(maxsize=4096)
-def _turn(language: str, sentences: int, seed: int, turn: int, *place: str | int) -> tuple[dict[str, Any], ...]:
+def _turn(language: str, sentences: int, seed: int, turn: int, *position: str | int) -> tuple[dict[str, Any], ...]:
     texts = _of(language)
-    rng = generator(seed, "filler", language, *place, turn)
+    rng = generator(seed, "filler", language, *position, turn)
 
     def one(name: str) -> str:
         return str(texts[name][int(rng.integers(len(texts[name])))])

@@ -53,7 +53,7 @@ def collect(
     TinyLM or a transformers causal language model; ``batch_tokens`` bounds the padded tokens of one pass. Raises UserError where a row, a
     position or a layer does not fit the model, or where a state does not fit float16.
     """
-    where = _places(rows, positions)
+    where = _positions(rows, positions)
     out: np.ndarray | None = None
     for batch in stream(model, rows, layers, batch_tokens=batch_tokens, pad=pad):
         first = batch.mask.to(torch.int64).argmax(dim=1)  # the first real column of each row: not 0 when padded on the left
@@ -212,7 +212,7 @@ def _causal(mask: Tensor) -> Tensor:
     return ((lower & mask[:, None, :]) | own)[:, None]
 
 
-def _places(rows: Sequence[Sequence[int] | np.ndarray], positions: Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
+def _positions(rows: Sequence[Sequence[int] | np.ndarray], positions: Sequence[int] | Sequence[Sequence[int]]) -> np.ndarray:
     """Positions from 0 as int64 [N, P]. Raises UserError naming the row where one does not exist."""
     shared = len(positions) == 0 or np.ndim(positions[0]) == 0
     lists: Sequence[Any] = [positions] * len(rows) if shared else positions
@@ -220,6 +220,6 @@ def _places(rows: Sequence[Sequence[int] | np.ndarray], positions: Sequence[int]
         raise UserError(f"positions are one list for all {len(rows)} rows, or one list of equal length for each")
     where = np.array(lists, dtype=np.int64).reshape(len(rows), len(lists[0]) if len(lists) else len(positions))
     lengths = np.array([len(row) for row in rows], dtype=np.int64).reshape(-1, 1)
-    for row, place in np.argwhere((where < -lengths) | (where >= lengths))[:1]:
-        raise UserError(f"position {where[row, place]} does not exist in row {row}, which has {lengths[row, 0]} tokens")
+    for row, column in np.argwhere((where < -lengths) | (where >= lengths))[:1]:
+        raise UserError(f"position {where[row, column]} does not exist in row {row}, which has {lengths[row, 0]} tokens")
     return np.where(where < 0, where + lengths, where)

@@ -186,10 +186,10 @@ class Player:
             if isinstance(record, Node):
                 known.add(record)
         turns = [as_turn(known.node(node), known.node(answer)) for node, answer in header["turns"]]
-        told = {
+        fields = {
             name: header[name] for name in ("index", "start", "reward", "outcome", "truncated", "failure", "leaf", "replayed")
         }
-        return Attempt(unit.tree, unit.task, turns=tuple(turns), **told)
+        return Attempt(unit.tree, unit.task, turns=tuple(turns), **fields)
 
     async def in_order(self, units: Iterable[Unit]) -> AsyncIterator[tuple[Unit, Attempt]]:
         """Play all units and store them in their order, whoever finished first. An infrastructure failure is an attempt without turns.

@@ -52,14 +52,14 @@ class _Probe:
         }
 
     def call(self, messages: Sequence[Entry], limit: int) -> Sequence[Entry | Message]:
-        async def ask(asked: Sequence[Message], max_tokens: int) -> str:
+        async def ask(request: Sequence[Message], max_tokens: int) -> str:
             return "What was done so far."[:max_tokens]
 
         window = Window(limit, lambda message: len(message.text), ask)
         return asyncio.run(asyncio.wait_for(self.compactor.compact(messages, window), self.timeout))
 
     def judge(self, messages: Sequence[Entry], limit: int, what: str) -> Iterator[str]:
-        async def never(asked: Sequence[Message], max_tokens: int) -> str:
+        async def never(request: Sequence[Message], max_tokens: int) -> str:
             raise AssertionError
 
         window = Window(limit, lambda message: len(message.text), never)
@@ -67,8 +67,8 @@ class _Probe:
             yield f"of {what} it {fault}"
 
 
-def _entries(said: Iterable[tuple[str, str]]) -> list[Entry]:
-    return [Entry(role, text, len(text), place) for place, (role, text) in enumerate(said)]
+def _entries(pairs: Iterable[tuple[str, str]]) -> list[Entry]:
+    return [Entry(role, text, len(text), index) for index, (role, text) in enumerate(pairs)]
 
 
 def _calls(turns: int) -> list[Entry]:
@@ -142,8 +142,8 @@ def _impossible(probe: _Probe) -> Iterator[str]:
 
 
 def _small(probe: _Probe) -> Iterator[str]:
-    for said in ([], [("user", "hello")], [("system", "rule")], [("system", "rule"), ("user", "hello")]):
-        messages = _entries(said)
+    for pairs in ([], [("user", "hello")], [("system", "rule")], [("system", "rule"), ("user", "hello")]):
+        messages = _entries(pairs)
         yield from probe.judge(messages, _size(messages), f"{len(messages)} messages that fit")
 
 

@@ -13,7 +13,7 @@ from ramify.base.errors import UserError
 from ramify.base.waiting import wait_for
 from ramify.env.filler import filler, opening
 from ramify.rollout.pins import PinKeeper
-from ramify.rollout.views import Chat, compact_chat, readable, said
+from ramify.rollout.views import Chat, compact_chat, readable, readable_text
 from ramify.trace.rules import keywords, survival, values
 
 
@@ -68,7 +68,7 @@ def survives(
         fired, failure = fired or record.fired, failure or record.failure
         opaque = not all(map(readable, shown))
         for rule in stated:
-            found = survival(rule, said(shown), opaque)
+            found = survival(rule, readable_text(shown), opaque)
             if not found.survived:
                 lost.setdefault(rule, Lost(rule, number, "failed" if record.failure else found.kind))
         shown = [*shown, *filler(language, turns, "survives", number, seed=seed)]

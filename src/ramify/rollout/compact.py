@@ -18,7 +18,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.registry import register
 from ramify.model.chat import ChatTemplate, assistant_node_parts
 from ramify.model.protocol import Completion, Model, Prefix, Sampling
-from ramify.rollout.sampler import Place, Sampler
+from ramify.rollout.sampler import SamplePosition, Sampler
 from ramify.trace.context import whole_tokens
 from ramify.trace.message import Message
 from ramify.trace.node import Insert
@@ -239,13 +239,13 @@ class Summarize:
         limit -= spare(rest, window)
         kept = newest(rest, int(self.fill * limit) // 2, limit)
         old = rest[: len(rest) - len(kept)]
-        told = "\n\n".join(f"[{message.role}]\n{message.text}" for message in old)
-        asked = [Message("user", f"{self.request}\n\n{told}")]
+        history = "\n\n".join(f"[{message.role}]\n{message.text}" for message in old)
+        request = [Message("user", f"{self.request}\n\n{history}")]
         if self.model is None:
-            text = await window.ask(asked, self.length)
+            text = await window.ask(request, self.length)
         else:
             settings = Sampling(0.0, max_tokens=self.length)
-            text = (await reply(Sampler(self.model), self.template, asked, settings, ("compact",)))[0]
+            text = (await reply(Sampler(self.model), self.template, request, settings, ("compact",)))[0]
         room = limit - sum(message.size for message in kept)
         summary = fitting(text.strip(), room, window)
         return opened(head, kept) if summary is None else [*head, summary, *kept]
@@ -268,7 +268,7 @@ async def reply(
     template: ChatTemplate | None,
     messages: Sequence[Message],
     settings: Sampling,
-    place: Place,
+    position: SamplePosition,
     index: int | None = None,
     purpose: str = "sample",
 ) -> tuple[str, Completion]:
@@ -277,7 +277,7 @@ async def reply(
     Raises as :meth:`ramify.rollout.sampler.Sampler.one`.
     """
     if template is None:
-        completion = await sampler.one(Prefix(messages=tuple(messages)), settings, place, index, purpose)
+        completion = await sampler.one(Prefix(messages=tuple(messages)), settings, position, index, purpose)
         return completion.text, completion
     tokens: list[int] = []
     after = ""
@@ -286,12 +286,14 @@ async def reply(
         after = message.role
     tokens += template.open("assistant", after)
     settings = replace(settings, stop_tokens=template.stop_tokens)
-    completion = await sampler.one(Prefix(np.asarray(tokens, np.int32)), settings, place, index, purpose)
+    completion = await sampler.one(Prefix(np.asarray(tokens, np.int32)), settings, position, index, purpose)
     return str(assistant_node_parts(template, completion)["text"]), completion
 
 
-def window_of(sampler: Sampler, template: ChatTemplate | None, settings: Sampling, limit: int, place: Place) -> Window:
-    """The window of an agent; ``place`` is the position that seeds its model's answers."""
+def window_of(
+    sampler: Sampler, template: ChatTemplate | None, settings: Sampling, limit: int, position: SamplePosition
+) -> Window:
+    """The window of an agent; ``position`` seeds its model's answers."""
 
     def measure(message: Message) -> int:
         if template is None:
@@ -300,7 +302,9 @@ def window_of(sampler: Sampler, template: ChatTemplate | None, settings: Samplin
         return len(template.render(message.role, message.text, after)[0])
 
     async def ask(messages: Sequence[Message], max_tokens: int) -> str:
-        return (await reply(sampler, template, messages, replace(settings, max_tokens=max_tokens), place, purpose="compact"))[0]
+        return (await reply(sampler, template, messages, replace(settings, max_tokens=max_tokens), position, purpose="compact"))[
+            0
+        ]
 
     return Window(limit, measure, ask)
 
@@ -315,10 +319,10 @@ def called(data: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
 async def compacted(parts: Sequence[Part], compactor: Compactor, window: Window, template: ChatTemplate | None) -> list[Part]:
     """What a model is shown instead of ``parts``. Raises InfrastructureError("compactor") where the compactor breaks a promise."""
     groups = by_message(parts)
-    said = [message_of(group) for group in groups]
+    messages = [message_of(group) for group in groups]
     sizes = [sum(_size(part, template) for part in group) for group in groups]
     entries = [
-        Entry(m.role, m.text, size, place, *called(m.data)) for place, (m, size) in enumerate(zip(said, sizes, strict=True))
+        Entry(m.role, m.text, size, index, *called(m.data)) for index, (m, size) in enumerate(zip(messages, sizes, strict=True))
     ]
     try:
         result = await compactor.compact(entries, window)

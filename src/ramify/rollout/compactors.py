@@ -87,18 +87,18 @@ class LlmSummarize:
 
     async def ask(self, text: str, window: Window) -> str:
         """The summary of one text. Raises InfrastructureError("compactor") where there is none."""
-        asked = [Message("user", self.request.replace("{words}", str(self.words)).replace("{text}", text))]
+        request = [Message("user", self.request.replace("{words}", str(self.words)).replace("{text}", text))]
         if self.model is None:
-            said = await window.ask(asked, self.length)
+            summary = await window.ask(request, self.length)
         else:
             settings = Sampling(0.0, max_tokens=self.length)
-            said = (await reply(Sampler(self.model), self.template, asked, settings, ("compact",)))[0]
-        said = said.strip()
-        if not said:
+            summary = (await reply(Sampler(self.model), self.template, request, settings, ("compact",)))[0]
+        summary = summary.strip()
+        if not summary:
             raise InfrastructureError("compactor", f"'{self.name}' got an empty summary")
-        if len(text.split()) > self.words and " ".join(said.split()) == " ".join(text.split()):
+        if len(text.split()) > self.words and " ".join(summary.split()) == " ".join(text.split()):
             raise InfrastructureError("compactor", f"'{self.name}' got a summary that repeats what it should shorten")
-        return said
+        return summary
 
 
 @register("compactor", "hierarchical")

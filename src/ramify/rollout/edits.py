@@ -155,17 +155,17 @@ def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callabl
 
     def rewrite(parts: list[Part]) -> list[Part]:
         groups = by_message(parts)
-        said = [message_of(group) for group in groups]
+        messages = [message_of(group) for group in groups]
         if "rule" in edit:
-            has = bool(said) and said[0].role == "system"
-            text = _ruled(edit["rule"], said[0].text if has else "")
-            return _put(groups, said, 0 if has else None, "system", text, template)
+            has = bool(messages) and messages[0].role == "system"
+            text = _ruled(edit["rule"], messages[0].text if has else "")
+            return _put(groups, messages, 0 if has else None, "system", text, template)
         change, at = edit["history"], edit["history"]["message"]
-        last = len(said) - 1 - bool(said and said[-1].role == "assistant")
+        last = len(messages) - 1 - bool(messages and messages[-1].role == "assistant")
         if at > last or (at == last and change.get("text", "") is None):
             raise UserError(f"message {at} of the prompt cannot be changed: it has messages 0 to {last}, and the last stays")
-        text = _swapped(change["replace"], said[at].text, f"message {at}") if "replace" in change else change["text"]
-        return _put(groups, said, at, said[at].role, text, template)
+        text = _swapped(change["replace"], messages[at].text, f"message {at}") if "replace" in change else change["text"]
+        return _put(groups, messages, at, messages[at].role, text, template)
 
     return rewrite
 
@@ -186,27 +186,27 @@ def _swapped(pair: Sequence[str], text: str, where: str) -> str:
 
 
 def _put(
-    groups: list[list[Part]], said: list[Message], at: int | None, role: str, text: str | None, template: ChatTemplate | None
+    groups: list[list[Part]], messages: list[Message], at: int | None, role: str, text: str | None, template: ChatTemplate | None
 ) -> list[Part]:
     """The messages with number ``at`` (None: a new first one) saying ``text``, or left out; laid out anew where a neighbour changed."""
     rest = 0 if at is None else at + 1
-    before = said[at - 1].role if at else ""
+    before = messages[at - 1].role if at else ""
     shown = [part for group in groups[: rest - 1 if at is not None else 0] for part in group]
     if text is not None:
-        shown.append(_laid(role, text, before, template))
+        shown.append(_rendered(role, text, before, template))
     after = role if text is not None else before
-    was = "" if at is None else said[at].role
+    was = "" if at is None else messages[at].role
     for i in range(rest, len(groups)):
         group = groups[i]
-        if i == rest and after != was and template is not None and said[i].role != "assistant":
-            fresh = _laid(said[i].role, said[i].text, after, template)
+        if i == rest and after != was and template is not None and messages[i].role != "assistant":
+            fresh = _rendered(messages[i].role, messages[i].text, after, template)
             tokens = tokens_of(group)
             group = group if tokens is not None and tokens.tolist() == list(fresh.tokens or ()) else [fresh]
         shown += group
     return shown
 
 
-def _laid(role: str, text: str, after: str, template: ChatTemplate | None) -> Insert:
+def _rendered(role: str, text: str, after: str, template: ChatTemplate | None) -> Insert:
     if template is None:
         return Insert(text, None, role)
     tokens, _, text = template.render(role, text, after)
@@ -216,7 +216,7 @@ def _laid(role: str, text: str, after: str, template: ChatTemplate | None) -> In
 def diff(before: Sequence[Message], after: Sequence[Message]) -> str:
     """Unified diff of two conversations, each message under a line with its role."""
 
-    def lines(said: Sequence[Message]) -> list[str]:
-        return [line for message in said for line in (f"[{message.role}]", *message.text.splitlines())]
+    def lines(messages: Sequence[Message]) -> list[str]:
+        return [line for message in messages for line in (f"[{message.role}]", *message.text.splitlines())]
 
     return "\n".join(difflib.unified_diff(lines(before), lines(after), "shown", "shown, changed", lineterm="", n=1))

@@ -157,16 +157,16 @@ async def fork(
         start = _start(episodes, tree, episodes.prompts.at(here, at).parent.id, key)
     if edit and "replace" in edit and node.role == "assistant":
         first = await _replay(episodes, tree, task, node, edit, rest=False)
-        behind = _start(episodes, tree, first.leaf, key and f"{key}/replaced")
+        start_after = _start(episodes, tree, first.leaf, key and f"{key}/replaced")
         ended = first.failure is not None or bool(episodes.load(tree).node(first.leaf).stop)
-        sampled = [] if ended else [episodes.branch(tree, task, first.leaf, behind + i) for i in range(n)]
+        sampled = [] if ended else [episodes.branch(tree, task, first.leaf, start_after + i) for i in range(n)]
     else:
         first, ended = None, False
         sampled = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change) for i in range(n)]
-    others = [episodes.edited(tree, task, node.id, offset, start + n + i) for i in range(n if edit and control else 0)]
-    done = await asyncio.gather(*sampled, *others)
+    controls = [episodes.edited(tree, task, node.id, offset, start + n + i) for i in range(n if edit and control else 0)]
+    done = await asyncio.gather(*sampled, *controls)
     arm = (first,) if first is not None and ended else tuple(done[: len(sampled)])
-    return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(sampled) :])) if others else None, None, plan.diff)
+    return Fork(node.id, offset, edit, after, Arm(arm), Arm(tuple(done[len(sampled) :])) if controls else None, None, plan.diff)
 
 
 async def compare(
@@ -187,14 +187,14 @@ async def compare(
     """
     checked = {name: check_edit(dict(edit)) for name, edit in edits.items()}
     node = episodes.load(tree).node(node_id)
-    places = {name: _offset(episodes, node, offset, edit) for name, edit in checked.items()}
-    if len(set(places.values())) > 1:
-        told = ", ".join(f"{name} at token {at}" for name, at in places.items())
+    offsets = {name: _offset(episodes, node, offset, edit) for name, edit in checked.items()}
+    if len(set(offsets.values())) > 1:
+        listed = ", ".join(f"{name} at token {at}" for name, at in offsets.items())
         raise UserError(
-            f"edits that are compared share one control and so one position in node {node.id}, not {told}: fork each separately"
+            f"edits that are compared share one control and so one position in node {node.id}, not {listed}: fork each separately"
         )
     for name, edit in checked.items():  # all of them before the first is played
-        await _try(episodes, _plan(episodes, node, places[name], edit), places[name])
+        await _try(episodes, _plan(episodes, node, offsets[name], edit), offsets[name])
     forks = [
         await fork(episodes, tree, task, node_id, offset, n, edit, control=i == 0, key=key and f"{key}/{i}")
         for i, edit in enumerate(checked.values())
@@ -208,8 +208,8 @@ async def compare(
 
 async def _try(episodes: Episodes, plan: _Plan, offset: int) -> None:
     """Test the user's token ids or hidden-state edit with one discarded token. Raises UserError where the model refuses them."""
-    change, said = plan.change or Change(), plan.insert
-    given = None if said is None or said.role != "assistant" else said.tokens
+    change, inserted = plan.change or Change(), plan.insert
+    given = None if inserted is None or inserted.role != "assistant" else inserted.tokens
     if episodes.agent.template is None or (given is None and not change.ban and change.state is None):
         return
     tokens = episodes.prompts.tokens_of(episodes.prompts.shown(plan.node, offset), plan.node.role == "assistant" and offset > 0)
@@ -308,8 +308,8 @@ def _plan(episodes: Episodes, node: Node, offset: int, edit: Mapping[str, Any] |
         return _inserting(episodes, node, offset, value)
     if kind == "replace":
         insert = None if node.role == "assistant" else episodes.record.replaced(node, value)
-        said = as_messages(episodes.prompts.shown(node, len(node)))
-        return _Plan(node, insert, diff=diff(said, [*said[:-1], Message(node.role, value)]))
+        messages = as_messages(episodes.prompts.shown(node, len(node)))
+        return _Plan(node, insert, diff=diff(messages, [*messages[:-1], Message(node.role, value)]))
     if kind in SHOWN:
         rewrite, parts = rewriting(edit, episodes.agent.template), episodes.prompts.shown(node, offset)
         return _Plan(node, change=Change(rewrite=rewrite), diff=diff(as_messages(parts), as_messages(rewrite(parts))))
@@ -338,8 +338,8 @@ def _inserting(episodes: Episodes, node: Node, offset: int, value: Mapping[str, 
             raise UserError(f"edit 'insert' goes before an agent's message, not inside node {node.id}")
         node = episodes.load(node.tree).node(str(node.parent))
     added = episodes.record.inserted(node, value["role"], value["text"])
-    said = as_messages(episodes.prompts.shown(node, len(node)))
-    return _Plan(node, added, diff=diff(said, [*said, Message(value["role"], value["text"])]))
+    messages = as_messages(episodes.prompts.shown(node, len(node)))
+    return _Plan(node, added, diff=diff(messages, [*messages, Message(value["role"], value["text"])]))
 
 
 async def _replay(

@@ -17,7 +17,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
 from ramify.rollout.compact import Compactor, Entry, Window, leading
-from ramify.rollout.views import Chat, Compaction, approximate_tokens, compact_chat, readable, said, text_of, words_of
+from ramify.rollout.views import Chat, Compaction, approximate_tokens, compact_chat, readable, readable_text, text_of, words_of
 from ramify.trace.message import Message
 from ramify.trace.rules import Survival, contradicts, disputes, survival
 
@@ -203,7 +203,7 @@ class Pins:
 
     def survival(self, messages: Chat) -> dict[str, Survival]:
         """What survives of each active rule in ``messages``, without the block."""
-        texts = said([value for value in messages if not is_block(value)])
+        texts = readable_text([value for value in messages if not is_block(value)])
         opaque = not all(map(readable, messages))
         return {pin.text: survival(pin.text, texts, opaque) for pin in self.active()}
 

@@ -94,7 +94,7 @@ class Pool:
         """Send every worker, now and after a restart, the weights in ``message``. No message may be in progress."""
         self._weights = message
         running = [member.worker for member in self._members if member.worker is not None]
-        for answer in await asyncio.gather(*(self._told(task, message) for task in running)):
+        for answer in await asyncio.gather(*(self._send(task, message) for task in running)):
             if answer is not None:
                 unpack_answer(answer)
 
@@ -109,7 +109,7 @@ class Pool:
         started = await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(worker.close() for worker in started if not isinstance(worker, BaseException)))
 
-    async def _told(self, task: asyncio.Task[Worker], message: bytes) -> bytes | None:
+    async def _send(self, task: asyncio.Task[Worker], message: bytes) -> bytes | None:
         worker = await task
         try:
             return await worker.call(message)

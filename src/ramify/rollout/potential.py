@@ -124,14 +124,14 @@ async def potential(
         wanted = next(looks)
         while True:
             more = {t: n - (counts[t].forks if t in counts else 0) for t, n in wanted.items()}
-            places = [t for t, n in more.items() if n > 0]
+            due = [t for t, n in more.items() if n > 0]
             made = await asyncio.gather(
-                *(forks.count(path, t, more[t], purpose, start=counts[t].forks if t in counts else 0) for t in places)
+                *(forks.count(path, t, more[t], purpose, start=counts[t].forks if t in counts else 0) for t in due)
             )
-            for t, new in zip(places, made, strict=True):
+            for t, new in zip(due, made, strict=True):
                 counts[t] = counts[t] + new if t in counts else new
             if store is not None:
-                store.keep(path, purpose, {t: counts[t] for t in places})
+                store.keep(path, purpose, {t: counts[t] for t in due})
             wanted = looks.send(counts)
     except StopIteration as end:
         found: R = end.value

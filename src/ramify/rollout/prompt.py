@@ -42,7 +42,7 @@ class Prompts:
         nodes = [n for n, _ in path.segments]
         explicit = any(changed(n) for n in nodes)
         parts = self.shown(node, offset)
-        prompt = self._laid_out(parts)
+        prompt = self._encoded(parts)
         inside = node.role == "assistant" and (offset is not None or node.provenance is None)
         replies = sum(n.role == "assistant" and n.opens for n in nodes)
         return Position(
@@ -56,18 +56,18 @@ class Prompts:
             parts if explicit else None,
         )
 
-    def after(self, place: Position, turn: Turn) -> Position:
+    def after(self, position: Position, turn: Turn) -> Position:
         """The position after a turn."""
         node, answer = turn.node, turn.answer
         if node.context is not None:
             return self.at(answer)
-        tokens = [*place.tokens]
+        tokens = [*position.tokens]
         if node.tokens is not None and answer.tokens is not None:
             tokens += [node.tokens, answer.tokens]
-        before = place.messages if place.begun is None else place.messages[:-1]
-        reply = Message("assistant", (place.begun or "") + node.text, dict(node.data))
+        before = position.messages if position.begun is None else position.messages[:-1]
+        reply = Message("assistant", (position.begun or "") + node.text, dict(node.data))
         messages = [*before, reply, Message(answer.role, answer.text, dict(answer.data))]
-        return Position(answer, len(answer), tokens, messages, place.reward + (answer.reward or 0.0), place.turns + 1)
+        return Position(answer, len(answer), tokens, messages, position.reward + (answer.reward or 0.0), position.turns + 1)
 
     def shown(self, node: Node, offset: int | None = None) -> list[Part]:
         """The history of a model that continues after ``node``, or after ``offset`` tokens of it."""
@@ -75,40 +75,44 @@ class Prompts:
         path = known.path(node.id)
         return seen(path if offset is None else path.upto(offset), known.node, self.record.run.context)
 
-    def instead(self, place: Position, parts: list[Part]) -> Position:
-        """``place`` with ``parts`` shown instead of the history."""
-        return replace(place, **self._laid_out(parts), shown=parts)
+    def instead(self, position: Position, parts: list[Part]) -> Position:
+        """``position`` with ``parts`` shown instead of the history."""
+        return replace(position, **self._encoded(parts), shown=parts)
 
-    async def fitted(self, place: Position) -> Position:
-        """``place`` with what is shown shortened by the agent's compactor where it is beyond the window.
+    async def fitted(self, position: Position) -> Position:
+        """``position`` with what is shown shortened by the agent's compactor where it is beyond the window.
 
         Raises InfrastructureError("compactor") where the compactor breaks a promise.
         """
         if self.agent.compactor is None:
-            return place
-        parts = place.shown or self.shown(place.parent, place.offset)
-        agent, template, said = self.agent, self.agent.template, as_messages(parts)
+            return position
+        parts = position.shown or self.shown(position.parent, position.offset)
+        agent, template, messages = self.agent, self.agent.template, as_messages(parts)
         head = (
-            0 if template is None or place.begun is not None else len(template.open("assistant", said[-1].role if said else ""))
+            0
+            if template is None or position.begun is not None
+            else len(template.open("assistant", messages[-1].role if messages else ""))
         )
-        size = sum(len(message.text) for message in said) if template is None else len(whole_tokens(parts))
+        size = sum(len(message.text) for message in messages) if template is None else len(whole_tokens(parts))
         if size + head <= agent.window:
-            return place
-        limit = agent.window - head - (_front(template) if template is not None and said and said[0].role != "system" else 0)
-        window = window_of(self.sampler, template, agent.sampling, limit, ("compact", place.parent.id, place.offset))
+            return position
+        limit = (
+            agent.window - head - (_front(template) if template is not None and messages and messages[0].role != "system" else 0)
+        )
+        window = window_of(self.sampler, template, agent.sampling, limit, ("compact", position.parent.id, position.offset))
         shown = await compacted(parts, self.agent.compactor, window, template)
         if template is not None and (size := len(whole_tokens(shown)) + head) > agent.window:
             raise InfrastructureError("compactor", f"the prompt takes {size} tokens rendered, where at most {agent.window} fit")
-        return self.instead(place, shown)
+        return self.instead(position, shown)
 
-    def prompt(self, place: Position, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """The model's prompt at ``place``. Raises InfrastructureError("template") where the template refuses the history."""
-        rendered, head = self._rendered(place)
-        pieces = list(place.tokens) if rendered is None else [whole_tokens(rendered)]
+    def prompt(self, position: Position, tools: Sequence[Mapping[str, Any]]) -> Prompt:
+        """The model's prompt at ``position``. Raises InfrastructureError("template") where the template refuses the history."""
+        rendered, head = self._rendered(position)
+        pieces = list(position.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:
             pieces.append(head)
         tokens = np.concatenate(pieces) if pieces else None
-        return Prompt(Prefix(tokens, tuple(place.messages), tuple(tools)), rendered, head)
+        return Prompt(Prefix(tokens, tuple(position.messages), tuple(tools)), rendered, head)
 
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
         """int32 (T,): the prompt rendered from the history ``parts``; ``begun``: it ends in the model's own unfinished reply.
@@ -119,18 +123,18 @@ class Prompts:
             parts = rendered_parts(self.agent.template, parts, not begun)[0] or parts
         return whole_tokens(parts)
 
-    def _laid_out(self, parts: list[Part]) -> dict[str, Any]:
+    def _encoded(self, parts: list[Part]) -> dict[str, Any]:
         tokens = [] if self.agent.template is None else [whole_tokens(parts)]
         return {"tokens": tokens, "messages": as_messages(parts)}
 
-    def _rendered(self, place: Position) -> tuple[list[Part] | None, np.ndarray | None]:
+    def _rendered(self, position: Position) -> tuple[list[Part] | None, np.ndarray | None]:
         """The prompt where the template rewrites the history, and the tokens that open the reply."""
         template = self.agent.template
         if template is None:
             return None, None
         if not isinstance(template, JinjaTemplate):
-            return None, head_of(template, place.messages) if place.begun is None else None
-        return rendered_parts(template, place.shown or self.shown(place.parent, place.offset), place.begun is None)
+            return None, head_of(template, position.messages) if position.begun is None else None
+        return rendered_parts(template, position.shown or self.shown(position.parent, position.offset), position.begun is None)
 
 
 def _front(template: ChatTemplate) -> int:

@@ -85,9 +85,9 @@ class Record:
         fields = {"snapshot": node.snapshot, "state_key": node.state_key, "reward": reward, "data": {"edit": edit}}
         return self.given(parent, role, text, after, **fields)
 
-    def sampled(self, place: Position, prompt: Prompt, completion: Completion, provenance: Provenance, index: int) -> Node:
-        """The reply that was sampled at ``place``, not stored yet; the contexts it was shown are."""
-        opens = place.begun is None
+    def sampled(self, position: Position, prompt: Prompt, completion: Completion, provenance: Provenance, index: int) -> Node:
+        """The reply that was sampled at ``position``, not stored yet; the contexts it was shown are."""
+        opens = position.begun is None
         fields: dict[str, Any] = {"text": completion.text}
         if self.template is not None:
             fields = assistant_node_parts(self.template, completion, opens=opens, head=prompt.head)
@@ -96,12 +96,12 @@ class Record:
             data["entropy"] = float(completion.entropy.mean())
         fields["data"] = data
         fields |= {"provenance": provenance.hash, "index": index, "stop": completion.stop, "opens": opens}
-        if place.shown is not None:
-            fields["context"] = self._context(place.shown)
+        if position.shown is not None:
+            fields["context"] = self._context(position.shown)
         if prompt.rendered is not None:
             data[HISTORY] = fields.get("context", "")
             fields["context"] = self._context(prompt.rendered)
-        return make_node(place.parent.tree, place.parent.id, place.offset, "assistant", fields.pop("text"), **fields)
+        return make_node(position.parent.tree, position.parent.id, position.offset, "assistant", fields.pop("text"), **fields)
 
     def known(self, parent: Node, offset: int, index: int, provenance: str) -> tuple[Node, Node] | None:
         """A reply that was sampled at this position before, and its answer, where both are stored."""

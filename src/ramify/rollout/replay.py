@@ -43,8 +43,8 @@ async def restore(
             reply.append((seen, kept))
         elif reply:
             turns, replayed = turns + 1, replayed + 1
-            said = message_of([(part, 0, length) for part, length in reply])
-            check(task, turns, _original(seen, tree), await step(said.written()))
+            message = message_of([(part, 0, length) for part, length in reply])
+            check(task, turns, _original(seen, tree), await step(message.written()))
             reply = []
     return replayed
 
@@ -54,11 +54,11 @@ def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
 
     Raises InfrastructureError("env") where they differ. Space around the text does not count: chat templates trim it.
     """
-    was, told = recorded.text, now.text
+    was, text = recorded.text, now.text
     over = "over" if recorded.stop == "terminated" else "not over"
     is_over = "over" if now.terminated else "not over"
-    if was != told and was.strip() != told.strip():
-        difference = f"recorded {_short(was)}, now {_short(told)}"
+    if was != text and was.strip() != text.strip():
+        difference = f"recorded {_short(was)}, now {_short(text)}"
     elif recorded.reward is not None and recorded.reward != now.reward:
         difference = f"after {_short(was)} the recorded reward is {recorded.reward:g}, now {now.reward:g}"
     elif over != is_over or (now.truncated and not recorded.stop):

@@ -110,12 +110,12 @@ class Episodes:
         async def go(env: Env, _: Node) -> Attempt:
             if insert is not None:
                 self.trees[tree].add(insert)
-                place = replace(self.prompts.at(insert), insert=insert)
+                position = replace(self.prompts.at(insert), insert=insert)
             else:
-                place = self.prompts.at(node, offset if node.role == "assistant" else None)
+                position = self.prompts.at(node, offset if node.role == "assistant" else None)
             if change is not None and change.rewrite is not None:
-                place = self.prompts.instead(place, change.rewrite(self.prompts.shown(place.parent, place.offset)))
-            return await self._play(env, task, place, index, change)
+                position = self.prompts.instead(position, change.rewrite(self.prompts.shown(position.parent, position.offset)))
+            return await self._play(env, task, position, index, change)
 
         return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), index, go)
 
@@ -123,23 +123,23 @@ class Episodes:
         """Apply given replies after observation ``start``, as far as the environment goes; nothing is sampled."""
 
         async def go(env: Env, _: Node) -> Attempt:
-            place, turns, failure = self.prompts.at(start), [], None
+            position, turns, failure = self.prompts.at(start), [], None
             for action in actions:
-                after = place.messages[-1].role
-                node = self.record.given(place.parent, "assistant", action, after)
+                after = position.messages[-1].role
+                node = self.record.given(position.parent, "assistant", action, after)
                 try:
-                    turn = await self._answered(env, place, node)
+                    turn = await self._answered(env, position, node)
                 except InfrastructureError as error:
                     failure = str(error)
                     break
                 turns.append(turn)
-                place = self.prompts.after(place, turn)
+                position = self.prompts.after(position, turn)
                 if turn.answer.stop:
                     break
-            leaf = place.parent
+            leaf = position.parent
             outcome = None if failure else bool(leaf.data.get("outcome", False))
             truncated = failure is None and leaf.stop != "terminated"
-            return Attempt(tree, task, -1, start.id, tuple(turns), place.reward, outcome, truncated, failure, leaf.id)
+            return Attempt(tree, task, -1, start.id, tuple(turns), position.reward, outcome, truncated, failure, leaf.id)
 
         return await self._episode(tree, task, start, -1, go)
 
@@ -176,8 +176,8 @@ class Episodes:
     def failed(self, tree: str, task: Task, start: Node | None, index: int, why: str) -> Attempt:
         """An attempt that failed before its first turn, stored where it would have started (None: at the tree's root)."""
         at = start or self.record.root(tree, task)
-        place = Position(at, len(at), [], [], 0.0, 0)
-        return self._ended(task, place, place, index, (), None, False, why)
+        position = Position(at, len(at), [], [], 0.0, 0)
+        return self._ended(task, position, position, index, (), None, False, why)
 
     async def _begin(self, env: Env, tree: str, task: Task) -> Node:
         """Reset ``env`` to the start of ``task``; the node of its first observation, stored once per tree.
@@ -208,24 +208,26 @@ class Episodes:
             self.stage.keep(node.id, kept)
         return node
 
-    async def _play(self, env: Env, task: Task, place: Position, index: int, change: Change | None = None) -> Attempt:
+    async def _play(self, env: Env, task: Task, position: Position, index: int, change: Change | None = None) -> Attempt:
         """Turn after turn to the end of the episode. ``index`` and ``change`` apply to the first sample; later ones are the only child."""
-        start, first, turns = place, index, list[Turn]()
+        start, first, turns = position, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
-        while place.turns < env.max_turns and not self.sampler.budget.spent_out:
+        while position.turns < env.max_turns and not self.sampler.budget.spent_out:
             try:
-                turn = await self._stored_turn(env, task, place, index, change) or await self._turn(env, place, index, change)
+                turn = await self._stored_turn(env, task, position, index, change) or await self._turn(
+                    env, position, index, change
+                )
             except InfrastructureError as error:
                 outcome, truncated, failure = None, False, str(error)
                 break
             turns.append(turn)
-            place = self.prompts.after(place, turn)
+            position = self.prompts.after(position, turn)
             if turn.answer.stop:
                 truncated, outcome = turn.answer.stop == "truncated", turn.answer.data.get("outcome")
                 break
             index, change = 0, None
-        return self._ended(task, start, place, first, tuple(turns), outcome, truncated, failure)
+        return self._ended(task, start, position, first, tuple(turns), outcome, truncated, failure)
 
     def _ended(
         self,
@@ -256,45 +258,45 @@ class Episodes:
         sampling = replace(self.agent.sampling, ban_first=change.ban)
         return sampling, replace(self.provenance, settings=self.agent.settings(sampling), edit=change.stored())
 
-    async def _stored_turn(self, env: Env, task: Task, place: Position, index: int, change: Change | None) -> Turn | None:
+    async def _stored_turn(self, env: Env, task: Task, position: Position, index: int, change: Change | None) -> Turn | None:
         """The stored turn at this position, if it is complete; the environment is brought to the state after it."""
-        known = self.record.known(place.parent, place.offset, index, self._sampling(change)[1].hash)
+        known = self.record.known(position.parent, position.offset, index, self._sampling(change)[1].hash)
         if known is None:
             return None
         node, answer = known
         if answer.snapshot is not None:
             await self.stage.restore(env, task, answer, self.trees[answer.tree])
         else:
-            check(task, place.turns + 1, answer, await self._step(env, place, node))
+            check(task, position.turns + 1, answer, await self._step(env, position, node))
         return as_turn(node, answer)
 
-    async def _turn(self, env: Env, place: Position, index: int, change: Change | None) -> Turn:
+    async def _turn(self, env: Env, position: Position, index: int, change: Change | None) -> Turn:
         """Sample one reply and let the environment answer it."""
-        place = await self.prompts.fitted(place)
+        position = await self.prompts.fitted(position)
         sampling, provenance = self._sampling(change)
-        prompt = self.prompts.prompt(place, tools_of(self.environment))
+        prompt = self.prompts.prompt(position, tools_of(self.environment))
         taps = None
         if change is not None and change.state is not None:
             assert prompt.prefix.tokens is not None
             taps = taps_of(change.state, len(prompt.prefix.tokens))
-        completion = await self.sampler.one(prompt.prefix, sampling, (place.parent.id, place.offset), index, "turn", taps)
-        if place.insert is not None:
-            self.record.add(place.insert)
+        completion = await self.sampler.one(prompt.prefix, sampling, (position.parent.id, position.offset), index, "turn", taps)
+        if position.insert is not None:
+            self.record.add(position.insert)
         if change is not None:
             self.run.add(provenance)
-        node = self.record.sampled(place, prompt, completion, provenance, index)
+        node = self.record.sampled(position, prompt, completion, provenance, index)
         self.sampler.budget.charge(turns=1)
-        return await self._answered(env, place, node)
+        return await self._answered(env, position, node)
 
-    async def _step(self, env: Env, place: Position, node: Node) -> Observation:
-        message = replace(node.message, text=place.begun + node.text) if place.begun else node.message
+    async def _step(self, env: Env, position: Position, node: Node) -> Observation:
+        message = replace(node.message, text=position.begun + node.text) if position.begun else node.message
         action = message.written()
         return await self.stage.step(env, action)
 
-    async def _answered(self, env: Env, place: Position, node: Node) -> Turn:
+    async def _answered(self, env: Env, position: Position, node: Node) -> Turn:
         """Let the environment act on the whole reply; store reply and answer."""
-        seen = await self._step(env, place, node)
-        stop = "terminated" if seen.terminated else "truncated" if seen.truncated or place.turns + 1 >= env.max_turns else ""
+        seen = await self._step(env, position, node)
+        stop = "terminated" if seen.terminated else "truncated" if seen.truncated or position.turns + 1 >= env.max_turns else ""
         data = {**seen.data, **({} if seen.valid else {"valid": False})}
         if stop:
             # an environment that reports no outcome succeeded if it ended by itself with a reward

@@ -21,14 +21,14 @@ from ramify.base.seeds import derive_key
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, require, require_splittable
 from ramify.rollout.failures import FailurePolicy
 
-Place = tuple[str | int, ...]
+SamplePosition = tuple[str | int, ...]
 """A position and the purpose of its samples: ids, names and indices, in order."""
 
 
-def sample_key(seed: int, place: Place, index: int | None = None) -> int:
-    """The sample key: derived from the run's seed, the whole position ``place``, and the sample's index (None: there is only one). Keys are
+def sample_key(seed: int, position: SamplePosition, index: int | None = None) -> int:
+    """The sample key: derived from the run's seed, the whole ``position`` and the sample's index (None: there is only one). Keys are
     made here only."""
-    return derive_key(seed, *place) if index is None else derive_key(seed, *place, index)
+    return derive_key(seed, *position) if index is None else derive_key(seed, *position, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class Key:
     """The parts of a sample key, see :func:`sample_key`."""
 
     seed: int
-    place: Place
+    position: SamplePosition
     index: int | None = None
 
     @property
     def number(self) -> int:
         """The key as a model takes it."""
-        return sample_key(self.seed, self.place, self.index)
+        return sample_key(self.seed, self.position, self.index)
 
-    def within(self, *place: str | int) -> Key:
+    def within(self, *position: str | int) -> Key:
         """The key of a sample made within this sample."""
-        return Key(self.number, place)
+        return Key(self.number, position)
 
 
 #: Samples one continuation of a prefix.
@@ -75,13 +75,13 @@ class Spent:
     cached: int
     """Those of them found in the model's KV cache, where it reports that."""
     sampled: int
-    told: bool
+    reported: bool
     """Whether the model always reported its cached tokens; else they are unknown."""
 
     @property
     def run(self) -> int:
         """Tokens run through the model; where it does not report cached tokens, as if there were none."""
-        return self.given - self.cached * self.told + self.sampled
+        return self.given - self.cached * self.reported + self.sampled
 
 
 class Sampler:
@@ -108,7 +108,7 @@ class Sampler:
         """Continuations that failed for good."""
         self.first_failure = ""
         """The first sentence with which the model failed."""
-        self._untold = False
+        self._unreported = False
 
     @property
     def identity(self) -> Identity:
@@ -123,12 +123,12 @@ class Sampler:
         prefix: Prefix,
         n: int,
         settings: Sampling,
-        place: Place,
+        position: SamplePosition,
         start: int = 0,
         purpose: str = "sample",
         policy: Policy | None = None,
     ) -> list[Completion | None]:
-        """``n`` continuations of ``prefix``, those of index ``start`` and up at ``place``; None for one that failed.
+        """``n`` continuations of ``prefix``, those of index ``start`` and up at ``position``; None for one that failed.
 
         ``purpose`` is the line of the ledger. ``policy`` makes each of these, and the sampler's own policy applies to the continuations it
         requests. Raises BudgetSpentError, and UserError or NeedsError on what the model refuses."""
@@ -136,9 +136,9 @@ class Sampler:
         policies = [one for one in (self.policy, policy) if one is not None]
         self._check(settings, policies)
         if not policies and "taps" in self.model.capabilities:  # a model in this process fails, if at all, as a whole
-            numbers = [sample_key(self.seed, place, start + i) for i in range(n)]
+            numbers = [sample_key(self.seed, position, start + i) for i in range(n)]
             return await self._caught(partial(self._plain, prefix, settings, numbers, purpose), n, purpose)
-        keys = [Key(self.seed, place, start + i) for i in range(n)]
+        keys = [Key(self.seed, position, start + i) for i in range(n)]
         made = (partial(self._made, prefix, settings, key, purpose, *policies) for key in keys)
         done = await asyncio.gather(*(self._caught(one, 1, purpose) for one in made))
         return [completion for (completion,) in done]
@@ -155,7 +155,7 @@ class Sampler:
         self,
         prefix: Prefix,
         settings: Sampling,
-        place: Place,
+        position: SamplePosition,
         index: int | None = None,
         purpose: str = "sample",
         taps: Any = None,
@@ -167,7 +167,7 @@ class Sampler:
         """
         if settings.needs:
             self._check(settings, () if self.policy is None or taps is not None else (self.policy,))
-        key = Key(self.seed, place, index)
+        key = Key(self.seed, position, index)
         try:
             if taps is not None:
                 return (await self._plain(prefix, settings, [key.number], purpose, taps))[0]
@@ -180,7 +180,7 @@ class Sampler:
         """What was spent so far."""
         names = ("samples", "given_tokens", "cached_tokens", "sampled_tokens")
         samples, given, cached, sampled = (int(self.ledger.total(unit)) for unit in names)
-        return Spent(samples, given, cached, sampled, not self._untold and samples > 0)
+        return Spent(samples, given, cached, sampled, not self._unreported and samples > 0)
 
     async def _caught(self, work: Callable[[], Awaitable[Sequence[Completion]]], n: int, purpose: str) -> list[Completion | None]:
         try:
@@ -208,16 +208,16 @@ class Sampler:
     ) -> Sequence[Completion]:
         n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
 
-        async def asked() -> Sequence[Completion]:
+        async def request() -> Sequence[Completion]:
             if taps is None:
                 return await self.model.sample(prefix, n, settings, keys)
             model: Any = self.model
             return [tapped.completion for tapped in await model.sample_tapped(prefix, n, settings, keys, taps)]
 
-        completions = await self.retries.call(asked)
+        completions = await self.retries.call(request)
         sampled = sum(map(sampled_tokens, completions))
         cached = sum(completion.cached or 0 for completion in completions)
-        self._untold = self._untold or any(completion.cached is None for completion in completions)
+        self._unreported = self._unreported or any(completion.cached is None for completion in completions)
         self.ledger.add(purpose, samples=n, given_tokens=n * given, cached_tokens=cached, sampled_tokens=sampled)
         self.budget.charge(calls=n, tokens=sampled)
         return completions

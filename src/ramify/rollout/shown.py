@@ -58,8 +58,8 @@ def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) 
     """
     groups = by_message(parts)
     begun = [] if opens else groups.pop()
-    said = [message_of(group) for group in groups]
-    known = [Known(m.role, m.text, tuple(map(_piece, group))) for m, group in zip(said, groups, strict=True)]
+    messages = [message_of(group) for group in groups]
+    known = [Known(m.role, m.text, tuple(map(_piece, group))) for m, group in zip(messages, groups, strict=True)]
     try:
         found = rendered(template, known)
     except NeedsError as error:

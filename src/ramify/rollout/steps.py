@@ -52,18 +52,18 @@ class StepTrace:
 def step_trace(episodes: Episodes, attempt: Attempt) -> StepTrace:
     """The whole path of an attempt, the part before a branch included. Raises UserError where the agent took no step."""
     segments = [node for node, _ in episodes.load(attempt.tree).path(attempt.leaf).segments]
-    said = [node for node in segments if node.role == "assistant" and node.opens]
+    replies = [node for node in segments if node.role == "assistant" and node.opens]
     seen = [node for node in segments if node.role in ("user", "tool")]
-    if not said or len(seen) != len(said) + 1:
+    if not replies or len(seen) != len(replies) + 1:
         raise UserError(
-            f"the attempt that ends at {attempt.leaf} has {len(said)} steps and {len(seen)} observations; one more is needed"
+            f"the attempt that ends at {attempt.leaf} has {len(replies)} steps and {len(seen)} observations; one more is needed"
         )
     return StepTrace(
         id=f"{attempt.tree}/{attempt.leaf[:12]}",
         tree=attempt.tree,
         task=attempt.task,
         nodes=tuple(node.id for node in seen),
-        actions=tuple(node.text for node in said),
+        actions=tuple(node.text for node in replies),
         correct=attempt.outcome,
         ended=attempt.outcome is not None and not attempt.truncated,
     )

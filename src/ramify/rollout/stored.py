@@ -90,8 +90,8 @@ def open_episodes(
         task, group = task_of(run, node.tree)
         seed = int(config.get("seed", 0))
         if has_player(run, model, environment):
-            agent, place = registry.get("player", run.kind)(run, node, model)
-            yield Episodes(agent, place, run, seed, group), task
+            agent, chosen = registry.get("player", run.kind)(run, node, model)
+            yield Episodes(agent, chosen, run, seed, group), task
             run.commit()
             return
         shortens: Any = compactor or config.get("compactor")

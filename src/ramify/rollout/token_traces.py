@@ -113,19 +113,19 @@ def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
     run.add_tree(trace.id, {"id": trace.problem_id, "data": dict(trace.data)})
     prompt, reply = list(trace.prompt_ids), list(trace.response_ids)
     root = make_node(trace.id, None, 0, "root", "", tokens=[])
-    asked = make_node(trace.id, root.id, 0, "user", tokenizer.decode(prompt), tokens=prompt, ends=tokenizer.ends(prompt))
-    said = make_node(
-        trace.id, asked.id, len(prompt), "assistant", tokenizer.decode(reply), tokens=reply, sampled=[True] * len(reply),
+    prompt_node = make_node(trace.id, root.id, 0, "user", tokenizer.decode(prompt), tokens=prompt, ends=tokenizer.ends(prompt))
+    reply_node = make_node(
+        trace.id, prompt_node.id, len(prompt), "assistant", tokenizer.decode(reply), tokens=reply, sampled=[True] * len(reply),
         logprobs=trace.logprobs, ends=tokenizer.ends(reply), provenance=provenance.hash, index=0, stop=trace.stop,
     )  # fmt: skip
-    run.add(provenance, root, asked, said)
+    run.add(provenance, root, prompt_node, reply_node)
     if trace.correct is not None:
         evidence = {"outcome": trace.correct, "truncated": trace.stop == "length"}
-        run.add(Score(said.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
+        run.add(Score(reply_node.id, "env", float(trace.correct), evidence=evidence, judges={"env": trace.verifier}))
     for t, counts in enumerate(trace.potentials or ()):
         if counts is not None:
-            run.add(counts_annotation(said.id, t, counts))
-    return said.id
+            run.add(counts_annotation(reply_node.id, t, counts))
+    return reply_node.id
 
 
 _COLUMNS = tuple(f.name for f in fields(Counts))

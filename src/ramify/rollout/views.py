@@ -99,15 +99,15 @@ def readable(value: Mapping[str, Any]) -> bool:
         return True
     if "role" not in value:
         return False
-    said = read_message(value, "a message")
-    if opaque(said.data):
+    message = read_message(value, "a message")
+    if opaque(message.data):
         return False
-    return bool(said.text or said.data.get("tool_calls")) or not (
+    return bool(message.text or message.data.get("tool_calls")) or not (
         value.keys() - {"role", "content", "tool_call_id", "name", "tool_calls"}
     )
 
 
-def said(messages: Chat) -> str:
+def readable_text(messages: Chat) -> str:
     """The readable text of all messages, in which rules are searched."""
     return "\n\n".join(text_of(value) for value in messages if "role" in value)
 
@@ -171,14 +171,14 @@ async def _family(
 ) -> tuple[list[dict[str, Any]], tuple[int, ...], list[Mapping[str, Any]]]:
     """What one of the family shows, the places it evicts and the messages it makes up."""
 
-    async def nobody(asked: Sequence[Message], length: int) -> str:
+    async def nobody(request: Sequence[Message], length: int) -> str:
         raise UserError(f"the compactor '{compactor.name}' calls a model: give it one (model=), or an `ask`")
 
     window = Window(budget, lambda new: count(new.text), ask or nobody)
     each = [read_message(value, f"message {at}") if readable(value) else Message("user", "") for at, value in enumerate(given)]
     entries = [
-        Entry(said.role, text, count(text), at, *called(said.data))
-        for at, (said, text) in enumerate(zip(each, texts, strict=True))
+        Entry(message.role, text, count(text), at, *called(message.data))
+        for at, (message, text) in enumerate(zip(each, texts, strict=True))
     ]
     shown = await compactor.compact(entries, window)
     broken = faults(entries, shown, window)

@@ -33,7 +33,7 @@ from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Prefix, Sampling
 from ramify.model.rendered import laid_out
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Place, Sampler, sampled_tokens
+from ramify.rollout.sampler import SamplePosition, Sampler, sampled_tokens
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits
 from ramify.stats.intervals import proportion
@@ -437,7 +437,7 @@ class Asked:
 
 
 async def reply_to(
-    sampler: Sampler, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, position: Place
+    sampler: Sampler, template: ChatTemplate | None, messages: Sequence[Message], settings: Sampling, position: SamplePosition
 ) -> Completion:
     """What a model replies to messages, sampled at ``position``. Raises InfrastructureError where it fails."""
     if template is None:

@@ -88,13 +88,13 @@ class Fields:
         if found is not None:
             names.add(found.name)
             scores = _scores(found, place)
-        told = self._found(record, "success", place, fits=lambda name, value: name in strict or _is_success(value))
+        flag = self._found(record, "success", place, fits=lambda name, value: name in strict or _is_success(value))
         success = None
-        if told is not None:
-            if not _is_success(told.value):
-                raise UserError(f"{place}: '{told.name}' must be true or false")
-            names.add(told.name)
-            success = bool(told.value)
+        if flag is not None:
+            if not _is_success(flag.value):
+                raise UserError(f"{place}: '{flag.name}' must be true or false")
+            names.add(flag.name)
+            success = bool(flag.value)
             scores.setdefault(IMPORTED, float(success))
         return Judged(scores, success, frozenset(names))
 

@@ -36,10 +36,10 @@ def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
         if "messages" not in record and "request" in record and "response" in record:
             calls.add(run, record, place, number)
         else:
-            said = [_read(value, f"{place}: message {at}") for at, value in enumerate(field(record, "messages", list, place))]
-            if not said:
+            messages = [_read(value, f"{place}: message {at}") for at, value in enumerate(field(record, "messages", list, place))]
+            if not messages:
                 raise UserError(f"{place}: 'messages' is empty")
-            hang_chat(run, record, place, number, said, {"messages"}, fields)
+            hang_chat(run, record, place, number, messages, {"messages"}, fields)
 
     return import_records(path, folder, "chats", add, read_conversations(path, "messages"))
 
@@ -72,9 +72,9 @@ def form_of(first: Mapping[str, Any] | None) -> str | None:
         if response.get("object") == "response" or isinstance(response.get("output"), list):
             return "responses"
         return "anthropic" if response.get("type") == "message" and "choices" not in response else None
-    if isinstance(said := first.get("messages"), list):
-        found = next((found[0] for found in map(part_of, said) if found), None)
-        roles = {value.get("role") for value in said if isinstance(value, Mapping)}
+    if isinstance(messages := first.get("messages"), list):
+        found = next((found[0] for found in map(part_of, messages) if found), None)
+        roles = {value.get("role") for value in messages if isinstance(value, Mapping)}
         return found or ("anthropic" if "system" in first and roles <= {"user", "assistant"} else None)
     items = [value for name in ("items", "input", "output") if isinstance(value := first.get(name), list)]
     if any(
@@ -100,7 +100,7 @@ def hang_chat(
     record: Mapping[str, Any],
     place: str,
     number: int,
-    said: Sequence[Message],
+    messages: Sequence[Message],
     taken: Collection[str],
     fields: Fields = KNOWN,
 ) -> None:
@@ -113,8 +113,8 @@ def hang_chat(
     known = {*taken, *judged.names, *([task.name] if task else ())}
     extra = {k: v for k, v in record.items() if k not in known}
     thread = Thread(run, _tree(run, task, number), number)
-    for at, message in enumerate(said, 1):
-        last = at == len(said)
+    for at, message in enumerate(messages, 1):
+        last = at == len(messages)
         thread.hang(message, message.role == "assistant", last, {"record": plain(extra)} if last and extra else None)
     run.add(*judged.as_scores(thread.node.id))
 
@@ -146,11 +146,11 @@ class Calls:
             spot = f"{place}: choice {at} of the response"
             if not isinstance(choice, dict):
                 raise UserError(f"{spot} is no object")
-            said = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
+            message = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
             rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
-            replies.append(CallReply([said], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
-        told = {k: v for k, v in response.items() if k != "choices"}
-        self.hang(run, record, place, number, given, replies, provenance_of(request, response), told)
+            replies.append(CallReply([message], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
+        envelope = {k: v for k, v in response.items() if k != "choices"}
+        self.hang(run, record, place, number, given, replies, provenance_of(request, response), envelope)
 
     def hang(
         self,
@@ -161,11 +161,11 @@ class Calls:
         given: Sequence[Message],
         replies: Sequence[CallReply],
         provenance: Provenance,
-        told: Mapping[str, Any],
+        envelope: Mapping[str, Any],
         taken: Collection[str] = ("request", "response"),
         at: Node | None = None,
     ) -> Node:
-        """Hang one call: what was ``given`` (below ``at`` where the request says so), its replies, and ``told``, what else the answer
+        """Hang one call: what was ``given`` (below ``at`` where the request says so), its replies, and ``envelope``, what else the answer
         holds. Returns the last node of the last reply. ``taken`` as in :func:`hang_chat`.
         """
         task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
@@ -179,7 +179,7 @@ class Calls:
             else:
                 thread.hang(message, message.role == "assistant")
         run.add(provenance)
-        about = _redacted({**told, **({"record": extra} if extra else {})})
+        about = _redacted({**envelope, **({"record": extra} if extra else {})})
         if not replies:  # the call failed, or the log lacks its result: an attempt that ended there
             thread.hang(Message("assistant", "", {"response": about}), True, stop="failed", provenance=provenance.hash)
             run.add(*judged.as_scores(thread.node.id))
@@ -196,9 +196,9 @@ class Calls:
         return end
 
 
-def _key(parent: Node, said: Message) -> str:
-    calls, parts = said.data.get("tool_calls"), said.data.get("content")
-    return stable_hash(parent.id, said.role, said.text, canonical_json(calls), canonical_json(parts))
+def _key(parent: Node, message: Message) -> str:
+    calls, parts = message.data.get("tool_calls"), message.data.get("content")
+    return stable_hash(parent.id, message.role, message.text, canonical_json(calls), canonical_json(parts))
 
 
 def provenance_of(request: Mapping[str, Any], response: Mapping[str, Any]) -> Provenance:

@@ -181,18 +181,18 @@ class Run:
         cls,
         path: FilePath | str,
         config: Mapping[str, Any],
-        ours: bool = True,
+        own: bool = True,
         kind: str = "",
         parts: Mapping[str, Any] | None = None,
     ) -> Run:
         """Make a new run in the folder ``path`` and open it for writing; ``config`` is the first thing stored.
 
-        ``ours`` is False where ``config`` was read from a file: see ``foreign``. ``kind`` and ``parts`` are those of :meth:`begin`.
+        ``own`` is False where ``config`` was read from a file: see ``foreign``. ``kind`` and ``parts`` are those of :meth:`begin`.
 
         Raises UserError when the folder holds a run already, when another process writes there, or when it cannot be made.
         """
         folder = FilePath(path)
-        meta = {"ramify": ramify.__version__, "config": dict(config), OWNER: this_user() if ours else ""}
+        meta = {"ramify": ramify.__version__, "config": dict(config), OWNER: this_user() if own else ""}
         meta |= {key: value for key, value in (("verb", kind), ("parts", dict(parts or {}))) if value}
         rows = [(key, schema.to_json(value, f"the {key} of the run")) for key, value in meta.items()]
         try:
@@ -317,8 +317,8 @@ class Run:
                 seq, _ = self._target(record.node, "score", record.scorer)
                 self._write(schema.INSERT_SCORE, schema.score_row(record, seq, self._judge_set(record.judges)))
             elif isinstance(record, Finding):
-                place = (None, 0) if record.node is None else self._target(record.node, "finding", record.name)
-                self._write(schema.INSERT_FINDING, schema.finding_row(record, *place))
+                target = (None, 0) if record.node is None else self._target(record.node, "finding", record.name)
+                self._write(schema.INSERT_FINDING, schema.finding_row(record, *target))
             else:
                 table = "contexts" if isinstance(record, Context) else "producers"
                 body = schema.to_json(record.to_json(), f"a record of {table}")
@@ -668,10 +668,10 @@ class Run:
         """(slot, judge) of every replacement, in order. Raises RamifyError where an entry is damaged."""
         found = []
         for entry in self.journal(JUDGE):
-            told = entry.payload if isinstance(entry.payload, dict) else {}
-            if not isinstance(told.get("slot"), str) or not isinstance(told.get("judge"), str):
+            payload = entry.payload if isinstance(entry.payload, dict) else {}
+            if not isinstance(payload.get("slot"), str) or not isinstance(payload.get("judge"), str):
                 raise RamifyError(f"cannot read {self.folder / FILE}: the journal's entry '{entry.key}' names no slot and judge")
-            found.append((told["slot"], told["judge"]))
+            found.append((payload["slot"], payload["judge"]))
         return found
 
     def _tree_seq(self, name: str) -> int:

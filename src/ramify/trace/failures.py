@@ -37,27 +37,27 @@ class Failures:
         """How many failed and why, the ``most`` frequent reasons; "" where none did."""
         if not self.reasons:
             return ""
-        told = [f"{count} x {reason}" for reason, count in self.counted.items()]
-        told = [*told[:most], *([f"and {plural(len(told) - most, 'other reason')}"] if len(told) > most else [])]
+        lines = [f"{count} x {reason}" for reason, count in self.counted.items()]
+        lines = [*lines[:most], *([f"and {plural(len(lines) - most, 'other reason')}"] if len(lines) > most else [])]
         if self.all:
-            return f"{'the only attempt' if self.attempts == 1 else f'all {self.attempts} attempts'} failed: {'; '.join(told)}"
-        return f"{len(self.reasons)} of {self.attempts} attempts failed: {'; '.join(told)}"
+            return f"{'the only attempt' if self.attempts == 1 else f'all {self.attempts} attempts'} failed: {'; '.join(lines)}"
+        return f"{len(self.reasons)} of {self.attempts} attempts failed: {'; '.join(lines)}"
 
 
 def failures(run: Run) -> Failures:
     """Every failed attempt of a run."""
     found = {node.id: str(failure_of(node)) for node in run.failed()}
     for score in run.unscored():
-        if (why := told_by(score)) is not None:
+        if (why := reported_by(score)) is not None:
             found.setdefault(score.node, why)
     return Failures(len({*run.ends(), *found}) if found else 0, found)
 
 
 def failure_of(end: Node, score: Score | None = None) -> str | None:
     """Why the attempt that ends at ``end`` failed; None where no failure ended it."""
-    told = None if score is None else told_by(score)
-    if told is not None or end.stop != "failed":
-        return told
+    reported = None if score is None else reported_by(score)
+    if reported is not None or end.stop != "failed":
+        return reported
     about = [end.data, *(value for name in ("sample", "record", "response") if isinstance(value := end.data.get(name), Mapping))]
     for record in about:
         for name in ("failure", "error", "errors"):
@@ -66,7 +66,7 @@ def failure_of(end: Node, score: Score | None = None) -> str | None:
     return "a failure that says no more"
 
 
-def told_by(score: Score) -> str | None:
+def reported_by(score: Score) -> str | None:
     """The infrastructure failure that ended an attempt, from its score; None without one."""
     evidence = score.evidence if isinstance(score.evidence, Mapping) else {}
     why = evidence.get("failure")
@@ -78,6 +78,6 @@ def _message(error: object) -> str:
     if isinstance(error, list):
         error = error[0] if error else ""
     if isinstance(error, Mapping):
-        kind, said = error.get("error_type") or error.get("type") or error.get("error"), error.get("message")
-        error = f"{kind}: {said}" if kind and said and kind != said else said or kind
+        kind, message = error.get("error_type") or error.get("type") or error.get("error"), error.get("message")
+        error = f"{kind}: {message}" if kind and message and kind != message else message or kind
     return " ".join(str(error or "").split())[:300]

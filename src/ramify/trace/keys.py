@@ -99,8 +99,8 @@ class StatePattern:
                 f"--state-pattern {self.expression!r} is found in none of {self._texts} observations, such as {self._missed[:80]!r}"
             )
         missed = self._texts - self._found
-        told = f"--state-pattern is not found in {missed} of {self._texts} observations, such as {self._missed[:80]!r}"
-        return [f"{told}: their whole text is their state"] if missed else []
+        note = f"--state-pattern is not found in {missed} of {self._texts} observations, such as {self._missed[:80]!r}"
+        return [f"{note}: their whole text is their state"] if missed else []
 
 
 def canonicaliser(pattern: StatePattern | None = None, scrubbed: Sequence[str] = (), history: int = 0) -> Canonicaliser | None:

@@ -45,22 +45,24 @@ class Message:
     @property
     def calls(self) -> list[ToolCall]:
         """Its calls: those alongside the text, else those written into it. An invalid one has an ``error``."""
-        beside = self.data.get("tool_calls")
-        return [_read_call(call) for call in beside] if isinstance(beside, list) and beside else parse_tool_calls(self.text)
+        alongside = self.data.get("tool_calls")
+        return (
+            [_read_call(call) for call in alongside] if isinstance(alongside, list) and alongside else parse_tool_calls(self.text)
+        )
 
     @property
     def functions(self) -> list[tuple[Any, Any]]:
         """Name and arguments of each call alongside the text; arguments that are not JSON stay the text they are."""
-        beside = self.data.get("tool_calls")
-        return [_function(call) for call in beside] if isinstance(beside, list) else []
+        alongside = self.data.get("tool_calls")
+        return [_function(call) for call in alongside] if isinstance(alongside, list) else []
 
     def spoken(self) -> str:
         """Its content as text: its text, then each call alongside it as ``name(arguments)``, a line each."""
-        beside = self.data.get("tool_calls")
-        if not beside:
+        alongside = self.data.get("tool_calls")
+        if not alongside:
             return self.text
         lines = [self.text] if self.text else []
-        for call in beside:
+        for call in alongside:
             function = call.get("function") if isinstance(call, Mapping) else None
             if isinstance(function, Mapping):
                 lines.append(f"{function.get('name')}({as_text(function.get('arguments', ''))})")
@@ -68,8 +70,8 @@ class Message:
 
     def written(self) -> str:
         """Its text with the calls alongside it written into it: an action as an environment takes it, a reply as a template lays it out."""
-        beside = self.data.get("tool_calls")
-        return joined_reply(self.text, beside) if isinstance(beside, list) and CALL not in self.text else self.text
+        alongside = self.data.get("tool_calls")
+        return joined_reply(self.text, alongside) if isinstance(alongside, list) and CALL not in self.text else self.text
 
     def to_openai(self) -> dict[str, Any]:
         """In OpenAI's form, with the calls alongside the text, and which call it answers."""
@@ -111,10 +113,10 @@ def content_of(content: Any, spot: str) -> tuple[str, list[Any] | None]:
     if isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content):
         texts = [part if isinstance(part, str) else compacted(part) or part.get("text") or "" for part in content]
         if all(isinstance(text, str) for text in texts):
-            told = all(
+            text_only = all(
                 isinstance(part, str) or part.get("type", "text") in ("text", "input_text", "output_text") for part in content
             )
-            return "".join(texts), None if told else content
+            return "".join(texts), None if text_only else content
     raise UserError(f"{spot} has a 'content' that is neither text nor a list of parts")
 
 
@@ -258,18 +260,18 @@ def split_reply(text: str) -> tuple[str, list[dict[str, Any]]]:
 
     A malformed call stays text.
     """
-    said: list[str] = []
+    spoken: list[str] = []
     calls: list[dict[str, Any]] = []
     at = 0
     for call in parse_tool_calls(text):
         if call.error:
             continue
-        said.append(text[at : call.char_span[0]])
+        spoken.append(text[at : call.char_span[0]])
         at = call.char_span[1]
         function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
         calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
-    said.append(text[at:])
-    return (said[0].rstrip() + "".join(said[1:]).strip() if calls else text), calls
+    spoken.append(text[at:])
+    return (spoken[0].rstrip() + "".join(spoken[1:]).strip() if calls else text), calls
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

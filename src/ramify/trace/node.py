@@ -93,9 +93,9 @@ class Node:
         return Message(self.role, self.text, self.data)
 
     def __repr__(self) -> str:
-        said = " ".join(self.text[:200].split())
+        text = " ".join(self.text[:200].split())
         tokens = "no tokens" if self.tokens is None else f"{len(self.tokens)} tokens, {self.sampled_tokens} sampled"
-        return f"<node {self.id}, {self.role}, {tokens}:\n {said[:90] + '…' if len(said) > 90 else said!r}>"
+        return f"<node {self.id}, {self.role}, {tokens}:\n {text[:90] + '…' if len(text) > 90 else text!r}>"
 
 
 def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, **fields: Any) -> Node:

@@ -106,9 +106,9 @@ def contradicts(left: str, right: str) -> bool:
     first, second = keywords(left), keywords(right)
     alike = len(first & second) >= SHARE * max(len(first), len(second), 1)
     kinds = [Counter(values(rule).values()) for rule in (left, right)]
-    others = kinds[0] == kinds[1] and values(left) != values(right)
+    differ = kinds[0] == kinds[1] and values(left) != values(right)
     strict = [bool(_STRICT.search(rule)) and not _RESCINDED.search(rule) for rule in (left, right)]
-    return bool(first) and alike and (others or strict[0] != strict[1])
+    return bool(first) and alike and (differ or strict[0] != strict[1])
 
 
 def disputes(rule: str, text: str) -> bool:
@@ -120,12 +120,12 @@ def disputes(rule: str, text: str) -> bool:
     plain, quoted = _plain(text), _plain(rule).rstrip(".!。！")
     if quoted in plain:  # what is said of it stands in the sentence around the quotation
         around = re.split(r"(?<=[.!?;。！？])\s+", plain.replace(quoted, "\ufffc"))
-        return any("\ufffc" in said and _RESCINDED.search(said) for said in around)
+        return any("\ufffc" in context and _RESCINDED.search(context) for context in around)
     kind = _best(rule, text).kind
     if kind != "mutated" or not _STRICT.search(rule):
         return kind in ("mutated", "contradicted")
-    said = _around(text, keywords(rule))
-    return bool(_DEMANDS.search(said) or _RESCINDED.search(said))
+    context = _around(text, keywords(rule))
+    return bool(_DEMANDS.search(context) or _RESCINDED.search(context))
 
 
 def _best(rule: str, text: str) -> Survival:
@@ -160,11 +160,11 @@ def _kind(rule: str, text: str, window: Sequence[tuple[str, str, int]], share: f
     if missing:
         kinds = {bound[value] for value in missing}
         return "mutated" if any(kind in kinds and key not in bound for kind, key, _ in window) else "weakened"
-    said = _around(text, keywords(rule) | bound.keys())
-    if _RESCINDED.search(said) and not _RESCINDED.search(rule):
+    context = _around(text, keywords(rule) | bound.keys())
+    if _RESCINDED.search(context) and not _RESCINDED.search(rule):
         return "contradicted"
-    lost = bool(_STRICT.search(rule)) and not _STRICT.search(said)
-    return "weakened" if lost or (_HEDGE.search(said) and not _HEDGE.search(rule)) else "paraphrased"
+    lost = bool(_STRICT.search(rule)) and not _STRICT.search(context)
+    return "weakened" if lost or (_HEDGE.search(context) and not _HEDGE.search(rule)) else "paraphrased"
 
 
 def _around(text: str, need: Iterable[str]) -> str:
@@ -177,26 +177,26 @@ def _around(text: str, need: Iterable[str]) -> str:
 def _tokens(text: str) -> list[tuple[str, str, int]]:
     """(kind, key, place in tokens) of the words and values of a text; function words are counted and left out."""
     found: list[tuple[str, str, int]] = []
-    place = 0
+    index = 0
     for match in _TOKEN.finditer(unicodedata.normalize("NFKC", text)):
-        kind, said = str(match.lastgroup), match[0].lower()
+        kind, word = str(match.lastgroup), match[0].lower()
         if kind == "han":
-            found += [("word", said[i : i + 2], place + i) for i in range(len(said) - 1)]
-            place += len(said)
+            found += [("word", word[i : i + 2], index + i) for i in range(len(word) - 1)]
+            index += len(word)
             continue
         if kind == "word":
-            if said not in _FUNCTION and len(said) > 1:
-                found.append(("word", _stem(said), place))
+            if word not in _FUNCTION and len(word) > 1:
+                found.append(("word", _stem(word), index))
         else:
-            found.append((kind, _number(said) if kind == "number" else said.rstrip("."), place))
-        place += 1
+            found.append((kind, _number(word) if kind == "number" else word.rstrip("."), index))
+        index += 1
     return found
 
 
-def _number(said: str) -> str:
+def _number(text: str) -> str:
     """100, 100.00 and 1,00 that is 1.00 as one key each; groups of three after a comma are thousands."""
-    whole = re.sub(r"[.,](?=\d{3}(?:\D|$))", "", said).replace(",", ".")
-    return f"{Decimal(whole).normalize():f}" if whole.count(".") < 2 else said
+    whole = re.sub(r"[.,](?=\d{3}(?:\D|$))", "", text).replace(",", ".")
+    return f"{Decimal(whole).normalize():f}" if whole.count(".") < 2 else text
 
 
 @lru_cache(maxsize=1 << 16)

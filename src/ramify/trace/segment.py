@@ -53,8 +53,8 @@ def sentence_offsets(node: Node, by: By = "prose", start: int = 0) -> list[int]:
         raise NeedsError(f"node {node.id} carries no character ends of its tokens, so its sentences cannot be found")
     ends = np.asarray(node.ends)
     begin = int(ends[start - 1]) if start else 0
-    told = node.text[begin:]
-    spans = sentences(told, by)
+    text = node.text[begin:]
+    spans = sentences(text, by)
     if not spans:
         return []
     found = [start, *(int(np.searchsorted(ends, begin + end, side="right")) for _, end in spans)]

@@ -34,9 +34,9 @@ def opened(source: Path, form: str | None = None, fields: Fields | None = None) 
         return
     if source.is_dir() and form is None:
         raise UserError(f"{source} is a folder and not that of a run: it holds no {FILE}")
-    with tempfile.TemporaryDirectory() as place:
-        read_run(source, Path(place) / "run", form, fields)
-        with Run.open(Path(place) / "run") as run, _named(run, source):
+    with tempfile.TemporaryDirectory() as scratch:
+        read_run(source, Path(scratch) / "run", form, fields)
+        with Run.open(Path(scratch) / "run") as run, _named(run, source):
             yield run
 
 
@@ -68,6 +68,6 @@ def _named(run: Run, source: Path) -> Iterator[None]:
         yield
     except (UserError, NeedsError) as error:
         why = failures(run)
-        told = f"; {why.sentence()}" if why.all else ""
-        error.args = (str(error).replace(str(run.folder), str(source)) + told,)
+        note = f"; {why.sentence()}" if why.all else ""
+        error.args = (str(error).replace(str(run.folder), str(source)) + note,)
         raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ramify.trace.failures import failure_of, told_by
+from ramify.trace.failures import failure_of, reported_by
 from ramify.trace.message import Message
 from ramify.trace.node import Insert, Node, Score, TreeInfo
 from ramify.trace.outcome import cut_short, decider, paid, settled, succeeded
@@ -213,7 +213,7 @@ class View:
     @property
     def broken_off(self) -> str | None:
         """The infrastructure failure that ended it according to its score: not an attempt to learn from. None without one."""
-        return None if self.score is None else told_by(self.score)
+        return None if self.score is None else reported_by(self.score)
 
     @property
     def cut(self) -> bool:

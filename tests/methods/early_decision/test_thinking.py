@@ -21,7 +21,7 @@ from ramify.methods.early_decision.thinking import Marks, Thinking, ThinkingAnsw
 from ramify.model.protocol import Completion, Identity, Prefix, Sampling
 from ramify.model.scripted import CharTokenizer, ScriptedModel
 from ramify.rollout.failures import FailurePolicy
-from ramify.rollout.sampler import Place, Policy, Sampler, sample_key, token_ids
+from ramify.rollout.sampler import Policy, SamplePosition, Sampler, sample_key, token_ids
 
 OPEN, CLOSE, END = 10, 11, 12
 MARKS = Marks((OPEN,), (CLOSE,), (CLOSE,))
@@ -54,7 +54,7 @@ class Thinks:
         self.thinking = Thinking(model, tokenizer, marks, think, answer, **options)
 
     async def think(
-        self, prompt: Sequence[int], n: int, place: Place, head: Sequence[int] = (), start: int = 0
+        self, prompt: Sequence[int], n: int, place: SamplePosition, head: Sequence[int] = (), start: int = 0
     ) -> list[Thought | None]:
         begun, left = self.thinking.opened(prompt, head), self.thinking.left(head)
         return self.thinking.thoughts(await self.sampler.sample(begun, n, left, place, start, policy=self.thinking), head)

@@ -14,7 +14,7 @@ from ramify.methods.governance.calls import grade
 from ramify.methods.governance.predicates import forbids
 from ramify.methods.governance.standing_rules import CHANNELS, conversation, reader, scenarios, task_names, tools
 from ramify.model.protocol import Prefix, Sampling
-from ramify.rollout.views import said, text_of
+from ramify.rollout.views import readable_text, text_of
 from ramify.trace.message import Message
 from ramify.trace.rules import keywords, survival, values
 
@@ -64,13 +64,13 @@ def test_the_rule_arrives_by_its_channel(channel: str) -> None:
     assert scenario.policy in text_of(messages[place])
     assert messages[place]["role"] == {"system": "system", "tool": "tool"}.get(channel, "user")
     assert place == {"system": 0, "tool": 5}.get(channel, 3)
-    assert said(messages).count(scenario.policy) == 1
+    assert readable_text(messages).count(scenario.policy) == 1
 
 
 def test_without_a_channel_there_is_no_rule() -> None:
     messages, place = conversation(ALL[0], None, 3)
     assert place == -1
-    assert survival(ALL[0].policy, said(messages)).kind == "dropped"
+    assert survival(ALL[0].policy, readable_text(messages)).kind == "dropped"
 
 
 def test_the_reader_follows_what_it_can_read() -> None:

@@ -66,8 +66,8 @@ def check(task: Task, reply: str) -> Checked:
     """Check a reply's answer and its written steps; anything else in the reply is ignored."""
     value, steps = task.data["start"], []
     for i, (left, operator, right, result) in enumerate(_STEP.findall(reply)):
-        asked = i < len(task.data["steps"]) and [operator, int(right)] == list(task.data["steps"][i])
-        steps.append(asked and int(left) == value and int(result) == apply(value, operator, int(right), task.data["mod"]))
+        expected = i < len(task.data["steps"]) and [operator, int(right)] == list(task.data["steps"][i])
+        steps.append(expected and int(left) == value and int(result) == apply(value, operator, int(right), task.data["mod"]))
         value = int(result)
     answers = _ANSWER.findall(reply)
     answer = int(answers[-1]) if answers else None

@@ -19,7 +19,7 @@ from ramify.model.protocol import Model, Prefix, Sampling, Tokenizer, TokenScore
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.potential import Forks, tally
 from ramify.rollout.problems import TokenProblem
-from ramify.rollout.sampler import Place, Sampler, token_ids
+from ramify.rollout.sampler import SamplePosition, Sampler, token_ids
 from ramify.rollout.steps import Steps, StepTrace
 from ramify.rollout.token_traces import TokenTrace
 from ramify.score.judge import FunctionJudge, Item, Judge, judged, truth
@@ -119,7 +119,7 @@ class ReplyForks:
         if ended or left < 1:
             right = await self._judge(self._text(head), trace)
             return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
-        place: Place = (trace.id, t, *append, purpose)
+        place: SamplePosition = (trace.id, t, *append, purpose)
         completions = await self.sampler.sample(Prefix(prefix), n, replace(sampling, max_tokens=left), place, start, purpose)
 
         async def judge(text: str) -> bool | None:
@@ -252,7 +252,7 @@ class ReplyForks:
             "sampled_tokens": made.sampled,
             "given_tokens": made.given,
             "forward_tokens": made.run + int(ledger.total("scored_tokens")),
-            "shared": made.told,
+            "shared": made.reported,
             "by_purpose": by,
             "first_failure": self.first_failure,
         }

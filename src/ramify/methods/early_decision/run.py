@@ -21,7 +21,7 @@ from ramify.methods.early_decision.record import CONTINUE, CONTINUED, CUT, OSCIL
 from ramify.methods.early_decision.thinking import Closed, Thinking, Thought, cut_at, tokens_up_to
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import Fixed, potential
-from ramify.rollout.sampler import Place, Sampler, token_ids
+from ramify.rollout.sampler import SamplePosition, Sampler, token_ids
 from ramify.score.judge import Item, Judge, Jury, judged
 from ramify.stats.drops import Counts
 from ramify.trace.db import Record
@@ -198,7 +198,7 @@ class ThinkingCut:
     """A position in a trace: so much of its thinking is kept, then it is closed, or with ``closed`` None the model thinks on."""
 
     kept: tuple[int, ...]
-    place: Place
+    place: SamplePosition
     closed: Closed | None = "forced"
 
 

@@ -154,13 +154,13 @@ class Thinking:
         closed: Closed = "forced" if self.force else "never"
         stop = "length"
         if settings.max_tokens > 0:
-            sampled = await ask(prefix, settings, Key(key.seed, (*key.place, "think"), key.index))
+            sampled = await ask(prefix, settings, Key(key.seed, (*key.position, "think"), key.index))
             part, closed = self._split(sampled)
             stop = sampled.stop
         tokens, answered = [*part, *(() if closed == "never" else self._close(closed))], False
         behind = Prefix(np.concatenate([prefix.tokens, np.array(tokens, np.int32)]))
         if closed != "never" and self.fits(behind):
-            said = await ask(behind, self.answering, Key(key.seed, (*key.place, str(key.index), "answer"), 0))
+            said = await ask(behind, self.answering, Key(key.seed, (*key.position, str(key.index), "answer"), 0))
             tokens, answered, stop = [*tokens, *token_ids(said)], True, said.stop
         told = {"thinking": len(part), "closed": closed, "answered": answered}
         return Completion(self.text(tokens), stop, np.array(tokens, np.int32), data=told)

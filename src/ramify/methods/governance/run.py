@@ -30,7 +30,7 @@ from ramify.rollout.carriage import with_rule, without_rule
 from ramify.rollout.compact import DropOldest, reply, window_of
 from ramify.rollout.pins import Pins
 from ramify.rollout.sampler import Sampler
-from ramify.rollout.views import Compaction, approximate_tokens, readable, said, text_of
+from ramify.rollout.views import Compaction, approximate_tokens, readable, readable_text, text_of
 from ramify.trace.db import Run
 from ramify.trace.message import Message, read_message
 from ramify.trace.rules import Survival, survival
@@ -243,7 +243,7 @@ class Bench:
         except InfrastructureError as error:
             return self._row(cell, _Shown([], -1), Survival("unknown", 0.0), ReplyGrade("error", str(error)), None), []
         left = [m for m in shown.messages if not str(m.get("content", "")).startswith("[pinned ")]
-        found = survival(scenario.policy, said(left), not all(map(readable, left)))
+        found = survival(scenario.policy, readable_text(left), not all(map(readable, left)))
         if what.impersonation:
             shown.messages.append({"role": "user", "content": _CLAIM.format(policy=scenario.policy)})
         request = scenario.trigger if cell.request == "trigger" else scenario.allowed
@@ -287,7 +287,7 @@ class Bench:
             "completed": graded.outcome == "allowed_action" and any(re.search(must["pattern"], text) for text in done),
             "calls": [[name, dict(arguments)] for name, arguments in graded.calls],
             "reply": "" if completion is None else completion.text,
-            "context": said([m for m in shown.messages if readable(m)]) if fired else "",
+            "context": readable_text([m for m in shown.messages if readable(m)]) if fired else "",
             "compactions": [record.to_json() for record in shown.records],
             "messages": stable_hash(*(text_of(m) for m in shown.messages if readable(m))),
             "tokens_in": tokens_in,
