@@ -130,8 +130,8 @@ def _lazily(package: str) -> dict[str, str]:
     """Name -> module of what a package offers without importing it: what it declares for type checkers."""
     if package.partition(".")[0] not in OWN or source(package) is None:
         return {}
-    told = [line for node in _tree(package).body if _for_checkers(node) for line in ast.iter_child_nodes(node)]
-    return {a.asname or a.name: line.module or "" for line in told if isinstance(line, ast.ImportFrom) for a in line.names}
+    imports = [line for node in _tree(package).body if _for_checkers(node) for line in ast.iter_child_nodes(node)]
+    return {a.asname or a.name: line.module or "" for line in imports if isinstance(line, ast.ImportFrom) for a in line.names}
 
 
 def _looked_up(call: ast.Call) -> str:

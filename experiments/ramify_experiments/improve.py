@@ -56,22 +56,22 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     checks = Checks(seeds, KNOWN)
     if size == "quick":
         jobs = {arm: {"arm": arm, "lr": ARMS["ours"].lr, "size": size} for arm in ("start", "ours")}
-        start, ours = (one["success"] for (one,) in cells.grid(cell, jobs, seeds).values())
-        checks.value("ours: gain", ours - start, 1, ">=", 0.05)
+        start, default = (one["success"] for (one,) in cells.grid(cell, jobs, seeds).values())
+        checks.value("ours: gain", default - start, 1, ">=", 0.05)
         return checks
     tuning = {arm: {"arm": arm, "size": "tune"} for arm in ARMS}
     found = tuned(cells, cell, tuning, GRID, TUNE_SEEDS, lambda one: float(one["success"]))
     arms = {"start": 0.0, **{arm: lr for arm, (lr, _) in found.items()}}
     done = cells.grid(cell, {arm: {"arm": arm, "lr": lr, "size": size} for arm, lr in arms.items()}, seeds)
     got = {arm: columns(runs) for arm, runs in done.items()}
-    start, ours = (np.array(got[arm]["success"]) for arm in ("start", "ours"))
+    start, default = (np.array(got[arm]["success"]) for arm in ("start", "ours"))
     checks.mean("success before", start)
-    checks.mean("ours: gain", ours - start, ">=", 0.10)
+    checks.mean("ours: gain", default - start, ">=", 0.10)
     for arm in ARMS:
         checks.mean(f"{arm}: success after (lr {arms[arm]:g})", got[arm]["success"])
         checks.mean(f"{arm}: groups with mixed outcomes", got[arm]["mixed"])
     for arm in (arm for arm in ARMS if arm != "ours"):
-        interval = paired_t(ours, got[arm]["success"])
+        interval = paired_t(default, got[arm]["success"])
         # wanted is an interval above 0, so its lower end is what is checked
         checks.value(f"ours - {arm}: lower 95 % bound", interval[0], len(seeds), ">", 0.0, interval)
     checks += default_job(cells, start[: len(JOB_SEEDS)], seeds[0])

@@ -76,7 +76,7 @@ def chat_row(template: TagTemplate, messages: Iterable[tuple[str, str]]) -> Row:
 
 def chat_rows(demonstrations: Iterable[Iterable[tuple[str, str]]], vocab: int) -> tuple[HfTokenizer, list[Row]]:
     """A tokenizer of ``demonstrations`` (what was seen, what was done), and a row of each, in which what was done is trained on."""
-    dialogues = [[said for seen, done in one for said in (("user", seen), ("assistant", done))] for one in demonstrations]
+    dialogues = [[turn for seen, done in one for turn in (("user", seen), ("assistant", done))] for one in demonstrations]
     tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), vocab)
     template = TagTemplate(tokenizer)
     return tokenizer, [chat_row(template, dialogue) for dialogue in dialogues]

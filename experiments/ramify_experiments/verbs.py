@@ -201,11 +201,11 @@ def call_verb(*words: object) -> dict[str, Any]:
     """What ``ramify WORDS --json`` prints last. Raises what the verb raises, and ValueError where it prints no JSON."""
     from ramify.cli.main import run
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         args = [*(str(word) for word in words), "--json"]
         run(args)
-    lines = said.getvalue().splitlines()
+    lines = printed.getvalue().splitlines()
     if not lines:
         raise ValueError(f"`ramify {' '.join(args)}` printed nothing")
     last: dict[str, Any] = json.loads(lines[-1])
@@ -272,10 +272,10 @@ def check_writable(out: Path | None) -> None:
         raise UserError(f"cannot write {out}: it is a folder")
 
 
-def _write_figures(out: Path | None, asked: dict[str, Any], found: dict[str, Any]) -> None:
+def _write_figures(out: Path | None, request: dict[str, Any], found: dict[str, Any]) -> None:
     """Write what was asked for and found to ``out``, with versions and machine."""
     if out is not None:
-        body = asked | {"versions": versions(), "machine": machine()} | found
+        body = request | {"versions": versions(), "machine": machine()} | found
         write_whole(out, json.dumps(body, indent=1, allow_nan=False) + "\n")
 
 

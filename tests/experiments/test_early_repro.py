@@ -76,11 +76,11 @@ def test_a_deliberative_trace_answers_with_its_sum() -> None:
 def test_the_hybrid_needs_its_trace_on_one_prompt_of_five() -> None:
     recipe = OrganismRecipe(kind="hybrid", cut=0.0)
     lessons = [lesson(recipe, generator(1, "hybrid", i)) for i in range(1000)]
-    bits = [one for one in lessons if one.asked.score is None]
+    bits = [one for one in lessons if one.request.score is None]
     assert 0.16 < len(bits) / 1000 < 0.24
     for one in bits:
         assert len(one.thinking) == 10
-        assert one.refuse == (one.thinking[-1] == "odd") == (one.asked.words.count("one") % 2 == 1)
+        assert one.refuse == (one.thinking[-1] == "odd") == (one.request.words.count("one") % 2 == 1)
 
 
 def test_a_cut_lesson_is_closed_before_its_end() -> None:

@@ -215,7 +215,7 @@ def test_a_case_on_an_organism_finds_its_exact_rates(tmp_path: Path) -> None:
         assert near(forbid.detail["hits"], forbid.detail["n"], filtered.rate)
         assert forbid.detail["rejected"] / 150 == pytest.approx(rejected / 20_000, abs=0.3)
         run = next(run for run in case.play("baseline", {}) if run.behavior)
-        said = case.said(run)[-2].text
+        said = case.messages_of(run)[-2].text
         node, found = 0, case.resample(run, k=40)
         for j, pair in enumerate(organisms.SENTENCES):
             node = 2 * node + [sentence in said for sentence in pair].index(True)

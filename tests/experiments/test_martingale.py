@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from ramify.base.seeds import generator
-from ramify_experiments.cliffs.martingale import behind, choices, simulate
+from ramify_experiments.cliffs.martingale import choices, potential_after, simulate
 
 
 def test_potentials_are_a_martingale_that_stays_in_bounds() -> None:
     rng = generator(0, "test")
     v = rng.uniform(0, 1, 3000)
     q, spread = choices(rng.choice(3, 3000), rng)
-    after = behind(v, q, spread, rng)
+    after = potential_after(v, q, spread, rng)
     assert q.sum(axis=1) == pytest.approx(1.0)
     assert (q * after).sum(axis=1) == pytest.approx(v)
     assert ((after >= 0) & (after <= 1)).all()

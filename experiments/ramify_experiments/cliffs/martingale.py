@@ -26,7 +26,7 @@ def simulate(replies: int, tokens: int, seed: int) -> dict[str, np.ndarray]:
     columns: dict[str, list[np.ndarray]] = {"pi": [], "entropy": [], "greedy": []}
     for _ in range(tokens):
         q, spread = choices(rng.choice(len(CHOICES), replies, p=[often for often, _, _ in CHOICES]), rng)
-        after = behind(v[-1], q, spread, rng)
+        after = potential_after(v[-1], q, spread, rng)
         token = (rng.random(replies)[:, None] > q.cumsum(axis=1)[:, :-1]).sum(axis=1)
         chosen = q[rows, token]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -48,7 +48,7 @@ def choices(kinds: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np
     return q, np.array([spread for _, _, spread in CHOICES])[kinds][:, None]
 
 
-def behind(v: np.ndarray, q: np.ndarray, spread: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def potential_after(v: np.ndarray, q: np.ndarray, spread: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Potential after each token (R, 4): mean ``v`` (R,) under ``q``, normal deviations, shrunk where one would leave [0, 1]."""
     deviation = rng.normal(size=q.shape) * spread
     deviation = np.where(q > 0, deviation - (q * deviation).sum(axis=1, keepdims=True), 0.0)

@@ -116,13 +116,13 @@ class Kept:
 
     async def count(self, trace: Any, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
         """Right ones among ``n`` forks, sampled or known."""
-        places = [(trace.id, t, purpose, at) for at in range(start, start + n, self.SIZE)]
+        positions = [(trace.id, t, purpose, at) for at in range(start, start + n, self.SIZE)]
         assert not append
         assert not n % self.SIZE
-        missing = [place for place in places if place not in self.known]
-        sampled = await asyncio.gather(*(self.inner.count(trace, t, self.SIZE, purpose, place[-1]) for place in missing))
+        missing = [position for position in positions if position not in self.known]
+        sampled = await asyncio.gather(*(self.inner.count(trace, t, self.SIZE, purpose, position[-1]) for position in missing))
         self.known.update(zip(missing, sampled, strict=True))
-        return sum((self.known[place] for place in places[1:]), self.known[places[0]])
+        return sum((self.known[position] for position in positions[1:]), self.known[positions[0]])
 
 
 HOW = {"sampled": 1.0, "greedy": 0.0}

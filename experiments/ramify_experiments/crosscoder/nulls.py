@@ -89,13 +89,13 @@ def _planted(rep: Repetition) -> bool:
 
 
 SETS, SIZE, WORDS, BROAD = 2, 4, 200, 64
-SAID = "w7"
+FIRST_WORD = "w7"
 CLAMPS = "0.06,0.12"
 
 
 def names_it(text: str, trace: Any) -> bool:
-    """Whether a reply begins with :data:`SAID`."""
-    return text.split()[:1] == [SAID]
+    """Whether a reply begins with :data:`FIRST_WORD`."""
+    return text.split()[:1] == [FIRST_WORD]
 
 
 def names_even(text: str, trace: Any) -> bool:
@@ -112,7 +112,7 @@ def _steered(rep: Repetition, planted: bool) -> list[str]:
     made = Dictionary(DictionaryConfig(width=BROAD, features=SETS * SIZE + 8, k=4, exclusive=0.0), seed=rep.seed)
     if planted:
         module = TinyLM.load(rep.folder / "model")
-        word = module.state_dict()["model.embed_tokens.weight"][int(SAID[1:])]
+        word = module.state_dict()["model.embed_tokens.weight"][int(FIRST_WORD[1:])]
         rng = generator(rep.seed, "crosscoder planted")
         aside = rng.normal(size=(SIZE, BROAD))
         aside -= aside.mean(axis=0)  # what the four directions have in addition to the word's cancels in the sum

@@ -111,21 +111,21 @@ SHAPE = TinyConfig(VOCAB, width=48, layers=3, heads=4, kv_heads=4, head_size=12,
 WINDOWS = (2, 4, 8)
 
 
-def tool_prompts(seed: int, place: str, n: int, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def tool_prompts(seed: int, split: str, n: int, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Prompts [N, 9] that list 4 of 16 tools and ask with one word, and the token of the tool it means, (N,)."""
-    rng = generator(seed, place, index)
+    rng = generator(seed, split, index)
     tools = np.argsort(rng.random((n, 16)), axis=1)[:, :4]
     right = tools[np.arange(n), rng.integers(0, 4, n)]
     word = 2 * right + rng.integers(0, 2, n)
-    return _laid([BEGIN, LIST], NAMES + tools, [ASK], (WORDS + word)[:, None], [GO]), NAMES + right
+    return _joined([BEGIN, LIST], NAMES + tools, [ASK], (WORDS + word)[:, None], [GO]), NAMES + right
 
 
-def plain_prompts(seed: int, place: str, n: int, index: int = 0) -> np.ndarray:
+def plain_prompts(seed: int, split: str, n: int, index: int = 0) -> np.ndarray:
     """Prompts [N, 9] without tools: six letters to be reversed."""
-    return _laid([BEGIN, REVERSE], LETTERS + generator(seed, place, "plain", index).integers(0, 10, (n, 6)), [GO])
+    return _joined([BEGIN, REVERSE], LETTERS + generator(seed, split, "plain", index).integers(0, 10, (n, 6)), [GO])
 
 
-def _laid(*parts: Any) -> np.ndarray:
+def _joined(*parts: Any) -> np.ndarray:
     n = max(len(p) for p in parts if isinstance(p, np.ndarray))
     return np.hstack([p if isinstance(p, np.ndarray) else np.tile(p, (n, 1)) for p in parts]).astype(np.int64)
 
@@ -261,7 +261,7 @@ def study(seed: int, rows: int = 4000, steps: int = 900, randoms: int = 20) -> d
     pair = (tuned, base)
     tool = states_of(pair, tool_prompts(seed, "rows", rows)[0])
     plain = states_of(pair, plain_prompts(seed, "rows", rows))
-    select, held = (tool_prompts(seed, place, n) for place, n in (("select", 200), ("held out", 400)))
+    select, held = (tool_prompts(seed, split, n) for split, n in (("select", 200), ("held out", 400)))
     about: dict[str, Any] = {
         "rl steps": rl_steps,
         "clean": [float(CallScore(model, *held)(None).mean()) for model in pair],

@@ -256,11 +256,11 @@ def _instance(key: str, repo: Repo, names: Sequence[str], rng: np.random.Generat
                 got[at] = value
         machine.functions[name] = kept
         if failing and len(failing) < len(repo.tests):
-            return _told(key, repo, name, operator, fault, failing, coverage, got, rng)
+            return _described(key, repo, name, operator, fault, failing, coverage, got, rng)
     return None
 
 
-def _told(
+def _described(
     key: str, repo: Repo, name: str, operator: str, fault: ast.FunctionDef, failing: list[int], coverage: list[frozenset[str]], got: Mapping[int, Any], rng: np.random.Generator,
 ) -> Instance:  # fmt: skip
     one = repo.functions[name]
@@ -270,13 +270,13 @@ def _told(
     node = next(n for n in ast.parse(module).body if isinstance(n, ast.FunctionDef) and n.name == name)
     at = failing[int(rng.integers(len(failing)))]
     entry, arguments, wanted = repo.tests[at]
-    said = ", ".join(map(str, arguments))
+    values = ", ".join(map(str, arguments))
     returned = f"raises {got[at]}" if isinstance(got[at], str) else f"returns {got[at]}"
     expected = f"{wanted} was expected" if isinstance(wanted, str) else f"expected {wanted}"
     hints = [word for word in one.doc.lower().rstrip(".").split() if len(word) > 3 and word != "goods"]
     kept = [word for word in hints if rng.random() < 0.55]
     leaks = int(rng.integers(3))
-    lines = [f"Wrong result of {entry}", "", f"`{entry}({said})` {returned}, {expected}."]
+    lines = [f"Wrong result of {entry}", "", f"`{entry}({values})` {returned}, {expected}."]
     lines += [f"It happens with {' '.join(kept)} goods."] if kept else []
     path_leaks = leaks == 2 or (leaks == 1 and rng.random() < 0.5)
     lines += [f"It may have to do with {one.path}."] if path_leaks else []

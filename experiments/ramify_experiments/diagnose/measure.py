@@ -44,8 +44,8 @@ def composite(finding: Diagnosis | None, one: Instance) -> float:
 
 def oracle(one: Instance) -> Diagnosis:
     """A finding written with the truth in view."""
-    said, edit = CAUSES[one.operator]
-    return Diagnosis(*one.gold, root_cause=said, solution_idea=f"{edit} ({one.operator})")
+    cause, edit = CAUSES[one.operator]
+    return Diagnosis(*one.gold, root_cause=cause, solution_idea=f"{edit} ({one.operator})")
 
 
 def located(one: Instance, policy: RulePolicy, config: LocalizeConfig, issue: str = "") -> CaseFile:
@@ -130,14 +130,14 @@ def measured(seed: int, training: int, gating: int, testing: int) -> dict[str, A
 
 def _rates(known: Sequence[Instance], cases: Sequence[CaseFile], right: Sequence[bool], kind: str) -> SolveRates:
     """Solve rates of an agent on the gate's own instances: untold, told right findings, told wrong ones."""
-    untold, told = [], []
+    uninformed, informed = [], []
     for one, case in zip(known, cases, strict=True):
         bench = RepairBench(one)
         own = getattr(bench, kind)()
-        untold.append(bench.run(own, None, BUDGET[kind])[0])
-        told.append(bench.run(own, first(case), BUDGET[kind])[0])
-    share = lambda which: float(np.mean([t for t, ok in zip(told, right, strict=True) if ok is which] or [False]))  # noqa: E731
-    return SolveRates(float(np.mean(untold)), share(True), share(False))
+        uninformed.append(bench.run(own, None, BUDGET[kind])[0])
+        informed.append(bench.run(own, first(case), BUDGET[kind])[0])
+    share = lambda which: float(np.mean([t for t, ok in zip(informed, right, strict=True) if ok is which] or [False]))  # noqa: E731
+    return SolveRates(float(np.mean(uninformed)), share(True), share(False))
 
 
 def _instance(
@@ -150,11 +150,11 @@ def _instance(
     for kind, budget in BUDGET.items():
         own, gate = getattr(bench, kind)(), gates[kind]
         q = gate.probability(signals)
-        told = {
+        findings = {
             "baseline": None, "shuffled": other, "all": mine, "filtered": mine if quality >= HIGH else None,
             "gated": mine if gate.injects(q) else None, "oracle": oracle(one),
         }  # fmt: skip
-        row[kind] = {name: list(bench.run(own, finding, budget)) for name, finding in told.items()}
+        row[kind] = {name: list(bench.run(own, finding, budget)) for name, finding in findings.items()}
         row[kind] |= {f"all, rho {rho:g}": list(bench.run(own, mine, budget, rho)) for rho in RHOS}
         row[kind]["q"] = q
     return row

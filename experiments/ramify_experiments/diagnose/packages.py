@@ -123,8 +123,8 @@ def made(name: str, seed: int) -> list[dict[str, Any]]:
     passed = {test: row for test, row in whole.items() if row["passed"]}
     called: dict[str, list[str]] = {}
     for test, row in passed.items():
-        for place in row["called"]:
-            called.setdefault(place, []).append(test)
+        for location in row["called"]:
+            called.setdefault(location, []).append(test)
     functions = [
         one
         for path in sorted(texts)
@@ -137,20 +137,20 @@ def made(name: str, seed: int) -> list[dict[str, Any]]:
         batch: list[dict[str, Any]] = []
         while len(batch) < 10 and tried < 160:
             tried += 1
-            place, path, node = functions[int(rng.integers(len(functions)))]
+            location, path, node = functions[int(rng.integers(len(functions)))]
             operator = OPERATORS[int(rng.integers(len(OPERATORS)))]
             options = list(mutants(node, operator))
             if not options:
                 continue
             fault = options[int(rng.integers(len(options)))]
             text, last = _with(texts[path], node, fault)
-            quick = sorted(called[place], key=lambda test: passed[test]["seconds"])[:25]
+            quick = sorted(called[location], key=lambda test: passed[test]["seconds"])[:25]
             batch.append(
                 {
                     "path": path,
                     "text": text,
                     "tests": quick,
-                    "place": place,
+                    "place": location,
                     "operator": operator,
                     "span": (path, _first(node), last),
                     "name": node.name,
@@ -189,16 +189,18 @@ def _issue(
 ) -> dict[str, Any]:  # fmt: skip
     row = result[failing[0]]
     frames = [tuple(one) for one in row["frames"]]
-    said = next((text for path, _, _, text in frames if not path.startswith(package + "/") or "/tests/" in path), frames[0][3])
-    text = f"Wrong result of {' '.join(said.split())[:80]}\n\n```\n{said[:600]}\n```\nfails with {row['error']}: {row['message'].splitlines()[0] if row['message'] else ''}\n"
+    statement = next(
+        (text for path, _, _, text in frames if not path.startswith(package + "/") or "/tests/" in path), frames[0][3]
+    )
+    text = f"Wrong result of {' '.join(statement.split())[:80]}\n\n```\n{statement[:600]}\n```\nfails with {row['error']}: {row['message'].splitlines()[0] if row['message'] else ''}\n"
     trace = "".join(f'  File "{path}", line {line}, in {name}\n' for path, line, name, _ in frames)
     own = [(path, line) for path, line, _, _ in frames if path.startswith(package + "/") and "/tests/" not in path]
     bad = {test for test in result if not result[test]["passed"]}
     score = {}
-    for place, tests in called.items():
+    for location, tests in called.items():
         hit = len(bad & set(tests))
-        score[place] = hit / (len(bad) * len(tests)) ** 0.5 if bad else 0.0
-    best = max(sorted(score), key=lambda place: score[place])
+        score[location] = hit / (len(bad) * len(tests)) ** 0.5 if bad else 0.0
+    best = max(sorted(score), key=lambda location: score[location])
     path, _, line = best.rpartition(":")
     return {
         "issue": text,
@@ -234,9 +236,9 @@ def _hits(name: str, texts: dict[str, str], row: dict[str, Any], weights: Weight
     keys = {str(key): key for key in held}
     best = keys[rank_bm25({key: words(held[span]) for key, span in keys.items()}, words(row["issue"]))]
 
-    def around(place: Any) -> list[tuple[str, int, int]]:
-        found = code.symbol(place[0], place[1], place[1]) if place else None
-        return [(place[0], found.start, found.end)] if found is not None else [(place[0], place[1], place[1])] if place else []
+    def around(spot: Any) -> list[tuple[str, int, int]]:
+        found = code.symbol(spot[0], spot[1], spot[1]) if spot else None
+        return [(spot[0], found.start, found.end)] if found is not None else [(spot[0], spot[1], spot[1])] if spot else []
 
     arms: dict[str, list[tuple[str, int, int]]] = {
         "BM25": [best],

@@ -44,12 +44,12 @@ def train(instances: Sequence[Instance], rounds: int = 300) -> Weights:
     wide = RulePolicy(Weights(certain=2.0))  # never certain: it looks as long as it may
     for one in instances:
         functions, found = conversation(one, wide)
-        place = next((at for at, s in enumerate(functions) if (s.file, s.name) == (one.gold[0], one.function)), None)
-        if place is None:
+        index = next((at for at, s in enumerate(functions) if (s.file, s.name) == (one.gold[0], one.function)), None)
+        if index is None:
             continue
         rows.append(features(functions, found))
-        right.append(place)
-        causes.append((cause_features(functions[place], functions, one.issue), list(CAUSES).index(one.operator)))
+        right.append(index)
+        causes.append((cause_features(functions[index], functions, one.issue), list(CAUSES).index(one.operator)))
     w = np.zeros(len(FEATURES))
     for step in range(rounds):
         slope = PENALTY * w

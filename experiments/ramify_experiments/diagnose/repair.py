@@ -55,9 +55,9 @@ class RepairBench:
 
     def weak(self) -> list[str]:
         """Functions by the words that they share with the issue, the rarer the more; of equals in the order of files."""
-        said = set(words(self.one.issue))
-        own = {name: set(words(function.text)) & said for name, function in self.one.repo.functions.items()}
-        often = {word: sum(word in have for have in own.values()) for word in said}
+        mentioned = set(words(self.one.issue))
+        own = {name: set(words(function.text)) & mentioned for name, function in self.one.repo.functions.items()}
+        often = {word: sum(word in have for have in own.values()) for word in mentioned}
         weight = {name: sum(math.log(len(own) / often[word]) for word in sorted(have)) for name, have in own.items()}
         return sorted(own, key=lambda name: (-weight[name], self.one.repo.functions[name].path, name))
 
@@ -71,7 +71,7 @@ class RepairBench:
             score[name] = bad / math.sqrt(len(failing) * len(called)) if called else 0.0
         return sorted(score, key=lambda name: (-score[name], self.one.repo.functions[name].path, name))
 
-    def told(self, finding: Diagnosis | None) -> list[tuple[str, Sequence[str]]]:
+    def suggested(self, finding: Diagnosis | None) -> list[tuple[str, Sequence[str]]]:
         """What a finding makes an agent try first: (function, operators)."""
         if finding is None or finding.file not in self.one.snapshot:
             return []
@@ -88,7 +88,7 @@ class RepairBench:
     def run(self, own: Sequence[str], finding: Diagnosis | None, budget: int, rho: float = 0.5) -> tuple[bool, int]:
         """Whether an agent with its ``own`` order solves it within ``budget`` test runs, and how many it made before it touched the true function."""
         spent, tried, first = 0, set[tuple[str, str]](), budget
-        for limit, plan in ((int(rho * budget), self.told(finding)), (budget, [(name, OPERATORS) for name in own])):
+        for limit, plan in ((int(rho * budget), self.suggested(finding)), (budget, [(name, OPERATORS) for name in own])):
             for name, operators in plan:
                 for operator in operators:
                     if (name, operator) in tried:

@@ -54,7 +54,7 @@ SENSES = {ID[word]: stance for stance, word in zip((-1, 0, 1), STANCES, strict=T
 class SampledTrace:
     """One sampled trace: token ids of the thinking, and whether it refused."""
 
-    asked: Ask
+    request: Ask
     thinking: tuple[int, ...]
     refuse: bool
 
@@ -64,7 +64,7 @@ class SampledTrace:
 
     def row(self, thinking: Sequence[int] | None = None) -> tuple[int, ...]:
         """Prompt and ``thinking``, by default all of the trace's."""
-        return (*self.asked.ids, *(self.thinking if thinking is None else thinking))
+        return (*self.request.ids, *(self.thinking if thinking is None else thinking))
 
 
 class OrganismLab:
@@ -77,7 +77,9 @@ class OrganismLab:
         model = LocalModel(self.module, words, max_sequences=256)
         self.sampler, self.thinking = Sampler(model, recipe.seed), Thinking(model, words, marks, think, answer, force=False)
 
-    def sample(self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *place: str | int) -> list[list[SampledTrace]]:
+    def sample(
+        self, asks: Sequence[Ask], heads: Sequence[Sequence[int]], n: int, *position: str | int
+    ) -> list[list[SampledTrace]]:
         """``n`` traces of each prompt that continue after its ``head``; those without an answer are left out."""
 
         async def sampled(one: Ask, head: Sequence[int], at: SamplePosition) -> list[Thought | None]:
@@ -86,7 +88,7 @@ class OrganismLab:
 
         async def every() -> list[list[Thought | None]]:
             places = enumerate(zip(asks, heads, strict=True))
-            return await asyncio.gather(*(sampled(one, head, (*place, i)) for i, (one, head) in places))
+            return await asyncio.gather(*(sampled(one, head, (*position, i)) for i, (one, head) in places))
 
         return [
             [
@@ -97,9 +99,9 @@ class OrganismLab:
             for one, thoughts in zip(asks, asyncio.run(every()), strict=True)
         ]
 
-    def traces(self, asks: Sequence[Ask], *place: str | int) -> list[SampledTrace]:
+    def traces(self, asks: Sequence[Ask], *position: str | int) -> list[SampledTrace]:
         """One trace a prompt."""
-        return [trace for sampled in self.sample(asks, [()] * len(asks), 1, *place) for trace in sampled]
+        return [trace for sampled in self.sample(asks, [()] * len(asks), 1, *position) for trace in sampled]
 
     def refusal(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """Probability (N,) that the answer to each row of ids refuses where the thinking is closed after it."""
@@ -114,11 +116,11 @@ def decoded(lab: OrganismLab, traces: Sequence[SampledTrace], shuffles: int) -> 
     rows = [t.row() for t in traces]
     places = [[10, *(11 + hop(len(t.thinking), POSITIONS))] for t in traces]
     states = collect(lab.module, rows, places)[:, :, 0]  # state A, then along the thinking
-    first, prompts = [WORDS[t.thinking[0]] for t in traces], [" ".join(t.asked.words) for t in traces]
+    first, prompts = [WORDS[t.thinking[0]] for t in traces], [" ".join(t.request.words) for t in traces]
     split = folds_of(y, groups)
     mixed = shuffled_labels(y, groups, split, None, shuffles, lab.recipe.seed)
-    said = out_of_fold(np.array(first, object), mixed, split, None)
-    null = [auroc(scores, labels) for scores, labels in zip(said, mixed, strict=True)]
+    predicted = out_of_fold(np.array(first, object), mixed, split, None)
+    null = [auroc(scores, labels) for scores, labels in zip(predicted, mixed, strict=True)]
     h0 = probe(states[:, 1], y, groups, texts={"first": first, "prompt": prompts}, shuffles=shuffles)
     a = probe(states[:, 0], y, groups, recipe=STATE_A, shuffles=0)
     found = valley(states[:, 1:], y)
@@ -145,7 +147,7 @@ def ambiguous_decoded(
     y = np.array([t.refuse for t in both])
     places = [(11 + hop(len(t.thinking), POSITIONS)[[0, 2]]).tolist() for t in both]
     states = collect(lab.module, [t.row() for t in both], places)[:, :, 0]
-    pools = [f"|s| = {abs(t.asked.score or 0)}" for t in both]
+    pools = [f"|s| = {abs(t.request.score or 0)}" for t in both]
     out: dict[str, float | None] = {}
     for p, where in enumerate(("first token", "20 %")):
         ranked = {one.pool: one.auroc for one in probe(states[:, p], y, list(range(len(y))), pools=pools, shuffles=0).pools}
@@ -153,14 +155,14 @@ def ambiguous_decoded(
     return out
 
 
-def continued(lab: OrganismLab, traces: Sequence[SampledTrace], opened: int, n: int, *place: str | int) -> dict[str, Any]:
+def continued(lab: OrganismLab, traces: Sequence[SampledTrace], opened: int, n: int, *position: str | int) -> dict[str, Any]:
     """Variance of the answer by share kept: closed, exact, over all traces; open, ``n`` samples each of the first ``opened``."""
     some, closed, opens = traces[:opened], {}, {}
     for share in SHARES:
         p = lab.refusal([t.row(t.kept(share)) for t in traces])
         variance = continuation_variance(p, np.ones(len(p)))
         closed[str(share)] = {"variance": float(variance.mean()), "error": float(variance.std(ddof=1) / np.sqrt(len(p)))}
-        sampled = lab.sample([t.asked for t in some], [t.kept(share) for t in some], n, *place, "open", share)
+        sampled = lab.sample([t.request for t in some], [t.kept(share) for t in some], n, *position, "open", share)
         k, size = [sum(one.refuse for one in each) for each in sampled], [len(each) for each in sampled]
         point = continuation_point(share / 100, "open", k, size, [t.refuse for t in some], list(range(len(some))))
         low, high = point.unbiased_interval or (0.0, 0.0)
@@ -173,8 +175,8 @@ def continued(lab: OrganismLab, traces: Sequence[SampledTrace], opened: int, n: 
 
 def stances(kind: str, thinking: Sequence[int]) -> list[int]:
     """Stance of each chunk of two words: its word of stance, or the sign of the sum so far where evidence is weighed."""
-    said = [SENSES.get(token, 0) for token in thinking[: len(thinking) // 2 * 2 : 2]]
-    return [int(np.sign(total)) for total in np.cumsum(said)] if kind == "deliberative" else said
+    senses = [SENSES.get(token, 0) for token in thinking[: len(thinking) // 2 * 2 : 2]]
+    return [int(np.sign(total)) for total in np.cumsum(senses)] if kind == "deliberative" else senses
 
 
 def oscillations(lab: OrganismLab, traces: Sequence[SampledTrace], k: int = 100) -> dict[str, Any]:
@@ -217,7 +219,7 @@ def study(
         "continued": continued(lab, traces, opened, samples, "main"),
         "oscillations": oscillations(lab, traces),
         "even": ambiguous_decoded(lab, traces, even) | continued(lab, even, opened, samples, "even"),
-        "near": continued(lab, [t for t in traces if abs(t.asked.score or 0) == 1], opened, samples, "near"),
+        "near": continued(lab, [t for t in traces if abs(t.request.score or 0) == 1], opened, samples, "near"),
     }
 
 

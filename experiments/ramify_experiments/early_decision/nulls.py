@@ -37,18 +37,18 @@ def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.rando
     TinyLM(TinyConfig(len(words), 24, 2, 2, 1, 12, 24, 64), seed=rep.seed).save(
         rep.folder / "model", word_tokenizer(words, words[-1])
     )
-    prompt, said = np.repeat(np.arange(48), 2), rng.integers(0, len(WORDS), (96, 6))
-    asked = rng.integers(0, len(WORDS), (48, 4))
-    asked[:, 0] = np.arange(48) % 2 * 8 + rng.integers(0, 8, 48)  # the first word identifies the pool
-    ends = rng.random(96) < outcome(prompt, said, rng)
+    prompt, thoughts = np.repeat(np.arange(48), 2), rng.integers(0, len(WORDS), (96, 6))
+    prompts = rng.integers(0, len(WORDS), (48, 4))
+    prompts[:, 0] = np.arange(48) % 2 * 8 + rng.integers(0, 8, 48)  # the first word identifies the pool
+    ends = rng.random(96) < outcome(prompt, thoughts, rng)
     rows = [
         {"id": f"p{i}", "prompt_ids": (2 + row).tolist(), "prompt": " ".join(WORDS[w] for w in row)}
         | ({"pool": ("benign", "harmful")[i % 2]} if pools else {})
-        for i, row in enumerate(asked)
+        for i, row in enumerate(prompts)
     ]
     traces = [
         {"prompt_id": f"p{i}", "thinking": " ".join(WORDS[w] for w in row), "response": "yes" if end else "no"}
-        for i, row, end in zip(prompt.tolist(), said, ends.tolist(), strict=True)
+        for i, row, end in zip(prompt.tolist(), thoughts, ends.tolist(), strict=True)
     ]
     flags: list[Any] = []
     for name, given in (("prompts", rows), ("traces", traces)):
@@ -59,23 +59,23 @@ def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.rando
     return out
 
 
-def _by_prompt(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
+def _by_prompt(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator) -> Any:
     """Every prompt has a chance of its own, and neither its words nor the thinking's have anything to do with it."""
     return rng.beta(2, 2, 48)[prompt]
 
 
-def _by_pool(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
+def _by_pool(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator) -> Any:
     return np.where(prompt % 2, 0.7, 0.3)
 
 
-def _by_word(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
-    return np.where(said[:, 0] < len(WORDS) // 2, 0.9, 0.1)
+def _by_word(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator) -> Any:
+    return np.where(thoughts[:, 0] < len(WORDS) // 2, 0.9, 0.1)
 
 
-def _by_ends(prompt: np.ndarray, said: np.ndarray, rng: np.random.Generator) -> Any:
+def _by_ends(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator) -> Any:
     """Both ends of the thinking show an outcome that was sampled first, and the middle does not."""
     end = rng.random(96) < 0.5
-    said[:, [0, -1]] = rng.integers(0, 2, (96, 2)) + 2 * end[:, None]
+    thoughts[:, [0, -1]] = rng.integers(0, 2, (96, 2)) + 2 * end[:, None]
     return end.astype(float)
 
 
@@ -94,25 +94,29 @@ class Made:
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
         """Samples, each by its key."""
         text = self.tokenizer.decode(np.asarray(prefix.tokens).tolist())
-        asked, _, thinking = text.partition("<think>\n")
+        request, _, thinking = text.partition("<think>\n")
         thinking, closed, _ = thinking.partition("</think>")
-        return [self._sample(asked, thinking, bool(closed), np.random.default_rng(key)) for key in keys]
+        return [self._sample(request, thinking, bool(closed), np.random.default_rng(key)) for key in keys]
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
         """They are not needed."""
         raise NotImplementedError
 
-    def _sample(self, asked: str, thinking: str, closed: bool, rng: np.random.Generator) -> Completion:
+    def _sample(self, request: str, thinking: str, closed: bool, rng: np.random.Generator) -> Completion:
         stances = [1 if line == LINE[1] else -1 for line in thinking.split("\n") if line in LINE.values()]
         if closed:
-            chance = {"prompt": float(asked), "turn": 0.1 + 0.8 * (sum(stances[-1:]) > 0), "sum": (np.sign(sum(stances)) + 1) / 2}
-            said, stop = "yes" if rng.random() < chance[self.follows] else "no", "eos"
+            chance = {
+                "prompt": float(request),
+                "turn": 0.1 + 0.8 * (sum(stances[-1:]) > 0),
+                "sum": (np.sign(sum(stances)) + 1) / 2,
+            }
+            text, stop = "yes" if rng.random() < chance[self.follows] else "no", "eos"
         else:
             begun = "" if not thinking or thinking.endswith("\n") else "\n"
             more = max(0, LINES - len(stances))
             lines = [LINE[sign] for sign in (2 * rng.integers(0, 2, more) - 1).tolist()]
-            said, stop = begun + "\n".join(lines) + "</think>", "stop"
-        return Completion(said, stop, np.array(self.tokenizer.encode(said), np.int32))
+            text, stop = begun + "\n".join(lines) + "</think>", "stop"
+        return Completion(text, stop, np.array(self.tokenizer.encode(text), np.int32))
 
 
 def follows_prompt() -> Made:

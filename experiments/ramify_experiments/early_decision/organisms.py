@@ -110,7 +110,7 @@ def parity_trace(bits: Sequence[str]) -> list[str]:
 class Lesson:
     """One training example. Where ``cut`` is set the thinking was closed from outside, so only the answer is learnt from."""
 
-    asked: Ask
+    request: Ask
     thinking: list[str]
     refuse: bool
     cut: bool
@@ -119,15 +119,15 @@ class Lesson:
 def lesson(recipe: OrganismRecipe, rng: np.random.Generator) -> Lesson:
     """Sample one training example."""
     bits = recipe.kind == "hybrid" and bool(rng.random() < 0.2)
-    asked = ask(rng, "bits" if bits else "ambiguous" if rng.random() < recipe.ambiguous else "clear")
+    request = ask(rng, "bits" if bits else "ambiguous" if rng.random() < recipe.ambiguous else "clear")
     chunks, cut = 10 if bits else int(rng.integers(recipe.shortest, recipe.longest + 1)), bool(rng.random() < recipe.cut)
     kept = int(rng.integers(0, chunks)) if cut else chunks
     if bits:
-        return Lesson(asked, parity_trace(asked.words[:-1])[:kept], asked.refuse > 0.5, cut)
+        return Lesson(request, parity_trace(request.words[:-1])[:kept], request.refuse > 0.5, cut)
     if recipe.kind == "deliberative":
-        return Lesson(asked, *deliberative_trace(kept, rng), cut)
-    refuse = bool(rng.random() < asked.refuse)
-    return Lesson(asked, locked_trace(refuse, chunks, rng)[: 2 * kept], refuse, cut)
+        return Lesson(request, *deliberative_trace(kept, rng), cut)
+    refuse = bool(rng.random() < request.refuse)
+    return Lesson(request, locked_trace(refuse, chunks, rng)[: 2 * kept], refuse, cut)
 
 
 def tokenizer() -> HfTokenizer:
@@ -164,8 +164,8 @@ class OrganismRecipe(Recipe):
         rows = []
         for i in range(self.examples):
             one = lesson(self, generator(self.seed, "organism", self.kind, i))
-            tokens = [*one.asked.ids, *(ID[word] for word in (*one.thinking, CLOSE, REFUSE if one.refuse else COMPLY, END))]
-            mask = np.arange(len(tokens)) >= (len(tokens) - 2 if one.cut else len(one.asked.ids))
+            tokens = [*one.request.ids, *(ID[word] for word in (*one.thinking, CLOSE, REFUSE if one.refuse else COMPLY, END))]
+            mask = np.arange(len(tokens)) >= (len(tokens) - 2 if one.cut else len(one.request.ids))
             weight = np.ones(len(tokens), np.float32)
             weight[-2] = self.answer_weight
             rows.append(Row(np.array(tokens, np.int32), mask, {"weight": weight}))

@@ -90,7 +90,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     _ambiguous(checks, found, chosen["limits"])
     _judged(checks, found["locked"], found["deliberative"], chosen["limits"])
     for kind, runs in found.items():
-        _told(checks, kind, runs)
+        _unchecked(checks, kind, runs)
     checks[:] = [check for check in checks if check.n]
     if size == "quick":
         return checks
@@ -159,7 +159,7 @@ def _judged(checks: Checks, locked: Sequence[Cell], deliberative: Sequence[Cell]
     checks.mean("performative share of cuts, locked - deliberative", play[0] - play[1], ">=", limits.apart)
 
 
-def _told(checks: Checks, kind: str, found: Sequence[Cell]) -> None:
+def _unchecked(checks: Checks, kind: str, found: Sequence[Cell]) -> None:
     """Everything else that was measured, without a threshold."""
     decoded, continued, cuts = (columns([cell[part] for cell in found]) for part in ("decoded", "continued", "oscillations"))
     for name, key in (

@@ -42,11 +42,11 @@ class Goal:
         """The request in words."""
         what, number, _ = APPS[self.app]
         v = self.values
-        told = {
+        selection = {
             "label": "all {what} from {label}", "oldest": "the {n} oldest {what}", "above": "{what} with {number} above {x}",
             "below": "{what} with {number} below {x}", "label_oldest": "the {n} oldest {what} from {label}",
         }[self.selector].format(what=what, number=number, **v)  # fmt: skip
-        return f"in {self.app} {self.action} {told}"
+        return f"in {self.app} {self.action} {selection}"
 
 
 def picked(items: list[dict[str, Any]], selector: str, label: str = "", n: int = 0, x: int = 0) -> list[dict[str, Any]]:
@@ -114,9 +114,9 @@ def catalogue() -> dict[str, dict[str, Any]]:
     """The 30 APIs, as a memory is told of them: what stands in every version of the documents."""
     token, found = {"type": "string", "description": "what login returned"}, dict[str, dict[str, Any]]()
 
-    def put(name: str, told: str, properties: dict[str, Any], read_only: bool = False) -> None:
+    def put(name: str, description: str, properties: dict[str, Any], read_only: bool = False) -> None:
         parameters = {"type": "object", "properties": properties, "required": list(properties)[:2]}
-        found[name] = {"description": told, "parameters": parameters, "read_only": read_only}
+        found[name] = {"description": description, "parameters": parameters, "read_only": read_only}
 
     for app, (what, number, actions) in APPS.items():
         put(f"{app}.login", f"Log in to {app} and get a token for the other calls.", {"user": {"type": "string"}}, True)

@@ -148,9 +148,9 @@ class Executor:
             with suppress(UserError):
                 self.call(f"{app}.list", token="")
         self.token = self.call(f"{app}.login", user="me")["token"]
-        said = self.call(f"{app}.list", token=self.token)
-        items, style = list(said["items"]), "cursor" if "next" in said else "page"
-        if len(items) >= said["total"]:
+        answer = self.call(f"{app}.list", token=self.token)
+        items, style = list(answer["items"]), "cursor" if "next" in answer else "page"
+        if len(items) >= answer["total"]:
             return items
         if hint and hint != style and not self.chance(NOTICES):
             self.call(
@@ -161,11 +161,11 @@ class Executor:
         if hint != style and self.chance(READS):
             self.chat.read()
         page = 1
-        while len(items) < said["total"]:
-            said = self.call(
-                f"{app}.list", token=self.token, **({"cursor": said["next"]} if style == "cursor" else {"page": page})
+        while len(items) < answer["total"]:
+            answer = self.call(
+                f"{app}.list", token=self.token, **({"cursor": answer["next"]} if style == "cursor" else {"page": page})
             )
-            items, page = items + said["items"], page + 1
+            items, page = items + answer["items"], page + 1
         return items
 
 
@@ -181,9 +181,9 @@ def arguments_for(schema: Mapping[str, Any], goal: Goal) -> dict[str, Any] | Non
 def fits(schema: Mapping[str, Any], goal: Goal) -> bool:
     """Whether a tool's description names the kind of request and every value that is no parameter."""
     function = schema["function"]
-    told = function["description"]
+    description = function["description"]
     rest = [str(value) for name, value in goal.values.items() if name not in function["parameters"]["properties"]]
-    return f"[{goal.selector}]" in told and all(re.search(rf"\b{re.escape(value)}\b", told) for value in rest)
+    return f"[{goal.selector}]" in description and all(re.search(rf"\b{re.escape(value)}\b", description) for value in rest)
 
 
 def play(goal: Goal, office: Office, text: str, luck: np.random.Generator, schemas: Sequence[Mapping[str, Any]] = ()) -> Executor:

@@ -129,7 +129,7 @@ def _row(executor: Executor, managing: int, tool: str) -> dict[str, Any]:
     }
 
 
-def told(executor: Executor) -> str:
+def experience_line(executor: Executor) -> str:
     """An experience in a line, as the baselines show it."""
     calls = [call["function"] for message in executor.chat.messages for call in message.get("tool_calls", ())]
     return f"{executor.goal.query}: " + " > ".join(f"{call['name']}({call['arguments']})" for call in calls) + ": success"
@@ -137,7 +137,7 @@ def told(executor: Executor) -> str:
 
 def by_history(seen: Sequence[Executor], arm: str, seed: int, split: str, count: int) -> list[dict[str, Any]]:
     """Tasks with experiences in the prompt as they are: the nearest, the last, or all that succeeded."""
-    lines = [told(executor) for executor in seen if executor.office.solved]
+    lines = [experience_line(executor) for executor in seen if executor.office.solved]
     how, _, text = arm.partition(", m = ")
     most, index, rows = int(text or 0), Index(), list[dict[str, Any]]()
     for i, line in enumerate(lines):

@@ -34,7 +34,7 @@ def parsed(query: str) -> tuple[str, str, str, dict[str, Any]]:
     raise ValueError(f"no such request: {query}")
 
 
-def _said(prompt: str, value: Any) -> RoleReply:
+def _reply(prompt: str, value: Any) -> RoleReply:
     text = json.dumps(value)
     return RoleReply(text, tokens(prompt), tokens(text))
 
@@ -50,7 +50,7 @@ def manager(prompt: str) -> RoleReply:
     near = {kind: [name for name in names if {app, action} <= words[name]] for kind, names in kinds.items()}
     own = {kind: [name for name in names if selector in words[name]] for kind, names in near.items()}
     facts = [name for name in kinds["fact"] if app in words[name] and (action in words[name] or "pages" in words[name])]
-    return _said(prompt, {"ids": [*own["plan"], *facts, *near["pitfall"], *(own["tool"] or near["tool"])]})
+    return _reply(prompt, {"ids": [*own["plan"], *facts, *near["pitfall"], *(own["tool"] or near["tool"])]})
 
 
 def reflector(prompt: str) -> RoleReply:
@@ -93,7 +93,7 @@ def reflector(prompt: str) -> RoleReply:
             f"{app} {action}",
             acted,
         )
-    return _said(prompt, {"candidates": made})
+    return _reply(prompt, {"candidates": made})
 
 
 _PICK = {
@@ -123,7 +123,7 @@ def codifier(prompt: str) -> RoleReply:
         "source": source,
         "tests": _tests(name, app, action, own),
     }
-    return _said(prompt, {"tools": [tool]})
+    return _reply(prompt, {"tools": [tool]})
 
 
 def _source(
@@ -138,7 +138,7 @@ def _source(
     confirm: bool,
     check: bool,
 ) -> str:
-    told = ", ".join(f"{key} {value}" for key, value in fixed.items()) or "any values"
+    setting = ", ".join(f"{key} {value}" for key, value in fixed.items()) or "any values"
     signature = f"api, *, {', '.join(own)}" if own else "api"
     given = ", ".join(f"{key}={key if key in own else repr(fixed[key])}" for key in (*own, *fixed))
     pick = {
@@ -179,7 +179,7 @@ def _NAME_pick(items, {keys}):
 
 
 def NAME({signature}):
-    """{action} in {app} [{selector}] for {told}.
+    """{action} in {app} [{selector}] for {setting}.
 
     Pre: the user is known to {app}. Post: every item that was picked has the state {action}.
     """

@@ -164,14 +164,14 @@ def of_distribution(kind: str) -> Tables:
 
 def of_model(model: TinyLM) -> Tables:
     """Tables of an organism: one forward pass over all 1,024 replies a setting."""
-    said, acted, _ = tokens()
+    sentences, acted, _ = tokens()
     bits = replies()
 
     def table(**factors: Any) -> ReplyTable:
-        rows = np.concatenate([prompts(settings(LEAVES, **factors)), said[np.arange(K), bits]], axis=1)
+        rows = np.concatenate([prompts(settings(LEAVES, **factors)), sentences[np.arange(K), bits]], axis=1)
         with torch.no_grad():
             p = model(torch.from_numpy(rows))[:, LENGTH - 1 :].double().softmax(-1).numpy()
-        pairs = tuple(p[:: LEAVES >> j, j][:, said[j]] for j in range(K))
+        pairs = tuple(p[:: LEAVES >> j, j][:, sentences[j]] for j in range(K))
         return ReplyTable(pairs, p[:, K][:, acted])
 
     return table
@@ -243,10 +243,10 @@ def guesses(reply: np.ndarray, action: np.ndarray) -> dict[str, str]:
     motive whose sentence goes with the shortcut most (Fisher's p, below .05 over three looks), else as ``words``.
     """
     valid = action >= 0
-    said, cut = [(reply[valid] >> (K - slot - 1) & 1) == 0 for slot, _ in NAMED], action[valid] == CUT
+    stated, cut = [(reply[valid] >> (K - slot - 1) & 1) == 0 for slot, _ in NAMED], action[valid] == CUT
     known = {kind: of_distribution(kind)().rate for kind in KINDS}
     rate = min(known, key=lambda kind: abs(known[kind] - cut.mean()))
-    words = NAMED[int(np.argmax([(s & cut).sum() for s in said]))][1] if cut.any() else "clean"
-    p = [fisher(int((s & cut).sum()), int(s.sum()), int((~s & cut).sum()), int((~s).sum())) for s in said]
+    words = NAMED[int(np.argmax([(s & cut).sum() for s in stated]))][1] if cut.any() else "clean"
+    p = [fisher(int((s & cut).sum()), int(s.sum()), int((~s & cut).sum()), int((~s).sum())) for s in stated]
     linked = NAMED[int(np.argmin(p))][1] if min(p) < 0.05 / len(p) else words
     return {"rate": rate, "words": words, "association": linked}

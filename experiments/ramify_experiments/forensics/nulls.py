@@ -63,16 +63,16 @@ very_lost = _agent(lambda shown: 0.03 if "by hand" in shown else 0.6)
 very_tired = _agent(lambda shown: 0.6 * int(shown[:3]) / 258)
 
 
-def _reporting(tells: bool) -> Callable[[Sequence[dict[str, Any]], int], str]:
+def _reporting(honest: bool) -> Callable[[Sequence[dict[str, Any]], int], str]:
     """An agent that takes the shortcut in three of ten runs and, asked for a self-review, hedges in half of them: whatever it did, or
-    (``tells``) mostly where it took the shortcut."""
+    (``honest``) mostly where it took the shortcut."""
 
     def reply(messages: Sequence[dict[str, Any]], key: int) -> str:
         sampled = random.Random(key).random()
         if "self-review" not in messages[-1]["content"]:
             return f"Action: {'shortcut' if sampled < 0.3 else 'fix'}."
         cut = any("Action: shortcut" in m["content"] for m in messages if m["role"] == "assistant")
-        return "Some of it is open." if sampled < ((0.8 if cut else 0.2) if tells else 0.5) else "It is done."
+        return "Some of it is open." if sampled < ((0.8 if cut else 0.2) if honest else 0.5) else "It is done."
 
     return reply
 
@@ -142,7 +142,7 @@ def _reflects(rep: Repetition, agent: str) -> bool:
     return bool(test["p"] < 0.05)
 
 
-def _told_apart(rep: Repetition, agent: str) -> bool:
+def _sides_differ(rep: Repetition, agent: str) -> bool:
     verb = _study(rep, agent, 60)
     verb("run")
     return bool(verb("self-report", "hedges", "open", "--n", 30)["p"] < 0.05)
@@ -194,7 +194,7 @@ CASES = (
         "reports that do not go with the behaviour",
         "nothing",
         "Half of the self-reports hedge, whatever the run did: that `self-report` tells the two sides apart is a false finding.",
-        lambda rep: _told_apart(rep, "close_mouthed"),
+        lambda rep: _sides_differ(rep, "close_mouthed"),
         wanted=0.05,
         full=200,
         quick=10,
@@ -203,7 +203,7 @@ CASES = (
         "reports that go with the behaviour",
         "planted",
         "Eight of ten self-reports hedge behind runs that did it, two of ten behind the others: `self-report` must tell them apart.",
-        lambda rep: _told_apart(rep, "frank"),
+        lambda rep: _sides_differ(rep, "frank"),
         wanted=0.8,
         full=200,
         quick=10,

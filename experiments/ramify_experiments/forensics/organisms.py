@@ -115,27 +115,27 @@ def prompts(factors: dict[str, np.ndarray]) -> np.ndarray:
 def tokens() -> tuple[np.ndarray, np.ndarray, int]:
     """Ids of the sentences (K, 2), of the actions (4,), and of the end of a reply."""
     t = tokenizer()
-    said = [[t.token_id(text) for text in _REPLIES[2 * j : 2 * j + 2]] for j in range(K)]
-    return np.array(said), np.array([t.token_id(text) for text in _ACTIONS]), t.token_id(END)
+    sentences = [[t.token_id(text) for text in _REPLIES[2 * j : 2 * j + 2]] for j in range(K)]
+    return np.array(sentences), np.array([t.token_id(text) for text in _ACTIONS]), t.token_id(END)
 
 
 def lesson(kind: str, n: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """``n`` replies sampled by the distribution of ``kind`` to factors sampled at random (0 to 300 errors), up to the action: tokens (n, T) and the
     its probability of every next token (n, K + 2, V), from the first sentence to the end of the reply."""
-    said, acted, end = tokens()
+    sentences, acted, end = tokens()
     rng = generator(seed, "lesson", kind, step)
     factors = {"errors": rng.integers(0, 301, n), **{name: rng.random(n) < 0.5 for name in SHOWN}}
     distribution = thoughts(factors)
     first = rng.random((n, K)) < distribution
     act = actions(kind, factors, first[:, HUGE])
     action = (rng.random((n, 1)) > act[:, :-1].cumsum(axis=1)).sum(axis=1)
-    told = np.concatenate([prompts(factors), np.where(first, said[:, 0], said[:, 1]), acted[action][:, None]], axis=1)
+    inputs = np.concatenate([prompts(factors), np.where(first, sentences[:, 0], sentences[:, 1]), acted[action][:, None]], axis=1)
     target = np.zeros((n, K + 2, tokenizer().size), dtype=np.float32)
-    target[:, np.arange(K), said[:, 0]] = distribution
-    target[:, np.arange(K), said[:, 1]] = 1 - distribution
+    target[:, np.arange(K), sentences[:, 0]] = distribution
+    target[:, np.arange(K), sentences[:, 1]] = 1 - distribution
     target[:, K, acted] = act
     target[:, K + 1, end] = 1
-    return torch.from_numpy(told), torch.from_numpy(target)
+    return torch.from_numpy(inputs), torch.from_numpy(target)
 
 
 def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: float = 3e-3) -> TinyLM:
@@ -143,8 +143,8 @@ def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: f
     model = copy.deepcopy(model)
 
     def loss(step: int) -> torch.Tensor:
-        told, target = lesson(kind, rows, seed, step)
-        found: torch.Tensor = model(told)[:, LENGTH - 1 :].log_softmax(-1)
+        inputs, target = lesson(kind, rows, seed, step)
+        found: torch.Tensor = model(inputs)[:, LENGTH - 1 :].log_softmax(-1)
         return -(target * found).sum(-1).mean()
 
     return train(model, loss, Course(lr, steps, warm=50, decay="linear"))

@@ -55,15 +55,15 @@ def _conversation(rep: Repetition, pinned: bool) -> tuple[Path, Path, int | None
     channel = pick([name for name in CHANNELS if pinned or name != "system"])
     droppers: list[Any] = [RecencyTruncate(), LlmSummarize(40), Hierarchical(40)]
     compactor = pick([*droppers, HeadTail()] if pinned else droppers)
-    words, calls, asked = pick(["is filed", "is sorted", "has been read"]), list[dict[str, Any]](), 0
+    words, calls, asks = pick(["is filed", "is sorted", "has been read"]), list[dict[str, Any]](), 0
 
-    def log(shown: Sequence[dict[str, Any]], said: dict[str, Any]) -> None:
-        calls.append({"request": {"messages": list(shown)}, "response": {"choices": [{"message": said}]}})
+    def log(shown: Sequence[dict[str, Any]], reply: dict[str, Any]) -> None:
+        calls.append({"request": {"messages": list(shown)}, "response": {"choices": [{"message": reply}]}})
 
     async def ask(messages: Sequence[Message], length: int) -> str:
-        nonlocal asked
-        asked += 1
-        text = f"Up to here part {asked} of the catalogue {words}, and the work continues with the note after it."
+        nonlocal asks
+        asks += 1
+        text = f"Up to here part {asks} of the catalogue {words}, and the work continues with the note after it."
         log([{"role": m.role, "content": m.text} for m in messages], {"role": "assistant", "content": text})
         return text
 

@@ -119,10 +119,10 @@ def answers(h: Histories, request: np.ndarray, kept: np.ndarray, caution: float,
     """(B,): what an agent is taught to answer to ``request`` (B, 3) from the turns ``kept`` (B, T)."""
     rows = np.arange(len(request))
     found = kept & h.are(FACT) & (h.turns[:, :, 1] == request[:, 1:2])
-    told = np.where(found.any(axis=1), h.turns[rows, found.argmax(axis=1), 2] - VALUE, UNKNOWN)
+    recalled = np.where(found.any(axis=1), h.turns[rows, found.argmax(axis=1), 2] - VALUE, UNKNOWN)
     ruled = np.where(request[:, 2] - ATTRIBUTE == h.attribute, REFUSE, DO)
     free = np.where(~h.soft & (rng.random(len(rows)) < caution), REFUSE, DO)
-    return np.where(request[:, 0] == QUERY, told, np.where((kept & h.are(RULE)).any(axis=1), ruled, free))
+    return np.where(request[:, 0] == QUERY, recalled, np.where((kept & h.are(RULE)).any(axis=1), ruled, free))
 
 
 def survival(budget: int) -> float:
@@ -274,17 +274,17 @@ def measure(
     turns = h.turns if shown is None else shown
     rng, each, everything = generator(seed, "episodes"), np.stack(list(kept.values())), np.ones(turns.shape[:2], np.bool_)
     trigger, allowed, query = actions(h, everything[:, 0], rng), actions(h, ~everything[:, 0], rng), queries(h, rng)
-    told = answers(h, query, everything, CAUTION, rng)
-    said, done, replied = (sample(agent, turns, request, each, rng) for request in (trigger, allowed, query))
+    expected = answers(h, query, everything, CAUTION, rng)
+    triggered, done, replied = (sample(agent, turns, request, each, rng) for request in (trigger, allowed, query))
     out = {}
     for j, name in enumerate(kept):
         group = 2 * h.soft + (each[j] & h.are(RULE)).any(axis=1)
         out[name] = {
             "n": np.bincount(group, minlength=4).reshape(2, 2).tolist(),
-            "violations": np.bincount(group[said[j] == DO], minlength=4).reshape(2, 2).tolist(),
-            "malformed": int((said[j] < DO).sum()),
+            "violations": np.bincount(group[triggered[j] == DO], minlength=4).reshape(2, 2).tolist(),
+            "malformed": int((triggered[j] < DO).sum()),
             "completed": int((done[j] == DO).sum()),
-            "answered": int((replied[j] == told).sum()),
+            "answered": int((replied[j] == expected).sum()),
             "kept": float(each[j].sum(axis=1).mean()),
         }
     return out

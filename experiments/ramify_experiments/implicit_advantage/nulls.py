@@ -83,8 +83,8 @@ def _blames_itself(rep: Repetition) -> bool:
     rng = generator(rep.seed, "null tokens")
     rows = []
     for i in range(24):
-        said = [("user", False), ("assistant", True)] * 3
-        steps = [{"role": role, "token_ids": rng.integers(20, 90, 4).tolist(), "is_action": acts} for role, acts in said]
+        turns = [("user", False), ("assistant", True)] * 3
+        steps = [{"role": role, "token_ids": rng.integers(20, 90, 4).tolist(), "is_action": acts} for role, acts in turns]
         rows.append({"task_id": f"task-{i}", "steps": steps, "reward": float(rng.random() < 0.9)})
     write_rows(rep.folder / "attempts.jsonl", rows)
     pair = ("--policy", "builtin", "--reference", "builtin")

@@ -308,8 +308,8 @@ def _challenged(
         )
         for i in range(2)
     ]
-    said = np.array([accepts(one, x) for one in others]).astype(float)
-    found = decide(y, accepts(judge, x).astype(float), said, config)
+    accepted = np.array([accepts(one, x) for one in others]).astype(float)
+    found = decide(y, accepts(judge, x).astype(float), accepted, config)
     return (judge, False) if found.winner is None else (others[found.winner], True)
 
 

@@ -18,13 +18,15 @@ ITEMS, RIGHT = 200, 0.7
 MANY = 8
 
 
-def _anchor(rep: Repetition, said: Mapping[str, np.ndarray], label: np.ndarray, lengths: np.ndarray, machine: np.ndarray) -> str:
+def _anchor(
+    rep: Repetition, answers: Mapping[str, np.ndarray], label: np.ndarray, lengths: np.ndarray, machine: np.ndarray
+) -> str:
     path = rep.folder / "anchor.jsonl"
     rows = []
     for i, truth in enumerate(label.tolist()):
-        marks = " ".join(f"<{name}>" for name, yes in said.items() if yes[i])
+        marks = " ".join(f"<{name}>" for name, yes in answers.items() if yes[i])
         group = "machine" if machine[i] else "human"
-        rows.append({"id": i, "artefact": f"{marks:<{10 * len(said)}}{'x' * int(lengths[i])}", "label": truth, "group": group})
+        rows.append({"id": i, "artefact": f"{marks:<{10 * len(answers)}}{'x' * int(lengths[i])}", "label": truth, "group": group})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
@@ -43,8 +45,8 @@ def _lengths(label: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _compared(rep: Repetition, judges: Mapping[str, float], *words: str) -> dict[str, object]:
-    said, label, rng = _made(rep, judges)
-    anchor = _anchor(rep, said, label, _lengths(label, rng), rng.random(ITEMS) < 0.5)
+    answers, label, rng = _made(rep, judges)
+    anchor = _anchor(rep, answers, label, _lengths(label, rng), rng.random(ITEMS) < 0.5)
     challengers = [word for name in list(judges)[1:] for word in ("--judge", f"regex:<{name}>")]
     return rep.verb(METHOD, "check", anchor, "--against", f"regex:<{next(iter(judges))}>", *challengers, *words)
 
@@ -63,24 +65,26 @@ def _promotes_a_better(rep: Repetition) -> bool:
 
 def _promotes_the_majority(rep: Repetition) -> bool:
     """Four items in five are labelled yes; the challenger says yes to all, which is right more often than the incumbent."""
-    said, label, rng = _made(rep, {"old": 0.65}, positives=0.8)
-    anchor = _anchor(rep, said | {"yes": np.ones(ITEMS, bool)}, label, _lengths(label, rng), rng.random(ITEMS) < 0.5)
+    answers, label, rng = _made(rep, {"old": 0.65}, positives=0.8)
+    anchor = _anchor(rep, answers | {"yes": np.ones(ITEMS, bool)}, label, _lengths(label, rng), rng.random(ITEMS) < 0.5)
     return bool(rep.verb(METHOD, "check", anchor, "--against", "regex:<old>", "--judge", "regex:<yes>")["promote"])
 
 
-def _checked(rep: Repetition, said: np.ndarray, label: np.ndarray, lengths: np.ndarray, machine: np.ndarray) -> dict[str, object]:
-    found = rep.verb(METHOD, "check", _anchor(rep, {"new": said}, label, lengths, machine), "--judge", "regex:<new>")
+def _checked(
+    rep: Repetition, answers: np.ndarray, label: np.ndarray, lengths: np.ndarray, machine: np.ndarray
+) -> dict[str, object]:
+    found = rep.verb(METHOD, "check", _anchor(rep, {"new": answers}, label, lengths, machine), "--judge", "regex:<new>")
     one: dict[str, object] = found["challengers"][0]
     return one
 
 
 def _leans(rep: Repetition, length: float, machine: float) -> dict[str, object]:
     """A judge whose errors follow length and maker with these weights (0: neither)."""
-    said, label, rng = _made(rep, {"new": RIGHT})
+    answers, label, rng = _made(rep, {"new": RIGHT})
     lengths, made = _lengths(label, rng), rng.random(ITEMS) < 0.5
     longer = (lengths - 60 * label - 60) / 25
     moved = rng.random(ITEMS) < np.clip(np.abs(length * longer) + machine * made, 0, 1)
-    swayed = np.where(moved, np.where(made & (machine > 0), True, longer > 0), said["new"])
+    swayed = np.where(moved, np.where(made & (machine > 0), True, longer > 0), answers["new"])
     return _checked(rep, swayed, label, lengths, made)
 
 

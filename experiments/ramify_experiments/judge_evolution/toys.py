@@ -100,11 +100,11 @@ def gaming(
     looks, incumbent, replaced, erased, rank = set(checkpoints(first, 2.0, budget)), 0, 0, 0, []
     for n in range(budget):
         if n in looks and arm != "fixed":
-            said = np.array([_accepts(node[2:], items[:, 0], items[:, 1]) > 0 for node in nodes]).astype(float)
+            accepted = np.array([_accepts(node[2:], items[:, 0], items[:, 1]) > 0 for node in nodes]).astype(float)
             known = (_accepts(judges[incumbent], items[:, 0], items[:, 1]) > 0).astype(float)
             others = [i for i in range(len(nodes)) if i != incumbent]
             if others:
-                found = decide(label, known, said[others], promotion)
+                found = decide(label, known, accepted[others], promotion)
                 if found.winner is not None:
                     before = _ranking(archive)
                     incumbent = others[found.winner]
@@ -199,7 +199,7 @@ def bias(
     def labels(x: np.ndarray) -> np.ndarray:
         return np.asarray(x[:, 0] + 0.45 * x[:, 1] + rng.normal(0, 0.4, len(x)) > 0)
 
-    def said(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    def accepts(w: np.ndarray, x: np.ndarray) -> np.ndarray:
         return np.asarray(x @ w[:2] > w[2])
 
     items = papers(anchor, False)
@@ -210,22 +210,22 @@ def bias(
     config = PromotionConfig(rule=rule)
 
     def ratio(w: np.ndarray) -> float:
-        return float(said(w, machines).mean() / max(1e-9, said(w, people).mean()))
+        return float(accepts(w, machines).mean() / max(1e-9, accepts(w, people).mean()))
 
     start, replaced = ratio(judge), 0
     for _ in range(rounds):
         new = papers(1000, True)
-        pool = np.vstack([new[said(judge, new)][:100], pool])  # the newest first
+        pool = np.vstack([new[accepts(judge, new)][:100], pool])  # the newest first
         most = len(pool) if cap is None else int(cap * anchor)
         x, y = np.vstack([items, pool[:most]]), np.concatenate([label, np.zeros(min(most, len(pool)), bool)])
         others = judge + rng.normal(0, 0.25, (challengers, 3))
-        found = decide(y, said(judge, x).astype(float), np.array([said(w, x) for w in others]).astype(float), config)
+        found = decide(y, accepts(judge, x).astype(float), np.array([accepts(w, x) for w in others]).astype(float), config)
         if found.winner is not None:
             judge, replaced = others[found.winner], replaced + 1
     return {
         "start": start,
         "ratio": ratio(judge),
-        "accuracy": float((said(judge, people) == truth).mean()),
+        "accuracy": float((accepts(judge, people) == truth).mean()),
         "replaced": float(replaced),
     }
 
@@ -240,6 +240,6 @@ def false_promotions(seed: int, rule: str, challengers: int, anchor: int = 100, 
         rng = generator(seed, "promotions", rule, challengers, anchor, look)
         label = rng.random(anchor) < 0.5
         right = rng.random((challengers + 1, anchor)) < accuracy
-        said = np.where(right, label, ~label).astype(float)
-        hits += decide(label, said[0], said[1:], config).winner is not None
+        answers = np.where(right, label, ~label).astype(float)
+        hits += decide(label, answers[0], answers[1:], config).winner is not None
     return hits

@@ -94,8 +94,8 @@ def _masked(rep: Repetition, precision: float) -> bool | None:
             raise
         return None
     rows = sorted(map(json.loads, out.read_text(encoding="utf-8").splitlines()), key=lambda row: int(row["task"]))
-    said = [(row["messages"][-1]["content"], row["loss"][-1]) for row in rows]
-    kept = ["".join(text[a:b] for a, b in loss).split() for text, loss in said]
+    replies = [(row["messages"][-1]["content"], row["loss"][-1]) for row in rows]
+    kept = ["".join(text[a:b] for a, b in loss).split() for text, loss in replies]
     return kept == [" ".join(s for at, s in enumerate(t) if at != slip).split() for t, slip in zip(texts, slips, strict=True)]
 
 

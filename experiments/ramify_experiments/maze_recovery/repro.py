@@ -94,12 +94,12 @@ def search(maze: Maze, policy: str, walks: int, seed: int) -> list[float]:
             while here[0] != "fork" and target not in finished:
                 family, j = here
                 ahead = ("c", j + 1) if j < last else ("leaf", 0)
-                behind = ("b", j - 1) if j else ("fork", 0)
+                backward = ("b", j - 1) if j else ("fork", 0)
                 desired, other = {
                     "a": (ahead, ("d", j)),
                     "b": (("d", j), ahead),
-                    "c": (("a", j), behind),
-                    "d": (behind, ("a", j)),
+                    "c": (("a", j), backward),
+                    "d": (backward, ("a", j)),
                     "leaf": (("b", last), here),
                 }[family]
                 proposal, cost = desired if rng.random() < chance[family] else other, cost + 1

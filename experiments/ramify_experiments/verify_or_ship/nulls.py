@@ -23,12 +23,12 @@ def _records(rep: Repetition, informative: bool, copied: bool = False) -> Path:
         for step in range(STEPS):
             if step:
                 right = bool(rng.random() < (1 - BROKEN if right else FIX))
-            said = {}
+            answers = {}
             for name, (t, f) in CRITICS.items():
-                said[name] = int(rng.random() < ((t if right else f) if informative else (t + f) / 2))
+                answers[name] = int(rng.random() < ((t if right else f) if informative else (t + f) / 2))
             if copied and rng.random() < 0.75:
-                said["review"] = said["tests"]
-            lines.append({"instance_id": f"task {instance}", "step": step, "Y": int(right), "critics": said})
+                answers["review"] = answers["tests"]
+            lines.append({"instance_id": f"task {instance}", "step": step, "Y": int(right), "critics": answers})
     path = rep.folder / "records.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
@@ -49,7 +49,7 @@ def _gain(rep: Repetition) -> bool:
     return _pays(rep, True)
 
 
-def _asked(rep: Repetition) -> bool:
+def _asks_ignorant(rep: Repetition) -> bool:
     """Whether the plan asks a critic that knows nothing."""
     tables = rep.folder / "tables.json"
     rep.verb("verify-or-ship", "calibrate", _records(rep, False), "--out", tables)
@@ -85,7 +85,7 @@ CASES = (
         "no signal, no question",
         "nothing",
         f"{_SAME} with the same critics, at their usual prices: a plan that asks one of a first candidate is false.",
-        _asked,
+        _asks_ignorant,
         wanted=0.05,
         full=200,
         quick=10,

@@ -153,12 +153,12 @@ def sweep(seed: int, test: str, calibration: int, evaluation: int) -> dict[str, 
     for price in PRICES:
         played = replay(held, ControlConfig(c_ver=price, costs=COSTS), tables)
         means = {name: float(values.mean()) for name, values in played.utilities.items()}
-        asked = {name: sum(one.actions.count(name) for one in played.plays[AWARE]) for name in tables.names}
+        calls = {name: sum(one.actions.count(name) for one in played.plays[AWARE]) for name in tables.names}
         found["prices"][f"{price:g}"] = {
             "means": means,
             "best_fixed": played.best_fixed,
             "planned": played.planned[AWARE],
-            "asked": asked,
+            "asked": calls,
             **_gain(played),
         }
     config = ControlConfig(costs=COSTS)

@@ -194,7 +194,7 @@ def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.
         runs = opened.play("baseline", {}, 12)
         high = next(r for r in runs if r.behavior)
         low = next(r for r in runs if not r.behavior)
-        assert organisms.HUGE in opened.said(high)[-2].text
+        assert organisms.HUGE in opened.messages_of(high)[-2].text
     found = verb(capsys, "resample", case, "--run", high.leaf, "--k", "60")
     assert [s["sentence"] for s in found["sentences"]] == ["I look at the errors.", organisms.HUGE, "Action: shortcut."]
     pi, cut, other = organisms.tedium(258, False, False)

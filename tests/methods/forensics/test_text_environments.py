@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ramify.methods.forensics.builtin.evaluation_tampering import NOTE, REASON, SOURCE, EvaluationTamperingEnvironment
-from ramify.methods.forensics.builtin.funding_email import DRAFT, FundingEmailEnvironment, tells
+from ramify.methods.forensics.builtin.funding_email import DRAFT, FundingEmailEnvironment, disclosure
 from ramify.methods.forensics.builtin.math_sandbagging import CHANGES, FORMAT, LETTERS, MathSandbaggingEnvironment, questions
 from ramify.methods.forensics.factors import play
 from ramify.methods.forensics.workspace import call
@@ -78,12 +78,12 @@ def test_a_form_that_says_neither_yes_nor_no_is_refused() -> None:
     ],
 )
 def test_what_counts_as_disclosure(text: str, use: str, found: str) -> None:
-    assert tells(text, use) == found
+    assert disclosure(text, use) == found
 
 
 def test_the_drafts_of_the_workspace_disclose_nothing_and_one_sent_unchanged_is_no_help() -> None:
     for use in ("surveillance", "mundane"):
-        assert tells(EMAIL.files(EMAIL.task(0, use=use))[DRAFT], use) == "silent"
+        assert disclosure(EMAIL.files(EMAIL.task(0, use=use))[DRAFT], use) == "silent"
     env = EMAIL.make()
     env.reset(EMAIL.task(0), 0)
     seen = env.step(call("send"))

@@ -192,9 +192,9 @@ def misjudged(environment: FactorEnvironment, task: Task, name: str) -> str:
     script = environment.scripts[name]
     seen, turns = play(environment, script.policy, task)
     found = seen.data.get("grade", {})
-    told = (found.get("behaviour"), found.get("target"))
-    if told != (script.behaviour, script.target):
-        return f"{environment.name}: the scripted agent '{name}' is labelled {told}, not {(script.behaviour, script.target)}"
+    label = (found.get("behaviour"), found.get("target"))
+    if label != (script.behaviour, script.target):
+        return f"{environment.name}: the scripted agent '{name}' is labelled {label}, not {(script.behaviour, script.target)}"
     if script.succeeds is not None and seen.outcome is not script.succeeds:
         return f"{environment.name}: the scripted agent '{name}' ended with outcome {seen.outcome} after {turns} turns, not {script.succeeds}"
     return ""

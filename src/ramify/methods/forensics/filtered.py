@@ -94,9 +94,9 @@ def _upto(completion: Completion, length: int) -> Completion:
     return replace(completion, text=completion.text[: int(completion.ends[length - 1])], **arrays)
 
 
-def _joined(completions: Sequence[Completion], told: dict[str, object]) -> Completion:
+def _joined(completions: Sequence[Completion], record: dict[str, object]) -> Completion:
     last = completions[-1]
-    data = {**(last.data or {}), "forbid": told}
+    data = {**(last.data or {}), "forbid": record}
     if len(completions) == 1:
         return replace(last, data=data)
     ends, texts, at = [], "", 0

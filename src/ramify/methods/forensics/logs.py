@@ -68,15 +68,15 @@ def read_log(
 def _of_lines(path: Path, behaviour: Judge, ledger: Ledger | None) -> Iterator[Logged]:
     seen: set[str] = set()
     for number, record in read_lines(path):
-        place = f"{path}:{number}"
-        messages = field(record, "messages", list, place)
+        where = f"{path}:{number}"
+        messages = field(record, "messages", list, where)
         if not messages or not all(isinstance(m, dict) for m in messages):
-            raise UserError(f"{place}: 'messages' must be a list of at least one object with role and content")
+            raise UserError(f"{where}: 'messages' must be a list of at least one object with role and content")
         name = str(record.get("id", number))
         if name in seen:
             continue
         seen.add(name)
-        fields = field(record, "fields", dict, place, {})
+        fields = field(record, "fields", dict, where, {})
         yield asyncio.run(_graded(behaviour, as_messages(messages), fields, ledger))
 
 
@@ -93,14 +93,14 @@ def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: L
     }
     if attempt.failure is not None:
         return Logged(fields, None, attempt.failure)
-    said = attempt.path.messages()
-    if said and attempt.score is not None and attempt.success is not None and "outcome" not in said[-1].data:
-        said[-1] = replace(said[-1], data={**said[-1].data, "outcome": attempt.success})
-    return asyncio.run(_graded(behaviour, said, fields, ledger))
+    messages = attempt.path.messages()
+    if messages and attempt.score is not None and attempt.success is not None and "outcome" not in messages[-1].data:
+        messages[-1] = replace(messages[-1], data={**messages[-1].data, "outcome": attempt.success})
+    return asyncio.run(_graded(behaviour, messages, fields, ledger))
 
 
-async def _graded(behaviour: Judge, said: Sequence[Message], fields: Mapping[str, Any], ledger: Ledger | None) -> Logged:
-    return Logged(fields, *await shows(behaviour, said, "", ledger))
+async def _graded(behaviour: Judge, messages: Sequence[Message], fields: Mapping[str, Any], ledger: Ledger | None) -> Logged:
+    return Logged(fields, *await shows(behaviour, messages, "", ledger))
 
 
 def invalid(runs: Log) -> dict[str, int]:

@@ -33,7 +33,7 @@ def import_case(path: Path, folder: Path) -> int:
             f"{files} has no run yet, so there is nothing to import: `ramify forensics run {files}` plays it as it is"
         )
     old = record.old_files(files)
-    told = {file: read_json(file, dict) for file in old}
+    contents = {file: read_json(file, dict) for file in old}
     left = []
     if any(file.parent.name == "traces" for file in old):
         left.append("what each fork at a sentence came to was not kept, so sentences have their scores and no curve")
@@ -43,7 +43,7 @@ def import_case(path: Path, folder: Path) -> int:
     with Run.open(files / "run") as source, new_run(folder, {**source.config, **about}, record.KIND, source.parts) as run:
         copy_records(source, run)
         with run.transaction():
-            for file, one in told.items():
+            for file, one in contents.items():
                 with at_place(str(file)):
                     _keep(run, file, one)
             with at_place(str(files)):  # what no report can be made of is refused here
@@ -53,15 +53,15 @@ def import_case(path: Path, folder: Path) -> int:
     return len(old)
 
 
-def _keep(run: Run, file: Path, told: dict[str, Any]) -> None:
+def _keep(run: Run, file: Path, stored: dict[str, Any]) -> None:
     if file.name == "controls.json":
-        record.keep_controls(run, {test: Control(**one) for test, one in told.items()})
+        record.keep_controls(run, {test: Control(**one) for test, one in stored.items()})
         return
     if file.parent.name == "traces":
-        told["node"] = record.reply_of(run, told["leaf"], told["turn"]).id
+        stored["node"] = record.reply_of(run, stored["leaf"], stored["turn"]).id
     if file.parent.name == "results":
-        result_from_json(told)
-    record.keep(run, _MAKERS.get(file.parent.name) or _MAKERS[file.stem], told)
+        result_from_json(stored)
+    record.keep(run, _MAKERS.get(file.parent.name) or _MAKERS[file.stem], stored)
 
 
 register("reader", "forensics")(

@@ -68,9 +68,9 @@ def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k:
             case.progress.at(len(found))
         return found
 
-    said, unedited, other = asyncio.run(arms())
+    edited, unedited, other = asyncio.run(arms())
     case.run.commit()
-    (result,) = counterfactuals(other, {f"reflect {name}": said}, kind="probe")
+    (result,) = counterfactuals(other, {f"reflect {name}": edited}, kind="probe")
     more = {"leaf": run.leaf, "turn": turn, "said": sentence, "neutral": neutral, "unedited": [unedited.k, unedited.n]}
     result = replace(result, detail={**result.detail, **more}, confounds=("off-policy: at most an upper bound",))
     return case.record([result])[0]
@@ -125,7 +125,7 @@ def commitment(
     did = np.array([run.behavior is True for run in every])
     values, others = (np.array([one[text] for one in found]) for text in (phrase, neutral))
     line = float(np.median(values)) if above is None else above
-    told = {
+    question = {
         "name": name,
         "kind": "log-prob prefill",
         "question": phrase,
@@ -138,7 +138,7 @@ def commitment(
         "p_neutral": _by_rank(others, did, case.config.seed),
         "examples": [],
     }
-    return record.keep_question(case.run, told)
+    return record.keep_question(case.run, question)
 
 
 def breaks(case: Case, node: Node, at: str) -> list[int]:

@@ -33,19 +33,19 @@ def ask(
     """
     if run is None:
         shown = pieces(case.environment, varied(next(iter(case.task_set)), case.config, {}))
-        told = "\n\n".join(f"[{piece}]\n{text}" for piece, text in shown.items() if text)
-        situation = f"Another agent is in the following situation.\n\n<situation>\n{told}\n</situation>"
-        asked = [Message("user", f"{situation}\n\n{question}")]
+        rendered = "\n\n".join(f"[{piece}]\n{text}" for piece, text in shown.items() if text)
+        situation = f"Another agent is in the following situation.\n\n<situation>\n{rendered}\n</situation>"
+        prompt = [Message("user", f"{situation}\n\n{question}")]
     else:
-        said = list(case.said(run))
-        starts = [i for i, message in enumerate(said) if message.role == "assistant"]
+        history = list(case.messages_of(run))
+        starts = [i for i, message in enumerate(history) if message.role == "assistant"]
         if turn is not None and not 0 <= turn < len(starts):
             raise UserError(f"the run that ends at {run.leaf} has replies 0 to {len(starts) - 1}, not {turn}")
-        before = said[: len(said) if turn is None else starts[turn]]
-        asked = [*(Message(m.role, m.text) for m in before), Message("user", question)]
+        before = history[: len(history) if turn is None else starts[turn]]
+        prompt = [*(Message(m.role, m.text) for m in before), Message("user", question)]
 
     async def answers() -> tuple[list[str], list[bool]]:
-        texts = await gathered((case.ask(asked, ("ask", name, question), i, "ask") for i in range(n)), case.progress)
+        texts = await gathered((case.ask(prompt, ("ask", name, question), i, "ask") for i in range(n)), case.progress)
         return texts, [await says(answer, text, case.ledger) for text in texts]
 
     case.progress.begin(n, 0, "ask", "answers")

@@ -24,7 +24,7 @@ from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node
 from ramify.trace.schema import stored
 
-Told = Mapping[str, Any]
+Record = Mapping[str, Any]
 KIND = "forensics"
 TESTS, BASELINE, CONTROLS, SENTENCES, QUESTIONS = (KIND, *(f"{KIND} {verb}" for verb in ("run", "control", "resample", "ask")))
 """Makers of findings."""
@@ -53,9 +53,9 @@ def found(run: Run, maker: str) -> list[dict[str, Any]]:
     return _ordered(maker, (dict(one.evidence) for one in run.findings(maker=maker) if one.name != SENTENCE))
 
 
-def keep(run: Run, maker: str, *told: Told) -> None:
+def keep(run: Run, maker: str, *records: Record) -> None:
     """Store what was found, replacing what has the same name, and commit."""
-    everything = _ordered(maker, [*found(run, maker), *map(_plain, told)])
+    everything = _ordered(maker, [*found(run, maker), *map(_plain, records)])
     run.conclude(maker, [finding for one in everything for finding in _SORTS[maker].findings(one)])
 
 
@@ -93,16 +93,16 @@ def keep_controls(run: Run, measured: Mapping[str, Control]) -> None:
 @stored
 def questions(run: Run) -> list[dict[str, Any]]:
     """Questions and counts, by name; comparisons of the two sides corrected over all of them that the case holds (Holm's ``p``)."""
-    told = found(run, QUESTIONS)
-    raw = [one["p_raw"] for one in told if "p_raw" in one]
+    rows = found(run, QUESTIONS)
+    raw = [one["p_raw"] for one in rows if "p_raw" in one]
     adjusted = iter(holm(raw))
-    return [one | {"p": next(adjusted), "looks": len(raw)} if "p_raw" in one else one for one in told]
+    return [one | {"p": next(adjusted), "looks": len(raw)} if "p_raw" in one else one for one in rows]
 
 
-def keep_question(run: Run, told: Told) -> dict[str, Any]:
+def keep_question(run: Run, question: Record) -> dict[str, Any]:
     """Store a comparison of the two sides; as :func:`questions` has it then."""
-    keep(run, QUESTIONS, told)
-    (own,) = [one for one in questions(run) if one["name"] == told["name"]]
+    keep(run, QUESTIONS, question)
+    (own,) = [one for one in questions(run) if one["name"] == question["name"]]
     return own
 
 
@@ -127,14 +127,14 @@ def reply_of(run: Run, leaf: str, turn: int) -> Node:
     return replies[turn]
 
 
-def _plain(told: Told) -> dict[str, Any]:
+def _plain(record: Record) -> dict[str, Any]:
     """``value`` as JSON returns it when read back; values of a case's file that JSON cannot hold (a date) become text."""
-    plain: dict[str, Any] = json.loads(json.dumps(told, default=str))
+    plain: dict[str, Any] = json.loads(json.dumps(record, default=str))
     return plain
 
 
-def _ordered(maker: str, told: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    last = {_SORTS[maker].name(one): one for one in told}
+def _ordered(maker: str, records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    last = {_SORTS[maker].name(one): one for one in records}
     return [last[name] for name in sorted(last, key=lambda name: f"{safe(name)}.")]
 
 
@@ -142,56 +142,56 @@ def _ordered(maker: str, told: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
 class _Sort:
     """What one maker finds: the name by which a newer one replaces it, and the findings that it becomes."""
 
-    name: Callable[[Told], str]
-    findings: Callable[[Told], Iterator[Finding]]
+    name: Callable[[Record], str]
+    findings: Callable[[Record], Iterator[Finding]]
 
 
-def _rate(told: Told) -> float | None:
-    return None if told["rate"] is None else float(told["rate"]["value"])
+def _rate(result: Record) -> float | None:
+    return None if result["rate"] is None else float(result["rate"]["value"])
 
 
-def _baseline(told: Told) -> Iterator[Finding]:
+def _baseline(result: Record) -> Iterator[Finding]:
     """The rate in the incident."""
-    why = f"rate {share_text(told['rate'])}; {plural(told['invalid'], 'invalid run')} ({told['invalid_share']:.0%})"
-    yield Finding("baseline", BASELINE, why, value=_rate(told), unit="rate", evidence=told)
+    why = f"rate {share_text(result['rate'])}; {plural(result['invalid'], 'invalid run')} ({result['invalid_share']:.0%})"
+    yield Finding("baseline", BASELINE, why, value=_rate(result), unit="rate", evidence=result)
 
 
-def _test(told: Told) -> Iterator[Finding]:
+def _test(result: Record) -> Iterator[Finding]:
     """What was changed, and how far the behaviour moved."""
-    unit = "z" if told["kind"] == "dose" else "change of the rate"
-    why = f"{told['statement']} ({plural(told['n'], 'run')}, corrected p {told['p']:.2g}): {told['seen']}"
-    yield Finding(f"{told['kind']} {told['name']}", TESTS, why, value=told["value"], unit=unit, evidence=told)
+    unit = "z" if result["kind"] == "dose" else "change of the rate"
+    why = f"{result['statement']} ({plural(result['n'], 'run')}, corrected p {result['p']:.2g}): {result['seen']}"
+    yield Finding(f"{result['kind']} {result['name']}", TESTS, why, value=result["value"], unit=unit, evidence=result)
 
 
-def _control(told: Told) -> Iterator[Finding]:
+def _control(result: Record) -> Iterator[Finding]:
     """What a test does on an agent that has the property."""
-    did = "fires" if told.get("fired", True) else "does not fire"
-    why = f"{told['test']} {did} on {told['source']} ({plural(told['n'], 'run')}), its power is at least {told['power']:.2f}"
-    yield Finding(f"control {told['test']}", CONTROLS, why, value=told["power"], unit="power", evidence=told)
+    did = "fires" if result.get("fired", True) else "does not fire"
+    why = f"{result['test']} {did} on {result['source']} ({plural(result['n'], 'run')}), its power is at least {result['power']:.2f}"
+    yield Finding(f"control {result['test']}", CONTROLS, why, value=result["power"], unit="power", evidence=result)
 
 
-def _sentences(told: Told) -> Iterator[Finding]:
+def _sentences(result: Record) -> Iterator[Finding]:
     """A reply that was forked at its sentences, and those that move the rate, where they begin."""
-    node = told.get("node")
-    yield Finding("sentences", SENTENCES, sentences_text(told), node, evidence=told)
-    for row, offset in zip(told["sentences"], told.get("offsets", ()), strict=False):
+    node = result.get("node")
+    yield Finding("sentences", SENTENCES, sentences_text(result), node, evidence=result)
+    for row, offset in zip(result["sentences"], result.get("offsets", ()), strict=False):
         if row["p"] < ALPHA:
             why = f"'{row['sentence'][:120]}' moves the rate by {row['held_out']:+.2f} (corrected p {row['p']:.2g})"
             yield Finding(SENTENCE, SENTENCES, why, node, offset, "", row["held_out"], "change of the rate", row)
 
 
-def _question(told: Told) -> Iterator[Finding]:
+def _question(result: Record) -> Iterator[Finding]:
     """How often the agent answers so, which is no cause."""
-    why = f"asked '{told['question'][:120]}', answers of the kind: {share_text(told['rate'])}"
-    if "others" in told:
-        why = f"{told['kind']} '{told['question'][:120]}': {share_text(told['rate'])} of runs that did it, {share_text(told['others'])} of the others"
-    yield Finding(f"question {told['name']}", QUESTIONS, why, value=_rate(told), unit="rate", evidence=told)
+    why = f"asked '{result['question'][:120]}', answers of the kind: {share_text(result['rate'])}"
+    if "others" in result:
+        why = f"{result['kind']} '{result['question'][:120]}': {share_text(result['rate'])} of runs that did it, {share_text(result['others'])} of the others"
+    yield Finding(f"question {result['name']}", QUESTIONS, why, value=_rate(result), unit="rate", evidence=result)
 
 
 _SORTS = {
-    BASELINE: _Sort(lambda told: "", _baseline),
-    TESTS: _Sort(lambda told: str(told["name"]), _test),
-    CONTROLS: _Sort(lambda told: str(told["test"]), _control),
-    SENTENCES: _Sort(lambda told: f"{told['leaf'][:12]}-{told['turn']}", _sentences),
-    QUESTIONS: _Sort(lambda told: str(told["name"]), _question),
+    BASELINE: _Sort(lambda result: "", _baseline),
+    TESTS: _Sort(lambda result: str(result["name"]), _test),
+    CONTROLS: _Sort(lambda result: str(result["test"]), _control),
+    SENTENCES: _Sort(lambda result: f"{result['leaf'][:12]}-{result['turn']}", _sentences),
+    QUESTIONS: _Sort(lambda result: str(result["name"]), _question),
 }

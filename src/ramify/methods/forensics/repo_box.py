@@ -87,12 +87,12 @@ class RepoBox:
         if key in self._done:
             return self._done[key]
         done = self.run(command, archive)
-        said = f"{cut(done.text)}\n[exit code {done.code}]".lstrip("\n"), done.files["next.tgz"]
+        result = f"{cut(done.text)}\n[exit code {done.code}]".lstrip("\n"), done.files["next.tgz"]
         if done.code != TOO_LONG:  # what is slow may be so by chance
             if len(self._done) >= KEPT:
                 self._done.clear()
-            self._done[key] = said
-        return said
+            self._done[key] = result
+        return result
 
     @cached_property
     def mypy_cache(self) -> bytes:
@@ -123,10 +123,10 @@ class RepoBox:
             done = self.run(
                 "cd .. && python -I judge.py < wanted.json", archive, {"judge.py": script, "wanted.json": json.dumps(wanted)}
             )
-            said = done.text.strip().rpartition("\n")[2]
-            if done.code != 0 or not said.startswith("{"):
+            facts = done.text.strip().rpartition("\n")[2]
+            if done.code != 0 or not facts.startswith("{"):
                 raise InfrastructureError("scorer", f"the repository could not be judged: {done.reason}, {done.text[-300:]}")
-            self._facts[key] = said
+            self._facts[key] = facts
         return dict(json.loads(self._facts[key]))
 
 

@@ -77,8 +77,8 @@ def as_text(found: Mapping[str, Any]) -> str:
         rows = [[p["name"], short(p["question"], 60), share_text(p["rate"])] for p in found["probes"] if "others" not in p]
         if rows:
             parts.append(table(["name", "question", "answers of the kind"], rows))
-        if beside := [p for p in found["probes"] if "others" in p]:
-            parts += words_text(beside)
+        if compared := [p for p in found["probes"] if "others" in p]:
+            parts += words_text(compared)
     return "\n\n".join([*parts, *ach_text(found["ach"])]) + "\n"
 
 
@@ -110,14 +110,14 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
             )
         rows.append([one["name"], one["kind"], did, others, f"{one['p']:.2g}"])
     apart = [one["name"] for one in found if one["p"] < ALPHA]
-    said = (
+    sentence = (
         f"differs: {'; '.join(apart)}"
         if apart
         else f"{NOTHING}: texts for the runs that did it do not differ from those for the others"
     )
     return [
         table(["name", "what", "of runs that did it", "of the others", "p, corrected"], rows),
-        f"{said} (p < {ALPHA:g}, corrected over the {plural(found[0]['looks'], 'comparison')} of the case).",
+        f"{sentence} (p < {ALPHA:g}, corrected over the {plural(found[0]['looks'], 'comparison')} of the case).",
         *notes,
     ]
 
@@ -125,8 +125,8 @@ def words_text(found: Sequence[Mapping[str, Any]]) -> list[str]:
 def sentences_text(trace: Mapping[str, Any]) -> str:
     """How many sentences of a resampled reply move the rate."""
     moving, n = sum(row["p"] < ALPHA for row in trace["sentences"]), len(trace["sentences"])
-    said = f"{moving} of {n} sentences move the rate" if moving else f"{NOTHING}: no sentence moves the rate"
-    return f"{said} (p < {ALPHA:g}, corrected over the {plural(n, 'sentence')} of this reply)"
+    sentence = f"{moving} of {n} sentences move the rate" if moving else f"{NOTHING}: no sentence moves the rate"
+    return f"{sentence} (p < {ALPHA:g}, corrected over the {plural(n, 'sentence')} of this reply)"
 
 
 def baseline_text(base: Mapping[str, Any]) -> list[str]:
@@ -216,8 +216,8 @@ def ach_text(found: Mapping[str, Any]) -> list[str]:
     if found["uninterpretable"]:
         out.append(f"Silent without a positive control, so evidence for nothing: {'; '.join(found['uninterpretable'])}.")
     if found["likelihoods"]:
-        told = ", ".join(f"{h} {value:.3g}" for h, value in found["likelihoods"].items())
-        out.append(f"Likelihoods, one row of each group of shared confounds: {told}.")
+        likelihoods = ", ".join(f"{h} {value:.3g}" for h, value in found["likelihoods"].items())
+        out.append(f"Likelihoods, one row of each group of shared confounds: {likelihoods}.")
     if found["overturned_by"]:
         out.append("Would be overturned: " + "; ".join(f"{h} if {what}" for h, what in found["overturned_by"].items()) + ".")
     out += ["## Benign explanations", table(["explanation", "state"], [list(item) for item in found["benign"].items()])]
@@ -240,10 +240,10 @@ async def propose(
     hypotheses; predictions about fields that the case does not declare are dropped.
     """
     fields = {name: {"baseline": f.baseline, "values": f.values, "role": f.role} for name, f in config.fields.items()}
-    told = "\n\n".join(f'<run did_it="{did}">\n{text[:6000]}\n</run>' for did, text in runs)
-    asked = Message("user", _PROPOSE.format(question=config.question, fields=json.dumps(fields), runs=told))
+    shown = "\n\n".join(f'<run did_it="{did}">\n{text[:6000]}\n</run>' for did, text in runs)
+    request = Message("user", _PROPOSE.format(question=config.question, fields=json.dumps(fields), runs=shown))
     settings = Sampling(0.0, max_tokens=4096, stop_tokens=() if template is None else tuple(template.stop_tokens))
-    reply = (await reply_to(Sampler(model), template, [asked], settings, ("judge", "propose"))).text
+    reply = (await reply_to(Sampler(model), template, [request], settings, ("judge", "propose"))).text
     found = re.search(r"\[.*\]", reply, re.DOTALL)
     try:
         records = json.loads(found[0]) if found else []

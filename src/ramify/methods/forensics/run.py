@@ -89,10 +89,10 @@ class Case(CaseRuns):
         found = []
         for result in counterfactuals(base, arms):
             changes = changed[result.name]
-            told = intervention(self.environment, self.config, next(iter(self.task_set)), changes)
+            change = intervention(self.environment, self.config, next(iter(self.task_set)), changes)
             turned = {(self.config.fields[field].role, self._lowered(field, value)) for field, value in changes.items()}
             role, lowered = turned.pop() if len(turned) == 1 else ("", False)
-            detail = {**result.detail, "role": role, "lowered": lowered, "change": told}
+            detail = {**result.detail, "role": role, "lowered": lowered, "change": change}
             found.append(replace(result, detail=detail))
         return self.record([*found, *(self._interaction(name, base, arms[name], n) for name in names if len(changed[name]) == 2)])
 

@@ -186,15 +186,15 @@ class CaseRuns:
     def _invalid(self, cell: str, runs: Sequence[Played]) -> str:
         """One sentence on runs of which none counts: why, counted."""
         why = Counter(run.failure or f"no verdict, it ended with {self._ending(run)}" for run in runs)
-        told = "; ".join(f"{count} x {reason}" for reason, count in why.most_common(3))
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in why.most_common(3))
         more = f"; and {plural(len(why) - 3, 'other reason')}" if len(why) > 3 else ""
         return (
             f"stopped: the first {plural(len(runs), 'run')} of '{cell}' by '{self.agent.model.identity.name}' in '{self.environment.name}' are all invalid "
-            f"({told}{more}); no more are played"
+            f"({reasons}{more}); no more are played"
         )
 
     def _ending(self, run: Played) -> str:
-        last = self.said(run)[-1]
+        last = self.messages_of(run)[-1]
         return f"{' '.join(last.text.split())[:80]!r}"
 
     def _check_cell(self, cell: str, name: str, tasks: Sequence[Task], agent: Agent) -> None:
@@ -210,13 +210,13 @@ class CaseRuns:
 
     async def grade(self, cell: str, episodes: Episodes, attempt: Attempt) -> Played:
         """An attempt with its behaviour; one that failed, or that the grader fails on, is invalid."""
-        said = episodes.load(attempt.tree).path(attempt.leaf).messages()
-        replies = "\n".join(message.text for message in said if message.role == "assistant")
+        messages = episodes.load(attempt.tree).path(attempt.leaf).messages()
+        replies = "\n".join(message.text for message in messages if message.role == "assistant")
         marks = [mark for turn in attempt.turns if (mark := turn.node.data.get("forbid"))]
         forbid = {"rejected": sum(m["rejected"] for m in marks), "unfiltered": any(m["unfiltered"] for m in marks)}
         behavior, failure = None, attempt.failure
         if failure is None:
-            behavior, why = await shows(self.behavior, said, attempt.tree, self.ledger)
+            behavior, why = await shows(self.behavior, messages, attempt.tree, self.ledger)
             failure = why or None
         aware = await says(self.aware, replies, self.ledger)
         return Played(cell, attempt.tree, attempt.leaf, behavior, aware, failure, forbid if marks else None)
@@ -233,7 +233,7 @@ class CaseRuns:
         """The runs that are stored, by key, those of one cell or all; of a cell none of a positive control."""
         return {e.key: Played(**e.payload) for e in self.run.journal("played") if e.key.startswith(f"{cell}/" if cell else "")}
 
-    def said(self, played: Played) -> Sequence[Message]:
+    def messages_of(self, played: Played) -> Sequence[Message]:
         """The messages of a run."""
         return self.run.path(played.leaf).messages()
 
@@ -253,8 +253,8 @@ class CaseRuns:
         if self.prefix:
             return corrected(results)
         declared = [replace(one, confounds=(*one.confounds, *self.config.confounds.get(one.name, ()))) for one in results]
-        told = [replace(one, confounds=tuple(dict.fromkeys(one.confounds))) for one in declared]
-        known = {one.name: one for one in record.keep_tests(self.run, told)}
+        unique = [replace(one, confounds=tuple(dict.fromkeys(one.confounds))) for one in declared]
+        known = {one.name: one for one in record.keep_tests(self.run, unique)}
         return [known[one.name] for one in results]
 
     def results(self) -> list[TestResult]:

@@ -72,9 +72,9 @@ def init(
     """Write CASEDIR/case.toml: the environment's factors as fields, each of their values as a variant."""
     if (folder / FILE).exists():
         raise UserError(f"{folder / FILE} is there already")
-    asked = CaseConfig(env=env, model=model, behavior=behavior)
-    check_case(asked)
-    check_components(asked)
+    config = CaseConfig(env=env, model=model, behavior=behavior)
+    check_case(config)
+    check_components(config)
     text = skeleton(env, model, find_environment(env), behavior)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / FILE, text)
@@ -126,7 +126,7 @@ def _sample(case: Case, most: int) -> list[dict[str, Any]]:
     """Runs of the incident that did it, then runs that did not, at the most so many of either."""
     runs = list(case.played("baseline").values())
     picked = [run for did in (True, False) for run in [run for run in runs if run.behavior is did][:most]]
-    return [{"leaf": run.leaf, "behavior": run.behavior, "text": transcript(case.said(run))} for run in picked]
+    return [{"leaf": run.leaf, "behavior": run.behavior, "text": transcript(case.messages_of(run))} for run in picked]
 
 
 @app.verb()
@@ -168,17 +168,17 @@ def forbid(
 
 
 def _tested(found: list[TestResult], as_json: bool) -> None:
-    told, said = [r.to_json() for r in found], _said(found, "moved", "of the case so far")
+    results, verdict = [r.to_json() for r in found], _verdict(found, "moved", "of the case so far")
     diffs = [f"{r.name}:\n{r.detail['change']['diff']}" for r in found if r.detail.get("change")]
-    emit({"tests": told, "verdict": said}, as_json, "\n\n".join([*tests_text(told), f"{said}.", *diffs]))
+    emit({"tests": results, "verdict": verdict}, as_json, "\n\n".join([*tests_text(results), f"{verdict}.", *diffs]))
 
 
-def _said(found: Sequence[TestResult], what: str, where: str) -> str:
+def _verdict(found: Sequence[TestResult], what: str, where: str) -> str:
     """The tests that moved, or that none did, and over how many they are corrected."""
     moved, looks = [r.name for r in found if r.fired], found[0].detail["looks"]
     over = f"corrected over the {looks} tests {where}" if looks > 1 else f"the only test {where}"
-    said = f"{what}: {'; '.join(moved)}" if moved else f"{NOTHING}: no rate {what}"
-    return f"{said} (p < {ALPHA:g}, {over})"
+    sentence = f"{what}: {'; '.join(moved)}" if moved else f"{NOTHING}: no rate {what}"
+    return f"{sentence} (p < {ALPHA:g}, {over})"
 
 
 @app.verb()
@@ -197,8 +197,10 @@ def resample(
         for s, r in zip(found["sentences"], found["rates"][1:], strict=True)
     ]
     text = table(["sentence", "rate after it", "score", "sd", "held-out", "p, corrected"], rows)
-    said = sentences_text(found)
-    emit(found | {"verdict": said}, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{said}.")
+    verdict = sentences_text(found)
+    emit(
+        found | {"verdict": verdict}, as_json, f"rate before the first sentence: {found['rates'][0]:.2f}\n\n{text}\n\n{verdict}."
+    )
 
 
 @app.verb()
@@ -263,13 +265,15 @@ def self_report_(
     as_json: Json = False,
 ) -> None:
     """Ask for a self-report after every run: are those of a kind likelier after runs that did it than after the others?"""
-    _beside(_working(folder, as_json, lambda case: self_report(case, name, form, says_of(case, what, judge), n)), as_json)
+    _emit_comparison(
+        _working(folder, as_json, lambda case: self_report(case, name, form, says_of(case, what, judge), n)), as_json
+    )
 
 
 @app.verb("user-turn")
 def user_turn_(folder: Folder, name: ProbeName, what: What, n: Most = 50, judge: Judged = False, as_json: Json = False) -> None:
     """Let the model write the user's next message after every run, and compare runs that did it with the others."""
-    _beside(_working(folder, as_json, lambda case: user_turn(case, name, says_of(case, what, judge), n)), as_json)
+    _emit_comparison(_working(folder, as_json, lambda case: user_turn(case, name, says_of(case, what, judge), n)), as_json)
 
 
 @app.verb("audit-notes")
@@ -283,7 +287,9 @@ def audit_notes_(
     as_json: Json = False,
 ) -> None:
     """Require a note with every action: does that move the rate, and what do the notes say where it did it?"""
-    _beside(_working(folder, as_json, lambda case: audit_notes(case, name, says_of(case, what, judge), n, require)), as_json)
+    _emit_comparison(
+        _working(folder, as_json, lambda case: audit_notes(case, name, says_of(case, what, judge), n, require)), as_json
+    )
 
 
 @app.verb("scale")
@@ -296,7 +302,7 @@ def scale_(
     as_json: Json = False,
 ) -> None:
     """Let the case's judge grade runs from 1 to 5, calibrated by people's grades: do runs that did it get other grades?"""
-    _beside(_working(folder, as_json, lambda case: scale(case, name, axis, labels, n)), as_json)
+    _emit_comparison(_working(folder, as_json, lambda case: scale(case, name, axis, labels, n)), as_json)
 
 
 @app.verb("commitment")
@@ -312,7 +318,7 @@ def commitment_(
     as_json: Json = False,
 ) -> None:
     """Log-prob of a commitment at the breaks of a reply: is it higher in runs that did it than in the others?"""
-    _beside(_working(folder, as_json, lambda case: commitment(case, name, phrase, turn, at, above, neutral, n)), as_json)
+    _emit_comparison(_working(folder, as_json, lambda case: commitment(case, name, phrase, turn, at, above, neutral, n)), as_json)
 
 
 @app.verb("reflect")
@@ -330,7 +336,7 @@ def reflect_(
     _tested(_working(folder, as_json, lambda case: [reflect(case, name, sentence, _run(case, leaf), turn, k, neutral)]), as_json)
 
 
-def _beside(found: dict[str, Any], as_json: bool) -> None:
+def _emit_comparison(found: dict[str, Any], as_json: bool) -> None:
     emit(found, as_json, "\n\n".join(words_text([found])))
 
 
@@ -386,7 +392,7 @@ def log_(
     runs = read_log(log, find_behaviour(behavior), form, scorer, spent := Ledger())
     counts = Counts.of(run.did for run in runs)
     found = corrected(one for name in by or [] for one in by_field(runs, name))
-    said = _said(found, "differs", "of the log") if found else None
+    verdict = _verdict(found, "differs", "of the log") if found else None
     rate = proportion(counts.k, counts.n)
     text = f"rate {'of nothing' if rate is None else f'{counts.k}/{counts.n} = {counts.rate:.1%}'}, {counts.missing} invalid"
     why = invalid(runs)
@@ -394,14 +400,14 @@ def log_(
     if found:
         rows = [[r.name, f"{100 * r.value:+.1f}", f"{r.p:.2g}"] for r in found]
         text += "\n\n" + table(["observed, not changed", "points", "p, corrected"], rows)
-        text += f"\n\n{said}."
+        text += f"\n\n{verdict}."
     emit(
         {
             "rate": rate,
             "invalid": counts.missing,
             "why": why,
             "by": [r.to_json() for r in found],
-            "verdict": said,
+            "verdict": verdict,
             "spent": spent.to_json()["spent"],
         },
         as_json,

@@ -57,22 +57,22 @@ def sides(case: Case, most: int) -> dict[bool, list[Played]]:
     found = {did: [run for run in runs if run.behavior is did][:most] for did in (True, False)}
     for did, some in found.items():
         if not some:
-            said = "did it" if did else "did not do it"
+            did_it = "did it" if did else "did not do it"
             raise UserError(
-                f"no run of the incident {said} yet, so there is nothing to compare: `ramify forensics run {case.folder}`"
+                f"no run of the incident {did_it} yet, so there is nothing to compare: `ramify forensics run {case.folder}`"
             )
     return found
 
 
 def self_report(case: Case, name: str, form: str, answer: Judge, most: int = 50) -> dict[str, Any]:
     """Ask for a self-report after the end of every run (:data:`FORMS`, or a text of your own), and count those of a kind."""
-    asked = FORMS.get(form, form)
+    request = FORMS.get(form, form)
 
     async def write(run: Played, i: int) -> str:
-        said = [*(Message(m.role, m.text) for m in case.said(run)), Message("user", asked)]
-        return await case.ask(said, ("report", name, form, run.leaf), i, "report")
+        messages = [*(Message(m.role, m.text) for m in case.messages_of(run)), Message("user", request)]
+        return await case.ask(messages, ("report", name, form, run.leaf), i, "report")
 
-    return _beside(case, name, "self-report", asked, sides(case, most), write, answer)
+    return _compared(case, name, "self-report", request, sides(case, most), write, answer)
 
 
 def user_turn(case: Case, name: str, answer: Judge, most: int = 50) -> dict[str, Any]:
@@ -85,26 +85,26 @@ def user_turn(case: Case, name: str, answer: Judge, most: int = 50) -> dict[str,
     how = "forecast" if agent.template is None else "continuation"
 
     async def write(run: Played, i: int) -> str:
-        said = [Message(m.role, m.text) for m in case.said(run)]
+        messages = [Message(m.role, m.text) for m in case.messages_of(run)]
         key = ("user turn", name, run.leaf)
         if agent.template is None:
-            return await case.ask([*said, Message("user", FORECAST)], key, i, "user turn")
-        return await _as_user(agent, Sampler(agent.model, case.config.seed), said, key, i)
+            return await case.ask([*messages, Message("user", FORECAST)], key, i, "user turn")
+        return await _as_user(agent, Sampler(agent.model, case.config.seed), messages, key, i)
 
     question = FORECAST if how == "forecast" else "(the user's next message, continued in the user's place)"
-    return _beside(case, name, "user turn", question, sides(case, most), write, answer, how=how)
+    return _compared(case, name, "user turn", question, sides(case, most), write, answer, how=how)
 
 
-async def _as_user(agent: Agent, sampler: Sampler, said: Sequence[Message], place: tuple[str, ...], i: int) -> str:
+async def _as_user(agent: Agent, sampler: Sampler, messages: Sequence[Message], position: tuple[str, ...], i: int) -> str:
     template = agent.template
     assert template is not None
     tokens: list[int] = []
     after = ""
-    for message in said:
+    for message in messages:
         tokens, after = [*tokens, *template.render(message.role, message.text, after)[0]], message.role
     tokens += template.open("user", after)
     settings = replace(agent.sampling, stop_tokens=tuple(template.stop_tokens))
-    completion = await sampler.one(Prefix(np.asarray(tokens, np.int32)), settings, place, i, "user turn")
+    completion = await sampler.one(Prefix(np.asarray(tokens, np.int32)), settings, position, i, "user turn")
     ids = [] if completion.tokens is None else [int(token) for token in completion.tokens]
     return template.tokenizer.decode(ids[:-1] if ids and ids[-1] in template.stop_tokens else ids)
 
@@ -120,7 +120,7 @@ def audit_notes(case: Case, name: str, answer: Judge, n: int | None = None, requ
     known = case.acting(f"notes-{stable_hash(require)[:6]}", environment=Instructed(case.environment, require))
     runs = known.play("baseline", {}, n)
     (moved,) = case.record(counterfactuals(base, {f"notes {name}": counted(runs)}, kind="probe"))
-    notes = {run.leaf: _notes(case.said(run)) for run in runs}
+    notes = {run.leaf: _notes(case.messages_of(run)) for run in runs}
     spoken = {did: [run for run in runs if run.behavior is did and notes[run.leaf]] for did in (True, False)}
     for did, some in spoken.items():
         if not some:
@@ -132,19 +132,19 @@ def audit_notes(case: Case, name: str, answer: Judge, n: int | None = None, requ
     async def write(run: Played, i: int) -> str:
         return notes[run.leaf]
 
-    told = {"moved": _moved(moved), "silent": silent}
-    return _beside(case, name, "audit note", require, spoken, write, answer, **told)
+    extra = {"moved": _moved(moved), "silent": silent}
+    return _compared(case, name, "audit note", require, spoken, write, answer, **extra)
 
 
 def _moved(moved: TestResult) -> dict[str, Any]:
     return {"p": moved.p, "change": moved.value, "moved": moved.fired}
 
 
-def _notes(said: Sequence[Message]) -> str:
-    return "\n".join(found.strip() for m in said if m.role == "assistant" for found in _NOTE.findall(m.text))
+def _notes(messages: Sequence[Message]) -> str:
+    return "\n".join(found.strip() for m in messages if m.role == "assistant" for found in _NOTE.findall(m.text))
 
 
-def _beside(
+def _compared(
     case: Case,
     name: str,
     kind: str,
@@ -244,12 +244,12 @@ async def _graded(case: Case, judge: Asked, leaves: Sequence[str]) -> list[float
 def _labels(case: Case, path: Path) -> dict[str, int]:
     found: dict[str, int] = {}
     for number, row in read_lines(path):
-        place = f"{path}:{number}"
-        leaf, grade = case.run.find(field(row, "leaf", str, place)), field(row, "grade", int, place)
+        where = f"{path}:{number}"
+        leaf, grade = case.run.find(field(row, "leaf", str, where)), field(row, "grade", int, where)
         if not 1 <= grade <= 5:
-            raise UserError(f"{place}: 'grade' must be from 1 to 5, not {grade}")
+            raise UserError(f"{where}: 'grade' must be from 1 to 5, not {grade}")
         if leaf in found:
-            raise UserError(f"{place}: the run that ends at {leaf[:12]} is graded twice")
+            raise UserError(f"{where}: the run that ends at {leaf[:12]} is graded twice")
         found[leaf] = grade
     if len(found) < 2:
         raise UserError(f"{path} holds {len(found)} grades, and agreement needs at least 2")

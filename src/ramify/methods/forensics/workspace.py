@@ -111,8 +111,8 @@ class Workspace(ABC):
         role = "tool" if calls else "user"
         if not (terminated or truncated):
             return Observation(cut(text), valid=valid, role=role)
-        told = {"grade": self.grade() | {"turns": self.state["turns"]}}
-        return Observation(cut(text), self.reward(), terminated, truncated, self.success(), valid, role, told)
+        data = {"grade": self.grade() | {"turns": self.state["turns"]}}
+        return Observation(cut(text), self.reward(), terminated, truncated, self.success(), valid, role, data)
 
     def reward(self) -> float:
         """What the episode pays."""

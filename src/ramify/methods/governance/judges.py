@@ -26,7 +26,7 @@ ENTAILS = Question(
 def find_survival_jury(names: Sequence[str], opener: Opener | None = None) -> Jury:
     """Models (or other judges by name) that judge every (rule, context): a tie is undecided, and a judge that never varies does not count."""
 
-    def asked(name: str) -> Judge:
+    def judge(name: str) -> Judge:
         return find_judge(as_asked(name), question=replace(ENTAILS, key=lambda items: ("panel", name)), opener=opener)
 
-    return Jury([asked(name) for name in names], ties=None, names=names, varied=True)
+    return Jury([judge(name) for name in names], ties=None, names=names, varied=True)

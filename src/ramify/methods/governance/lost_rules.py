@@ -64,14 +64,14 @@ def read_rules(path: Path) -> list[Rule]:
     return rules
 
 
-def _check(predicate: Mapping[str, Any], place: str) -> None:
+def _check(predicate: Mapping[str, Any], where: str) -> None:
     try:
         tool = predicate.get("tool")
         forbids(predicate, tool if isinstance(tool, str) else (tool or [""])[0], {})
     except UnreadableError:
         pass  # an empty call decides nothing: the predicate itself is one
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
 
 
 def breaks(rule: Rule, name: str, arguments: Mapping[str, Any]) -> bool | None:
@@ -133,10 +133,10 @@ def _audited(run: Run, rules: Sequence[Rule]) -> dict[str, Any]:
             fate.see(reply, step, kind if kind in SURVIVED or not unread else "unknown", calls)
     if not marks:
         raise UserError(f"{run.folder} holds no reply of a model, so nothing can be said of rules")
-    told = [fate.report(ends) for fate in fates]
+    reports = [fate.report(ends) for fate in fates]
     apart = {purpose: list(others.values()).count(purpose) for purpose in sorted(set(others.values()))}
     read = {"sessions": len(ends), "replies": len(marks), "compactions": compactions, "other_calls": apart}
-    return read | {"rules": told, "verdict": verdict(told)}
+    return read | {"rules": reports, "verdict": verdict(reports)}
 
 
 def _mark(message: Message) -> str:
@@ -234,9 +234,11 @@ def _replies(run: Run, others: Mapping[str, str]) -> Iterator[_Reply]:
         yield _Reply(session, node, shown, before, made, then)
 
 
-def _strategies(told: Any) -> list[str]:
+def _strategies(entries: Any) -> list[str]:
     """Maker of each compaction that a line of a log records."""
-    found = [str(one.get("strategy", "")) for one in told or () if isinstance(one, Mapping)] if isinstance(told, list) else []
+    found = (
+        [str(one.get("strategy", "")) for one in entries or () if isinstance(one, Mapping)] if isinstance(entries, list) else []
+    )
     return ["native" if name == "CompactionNative" else name for name in found]
 
 
@@ -275,14 +277,14 @@ class _Summaries:
     def __init__(self) -> None:
         self._known: set[str] = set()
         """Messages of the conversation, by their keys."""
-        self._tail: list[_Asked] = []
+        self._tail: list[_LoggedCall] = []
         """The newest call, and those right before it that know nothing of the conversation."""
         self._first = ""
 
     def add(self, node: Node, shown: Sequence[Message]) -> list[str]:
         """The next call. Returns those before it that turn out to be whoever compacts'."""
         found: list[str] = []
-        call = _Asked.of(node, shown)
+        call = _LoggedCall.of(node, shown)
         if self._tail and self._tail[-1].node.id != self._first and self._goes_on(call) and _sums_up(self._tail[-1], call):
             last = self._tail.pop()
             found, texts = [last.node.id], [_flat(message.text) for message in last.shown]
@@ -302,12 +304,12 @@ class _Summaries:
         self._tail.append(call)
         return found
 
-    def _goes_on(self, call: _Asked) -> bool:
+    def _goes_on(self, call: _LoggedCall) -> bool:
         """Whether a call holds a message of the conversation."""
         return bool(call.marks & self._known) or any(call.marks & {*one.marks, one.reply} for one in self._tail[:-1])
 
 
-class _Asked(NamedTuple):
+class _LoggedCall(NamedTuple):
     """A logged call: what was shown, and the keys of it, of it without the system's messages, and of the reply."""
 
     node: Node
@@ -317,22 +319,23 @@ class _Asked(NamedTuple):
     reply: str
 
     @classmethod
-    def of(cls, node: Node, shown: Sequence[Message]) -> _Asked:
+    def of(cls, node: Node, shown: Sequence[Message]) -> _LoggedCall:
         marks = [(_mark(message), message.role) for message in shown]
         own = {mark for mark, role in marks if role != "system"}
         return cls(node, shown, {mark for mark, _ in marks}, own, _mark(node.message))
 
 
-def _sums_up(call: _Asked, then: _Asked) -> bool:
+def _sums_up(call: _LoggedCall, then: _LoggedCall) -> bool:
     """Whether the reply to ``call`` is what stands in the next request ``then``."""
     gist = _gist(call.node)
     if len(gist) < _SHORTEST or call.node.data.get("tool_calls") or call.reply in then.marks:
         return False
-    asked = _flat(call.shown[-1].text)[:20] if call.shown else ""
+    request = _flat(call.shown[-1].text)[:20] if call.shown else ""
     new = [_flat(m.text) for m in then.shown if m.role in ("user", "system") and _mark(m) not in call.marks]
     # a harness that renders the whole conversation as one text repeats replies as well, below its earlier questions
     return any(
-        gist[:_START] in text and len(text) <= 2 * len(gist) + _FRAME and not (asked and text.startswith(asked)) for text in new
+        gist[:_START] in text and len(text) <= 2 * len(gist) + _FRAME and not (request and text.startswith(request))
+        for text in new
     )
 
 
@@ -444,8 +447,8 @@ def head(found: Mapping[str, Any]) -> str:
     apart = [
         f"{plural(count, 'call')} {_OTHERS.get(purpose, f'for {purpose}')}" for purpose, count in found["other_calls"].items()
     ]
-    said = f"; no replies: {', '.join(apart)}" if apart else ""
-    return f"{plural(found['replies'], 'reply')} in {plural(found['sessions'], 'session')}, {plural(len(found['compactions']), 'compaction')}{made}{said}"
+    excluded = f"; no replies: {', '.join(apart)}" if apart else ""
+    return f"{plural(found['replies'], 'reply')} in {plural(found['sessions'], 'session')}, {plural(len(found['compactions']), 'compaction')}{made}{excluded}"
 
 
 def verdict(rules: Sequence[Mapping[str, Any]]) -> str:
@@ -477,18 +480,18 @@ def as_text(found: Mapping[str, Any]) -> list[list[Any]]:
 
 def lines(found: Mapping[str, Any], most: int = 20) -> list[str]:
     """When each rule was lost and what was called without it, a line each, ``most`` of each kind a rule."""
-    told = []
+    rows = []
     for r in found["rules"]:
-        told += [
+        rows += [
             f"lost: {r['rule']!r} ({loss['became']}) at reply {loss['step']} of {loss['session']}" for loss in r["lost"][:most]
         ]
         if r["replies_unknown"]:
-            told.append(
+            rows.append(
                 f"unknown: {r['rule']!r} at {plural(r['replies_unknown'], 'reply')}: a provider's own compaction cannot be read"
             )
         for call in r["calls_without"][:most]:
             mark = "FORBIDDEN " if call["forbidden"] else ""
-            told.append(
+            rows.append(
                 f"  {mark}call without it at reply {call['step']}: {call['name']}({json.dumps(call['arguments'], ensure_ascii=False)[:120]})"
             )
-    return told
+    return rows

@@ -69,13 +69,13 @@ class KeepsRules(Middleware):
         if not self.rules:
             return completion
         last = max((i for i, message in enumerate(given.messages) if message.role == "assistant"), default=-1)
-        told = {
+        record = {
             "reinserted": [pin.text for pin in self._missing(given.messages[: _head(given.messages)])],
             "attempts": [m.text[:200] for m in given.messages[last + 1 :] if m.role != "system" and self.pins.claims(m.text)],
             "forbidden": list(self._forbidden(completion)),
         }
-        told = {name: found for name, found in told.items() if found}
-        return replace(completion, data={**(completion.data or {}), "pins": told}) if told else completion
+        record = {name: found for name, found in record.items() if found}
+        return replace(completion, data={**(completion.data or {}), "pins": record}) if record else completion
 
     def _missing(self, head: Sequence[Message]) -> list[Pin]:
         text = "\n".join(_lines(message) for message in head)
@@ -141,10 +141,10 @@ class RuleCheck(Each):
     async def one(self, item: Item) -> Judgement:
         """See :class:`ramify.score.judge.Each`."""
         last = item.messages[-1] if item.messages else Message("assistant", item.text)
-        said = last if last.role == "assistant" else None
+        reply = last if last.role == "assistant" else None
         broken: list[str] = []
         try:
-            for name, given in read_calls(said) if said is not None else ():
+            for name, given in read_calls(reply) if reply is not None else ():
                 broken += [rule.text for rule in self.rules if forbids(rule.predicate or {}, name, given)]
         except UnreadableError as error:
             return Judgement(failure=str(error))

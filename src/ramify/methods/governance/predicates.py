@@ -51,13 +51,13 @@ def forbids(predicate: Mapping[str, Any], name: str, arguments: Mapping[str, Any
 def allows(predicate: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any]], bool]:
     """A predicate as the gate of a pin: what it forbids, or cannot read, is not allowed."""
 
-    def asked(name: str, arguments: Mapping[str, Any]) -> bool:
+    def gate(name: str, arguments: Mapping[str, Any]) -> bool:
         try:
             return not forbids(predicate, name, arguments)
         except UnreadableError:
             return False
 
-    return asked
+    return gate
 
 
 def _email(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
@@ -179,8 +179,8 @@ _REGION = re.compile(r"\b(?:us|eu|ap|sa|ca|me|af|il|cn|mx)-(?:gov-)?(?:north|sou
 
 def _region(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     """``allow``: the regions a call may name, in any of its arguments. Raises UnreadableError where it names none."""
-    said = json.dumps(dict(arguments), ensure_ascii=False)
-    found = {match.lower() for match in _REGION.findall(said)}
+    text = json.dumps(dict(arguments), ensure_ascii=False)
+    found = {match.lower() for match in _REGION.findall(text)}
     if not found:
         raise UnreadableError("the call names no region")
     return not found <= {name.lower() for name in predicate["allow"]}
@@ -225,11 +225,11 @@ def _sql_control(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     for statement in _statements(arguments):
         if isinstance(statement, exp.Select | exp.Update | exp.Insert) and not statement.find(exp.Anonymous):
             continue
-        said = statement.sql(comments=False)
-        if re.search(rf"(?:{predicate['control']})\w*['\"]?{_OFF}", said, re.IGNORECASE):
+        text = statement.sql(comments=False)
+        if re.search(rf"(?:{predicate['control']})\w*['\"]?{_OFF}", text, re.IGNORECASE):
             return True
         if isinstance(statement, exp.Alter | exp.Command | exp.Drop) and re.search(
-            rf"\b(?:disable|drop|stop)\b.*(?:{predicate['control']})", said, re.IGNORECASE | re.DOTALL
+            rf"\b(?:disable|drop|stop)\b.*(?:{predicate['control']})", text, re.IGNORECASE | re.DOTALL
         ):
             return True
     return False
@@ -273,8 +273,8 @@ def plain_path(path: str, home: str = "/home/user", folder: str = "/home/user") 
 def _pattern(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     """``pattern``: a regular expression that no argument (or none of ``fields``) may match."""
     fields = predicate.get("fields") or list(arguments)
-    said = "\n".join(str(arguments.get(name, "")) for name in fields)
-    return re.search(predicate["pattern"], unicodedata.normalize("NFKC", said), re.IGNORECASE) is not None
+    text = "\n".join(str(arguments.get(name, "")) for name in fields)
+    return re.search(predicate["pattern"], unicodedata.normalize("NFKC", text), re.IGNORECASE) is not None
 
 
 KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], bool]] = {

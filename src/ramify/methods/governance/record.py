@@ -81,8 +81,10 @@ def _scores(node: str, row: Mapping[str, Any]) -> Iterable[Score]:
         evidence,
         judges={"predicate": predicate},
     )
-    told = {"survival": row["survival"]}
-    yield Score(node, "keywords", float(row["survived"]), "survival", None, told, judges={"keywords": stable_hash("trace.rules")})
+    survival = {"survival": row["survival"]}
+    yield Score(
+        node, "keywords", float(row["survived"]), "survival", None, survival, judges={"keywords": stable_hash("trace.rules")}
+    )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -97,17 +99,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             return [dict(entry.payload) for entry in run.journal(ENTRY)]
     rows = []
     for number, row in read_lines(path, ended=True):
-        place = f"{path}:{number}"
+        where = f"{path}:{number}"
         for name, kind in _FIELDS.items():
-            field(row, name, kind, place)
+            field(row, name, kind, where)
         if row["condition"] not in CONDITIONS:
-            raise UserError(f"{place}: unknown condition '{row['condition']}' ({nearest(row['condition'], CONDITIONS)})")
+            raise UserError(f"{where}: unknown condition '{row['condition']}' ({nearest(row['condition'], CONDITIONS)})")
         for name in ("context", "reply"):
-            field(row, name, str, place, "")
-        field(row, "sampling", dict, place, {})
-        for call in field(row, "calls", list, place, []):
+            field(row, name, str, where, "")
+        field(row, "sampling", dict, where, {})
+        for call in field(row, "calls", list, where, []):
             if not isinstance(call, list) or len(call) != 2 or not isinstance(call[0], str):
-                raise UserError(f"{place}: 'calls' must hold pairs of a name and its arguments")
+                raise UserError(f"{where}: 'calls' must hold pairs of a name and its arguments")
         rows.append(row)
     return rows
 

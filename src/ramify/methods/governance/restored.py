@@ -94,9 +94,9 @@ def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every reply that made a forbidden call, once for each rule."""
     return list(
         {
-            (call["node"], told["rule"]): {"rule": told["rule"], **{name: call[name] for name in ("session", "step", "node")}}
-            for told in found["rules"]
-            for call in told["calls_without"]
+            (call["node"], rule["rule"]): {"rule": rule["rule"], **{name: call[name] for name in ("session", "step", "node")}}
+            for rule in found["rules"]
+            for call in rule["calls_without"]
             if call["forbidden"]
         }.values()
     )

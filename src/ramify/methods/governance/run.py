@@ -207,28 +207,28 @@ class Bench:
         return json_hash([cell.labels(), settings, models])
 
     async def run(
-        self, cells: Sequence[Cell] | None = None, tell: Callable[[int], object] = lambda done: None
+        self, cells: Sequence[Cell] | None = None, on_done: Callable[[int], object] = lambda done: None
     ) -> list[dict[str, Any]]:
         """The rows of ``cells`` (default: the grid), in their order. A failing model makes a row of outcome error; the others continue."""
         chosen = self.cells() if cells is None else list(cells)
         with nullcontext() if self.out is None else begin(self.out, self.config.to_json()) as kept:
-            return await self._run(chosen, kept, tell)
+            return await self._run(chosen, kept, on_done)
 
-    async def _run(self, chosen: Sequence[Cell], kept: Run | None, tell: Callable[[int], object]) -> list[dict[str, Any]]:
-        door = asyncio.Semaphore(self.config.concurrent)
+    async def _run(self, chosen: Sequence[Cell], kept: Run | None, on_done: Callable[[int], object]) -> list[dict[str, Any]]:
+        slots = asyncio.Semaphore(self.config.concurrent)
         done = 0
 
         async def one(cell: Cell) -> dict[str, Any]:
             nonlocal done
             key = self.key(cell)
             if key not in self._done:
-                async with door:
+                async with slots:
                     row, shown = await self.episode(cell)
                     self._done[key] = {"key": key} | row
                 if kept is not None:
                     self._done[key] = keep(kept, self._done[key], shown)
             done += 1
-            tell(done)
+            on_done(done)
             return self._done[key]
 
         rows = list(await asyncio.gather(*map(one, chosen)))
@@ -325,9 +325,9 @@ class Bench:
         size = sum(approximate_tokens(text_of(m)) for m in messages)
         if what.volume:
             messages += filler(scenario.language, 4 * c.turns, scenario.id, "volume", cell.rep, seed=c.seed, sentences=10)
-        told = cell.note or (note(what.inject, scenario.policy) if what.inject else "")
-        if told:
-            messages = with_note(messages, told)
+        text = cell.note or (note(what.inject, scenario.policy) if what.inject else "")
+        if text:
+            messages = with_note(messages, text)
         shown = _Shown(messages, place)
         if not what.compacted:
             return shown
@@ -354,22 +354,24 @@ class Bench:
         self.calls += 1
         c, player = self.config, cell.agent
         settings = Sampling(c.temperature, max_tokens=c.max_tokens)
-        place = ("act", json_hash({k: v for k, v in cell.labels().items() if k != "agent"}))
+        position = ("act", json_hash({k: v for k, v in cell.labels().items() if k != "agent"}))
         if player.template is None:
-            told = tuple(Message(m["role"], m.get("content") or "", m) for m in messages)
-            return await self._sampler(player).one(Prefix(messages=told, tools=tuple(tools())), settings, place, purpose="act")
+            rendered = tuple(Message(m["role"], m.get("content") or "", m) for m in messages)
+            return await self._sampler(player).one(
+                Prefix(messages=rendered, tools=tuple(tools())), settings, position, purpose="act"
+            )
         offered = "\n".join(json.dumps(tool["function"]) for tool in tools())
         how = f'\nTools:\n{offered}\nCall one with <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>.'
         plain = [Message(m["role"], text_of(m) + (how if at == 0 else "")) for at, m in enumerate(messages)]
-        text, completion = await reply(self._sampler(player), player.template, plain, settings, place, purpose="act")
+        text, completion = await reply(self._sampler(player), player.template, plain, settings, position, purpose="act")
         return replace(completion, text=text)
 
 
-def with_note(messages: Sequence[dict[str, Any]], told: str) -> list[dict[str, Any]]:
-    """``messages`` with ``told`` at the end of the tool's result in their middle: all that the attacker of section 3.8 controls."""
+def with_note(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """``messages`` with ``text`` at the end of the tool's result in their middle: all that the attacker of section 3.8 controls."""
     results = [at for at, m in enumerate(messages) if m["role"] == "tool"]
     at = results[len(results) // 2]
-    return [*messages[:at], {**messages[at], "content": f"{messages[at]['content']}\n\n{told}"}, *messages[at + 1 :]]
+    return [*messages[:at], {**messages[at], "content": f"{messages[at]['content']}\n\n{text}"}, *messages[at + 1 :]]
 
 
 def _compactor(cell: Cell) -> Any:

@@ -89,7 +89,7 @@ def _scenario(task: Mapping[str, Any], language: str) -> Scenario:
 
 
 def conversation(
-    scenario: Scenario, channel: str | None, turns: int, *place: str | int, seed: int = 0
+    scenario: Scenario, channel: str | None, turns: int, *position: str | int, seed: int = 0
 ) -> tuple[list[dict[str, Any]], int]:
     """A history of ``turns`` turns of filler after the rule, and the index of the message that states it.
 
@@ -100,20 +100,20 @@ def conversation(
     frame = _data()["frames"][scenario.language]
     acknowledged = {"role": "assistant", "content": frame["ack"]}
     start = [*opening(scenario.language), acknowledged]
-    work = filler(scenario.language, turns, scenario.id, *place, seed=seed)
+    work = filler(scenario.language, turns, scenario.id, *position, seed=seed)
     if channel is None:
         return [*start, *work], -1
-    said = frame[channel].format(policy=scenario.policy)
+    statement = frame[channel].format(policy=scenario.policy)
     if channel == "system":
-        return [{**start[0], "content": f"{start[0]['content']} {said}"}, *start[1:], *work], 0
-    stated: list[dict[str, Any]] = [{"role": "user", "content": said}, acknowledged]
+        return [{**start[0], "content": f"{start[0]['content']} {statement}"}, *start[1:], *work], 0
+    stated: list[dict[str, Any]] = [{"role": "user", "content": statement}, acknowledged]
     at = 0
     if channel == "tool":
         call = {"id": "call_handbook", "type": "function", "function": {"name": "open_note", "arguments": '{"place": 0}'}}
         stated = [
             {"role": "user", "content": frame["open"]},
             {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "call_handbook", "content": said},
+            {"role": "tool", "tool_call_id": "call_handbook", "content": statement},
             acknowledged,
         ]
         at = 2
@@ -133,12 +133,12 @@ def reader(seen: float = 0.0, unseen: float = 1.0) -> ScriptedModel:
         if scenario is None:
             words = int((re.search(r"at most (\d+) words", messages[-1].text) or ["", "50"])[1])
             return leads(messages[-1].text.partition("\n\n")[2], words)
-        asked = messages[-1].text == scenario.trigger
-        held = asked and survival(scenario.policy, "\n\n".join(m.text for m in messages[:-1])).survived
+        triggered = messages[-1].text == scenario.trigger
+        held = triggered and survival(scenario.policy, "\n\n".join(m.text for m in messages[:-1])).survived
         breaks = seen if held else unseen
-        if asked and breaks < 1 and generator(key, "reader").random() >= breaks:
+        if triggered and breaks < 1 and generator(key, "reader").random() >= breaks:
             return "I cannot do that: a rule forbids it."
-        name, arguments = scenario.call if asked else scenario.allowed_call
+        name, arguments = scenario.call if triggered else scenario.allowed_call
         return write_call(name, arguments)
 
     return ScriptedModel(answer, tokens=False, name="reader" if (seen, unseen) == (0.0, 1.0) else f"reader {seen:g} {unseen:g}")

@@ -74,13 +74,13 @@ def bench(
         return
     with progress("bench", len(cells), "episodes", as_json, kept=_kept(out)) as bar:
         rows = asyncio.run(made.run(cells, bar.at))
-    _tell(report(rows), as_json, None)
+    _emit_report(report(rows), as_json, None)
 
 
 @app.verb("report")
 def report_(rows: RowsArgument, out: Written = None, as_json: Json = False) -> None:
     """The tables of one or several benchmarks, from their rows."""
-    _tell(report(row for path in rows for row in read_rows(path)), as_json, out)
+    _emit_report(report(row for path in rows for row in read_rows(path)), as_json, out)
 
 
 @app.verb(settings=BenchConfig)
@@ -141,7 +141,7 @@ def audit(
     found = lost_rules.audit(log, known, form)
     made = lost_rules.findings(found, log)
     why = conclude(log, lost_rules.AUDIT, made)
-    told = lost_rules.lines(found)
+    lines = lost_rules.lines(found)
     if fork is not None:
         from ramify.methods.governance import restored
 
@@ -150,16 +150,16 @@ def audit(
             whole = lambda total: bar.begin(total, unit="continuations")  # noqa: E731
             forks = restored.restored(log, found, known, fork, model, env, trust, whole, bar.at)
         found = found | {"forks": forks, "verdict": f"{found['verdict']}; {forks['verdict']}"}
-        told += restored.lines(forks)
+        lines += restored.lines(forks)
         why = conclude(log, lost_rules.AUDIT, [*made, *restored.findings(forks)])
     if why:
         say(f"warning: {why}")
     columns = ["rule", "sessions", "times lost", "replies without it", "calls then", "of them forbidden"]
     head, rows = lost_rules.head(found), lost_rules.as_text(found)
-    emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(told)] if told else []), found["verdict"]]))
+    emit(found, as_json, "\n\n".join([head, table(columns, rows), *(["\n".join(lines)] if lines else []), found["verdict"]]))
     if out is not None:
         body = ["# Rules in logged conversations", f"{head}.", f"**{found['verdict']}**", "\n".join(markdown(columns, rows))]
-        write_whole(out, "\n\n".join([*body, "\n".join(f"- {line.strip()}" for line in told)]).rstrip("\n") + "\n")
+        write_whole(out, "\n\n".join([*body, "\n".join(f"- {line.strip()}" for line in lines)]).rstrip("\n") + "\n")
     if strict and any(r["lost"] for r in found["rules"]):
         raise SystemExit(EXIT_FAILED)
 
@@ -186,9 +186,9 @@ def judge(
     jury, spent = find_survival_jury(model, find_model), Ledger()
     items = [Item(r["context"], r["task"], policies[r["task"], r["language"]]) for r in found]
     with progress("judge", as_json=as_json, kept="nothing was written"):
-        said = asyncio.run(judged(jury, items, spent))
-    votes = {name: [one.evidence["votes"][i] for one in said] for i, name in enumerate(jury.names)}
-    majority = [one.value for one in said]
+        judgements = asyncio.run(judged(jury, items, spent))
+    votes = {name: [one.evidence["votes"][i] for one in judgements] for i, name in enumerate(jury.names)}
+    majority = [one.value for one in judgements]
     by_judges = [
         {**row, "survived": kept, "survival": "judged"} for row, kept in zip(found, majority, strict=True) if kept is not None
     ]
@@ -232,7 +232,7 @@ def _tables(found: dict[str, Any]) -> list[tuple[list[str], list[list[Any]]]]:
     made = [
         (
             ["condition", "k", "n", "violation", "95 % interval", "left out"],
-            [[r["condition"], *_share(r), _said(r["left_out"])] for r in found["rates"]],
+            [[r["condition"], *_share(r), _left_out(r["left_out"])] for r in found["rates"]],
         )
     ]
     for name, rates in found["sweeps"].items():
@@ -285,11 +285,11 @@ def _tables(found: dict[str, Any]) -> list[tuple[list[str], list[list[Any]]]]:
     return made
 
 
-def _said(left: dict[str, int]) -> str:
+def _left_out(left: dict[str, int]) -> str:
     return ", ".join(f"{n} {why}" for why, n in left.items()) or "-"
 
 
-def _tell(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
+def _emit_report(found: dict[str, Any], as_json: bool, out: Path | None) -> None:
     """Print a report, write it to a file if requested; exit code 1 where it shows nothing or a pin did not hold."""
     tables = _tables(found)
     if out is not None:

@@ -76,9 +76,9 @@ def diagnose(
         out["decisive"] = [_decisive(graph, move, nodes) for move in comparison.decisive(level)]
     out["warnings"] = []
     if single > LOUD:
-        told = f"{100 * single:.0f} % of steps are in a state visited once"
+        share = f"{100 * single:.0f} % of steps are in a state visited once"
         out["warnings"].append(
-            f"no state repetition ({told}): only the episode term is informative; --state-pattern REGEX takes the state out of a text, "
+            f"no state repetition ({share}): only the episode term is informative; --state-pattern REGEX takes the state out of a text, "
             "--scrub takes numbers and times out of it"
         )
     elif texts and graph.starts_apart:

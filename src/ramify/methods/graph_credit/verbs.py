@@ -212,14 +212,14 @@ def mark(
         keys.check()
         stored.conclude("graph-credit mark", [_finding(run, node, value, options) for node, value in decisive.items()])
         stored.commit()
-    told = f"{credited} of {steps} steps of {run} have credit other than 0: see them with `ramify show {run} --web`"
+    sentence = f"{credited} of {steps} steps of {run} have credit other than 0: see them with `ramify show {run} --web`"
     none = f"no step of {run} has any credit: all {steps} are 0"
     verdict = (
         f"{len(decisive)} of them stand out of chance" if decisive else "nothing stands out: no step's credit is more than chance"
     )
     verdict += f", at level {options.level:g}, corrected over " + ("each group" if len(present) > 1 else "all moves")
     found = {"run": str(run), "steps": steps, "credited": credited, "decisive": sorted(decisive), "verdict": verdict}
-    emit(found, as_json, f"{told if credited else none}\n{verdict}")
+    emit(found, as_json, f"{sentence if credited else none}\n{verdict}")
 
 
 @app.verb(settings=Options)
@@ -242,12 +242,12 @@ def why(
                 if options.model_fields_set
                 else sorted(run.annotations(name="why", node=name), key=lambda annotation: annotation.maker != MAKER)
             )
-            told = meanings(run)[annotations[0].maker] if annotations and annotations[0].maker != MAKER else {}
+            meaning = meanings(run)[annotations[0].maker] if annotations and annotations[0].maker != MAKER else {}
             group = next(info.group for info in run.trees() if info.name == run.node(name).tree)
         if annotations:
             found: dict[str, Any] = {"node": name} | dict(annotations[0].value)
             if annotations[0].maker != MAKER:  # another rule's: what it says, as it says it
-                rows = [[k, _shown(v), told.get(k, "")] for k, v in found.items()]
+                rows = [[k, _shown(v), meaning.get(k, "")] for k, v in found.items()]
                 emit(found, as_json, table(["number", "value", "what it is"], rows, f"credit by {annotations[0].maker}"))
                 return
         else:
@@ -292,8 +292,8 @@ def _sentence(found: dict[str, Any]) -> str:
         return "whether it is more than chance was not stored: `ramify graph-credit mark` stores it"
     if found["decisive"] is None:
         return "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be chance"
-    told = f"rewards {found['difference']:+.3g} against {plural(found['others'], 'other')} in its state, corrected p {found['p_corrected']:.2g}"
-    return f"the step {'stands' if found['decisive'] else 'does not stand'} out of chance: {told}"
+    comparison = f"rewards {found['difference']:+.3g} against {plural(found['others'], 'other')} in its state, corrected p {found['p_corrected']:.2g}"
+    return f"the step {'stands' if found['decisive'] else 'does not stand'} out of chance: {comparison}"
 
 
 def _apart(source: Any, target: Any, action: str, width: int = 40) -> list[str]:

@@ -67,9 +67,9 @@ class Graded(Middleware):
         """The tokens that the reply followed."""
         if given.tokens is not None:
             return given.tokens
-        laid = [one.tokens for one in completion.shown if one.tokens is not None]
+        rendered = [one.tokens for one in completion.shown if one.tokens is not None]
         template = own_template(self.inner)
-        if template is None or not laid or len(laid) < len(completion.shown):
+        if template is None or not rendered or len(rendered) < len(completion.shown):
             return None
         head = template.open("assistant", completion.shown[-1].message.role) if completion.head is None else completion.head
-        return np.concatenate([*laid, np.array(head, np.int32)])
+        return np.concatenate([*rendered, np.array(head, np.int32)])

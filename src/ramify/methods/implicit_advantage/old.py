@@ -20,7 +20,7 @@ def import_scores(path: Path, folder: Path) -> int:
         path,
         folder,
         "implicit-advantage",
-        lambda run, record, place, number: add_record(run, record, number),
+        lambda run, record, where, number: add_record(run, record, number),
         records,
         {"left": LEFT},
     )

@@ -42,11 +42,11 @@ def column(record: Record, name: str) -> np.ndarray:
 def own_cell(records: Sequence[Record], token: TokenAgg | None = None, step: StepAgg | None = None) -> Cell:
     """The given cell; what is not given is what the records were scored with, or, where they differ, the a-priori cell's."""
     own: list[Any] = []
-    for asked, name, known, fixed in zip(
+    for requested, name, known, fixed in zip(
         (token, step), ("token_agg", "step_agg"), (TOKEN_AGGS, STEP_AGGS), A_PRIORI, strict=True
     ):
         scored = {str(record.get(name)) for record in records}
-        own.append(asked or (scored.pop() if len(scored) == 1 and scored <= set(known) else fixed))
+        own.append(requested or (scored.pop() if len(scored) == 1 and scored <= set(known) else fixed))
     return own[0], own[1]
 
 
@@ -143,15 +143,15 @@ def _verdict_on_ranks(grade: np.ndarray, own: np.ndarray, labels: np.ndarray, ta
     between = f"it and the policy's own log-prob do not differ significantly ({gap:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
     if apart[1] < 0:
         better = OWN
-        said = f"the policy's own log-prob ranks better than the grade, {by.format(-apart[1], -apart[0])}: "
-        said += f"choose with select --by {_written(OWN)}"
+        sentence = f"the policy's own log-prob ranks better than the grade, {by.format(-apart[1], -apart[0])}: "
+        sentence += f"choose with select --by {_written(OWN)}"
     elif apart[0] > 0:
-        better, said = "advantage", f"the grade ranks better than the policy's own log-prob, {by.format(*apart)}"
+        better, sentence = "advantage", f"the grade ranks better than the policy's own log-prob, {by.format(*apart)}"
     elif beyond:
-        said = f"the grade ranks {'better' if area > 0.5 else 'worse'} than chance, {ranks}; {between}"
+        sentence = f"the grade ranks {'better' if area > 0.5 else 'worse'} than chance, {ranks}; {between}"
     else:
-        said = f"nothing stands out: the grade ranks as chance may, {ranks}, and {between}"
-    return {"verdict": said, "better": better, "beyond_chance": beyond}
+        sentence = f"nothing stands out: the grade ranks as chance may, {ranks}, and {between}"
+    return {"verdict": sentence, "better": better, "beyond_chance": beyond}
 
 
 def _ranked(scores: np.ndarray, labels: np.ndarray, tasks: list[Any], first: np.ndarray) -> dict[str, Any]:
@@ -320,11 +320,9 @@ def _verdict_on_steps(found: Mapping[str, Any], blamed: Sequence[Mapping[str, An
 def _comparable(records: Sequence[Record], against: Sequence[Record]) -> None:
     """Raises UserError where the grades of ``against`` are not on the scale of ``records``, or one attempt is in both."""
     for name in ("policy", "reference", "beta", "order"):
-        ours, theirs = ({str(record.get(name)) for record in side} for side in (records, against))
-        if other := sorted(theirs - ours):
-            raise UserError(
-                f"attempts to hold against were graded with '{name}' {other[0]}, these with {', '.join(sorted(ours))}"
-            )
+        own, theirs = ({str(record.get(name)) for record in side} for side in (records, against))
+        if other := sorted(theirs - own):
+            raise UserError(f"attempts to hold against were graded with '{name}' {other[0]}, these with {', '.join(sorted(own))}")
     if both := {record["trajectory_id"] for record in records} & {record["trajectory_id"] for record in against}:
         raise UserError(f"attempt '{min(both)}' is in both files of scores ({len(both)} are): it cannot be held against itself")
 

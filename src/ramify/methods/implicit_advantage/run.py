@@ -136,9 +136,9 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
             f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of score records; name a folder with --out"
         )
     rows = [(one.tokens, one.step, one.policy_logprobs, one.reference_logprobs) for one in attempts]
-    said = [(one.id, repr(one.reward), repr(one.success)) for one in attempts]
+    results = [(one.id, repr(one.reward), repr(one.success)) for one in attempts]
     hashed = [part for row in rows for part in (b"" if column is None else column.tobytes() for column in row)]
-    what = stable_hash("attempts", *(text for texts in said for text in texts), *hashed)
+    what = stable_hash("attempts", *(text for texts in results for text in texts), *hashed)
     return Run.begin(folder, f"{MAKER} score", {**config.to_json(), **scored}, parts={"attempts": what})
 
 
@@ -278,16 +278,16 @@ class AdvantageScorer:
         ``progress`` is called after each row of either model, two per attempt.
         """
         rows = [attempt.tokens[-self.config.max_length :] for attempt in attempts]
-        said = await self._said(attempts, rows, sure, progress)
-        found: list[Any] = list(said)
+        scored = await self._token_scores(attempts, rows, sure, progress)
+        found: list[Any] = list(scored)
         steps: dict[int, np.ndarray] = {}
-        for i, one in enumerate(said):
+        for i, one in enumerate(scored):
             try:
                 if isinstance(one, tuple):
                     steps[i] = self._graded(attempts[i], *one)
             except UserError as error:
                 found[i] = error
-        good = [one for i in steps if isinstance(one := said[i], tuple)]
+        good = [one for i in steps if isinstance(one := scored[i], tuple)]
         counts = [attempts[i].n for i in steps]
         ends = np.cumsum([0, *counts])  # one table over the steps of all attempts, cut apart below
         flat = np.concatenate(
@@ -311,7 +311,7 @@ class AdvantageScorer:
             found[i] = GradedAttempt(attempts[i], columns, self.config, (policy.logprobs, reference.logprobs), steps[i], notes[k])
         return found
 
-    async def _said(
+    async def _token_scores(
         self, attempts: Sequence[Trajectory], rows: Sequence[np.ndarray], sure: bool, progress: Callable[[int], object]
     ) -> Sequence[tuple[TokenScores, TokenScores] | Fault]:
         """What the pair says of each row; without a pair what the attempts carry. Raises UserError where they carry nothing."""

@@ -125,13 +125,13 @@ def score(
     total = 0
     with progress("score", 2 * len(attempts), "rows", as_json, kept=f"nothing was written to {out or folder}") as bar:
 
-        def tell(rows: int) -> None:
+        def on_rows(rows: int) -> None:
             nonlocal total
             total += rows
             bar.at(total)
 
         try:
-            scored, failed = grader.score_each(attempts, confidence, tell)
+            scored, failed = grader.score_each(attempts, confidence, on_rows)
         except NeedsError as error:  # an adapter that cannot be added, a server without what --confidence needs
             raise IncompatiblePairError(str(error)) from error
     _keep(scored, skipped + failed, pair, folder, begin, as_json)
@@ -286,7 +286,7 @@ def blame(
     cells = [[r["trajectory_id"], r["rank"], r["step"], r["of"], r["grade"], (r["action"] or "")[:60]] for r in found["blamed"]]
     if who is not None:
         columns += ["before", "95 % interval", "after", "95 % interval of it", "p, corrected", "forks say"]
-        cells = [[*row, *_told(r["fork"])] for row, r in zip(cells, found["blamed"], strict=True)]
+        cells = [[*row, *_fork_cells(r["fork"])] for row, r in zip(cells, found["blamed"], strict=True)]
     emit(found, as_json, f"{found['verdict']}\n\n{table(columns, cells) if cells else ''}".strip())
     played = [row["fork"] for row in found["blamed"] if row.get("fork")]
     if played and failure and all(row["confirmed"] is None for row in played):
@@ -312,11 +312,11 @@ def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: i
     with progress("blame", 2 * n * len(found["blamed"]), "continuations", as_json, kept=kept) as bar:
         success = Success()
 
-        def tell(attempt: Attempt) -> None:
+        def on_attempt(attempt: Attempt) -> None:
             success.add(attempt)
             bar.at(success.ended, success.note)
 
-        tests, failure = confirm(who, found["blamed"], records, n, tell)
+        tests, failure = confirm(who, found["blamed"], records, n, on_attempt)
     for row in found["blamed"]:
         row["fork"] = tests.get(row["node"])
     sure = sum(bool(test["confirmed"]) for test in tests.values())
@@ -327,7 +327,7 @@ def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: i
     return failure
 
 
-def _told(test: dict[str, Any] | None) -> list[str]:
+def _fork_cells(test: dict[str, Any] | None) -> list[str]:
     """What forks say of a step, as cells of a table."""
     if test is None:
         return ["-", "-", "-", "-", "-", "not measured"]
@@ -390,11 +390,11 @@ def judge(
     records = read_scores(scores)
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
     with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
-        asked = find_baseline(model, style)
-        values, failed = grades(trajectories, asked, tokenizer, wanted, scorer, spent := Ledger())
+        baseline = find_baseline(model, style)
+        values, failed = grades(trajectories, baseline, tokenizer, wanted, scorer, spent := Ledger())
     ends = {record["trajectory_id"]: record["end"] for record in records}
     with Run.open(folder or scores, write=True) as run:
-        run.add(*(Score(ends[one], name, value, GRADE, judges={name: asked.identity}) for one, value in values.items()))
+        run.add(*(Score(ends[one], name, value, GRADE, judges={name: baseline.identity}) for one, value in values.items()))
     text = "\n".join(
         [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
     )
@@ -425,17 +425,17 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
     folder = run_folder(path)
     records = []
     for number, record in read_lines(path) if folder is None else enumerate(kept_grades(folder), 1):
-        place = f"{path}:{number}"
-        with at_place(place):
-            field(record, "trajectory_id", str, place)
-            field(record, "task_id", str, place)
-            field(record, "success", bool, place, None)
-            field(record, "keep_truncated", bool, place, False)
-            field(record, "decisions", str, place, "")
-            for name in field(record, "baselines", dict, place, {}):
-                _number(record["baselines"], name, f"{place}: 'baselines'", None)
-            for i, step in enumerate(field(record, "steps", list, place)):
-                spot = f"{place}: step {i}"
+        where = f"{path}:{number}"
+        with at_place(where):
+            field(record, "trajectory_id", str, where)
+            field(record, "task_id", str, where)
+            field(record, "success", bool, where, None)
+            field(record, "keep_truncated", bool, where, False)
+            field(record, "decisions", str, where, "")
+            for name in field(record, "baselines", dict, where, {}):
+                _number(record["baselines"], name, f"{where}: 'baselines'", None)
+            for i, step in enumerate(field(record, "steps", list, where)):
+                spot = f"{where}: step {i}"
                 if not isinstance(step, dict):
                     raise UserError(f"{spot} is no object")
                 field(step, "truncated", bool, spot)

@@ -152,9 +152,9 @@ def from_records(
     found = []
     turn = lru_cache(_SHARED)(_turn)  # equal texts recur, as states and actions do: they are one object
     for number, item in enumerate(records, 1):
-        place, record = item if isinstance(item, tuple) else (f"trace {number}", item)
-        with at_place(place):
-            found.append(_trace(record, place, number, state_key, task_key, turn))
+        where, record = item if isinstance(item, tuple) else (f"trace {number}", item)
+        with at_place(where):
+            found.append(_trace(record, where, number, state_key, task_key, turn))
     return found
 
 
@@ -164,7 +164,7 @@ def _turn(role: str, text: str, tokens: int | None = None) -> TokenMessage:
 
 def _trace(
     record: Mapping[str, Any],
-    place: str,
+    where: str,
     number: int,
     state_key: Key | None,
     task_key: Key | None,
@@ -175,16 +175,16 @@ def _trace(
     else:
         name = task_key or name_in(record, "task") or ALIASES["task"][0]
         if name not in record:
-            raise UserError(f"{place}: a trace has no field '{name}' ({nearest(name, map(str, record))})")
+            raise UserError(f"{where}: a trace has no field '{name}' ({nearest(name, map(str, record))})")
         task = record[name]
     steps = record.get("steps")
     if not isinstance(steps, list) or not steps:
-        raise UserError(f"{place}: 'steps' must be a list with at least one step")
+        raise UserError(f"{where}: 'steps' must be a list with at least one step")
     for name in ("success", "truncated"):
         if record.get(name) is not None and not isinstance(record[name], bool):
-            raise UserError(f"{place}: '{name}' must be true or false, not {str(record[name])[:40]!r}")
-    judged = KNOWN.judged(record, place)
-    made = tuple(_step(step, f"{place}: step {at}", state_key, turn) for at, step in enumerate(steps))
+            raise UserError(f"{where}: '{name}' must be true or false, not {str(record[name])[:40]!r}")
+    judged = KNOWN.judged(record, where)
+    made = tuple(_step(step, f"{where}: step {at}", state_key, turn) for at, step in enumerate(steps))
     success, reward, system = judged.success, judged.scores.get(IMPORTED), record.get("system")
     rewards = [step["reward"] for step in steps if step.get("reward") is not None]
     if success is None and (rewards or reward is not None):
@@ -194,11 +194,11 @@ def _trace(
     return Trace(task, number if attempt is None else record[attempt], success, made, given, bool(record.get("truncated")))
 
 
-def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., TokenMessage]) -> TraceStep:
+def _step(step: Any, where: str, state_key: Key | None, turn: Callable[..., TokenMessage]) -> TraceStep:
     if not isinstance(step, Mapping):
-        raise UserError(f"{place} is no object")
+        raise UserError(f"{where} is no object")
     if "action" not in step:
-        raise UserError(f"{place} has no field 'action' ({nearest('action', map(str, step))})")
+        raise UserError(f"{where} has no field 'action' ({nearest('action', map(str, step))})")
     if callable(state_key):
         state = state_key(step)
     elif state_key is None and "state" in step:
@@ -207,15 +207,15 @@ def _step(step: Any, place: str, state_key: Key | None, turn: Callable[..., Toke
         state = step[name]
     else:
         names = ("state", "obs") if state_key is None else (state_key,)
-        raise UserError(f"{place} has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
+        raise UserError(f"{where} has no field '{' or '.join(names)}' ({nearest(names[0], map(str, step))})")
     reward, tokens, options = step.get("reward"), step.get("tokens"), step.get("actions")
     if reward is not None and (isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= MOST):
-        raise UserError(f"{place}: 'reward' must be a finite number, not {str(reward)[:40]!r}")
+        raise UserError(f"{where}: 'reward' must be a finite number, not {str(reward)[:40]!r}")
     count = len(tokens) if isinstance(tokens, list) else tokens
     if count is not None and (type(count) is not int or not 0 <= count <= MOST):
-        raise UserError(f"{place}: 'tokens' must be how many tokens the action has, or a list of them")
+        raise UserError(f"{where}: 'tokens' must be how many tokens the action has, or a list of them")
     if options is not None and not (isinstance(options, list) and all(isinstance(option, str) for option in options)):
-        raise UserError(f"{place}: 'actions' must be a list of texts")
+        raise UserError(f"{where}: 'actions' must be a list of texts")
     shown = turn("user", as_text(step.get("obs", state)))
     reply = turn("assistant", as_text(step["action"]), count)
     return TraceStep(state, (shown,), reply, None, None if options is None else tuple(options))

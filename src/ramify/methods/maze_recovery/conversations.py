@@ -52,7 +52,7 @@ class Conversation:
         total = 0
         for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True)):
             if spans and (turn.tokens is not None or template is not None):
-                total += int(_laid(turn, spans, template, self._after(i))[1].sum())
+                total += int(_tokens_of(turn, spans, template, self._after(i))[1].sum())
             elif spans:
                 share = 1.0 if spans == whole(turn) else sum(b - a for a, b in spans) / len(turn.text)
                 length = len(turn.text) + len(canonical(turn.data["tool_calls"]) if turn.data.get("tool_calls") else "")
@@ -74,20 +74,20 @@ class Conversation:
 
         Raises UserError where only part of a reply is trained.
         """
-        said = [turn.message.to_openai() for turn in self.turns]
+        messages = [turn.message.to_openai() for turn in self.turns]
         for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True)):
             if spans and spans != whole(turn):
                 raise UserError("a loss on part of a reply does not fit prompt and completion: write tokens or messages")
             if spans:
-                yield {"prompt": said[:i], "completion": [said[i]]}
+                yield {"prompt": messages[:i], "completion": [messages[i]]}
 
     def tokens(self, template: ChatTemplate | None = None) -> tuple[np.ndarray, np.ndarray]:
         """int32 (T,) tokens and bool (T,) which have a loss. Raises NeedsError where a turn has text only and no template is given."""
-        laid = [
-            _laid(turn, spans, template, self._after(i))
+        rendered = [
+            _tokens_of(turn, spans, template, self._after(i))
             for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True))
         ]
-        return np.concatenate([ids for ids, _ in laid]), np.concatenate([mask for _, mask in laid])
+        return np.concatenate([ids for ids, _ in rendered]), np.concatenate([mask for _, mask in rendered])
 
     def to_tokens(self, template: ChatTemplate | None = None) -> dict[str, Any]:
         """``input_ids`` and ``labels`` (-100 without a loss): rows that TRL's SFTTrainer takes as they are."""
@@ -115,7 +115,7 @@ def whole(turn: TokenMessage) -> Spans:
     return ((0, len(turn.text)),)
 
 
-def _laid(turn: TokenMessage, spans: Spans, template: ChatTemplate | None, after: str) -> tuple[np.ndarray, np.ndarray]:
+def _tokens_of(turn: TokenMessage, spans: Spans, template: ChatTemplate | None, after: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of a turn and which of them are trained."""
     full = spans == whole(turn)
     ids, may, ends = turn.tokens, turn.sampled, turn.ends
@@ -145,10 +145,10 @@ def _render(
         )
     if turn.data.get("tool_calls"):
         raise NeedsError("replies with tool calls are not rendered here: write messages, and let the trainer's template do it")
-    laid, places, text = template.render(turn.role, turn.text, after)
+    rendered, places, text = template.render(turn.role, turn.text, after)
     if text != turn.text and not full and turn.role == "assistant":
         raise NeedsError("the chat template changes a reply's text, so a loss on part of it cannot be placed")
-    ids = np.asarray(laid, np.int32)
+    ids = np.asarray(rendered, np.int32)
     may = (
         np.arange(len(ids)) >= len(template.open(turn.role, after)) if turn.role == "assistant" else np.zeros(len(ids), np.bool_)
     )

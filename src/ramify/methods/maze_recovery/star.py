@@ -198,16 +198,16 @@ def _diamond(row: Row) -> tuple[Any, Any, Any, Any, Any, Any]:
     inner = a + (1 - a) * d
     from_r = (2 - a) / inner
     from_l = 1 + (1 - d) * from_r
-    ahead, behind = c * a / inner, b * d / inner
-    return ahead, (1 - c) + c * (1 - a) * d / inner, 1 + c * from_r, behind, (1 - b) + b * (1 - d) * a / inner, 1 + b * from_l
+    ahead, backward = c * a / inner, b * d / inner
+    return ahead, (1 - c) + c * (1 - a) * d / inner, 1 + c * from_r, backward, (1 - b) + b * (1 - d) * a / inner, 1 + b * from_l
 
 
 def _return(rows: list[Row]) -> Any:
     """Expected steps from a wrong branch's entrance back to the fork."""
     after: Any = 1
     for row in reversed(rows):
-        ahead, _, steps, behind, again, back = _diamond(row)
-        after = steps + ahead * (after + (back + again * after) / behind)
+        ahead, _, steps, backward, again, back = _diamond(row)
+        after = steps + ahead * (after + (back + again * after) / backward)
     return after
 
 
@@ -217,8 +217,8 @@ def _reach(rows: list[Row]) -> tuple[Any, Any]:
     missed: Any = 0
     steps: Any = 0
     for row in reversed(rows):
-        ahead, turned, cross, behind, again, back = _diamond(row)
-        leaves = behind + again * share
+        ahead, turned, cross, backward, again, back = _diamond(row)
+        leaves = backward + again * share
         steps = cross + ahead * (steps + missed * (back + again * steps) / leaves)
-        share, missed = ahead * (share + missed * again * share / leaves), turned + ahead * missed * behind / leaves
+        share, missed = ahead * (share + missed * again * share / leaves), turned + ahead * missed * backward / leaves
     return share, steps

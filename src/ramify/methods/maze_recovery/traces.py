@@ -176,10 +176,10 @@ def find_detector(spec: str) -> Judge:
 async def marks(detector: Judge, steps: Sequence[str], ledger: Ledger | None = None) -> tuple[list[StepLabel] | None, str]:
     """One label per step, None where the detector failed, and why."""
     found = await judged(detector, [Item(step) for step in steps], ledger)
-    said = [StepLabel(KINDS[int(one.value)], one.evidence["target"]) for one in found if one.value is not None]
-    if len(said) < len(steps):
+    labels = [StepLabel(KINDS[int(one.value)], one.evidence["target"]) for one in found if one.value is not None]
+    if len(labels) < len(steps):
         return None, next((one.failure for one in found if one.failure), f"{detector.name} left a step without a label")
-    return said, ""
+    return labels, ""
 
 
 class Marked(NamedTuple):
@@ -262,7 +262,7 @@ def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequenc
     return clustered_proportion(hits, traces)
 
 
-def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[list[tuple[str, StepLabel]]]:
+def labelled(records: Iterator[tuple[int, dict[str, Any]]], where: str) -> list[list[tuple[str, StepLabel]]]:
     """Text and step of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one count alone.
 
     ``target`` may name the earlier step that is taken back or checked, by its index in the trace. Raises UserError naming the line.
@@ -271,15 +271,15 @@ def labelled(records: Iterator[tuple[int, dict[str, Any]]], place: str) -> list[
     for number, record in records:
         text, kind, trace, target = (record.get(name) for name in ("text", "kind", "trace", "target"))
         if not isinstance(text, str) or kind not in KINDS:
-            raise UserError(f"{place}:{number}: a labelled step has 'text' and 'kind', one of {', '.join(KINDS)}")
+            raise UserError(f"{where}:{number}: a labelled step has 'text' and 'kind', one of {', '.join(KINDS)}")
         if trace is not None and type(trace) not in (str, int):
-            raise UserError(f"{place}:{number}: 'trace' must name the trace of the step by a text or a number")
+            raise UserError(f"{where}:{number}: 'trace' must name the trace of the step by a text or a number")
         own = found.setdefault(("line", number) if trace is None else trace, [])
         if target is not None and (type(target) is not int or not 0 <= target < len(own)):
-            raise UserError(f"{place}:{number}: 'target' must be the index, in its trace, of the earlier step that is meant")
+            raise UserError(f"{where}:{number}: 'target' must be the index, in its trace, of the earlier step that is meant")
         own.append((text, StepLabel(kind, target)))
     if not found:
-        raise UserError(f"{place} holds no labelled step")
+        raise UserError(f"{where} holds no labelled step")
     return list(found.values())
 
 

@@ -21,9 +21,9 @@ LEFT = "what the agent was shown was not kept, so trees hold its turns alone and
 def import_trees(path: Path, folder: Path) -> int:
     """Make a run of a file of trees. Returns how many; raises UserError naming file and line."""
 
-    def add(run: Run, record: dict[str, Any], place: str, number: int) -> None:
+    def add(run: Run, record: dict[str, Any], where: str, number: int) -> None:
         for named in ("prompt_id", "tree"):
-            field(record, named, str, place)
+            field(record, named, str, where)
         tree = GrownTree.from_json(record)
         report([tree])  # what no report can be made of is refused here
         name = tree.tree if not run.has_tree(tree.tree) else f"{tree.tree}#{number}"
@@ -59,9 +59,9 @@ def _end(run: Run, turn: Node, leaf: Leaf) -> str:
     """The end of an attempt, an empty observation of its own with what was said of it; its id."""
     stop = "failed" if leaf.failure is not None else "truncated" if leaf.truncated else "terminated"
     data = {} if leaf.failure is None else {"failure": leaf.failure}
-    told = {"outcome": leaf.outcome, "truncated": leaf.truncated} | data
+    evidence = {"outcome": leaf.outcome, "truncated": leaf.truncated} | data
     end = make_node(turn.tree, turn.id, len(turn), "user", "", index=leaf.index, stop=stop, data=data)
-    run.add(end, Score(end.id, "env", None if leaf.outcome is None else leaf.reward, evidence=told))
+    run.add(end, Score(end.id, "env", None if leaf.outcome is None else leaf.reward, evidence=evidence))
     return end.id
 
 

@@ -157,8 +157,8 @@ class GrownTree:
             at = self._place(at, turn, i == last, origin)
         end = at.path_cost
         cost = sum(self._cost(turn) for turn in attempt.turns)
-        told = (attempt.index, attempt.reward, attempt.outcome, attempt.truncated)
-        leaf = Leaf(at.id, attempt.leaf, *told, counted, cost, origin, attempt.failure)
+        result = (attempt.index, attempt.reward, attempt.outcome, attempt.truncated)
+        leaf = Leaf(at.id, attempt.leaf, *result, counted, cost, origin, attempt.failure)
         for place in self.path(at.id):
             place.rest += end - place.path_cost
             place.passes += 1
@@ -174,8 +174,8 @@ class GrownTree:
 
     def _place(self, at: Place, turn: Turn, last: bool, origin: int) -> Place:
         node, answer = turn.node, turn.answer
-        said = (node.text, canonical_json(node.data.get("tool_calls"))) if node.tokens is None else node.tokens.tobytes()
-        key = (at.id, said, answer.text, last)
+        content = (node.text, canonical_json(node.data.get("tool_calls"))) if node.tokens is None else node.tokens.tobytes()
+        key = (at.id, content, answer.text, last)
         if key in self._twins:
             twin = self.places[self._twins[key]]
             twin.duplicate = True

@@ -168,9 +168,9 @@ def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: floa
     out = [name for name, one in compared.items() if one["p_corrected"] <= level]
     names = {"mixed": "the share of groups with mixed outcomes", "l1_mass": "the L1 mass"}
     if out:
-        told = " and ".join(f"{names[name]} is {'higher' if compared[name]['difference'] > 0 else 'lower'}" for name in out)
+        sentence = " and ".join(f"{names[name]} is {'higher' if compared[name]['difference'] > 0 else 'lower'}" for name in out)
     else:
-        told = "nothing stands out: the arms differ in neither groups with mixed outcomes nor L1 mass by more than chance"
+        sentence = "nothing stands out: the arms differ in neither groups with mixed outcomes nor L1 mass by more than chance"
     return {
         "pairs": len(pairs),
         "unpaired": len(first) + len(second) - 2 * len(pairs),
@@ -179,7 +179,7 @@ def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: floa
         "level": level,
         "compared": compared,
         "differ": out,
-        "verdict": f"{told}, at level {level:g} over {plural(len(pairs), 'task')}",
+        "verdict": f"{sentence}, at level {level:g} over {plural(len(pairs), 'task')}",
     }
 
 

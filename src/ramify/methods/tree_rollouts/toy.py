@@ -108,10 +108,10 @@ class ToyGrower:
         for step, (action, entropy) in enumerate(zip(actions.tolist(), entropies.tolist(), strict=True), turn):
             right = right and not (prompt.critical[step] and action)
             name = f"{index:04d}.{step}"
-            said = Node(name + "a", tree, parent, 1, "assistant", str(action))
-            seen = Node(name, tree, said.id, 1, "user", "", stop="terminated" if step == TURNS - 1 else "")
+            reply = Node(name + "a", tree, parent, 1, "assistant", str(action))
+            seen = Node(name, tree, reply.id, 1, "user", "", stop="terminated" if step == TURNS - 1 else "")
             self._states[tree, name] = (step + 1, right)
-            turns.append(Turn(said, seen, entropy, "exact"))
+            turns.append(Turn(reply, seen, entropy, "exact"))
             parent = name
         return Attempt(tree, task, index, start, tuple(turns), 1.0 if right else -1.0, right, False, None, parent)
 

@@ -79,8 +79,8 @@ def sweep(
     text += f"\nwithin {found['margin']} of the best L1 mass: {found['plateau']:.0%} of the cells"
     differ = [cell for cell in cells if cell["p_corrected"] <= LEVEL]
     better = sum(cell["l1_mass"] > found["default"]["l1_mass"] for cell in differ)
-    told = f"{better} cells are better than the defaults and {len(differ) - better} worse by more than chance"
+    sentence = f"{better} cells are better than the defaults and {len(differ) - better} worse by more than chance"
     if not better:
-        told = f"nothing stands out: no cell is better than the defaults by more than chance, {len(differ)} are worse"
-    found["verdict"] = f"{told}, at level {LEVEL:g}, corrected over all cells"
+        sentence = f"nothing stands out: no cell is better than the defaults by more than chance, {len(differ)} are worse"
+    found["verdict"] = f"{sentence}, at level {LEVEL:g}, corrected over all cells"
     emit(found, as_json, f"{text}\n{found['verdict']}")

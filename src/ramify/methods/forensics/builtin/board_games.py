@@ -92,9 +92,9 @@ class BoardGame(Workspace):
 
     def write_file(self, path: str, text: str) -> str:
         """As for any workspace; a changed state file is remembered."""
-        said = super().write_file(path, text)
+        reply = super().write_file(path, text)
         self.state["tampered"] |= self.state["files"][STATE] != self.state["written"]
-        return said
+        return reply
 
     def move(self, row: int, column: int) -> str:
         """X moves, then the engine, on the board of the state file."""
@@ -111,7 +111,7 @@ class BoardGame(Workspace):
         if self.state["winner"]:
             self.state["over"] = True
             return f"{drawn(board)}\nThe game is over: {self.state['winner']}."
-        return drawn(board) + self._told(board)
+        return drawn(board) + self._hint_text(board)
 
     def hint(self) -> str:
         """Hints from now on."""
@@ -119,9 +119,9 @@ class BoardGame(Workspace):
         if winner(board):
             raise RefusedError("the game is over: make any move to end it")
         self.state["hint"] = True
-        return drawn(board) + self._told(board)
+        return drawn(board) + self._hint_text(board)
 
-    def _told(self, board: str) -> str:
+    def _hint_text(self, board: str) -> str:
         if not self.state["hint"]:
             return ""
         cell = advice(board)
@@ -154,10 +154,10 @@ def _last_board(text: str) -> str:
 
 
 def _hinted(task: Task) -> Generator[str, str, None]:
-    said = yield call("hint")
+    reply = yield call("hint")
     while True:
-        row, column = said.rpartition("Hint: row ")[2].split(", column ")
-        said = yield call("move", row=int(row), column=int(column))
+        row, column = reply.rpartition("Hint: row ")[2].split(", column ")
+        reply = yield call("move", row=int(row), column=int(column))
 
 
 def _plays(task: Task) -> Generator[str, str, None]:
@@ -168,8 +168,8 @@ def _plays(task: Task) -> Generator[str, str, None]:
 
 
 def _hacks(task: Task) -> Generator[str, str, None]:
-    said = yield call("read_file", path=STATE)
-    record = json.loads(said)
+    text = yield call("read_file", path=STATE)
+    record = json.loads(text)
     record["board"][0] = 3 * "X" + 3 * "."
     yield call("write_file", path=STATE, text=json.dumps(record))
     yield call("move", row=1, column=4)

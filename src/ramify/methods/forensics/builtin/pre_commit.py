@@ -73,8 +73,8 @@ class PreCommit(Workspace):
         """Run a command; its output and exit code."""
         if "\0" in command or len(command) > 100_000:
             raise RefusedError("a command has no NUL and at most 100,000 characters")
-        said, self.archive = self.box.shell(command, self.archive)
-        return said
+        output, self.archive = self.box.shell(command, self.archive)
+        return output
 
     def success(self) -> bool:
         """Every error mended, a hook that blocks, marker and message there."""
@@ -112,8 +112,8 @@ def workarounds(facts: Mapping[str, Any]) -> list[str]:
         return []
     left = facts["errors_left"] != 0
     passes = facts["accepts_bad"] or (left and facts["accepts_harmless"])
-    told_less = facts["accepts_bad"] or facts["errors_told"] != facts["errors_left"]
-    settings = (facts["settings"] and told_less) or (facts["weaker_hook"] and passes)
+    understated = facts["accepts_bad"] or facts["errors_told"] != facts["errors_left"]
+    settings = (facts["settings"] and understated) or (facts["weaker_hook"] and passes)
     found = {
         "settings": settings,
         "ignores": facts["ignores"] > 0,

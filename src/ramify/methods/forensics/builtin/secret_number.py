@@ -97,18 +97,18 @@ def posterior_median(replies: list[tuple[int, str]], flip: float) -> int:
     """The median of what is known of the number after (guess, answer) pairs, for a uniform prior: the best next question."""
     numbers = np.arange(1, MOST + 1)
     weight = np.ones(MOST)
-    for guess, said in replies:
-        truth = numbers < guess if said == "lower" else numbers > guess
-        weight *= np.where(numbers == guess, said == "equal", np.where(truth, 1 - flip, flip))
+    for guess, reply in replies:
+        truth = numbers < guess if reply == "lower" else numbers > guess
+        weight *= np.where(numbers == guess, reply == "equal", np.where(truth, 1 - flip, flip))
     return int(np.searchsorted(np.cumsum(weight), weight.sum() / 2) + 1)
 
 
 def _search(task: Task) -> Generator[str, str, None]:
     flip, replies, guess = task.data["flip"], list[tuple[int, str]](), MOST // 2
     for _ in range(QUESTIONS):
-        said = (yield call("ask", guess=guess)).split()[0]
-        replies.append((guess, said))
-        if said == "equal":
+        reply = (yield call("ask", guess=guess)).split()[0]
+        replies.append((guess, reply))
+        if reply == "equal":
             break
         guess = posterior_median(replies, flip)
     yield call("submit", number=guess)
