@@ -50,6 +50,12 @@ def test_a_command_gets_what_it_is_given_and_returns_what_is_asked(sandbox: Proc
     assert (done.refused, done.detail) == ({}, "")
 
 
+def test_python_is_found_however_it_was_started(sandbox: ProcessSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/{os.path.relpath(sys.executable, tmp_path)}")  # as by ../.venv/bin/python
+    done = run(sandbox, ["python", "-S", "-c", "print(2 + 2)"])
+    assert (done.text, done.error_text) == ("4\n", "")
+
+
 def test_the_python_inside_is_this_one_with_its_packages(sandbox: ProcessSandbox) -> None:
     done = run(sandbox, ["python", "-c", "import sys, numpy; print(sys.version); print(numpy.__version__)"])
     import numpy

@@ -233,7 +233,7 @@ def _spec(command: Command, env: dict[str, str], commands: int) -> list[bytes]:
     files = {path: content_bytes(content) for path, content in command.files.items()}
     head = json.dumps(
         {
-            "argv": [sys.executable if command.argv[0] == "python" else command.argv[0], *command.argv[1:]],
+            "argv": [os.path.abspath(sys.executable) if command.argv[0] == "python" else command.argv[0], *command.argv[1:]],
             "env": env,
             "folder": command.folder,
             "clock": command.clock,
