@@ -111,6 +111,16 @@ def test_a_look_at_the_anchor_counts_and_a_dry_run_changes_no_judge(
     assert said(capsys)["erased"] == 10
 
 
+def test_a_slot_without_scores_is_scored_to_the_end_by_the_same_command(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("rescore", scored, "fresh", "--judge", "regex:new", "--json")
+    assert run(*words, "--limit", 4) == 0
+    assert (said(capsys)["left"], run(*words)) == (6, 0)
+    assert (said(capsys)["scored"], run(*words)) == (6, 0)
+    assert said(capsys)["scored"] == 0
+    assert run("promote", scored, "fresh", "--anchor", scored, "--truth", "env", "--judge", "regex:new") == 2
+    assert "is the judge of slot 'fresh' already" in capsys.readouterr().err
+
+
 def test_stored_scores_of_any_verb_are_checked_in_their_run(scored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", scored, "--truth", "env", "--judge", "stored:reviewer", "--json") == 0
     (found,) = said(capsys)["challengers"]

@@ -143,7 +143,8 @@ def promote(
             )
         incumbent = _find(spec, opened) if spec else None
         challengers = {one: _find(one, opened) for one in judge}
-        if incumbent is not None and all(one.identity == incumbent.identity for one in challengers.values()):
+        holder = opened.incumbents().get(slot, "" if incumbent is None else incumbent.identity)
+        if all(one.identity == holder for one in challengers.values()):
             raise UserError(f"'{judge[0]}' is the judge of slot '{slot}' already: nothing has changed in it")
         with progress("promote", as_json=as_json, kept="the judge is as it was"):
             found = asyncio.run(ledger.promote(opened, slot, challengers, items, incumbent, options, dry_run, repeat, spent))
