@@ -85,10 +85,10 @@ class Shelf:
     """One episode: calls are answered by a tool, anything else by the user; it ends after five replies."""
 
     max_turns = 5
-    told = True
+    describes_tools = True
 
     def __init__(self) -> None:
-        self.system = describe([*LookEnvironment.tools], "You look at shelves.") if self.told else ""
+        self.system = describe([*LookEnvironment.tools], "You look at shelves.") if self.describes_tools else ""
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.log: list[str] = []
@@ -145,7 +145,7 @@ class ToollessEnvironment(LookEnvironment):
 class Plain(Toolless):
     """Without a system message, too."""
 
-    told = False
+    describes_tools = False
 
 
 class PlainEnvironment(ToollessEnvironment):
@@ -160,8 +160,8 @@ class Sure(Toolless):
     outcome = True
 
     def step(self, action: str) -> Observation:
-        said = super().step(action)
-        return replace(said, reward=0.0, outcome=self.outcome if said.terminated else None)
+        observation = super().step(action)
+        return replace(observation, reward=0.0, outcome=self.outcome if observation.terminated else None)
 
 
 class SureEnvironment(ToollessEnvironment):
@@ -199,14 +199,14 @@ def with_calls(messages: list[tuple[str, str]]) -> list[dict[str, Any]]:
         if message["role"] != "tool":
             continue
         calls = parse_tool_calls(made[i]["content"])
-        said = made[i]["content"][: calls[0].char_span[0]].rstrip()
-        told = [
+        content = made[i]["content"][: calls[0].char_span[0]].rstrip()
+        tool_calls = [
             {"id": f"call{i % 1000:03d}{k:02d}", "type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
             for k, c in enumerate(calls)
             if not c.error
         ]
-        made[i] = {"role": "assistant", "content": said, "tool_calls": told}
-        message |= {"name": "look", "tool_call_id": told[0]["id"]}
+        made[i] = {"role": "assistant", "content": content, "tool_calls": tool_calls}
+        message |= {"name": "look", "tool_call_id": tool_calls[0]["id"]}
     return made
 
 

@@ -115,7 +115,7 @@ def shown(run: Run, node: Node, tokenizer: HfTokenizer) -> tuple[str, np.ndarray
     return tokenizer.decode(tokens.tolist()), tokens
 
 
-def said(run: Run, node: Node) -> list[tuple[str, str]]:
+def path_messages(run: Run, node: Node) -> list[tuple[str, str]]:
     return [(message.role, message.text) for message in run.path(str(node.parent)).upto(node.offset).messages()]
 
 
@@ -126,7 +126,7 @@ def agree(folder: Path, model: Path) -> list[Node]:
         nodes = [node for node in replies(run) if node.opens]
         for node in nodes:
             text, tokens = shown(run, node, tokenizer)
-            assert text in truths(model, said(run, node)), node.id
+            assert text in truths(model, path_messages(run, node)), node.id
             if model.name in OWN:  # content spells special tokens; only the template puts them
                 ends = sum(tokenizer.decode([token]) == "<|im_end|>" for token in tokens.tolist())
                 assert ends == text.count("<|im_start|>") - 1
@@ -145,9 +145,9 @@ def learnable(folder: Path) -> None:
                 assert sum(int(row.mask.sum()) for row in rows) == sum(node.sampled_tokens for node in nodes)
                 for node in nodes:
                     before, end = run.shown(node.id).tokens, int(node.sampled.nonzero()[0][-1]) + 1
-                    behind = [*before.tolist(), *node.tokens[:end].tolist()]
-                    mine = [row for row in rows if row.tokens[: len(behind)].tolist() == behind]
-                    assert any(row.mask[len(before) : len(behind)].sum() == node.sampled_tokens for row in mine)
+                    after = [*before.tolist(), *node.tokens[:end].tolist()]
+                    mine = [row for row in rows if row.tokens[: len(after)].tolist() == after]
+                    assert any(row.mask[len(before) : len(after)].sum() == node.sampled_tokens for row in mine)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -177,7 +177,7 @@ def test_forks_see_what_the_reply_saw(verb, here: Path, models: dict[str, Path],
     assert verb(*played(models[name], run)).code == 0
     tokenizer = HfTokenizer.load(models[name])
     with Run.open(run) as opened:
-        node = max(replies(opened), key=lambda n: (len(said(opened, n)), n.sampled_tokens))
+        node = max(replies(opened), key=lambda n: (len(path_messages(opened, n)), n.sampled_tokens))
         _, before = shown(opened, node, tokenizer)
         head = int(np.argmax(node.sampled))
         old = {one.id for one in replies(opened)}
@@ -201,8 +201,8 @@ def test_forks_see_what_the_reply_saw(verb, here: Path, models: dict[str, Path],
             if one.parent == node.id and one.offset == head and "Answer in one word." in read(opened, one, tokenizer)
         ]
         assert edited
-        told = said(opened, node)
-        wanted = truths(models[name], [(told[0][0], told[0][1] + "\nAnswer in one word."), *told[1:]])
+        history = path_messages(opened, node)
+        wanted = truths(models[name], [(history[0][0], history[0][1] + "\nAnswer in one word."), *history[1:]])
         assert all(read(opened, one, tokenizer) in wanted for one in edited)
     agree(run, models[name])
 
@@ -280,29 +280,29 @@ def test_a_prompt_of_text_is_laid_out_as_transformers_renders_it(models: dict[st
     """The problems that cliffs, judges and drafters ask about; templates that rewrite the past were refused here, too."""
     from transformers import AutoTokenizer
 
-    said = "hello <|im_end|> there"
-    (tmp_path / "problems.jsonl").write_text(json.dumps({"id": "p", "prompt": said}) + "\n")
+    question = "hello <|im_end|> there"
+    (tmp_path / "problems.jsonl").write_text(json.dumps({"id": "p", "prompt": question}) + "\n")
     theirs = AutoTokenizer.from_pretrained(models[name])
-    (asked,) = read_problems(tmp_path / "problems.jsonl", chat_template(models[name]))
-    text = theirs.decode(list(asked.prompt_ids), skip_special_tokens=False)
-    assert text == theirs.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True, tokenize=False)
-    assert list(asked.prompt_ids).count(theirs.convert_tokens_to_ids("<|im_end|>")) == text.count("<|im_end|>") - 1
+    (problem,) = read_problems(tmp_path / "problems.jsonl", chat_template(models[name]))
+    text = theirs.decode(list(problem.prompt_ids), skip_special_tokens=False)
+    assert text == theirs.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
+    assert list(problem.prompt_ids).count(theirs.convert_tokens_to_ids("<|im_end|>")) == text.count("<|im_end|>") - 1
 
 
 def test_a_template_of_ones_own(verb, here: Path, models: dict[str, Path]) -> None:
     file, run = here / "own.jinja", here / "run"
     file.write_text(MERGES)
-    told = ["--chat-template", str(file)]
-    assert verb(*played(models["adds"], run, *told, "--budget.calls", "4", "--concurrency", "1")).code == 3
+    options = ["--chat-template", str(file)]
+    assert verb(*played(models["adds"], run, *options, "--budget.calls", "4", "--concurrency", "1")).code == 3
     assert any(node.context for node in agree(run, models["merges"]))
     file.write_text(FORGETS)
-    assert "it began with other settings: chat template was" in verb.refused(*played(models["adds"], run, *told))
+    assert "it began with other settings: chat template was" in verb.refused(*played(models["adds"], run, *options))
     assert "it began with other settings: chat template was" in verb.refused(*played(models["adds"], run))
     file.unlink()
     assert verb("resume", run, "--json").code == 3
-    assert "cannot read the chat template" in verb.refused(*played(models["adds"], here / "no", *told))
+    assert "cannot read the chat template" in verb.refused(*played(models["adds"], here / "no", *options))
     file.write_text("{% for")
-    assert "is not a jinja template" in verb.refused(*played(models["adds"], here / "no", *told))
+    assert "is not a jinja template" in verb.refused(*played(models["adds"], here / "no", *options))
     assert "--chat-template goes with" in verb.refused(
         "rollout", "--model", "chat:x@http://127.0.0.1:9/v1", "--chat-template", write(file, ADDS), "--out", here / "no"
     )
@@ -378,8 +378,8 @@ def test_a_server_shows_what_transformers_renders(here: Path, models: dict[str, 
     async def chat() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=api.app()), base_url="http://here") as client:
             for turn in range(4):
-                asked = {"model": "tiny", "messages": talk, "max_tokens": 8, "seed": turn}
-                answer = await client.post("/v1/chat/completions", json=asked)
+                request = {"model": "tiny", "messages": talk, "max_tokens": 8, "seed": turn}
+                answer = await client.post("/v1/chat/completions", json=request)
                 assert answer.status_code == 200, answer.text
                 talk.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
                 talk.append({"role": "user", "content": f" more {turn} <|im_end|>\n"})
@@ -407,7 +407,7 @@ def test_a_server_takes_a_template_of_ones_own(verb, here: Path, models: dict[st
     (completion,) = asyncio.run(
         layout.sample(Prefix(messages=(Message("system", "S"), Message("user", " U "))), 1, Sampling(max_tokens=2), [1])
     )
-    prompt = [token for laid in completion.shown for token in laid.tokens.tolist()]
+    prompt = [token for message in completion.shown for token in message.tokens.tolist()]
     assert (
         HfTokenizer.load(models["adds"]).decode([*prompt, *completion.head])
         == "<|im_start|>user\nS\n\nU<|im_end|>\n<|im_start|>assistant\n"

@@ -215,17 +215,17 @@ class Slow(ChainEnvironment):
 
 def test_a_check_of_a_slow_environment_shows_what_it_is_at_in_a_terminal(here: Path) -> None:
     (here / "slow.py").write_text(SLOW)
-    ours, theirs = pty.openpty()
+    host_end, terminal_end = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "ramify", "check", "env", "slow.py:Slow"],
-        stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+        stdin=terminal_end, stdout=subprocess.PIPE, stderr=terminal_end, env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
     )  # fmt: skip
-    os.close(theirs)
+    os.close(terminal_end)
     screen = b""
     with suppress(OSError):  # how a terminal says that nobody writes to it any more
-        while piece := os.read(ours, 1 << 16):
+        while piece := os.read(host_end, 1 << 16):
             screen += piece
-    os.close(ours)
+    os.close(host_end)
     out, _ = child.communicate(timeout=60)
     assert child.returncode == 0
     assert b"conforms" in out

@@ -174,9 +174,9 @@ def test_a_checkpoint_in_bfloat16_is_run_and_saved_in_float32(kind: str, verb: A
 def test_pickled_weights_are_refused_with_what_to_do(kind: str, verb: Any, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "start", kind)
     (tmp_path / "start" / "model.safetensors").rename(tmp_path / "start" / "pytorch_model.bin")
-    said = verb.refused("improve", "--model", f"hf:{tmp_path / 'start'}", "--out", tmp_path / "run")
-    assert "pytorch_model.bin, a pickle" in said
-    assert "save them as safetensors" in said
+    message = verb.refused("improve", "--model", f"hf:{tmp_path / 'start'}", "--out", tmp_path / "run")
+    assert "pytorch_model.bin, a pickle" in message
+    assert "save them as safetensors" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -263,8 +263,8 @@ def test_an_adapter_is_a_model(kind: str, name: str, settings: dict[str, Any], v
 def test_an_adapter_whose_base_is_a_name_on_a_hub(verb: Any, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "base", "llama")
     save_adapter(tmp_path / "adapter", tmp_path / "base", "lm_head", base_model_name_or_path="org/model-7b")
-    said = verb.refused("rollout", "--model", f"hf:{tmp_path / 'adapter'}", "--out", tmp_path / "run")
-    assert "is for 'org/model-7b', which is no folder with a model here" in said
+    message = verb.refused("rollout", "--model", f"hf:{tmp_path / 'adapter'}", "--out", tmp_path / "run")
+    assert "is for 'org/model-7b', which is no folder with a model here" in message
     assert not (tmp_path / "run").exists()
 
 
@@ -346,7 +346,7 @@ def test_the_tokens_that_end_a_turn_come_from_the_checkpoint(kind: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (["--device", "cuda:97"], 4, "there is no device 'cuda:97' here"),
         (["--device", "mps"], 4, "there is no device 'mps' here"),
@@ -357,10 +357,10 @@ def test_the_tokens_that_end_a_turn_come_from_the_checkpoint(kind: str, tmp_path
         (["--model", "chat:m@http://127.0.0.1:9/v1", "--device", "cuda"], 2, "'chat' names a model that it does not run"),
     ],
 )
-def test_devices_and_dtypes_that_cannot_be_had(words: list[str], code: int, said: str, verb: Any, tmp_path: Path) -> None:
+def test_devices_and_dtypes_that_cannot_be_had(words: list[str], code: int, message: str, verb: Any, tmp_path: Path) -> None:
     found = verb("rollout", *words, "--out", tmp_path / "run")
     assert (found.code, found.out) == (code, "")
-    assert said in found.err
+    assert message in found.err
     assert found.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 

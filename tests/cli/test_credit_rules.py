@@ -49,8 +49,8 @@ def test_the_rule_of_the_page_trains_and_explains_itself_everywhere(verb: Any, h
     shown = verb("show", "run")
     assert "credit by leave-one-out" in shown.out
     assert "others: mean reward of the other attempts at its task" in shown.out
-    told = verb("show", "run", "--json").json["credit"][0]
-    assert list(told["numbers"]) == ["A", "reward", "others"]
+    record = verb("show", "run", "--json").json["credit"][0]
+    assert list(record["numbers"]) == ["A", "reward", "others"]
     why = verb("graph-credit", "why", "run", best.node)
     assert "mean reward of the other attempts at its task" in why.out
     assert verb("graph-credit", "why", "run", best.node, "--json").json["others"] == best.value["others"]

@@ -53,24 +53,24 @@ def small(model: Path, env: str) -> list[str]:
 
 
 def test_a_dry_run_says_what_came_of_its_trial(verb: Any, here: Path, agent: Path) -> None:
-    told = [*small(agent, "LookEnvironment"), "--dry-run"]
-    record = verb(*told, "--json").json
+    command = [*small(agent, "LookEnvironment"), "--dry-run"]
+    record = verb(*command, "--json").json
     trial = record["trial"]
     low, high = trial["interval"]
     assert low <= trial["success"] <= high
     assert (trial["n"], trial["failed"]) == (4, 0)
     assert min(trial["training rows"], trial["checkpoint"], trial["weights"], trial["agent"]) > 0
     assert bool(record["warnings"]) == (trial["success"] in (0, 1))
-    assert f"Trial: {round(4 * trial['success'])} of 4 episodes succeeded ({trial['success']:.1%}" in verb(*told).out
+    assert f"Trial: {round(4 * trial['success'])} of 4 episodes succeeded ({trial['success']:.1%}" in verb(*command).out
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(("env", "words"), [("SureEnvironment", "every one of 4"), ("HopelessEnvironment", "none of 4")])
 def test_a_dry_run_warns_where_there_is_nothing_to_learn_from(verb: Any, here: Path, agent: Path, env: str, words: str) -> None:
-    told = [*small(agent, env), "--dry-run"]
-    (warning,) = verb(*told, "--json").json["warnings"]
+    command = [*small(agent, env), "--dry-run"]
+    (warning,) = verb(*command, "--json").json["warnings"]
     assert warning.startswith(f"{words} trial episodes succeeded")
-    assert f"Warning: {warning}." in verb(*told).out
+    assert f"Warning: {warning}." in verb(*command).out
 
 
 def test_a_dry_run_fails_where_the_run_would(verb: Any, here: Path, agent: Path) -> None:

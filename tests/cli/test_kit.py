@@ -182,8 +182,8 @@ def test_no_words_lead_to_anything_but_a_call_or_a_sentence(words: list[str]) ->
 
 def test_old_names_of_options_and_settings_still_work(verb, here: Path) -> None:
     Path("old.toml").write_text("panel = 2\n")
-    told = json.loads(verb("rollout", "--config", "old.toml", "--dry-run", "--json").out)
-    assert told["config"]["count"] == 2
-    told = json.loads(verb("rollout", "--world", "maze", "--panel", "3", "--dry-run", "--json").out)
-    assert (told["config"]["env"], told["config"]["count"]) == ("maze", 3)
+    planned = json.loads(verb("rollout", "--config", "old.toml", "--dry-run", "--json").out)
+    assert planned["config"]["count"] == 2
+    planned = json.loads(verb("rollout", "--world", "maze", "--panel", "3", "--dry-run", "--json").out)
+    assert (planned["config"]["env"], planned["config"]["count"]) == ("maze", 3)
     assert "--panel" not in verb("rollout", "--help-all").out

@@ -71,10 +71,11 @@ def record(folder: Path) -> None:
     recorder = Recorder(folder, {"model": "builtin"}, template)
 
     async def play(task: Task, attempt: int) -> None:
-        env, said = HouseholdEnvironment().make(), [Message("system", RULE)]
-        said.append(Message("user", env.reset(task, 0).text))
+        env, messages = HouseholdEnvironment().make(), [Message("system", RULE)]
+        messages.append(Message("user", env.reset(task, 0).text))
         for turn in range(5):
-            shown = said if turn < 4 or attempt else [Message("system", "Summary: a house."), *said[-3:]]  # the rule is gone
+            summary = [Message("system", "Summary: a house."), *messages[-3:]]  # the rule is gone
+            shown = messages if turn < 4 or attempt else summary
             prefix, key = Prefix(messages=tuple(shown)), 1000 * TASKS.index(task) + 10 * attempt + turn
             completions = await Layout(model, template).sample(prefix, 1, Sampling(max_tokens=16), [key])
             name = f"chatcmpl-{key}"
@@ -85,7 +86,7 @@ def record(folder: Path) -> None:
             seen = env.step(text)
             if seen.terminated:
                 return
-            said += [Message("assistant", text), Message("user", seen.text)]
+            messages += [Message("assistant", text), Message("user", seen.text)]
 
     async def every() -> None:
         for task in TASKS:

@@ -89,8 +89,8 @@ LOGS: dict[str, tuple[Made, list[str], list[str]]] = {
 @pytest.mark.parametrize("name", LOGS)
 def test_from_a_log_to_the_step_in_three_commands(verb: Any, name: str) -> None:
     make, importing, choosing = LOGS[name]
-    told = verb("import", write("log.jsonl", make()), "--run", "mine", *importing, "--json").json
-    assert (told["trees"], told["records"]) == (2, 8)
+    record = verb("import", write("log.jsonl", make()), "--run", "mine", *importing, "--json").json
+    assert (record["trees"], record["records"]) == (2, 8)
     found = verb("graph-credit", "report", "mine", *choosing, "--json").json
     assert (found["attempts"], found["tasks"], found["constant_reward_share"]) == (8, 2, 0)
     worst = found["top_losses"][0]
@@ -133,9 +133,9 @@ class Letters:
 def test_rewards_that_were_paid_step_by_step(verb: Any) -> None:
     """Step records need not say that they are done for their last reward to count."""
     steps = [
-        {"problem_id": "t", "trial": i, "step": at, "obs": seen, "action": said, "score": reward * (at == 2)}
-        for i, (said_, reward) in enumerate((("take", 1.0), ("sing", 0.0)))
-        for at, (seen, said) in enumerate((("hall", "go"), ("study", said_), ("end", "")))
+        {"problem_id": "t", "trial": i, "step": at, "obs": seen, "action": action, "score": reward * (at == 2)}
+        for i, (second, reward) in enumerate((("take", 1.0), ("sing", 0.0)))
+        for at, (seen, action) in enumerate((("hall", "go"), ("study", second), ("end", "")))
     ]
     verb("import", write("steps.jsonl", steps), "--run", "mine", "--from", "steps")
     assert verb("show", "mine", "--json").json["attempts"]["successes"] == 1
@@ -147,9 +147,9 @@ def test_rewards_that_were_paid_step_by_step(verb: Any) -> None:
 def test_a_log_without_a_reward_is_refused_in_one_sentence(verb: Any) -> None:
     verb("import", write("log.jsonl", [{"task_id": t, "messages": m, "note": "x"} for t, m, _ in log()]), "--run", "mine")
     for words in (("report",), ("mark",), ("advantages", "--out", "x.jsonl"), ("build",)):
-        said = verb.refused("graph-credit", words[0], "mine", *words[1:])
-        assert "mine holds no scored attempt" in said
-        assert all(name in said for name in ("'reward'", "'score'", "'success'", "--reward-field"))
+        message = verb.refused("graph-credit", words[0], "mine", *words[1:])
+        assert "mine holds no scored attempt" in message
+        assert all(name in message for name in ("'reward'", "'score'", "'success'", "--reward-field"))
     assert verb("show", "mine", "--json").json["attempts"] is None
     verb("show", "mine", "--html", "report.html")
     assert "4 attempts; nobody said which succeeded" in Path("report.html").read_text(encoding="utf-8")
@@ -158,9 +158,9 @@ def test_a_log_without_a_reward_is_refused_in_one_sentence(verb: Any) -> None:
 
 def test_rewards_that_tell_nothing_apart_are_not_called_credit(verb: Any) -> None:
     verb("import", write("log.jsonl", [{"task_id": t, "messages": m, "score": 1} for t, m, _ in log()]), "--run", "mine")
-    told = verb("graph-credit", "mark", "mine")
-    assert "in every task all attempts have one reward" in told.err
-    assert "no step of mine has any credit" in told.out
+    result = verb("graph-credit", "mark", "mine")
+    assert "in every task all attempts have one reward" in result.err
+    assert "no step of mine has any credit" in result.out
 
 
 def test_whose_score_decides(verb: Any) -> None:
@@ -217,9 +217,9 @@ def test_states_are_taken_out_of_texts(verb: Any) -> None:
     assert any("--state-pattern" in warning for warning in plain.json["warnings"])
     assert "--state-pattern" in plain.err
     pattern = ("--state-pattern", r"in the (\w+)")
-    told = verb(*audit, *pattern, "--json").json
-    assert (told["states"], told["recoveries"], told["mean_depth"]) == (4, 2, 2)
-    assert not any("--state-pattern" in warning for warning in told["warnings"])
+    record = verb(*audit, *pattern, "--json").json
+    assert (record["states"], record["recoveries"], record["mean_depth"]) == (4, 2, 2)
+    assert not any("--state-pattern" in warning for warning in record["warnings"])
     verb("import", "log.jsonl", "--run", "mine")
     assert "--state-pattern" in verb("graph-credit", "report", "mine").err
     credit = verb("graph-credit", "report", "mine", *pattern, "--json")
@@ -268,9 +268,9 @@ def test_a_session_is_an_attempt(verb: Any) -> None:
     assert (found.code, found.json["sessions"], [c["step"] for c in found.json["compactions"]]) == (1, 2, [5])
     assert [loss["step"] for loss in found.json["rules"][0]["lost"]] == [5]
     first, second = ({"attempt_id": i} for i in (1, 2))
-    asked = [*other, {"role": "assistant", "content": "b"}, {"role": "user", "content": "More."}]
+    longer = [*other, {"role": "assistant", "content": "b"}, {"role": "user", "content": "More."}]
     calls = [called([user], "I go.", **first), called([user], "I look.", **second), called(other, "b", **second)]
-    write("log.jsonl", [*calls, called(summary, "c", **first), called(asked, "d", **second)])
+    write("log.jsonl", [*calls, called(summary, "c", **first), called(longer, "d", **second)])
     found = verb(*audit)  # the log says which attempt a call is of, so the compaction is the first one's
     assert [(c["session"], c["dropped"]) for c in found.json["compactions"]] == [("t#1", 1)]
 

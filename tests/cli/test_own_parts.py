@@ -84,19 +84,19 @@ def test_the_same_names_are_checked_and_made_by_workers(verb, mine: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         ("mine.py:broken_agent", "engine: mine.py:broken_agent raised ZeroDivisionError: division by zero"),
         ("mine.py:mute_agent", "engine: mine.py:mute_agent returned a NoneType, not a text"),
     ],
 )
-def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, says: str) -> None:
+def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, message: str) -> None:
     found = verb("rollout", "--model", model, "--count", "1", "--out", "run", "--json")
-    assert (found.code, found.json["failures"]) == (1, {says: 1})
+    assert (found.code, found.json["failures"]) == (1, {message: 1})
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--env", "nowhere.py:HOUSE"), "there is no file nowhere.py"),
         (("--env", "mine.py:HOSE"), "there is no 'HOSE' (did you mean 'HOUSE'?)"),
@@ -107,9 +107,9 @@ def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, 
         (("--model", "wrong.py:x"), "names nothing that can be imported: SyntaxError"),
     ],
 )
-def test_what_is_no_part_is_one_sentence(verb, mine: Path, words: tuple[str, str], says: str) -> None:
+def test_what_is_no_part_is_one_sentence(verb, mine: Path, words: tuple[str, str], message: str) -> None:
     (mine / "wrong.py").write_text("def (:\n")
-    assert says in verb.refused("rollout", *words, "--count", "1", "--out", "run")
+    assert message in verb.refused("rollout", *words, "--count", "1", "--out", "run")
     assert not (mine / "run").exists()
 
 

@@ -82,9 +82,9 @@ def test_tasks_that_the_environment_cannot_start_leave_no_run_in_the_way(verb, h
 )
 def test_a_run_is_not_mixed_with_another(verb, here: Path, words: list[str], what: str) -> None:
     verb("rollout", *SMALL, "--out", "r")
-    said = verb.refused("rollout", *SMALL, *words, "--out", "r")
-    assert said.startswith("r cannot continue, it began with other settings: ")
-    assert what in said
+    message = verb.refused("rollout", *SMALL, *words, "--out", "r")
+    assert message.startswith("r cannot continue, it began with other settings: ")
+    assert what in message
 
 
 def test_a_run_of_something_else_is_left_alone(verb, chats: Path) -> None:

@@ -167,7 +167,7 @@ def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"model": "gpt"}, "neither 'builtin' nor 'hf:PATH'"),
         ({"model": "hf:/nowhere"}, "no folder /nowhere"),
@@ -175,7 +175,7 @@ def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
         ({"tasks": "/nowhere.jsonl"}, "cannot read /nowhere.jsonl"),
     ],
 )
-def test_bad_parts_are_refused_before_a_run_exists(settings: dict[str, str], says: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=says):
+def test_bad_parts_are_refused_before_a_run_exists(settings: dict[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         improve(ImproveConfig(**settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -29,22 +29,22 @@ class Sum:
     system, max_turns = "Add.", 2
 
     def reset(self, task: Task, seed: int) -> Observation:
-        self.task, self.said = task, ""
+        self.task, self.answer = task, ""
         return Observation(f"{task.data['a']} + {task.data['b']}")
 
     def step(self, action: str) -> Observation:
-        self.said = action
+        self.answer = action
         right = action == str(self.task.data["a"] + self.task.data["b"])
         return Observation("right" if right else "wrong", float(right), terminated=True, outcome=right)
 
     def snapshot(self) -> Any:
-        return self.said
+        return self.answer
 
     def restore(self, snapshot: Any) -> None:
-        self.said = snapshot
+        self.answer = snapshot
 
     def key(self) -> str:
-        return self.said
+        return self.answer
 
 
 def adds(messages: list[dict[str, str]]) -> str:
@@ -135,8 +135,8 @@ def test_a_loaded_model_brings_its_chat_template(tmp_path: Path) -> None:
     model = ramify.LocalModel.load(folder)
     assert model.template is not None
     own = ramify.play(model, "household", task, out=tmp_path / "own")
-    said = [[turn.node.text for turn in a.turns] for a in (*named, *own)]
-    assert said[0] == said[1]
+    texts = [[turn.node.text for turn in a.turns] for a in (*named, *own)]
+    assert texts[0] == texts[1]
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(NeedsError, match="has no chat template"):
         ramify.play(ramify.LocalModel.load(folder), "household", task, out=tmp_path / "none")
@@ -169,7 +169,7 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ({"model": ["go"]}, r"a model is a name .* not a list; ramify.ScriptedModel"),
         ({"model": ramify.ScriptedModel}, "ScriptedModel is a class: give an object of it"),
@@ -190,15 +190,15 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
         ({"tasks": "nowhere.jsonl"}, "nowhere.jsonl"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing(words: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=says) as caught:
+def test_a_mistake_is_one_sentence_and_leaves_nothing(words: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         ramify.play(**{"model": adds, "env": Sum, "tasks": TASKS, "out": tmp_path / "run", **words})
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ({"config": {"upates": 1}}, "unknown key 'upates' in the settings .did you mean 'updates'"),
         ({"config": {"tree": {"rots": 1}}}, "unknown key 'tree.rots' in the settings"),
@@ -206,8 +206,8 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(words: dict[str, Any], say
         ({"tasks": [{"id": "alone"}]}, "tasks holds one task"),
     ],
 )
-def test_a_mistake_of_improve_is_one_sentence_and_leaves_nothing(words: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises((UserError, NeedsError), match=says):
+def test_a_mistake_of_improve_is_one_sentence_and_leaves_nothing(words: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, NeedsError), match=message):
         ramify.improve(**{"config": SMALL, "out": tmp_path / "run", **words})
     assert not (tmp_path / "run").exists()
 

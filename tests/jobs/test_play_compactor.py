@@ -37,8 +37,8 @@ def counts(run: Path) -> list[str]:
 def test_a_compactor_by_name_is_used_stored_and_used_again_by_a_fork(tmp_path: Path) -> None:
     out = tmp_path / "run"
     attempts = play(WALKER, "household", TASKS, out=out, compactor="drop-oldest", window=200)
-    said = counts(out)
-    assert max(int(text.split()[1]) for text in said) < 2 * len(said) - 1, "prompts were shortened"
+    texts = counts(out)
+    assert max(int(text.split()[1]) for text in texts) < 2 * len(texts) - 1, "prompts were shortened"
     with Run.open(out) as run:
         assert (run.meta["config"]["compactor"], run.meta["config"]["window"]) == ("drop-oldest", 200)
     step = attempts[0].turns[-2].node
@@ -66,15 +66,15 @@ def test_a_collection_takes_one_and_continues_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ({"compactor": "drop-oldst", "window": 9}, "did you mean 'drop-oldest'"),
         ({"compactor": "drop-oldest"}, "a compactor and a window of at least 1 go together"),
         ({"window": 9}, "a compactor and a window of at least 1 go together"),
     ],
 )
-def test_mistakes_are_one_sentence(words: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_mistakes_are_one_sentence(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Collection(RolloutConfig(model=WALKER, count=1, **words))
 
 

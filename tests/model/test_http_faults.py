@@ -227,8 +227,8 @@ def test_ways_to_ask_for_a_wait() -> None:
     assert requested_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
     for hours in (-9, 26):  # this machine's clock, or the server's, jumped: its two dates still tell how long
         sent = time.time() + 3600 * hours
-        told = {name: email.utils.formatdate(sent + more, usegmt=True) for name, more in (("date", 0), ("retry-after", 3))}
-        assert requested_wait(told) == 3
+        headers = {name: email.utils.formatdate(sent + more, usegmt=True) for name, more in (("date", 0), ("retry-after", 3))}
+        assert requested_wait(headers) == 3
     assert 900 < (requested_wait({"retry-after": later, "date": "nonsense"}) or 0) <= 1000
     for nonsense in ("", "soon", "-3", "1e999", "nan", "99999-99-99", "\u0663"):
         assert requested_wait({"retry-after": nonsense}) in (None, 3.0)

@@ -239,17 +239,17 @@ def test_sampled_tokens_that_spell_the_key_are_a_failed_sample(monkeypatch: pyte
         made = b"".join(f"data: {json.dumps({'model': 'm', 'choices': [part]})}\n\n".encode() for part in parts)
         return http(made + b"data: [DONE]\n\n", kind="text/event-stream")
 
-    said = []
+    texts = []
 
     async def read(model: HttpModel) -> None:
         async for piece in model.stream(PREFIX, Sampling(max_tokens=64), 5):
-            said.append(piece.text)
+            texts.append(piece.text)
 
     with FaultyServer(answer) as server:
         model = HttpModel(server.url, "m", "completions", tokenizer=BUILTIN)
         with pytest.raises(ProviderError, match="returned the API key"):
             asyncio.run(read(model)) if streamed else sample(model, PREFIX, max_tokens=64)
-    assert key[:8] not in "".join(said)
+    assert key[:8] not in "".join(texts)
 
 
 # -- sampling
@@ -389,11 +389,11 @@ def test_bad_names_are_one_sentence() -> None:
 def test_names_with_an_at_sign_and_the_answering_name() -> None:
     model = HttpModel.named("chat", "org/model@v2@http://127.0.0.1:1/v1")
     assert (model.model, model.endpoint.url) == ("org/model@v2", "http://127.0.0.1:1/v1")
-    for asked, answered, same in (
+    for requested, answered, same in (
         ("gpt-9", "gpt-9-2027-01-01", True), ("org/m", "m", True), ("/data/m/", "/data/m", True), ("m@main", "m", True),
         ("gpt-9", "gpt-8", False), ("m", "m2", False), ("M", "m", True), ("llama", "llama:7b", True),
     ):  # fmt: skip
-        assert wire._same_model(asked, answered) == same
+        assert wire._same_model(requested, answered) == same
 
 
 # -- tools
@@ -529,10 +529,10 @@ def test_token_methods_refuse_a_chat_before_anything_runs(tmp_path: Path, capsys
         assert main(["improve", "--model", name, "--out", str(tmp_path / "i")]) == 4
         trees = ["tree-rollouts", "run", "--model", name, "--out", str(tmp_path / "t"), "--count", "1"]
         assert main([*trees, "--unit", "tokens"]) == 4
-        said = capsys.readouterr().err.splitlines()
-        assert len(said) == 2
-        assert "needs weights in this process" in said[0]
-        assert "needs a model with tokens" in said[1]
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 2
+        assert "needs weights in this process" in lines[0]
+        assert "needs a model with tokens" in lines[1]
         assert list(tmp_path.iterdir()) == []
         assert main([*trees, "--budget", "40"]) == 0  # turns can be counted without tokens
 
@@ -721,9 +721,9 @@ def test_a_key_shows_up_nowhere_but_in_its_header(
         assert server.headers[-1]["authorization"] == f"Bearer {CANARY}"
         assert main(["fork", str(tmp_path / "r"), attempts[0].turns[0].node.id, "--n", "1"]) == 1  # which fails, too
         assert main(["show", str(tmp_path / "r")]) == 0
-        said = [repr(model), str(vars(model)), repr(model.transport), str(vars(model.transport)), str(attempts), caplog.text]  # type: ignore[attr-defined]
+        shown = [repr(model), str(vars(model)), repr(model.transport), str(vars(model.transport)), str(attempts), caplog.text]  # type: ignore[attr-defined]
     out, err = capsys.readouterr()
-    assert CANARY not in "".join([out, err, *said])
+    assert CANARY not in "".join([out, err, *shown])
     files = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
     assert files
     assert not any(CANARY.encode() in path.read_bytes() for path in files)

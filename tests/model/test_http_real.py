@@ -85,10 +85,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         deadline = time.monotonic() + 300
         while not probe(url)["reachable"]:
             if process.poll() is not None or time.monotonic() > deadline:
-                said = (cache / "log").read_text(errors="replace")
-                if "No module named" in said or "pip install" in said:
+                output = (cache / "log").read_text(errors="replace")
+                if "No module named" in output or "pip install" in output:
                     pytest.skip("transformers[serving] is not installed: NO REAL CHAT SERVER IS TESTED")
-                pytest.fail(f"transformers serve did not start: {said[-2000:]}")
+                pytest.fail(f"transformers serve did not start: {output[-2000:]}")
             time.sleep(0.5)
         yield url, folder
     finally:
@@ -131,11 +131,11 @@ def test_a_gateway_with_rules_in_front_of_transformers_serve(served: tuple[str, 
     block = Pins(["Take the red key."]).block()
     url, folder = served
     user = {"role": "user", "content": "go to the hall"}
-    asked: dict[str, Any] = {"model": str(folder), "max_tokens": 5, "temperature": 0.0, "stream": True}
+    settings: dict[str, Any] = {"model": str(folder), "max_tokens": 5, "temperature": 0.0, "stream": True}
 
     def read(base: str, messages: Any) -> list[Any]:
         with openai.OpenAI(base_url=base, api_key="any", max_retries=0) as client:
-            events = [event.model_dump() for event in client.chat.completions.create(messages=messages, **asked)]
+            events = [event.model_dump() for event in client.chat.completions.create(messages=messages, **settings)]
         return [(event["model"], event["usage"], event["choices"]) for event in events]
 
     recorder = Recorder(tmp_path / "run", {})
@@ -143,8 +143,8 @@ def test_a_gateway_with_rules_in_front_of_transformers_serve(served: tuple[str, 
     with serving(Guard(api.app(), "127.0.0.1")) as gateway:
         passed = read(gateway, [user])
     recorder.close()
-    told = [choice.pop("ramify") for _, _, choices in passed for choice in choices if "ramify" in choice]
-    assert told == [{"pins": {"reinserted": ["Take the red key."]}}]
+    notes = [choice.pop("ramify") for _, _, choices in passed for choice in choices if "ramify" in choice]
+    assert notes == [{"pins": {"reinserted": ["Take the red key."]}}]
     assert passed == read(url, [{"role": "system", "content": block}, user])
 
 

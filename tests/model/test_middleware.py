@@ -139,7 +139,7 @@ def test_composition_is_in_order_and_told_in_the_identity(monkeypatch: pytest.Mo
     assert (model.identity.name, model.argument) == ("scripted+says+says", "first: with a colon")
     (completion,) = asyncio.run(model.sample(Prefix(messages=(Message("user", "hi"),)), 1, Sampling(), [1]))
     assert completion.text == "second first: with a colon hi"  # the outermost changes first, the innermost ends in front
-    assert [laid.message.text for laid in completion.shown] == ["second", "first: with a colon", "hi"]
+    assert [layer.message.text for layer in completion.shown] == ["second", "first: with a colon", "hi"]
     assert wrap(inside, ["says:a"]).identity.weights != wrap(inside, ["says:b"]).identity.weights
     assert wrap(inside, []) is inside
     with pytest.raises(UserError, match="did you mean 'says'"):

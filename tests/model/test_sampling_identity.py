@@ -8,10 +8,10 @@ from ramify.rollout.token_traces import sampling_of
 
 
 def test_how_to_sample_is_no_part_of_the_settings_identity():
-    told = Sampling(temperature=0.5, seeded=True, until=lambda sampled: True)
-    assert told == Sampling(temperature=0.5)
-    assert told.to_json() == Sampling(temperature=0.5).to_json()
-    assert not {"seeded", "until"} & set(told.to_json())
+    settings = Sampling(temperature=0.5, seeded=True, until=lambda sampled: True)
+    assert settings == Sampling(temperature=0.5)
+    assert settings.to_json() == Sampling(temperature=0.5).to_json()
+    assert not {"seeded", "until"} & set(settings.to_json())
 
 
 def test_settings_at_their_defaults_are_stored_as_before_they_were_there():
@@ -21,9 +21,9 @@ def test_settings_at_their_defaults_are_stored_as_before_they_were_there():
 
 
 def test_every_setting_is_read_as_it_was_stored():
-    told = Sampling(
+    settings = Sampling(
         min_p=0.1, logit_bias=((3, -2.0),), repetition_penalty=1.2, presence_penalty=0.5, grammar=Grammar("regex", "a+")
     )
-    stored = json.loads(json.dumps(told.to_json()))
-    assert read_sampling(stored) == told
-    assert sampling_of(stored) == told
+    stored = json.loads(json.dumps(settings.to_json()))
+    assert read_sampling(stored) == settings
+    assert sampling_of(stored) == settings

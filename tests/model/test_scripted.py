@@ -35,8 +35,8 @@ def prefix(*turns: str, begun: str = "") -> Prefix:
     return Prefix(np.array([*tokens, *TEMPLATE.open("assistant"), *CHARS.encode(begun)], np.int32))
 
 
-def say(model: Any, place: Prefix, **sampling: Any) -> Completion:
-    return asyncio.run(model.sample(place, 1, Sampling(**sampling), [7]))[0]
+def say(model: Any, prefix: Prefix, **sampling: Any) -> Completion:
+    return asyncio.run(model.sample(prefix, 1, Sampling(**sampling), [7]))[0]
 
 
 def test_it_is_a_model_and_its_tokenizers_are_tokenizers() -> None:

@@ -112,8 +112,8 @@ def test_calls_beside_the_text_are_written_into_it_where_an_environment_or_a_tem
 def test_a_call_beside_the_text_that_cannot_be_made_says_so_and_stays_one_when_it_is_written() -> None:
     for arguments in ("{", "[]", "3"):
         message = Message("assistant", "", {"tool_calls": [{"function": {"name": "add", "arguments": arguments}}]})
-        (beside,), (written,) = message.calls, parse_tool_calls(message.written())
-        assert beside.error
+        (extra,), (written,) = message.calls, parse_tool_calls(message.written())
+        assert extra.error
         assert written.error
     (junk,) = Message("assistant", "", {"tool_calls": ["junk"]}).calls
     assert junk.error == "the call has no name"

@@ -79,8 +79,8 @@ def test_tree_picture_shows_every_step_once() -> None:
 
 def test_tree_layout_is_tidy() -> None:
     circles = [c for c in read(tree_svg(TREE, "t")).iter(f"{SVG}circle") if c.get("r") == "5.4"][:4]
-    places = [(float(c.get("cx", 0)), float(c.get("cy", 0))) for c in circles]
-    (ax, ay), (bx, by), (cx, cy), (dx, dy) = places
+    positions = [(float(c.get("cx", 0)), float(c.get("cy", 0))) for c in circles]
+    (ax, ay), (bx, by), (cx, cy), (dx, dy) = positions
     assert ax == dx < bx == cx
     assert by < cy < dy
     assert ay == (by + cy) / 2

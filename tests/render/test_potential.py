@@ -32,8 +32,8 @@ def test_terminal() -> None:
 def test_svg_says_what_it_shows() -> None:
     svg = potential_svg(SHOWN)
     ElementTree.fromstring(svg)
-    for said in ("after token 1: 1.00 [0.90, 1.00]", "after token 3: 0.00", "token 3: down", "token 2: perhaps", "a rebound"):
-        assert said in svg
+    for text in ("after token 1: 1.00 [0.90, 1.00]", "after token 3: 0.00", "token 3: down", "token 2: perhaps", "a rebound"):
+        assert text in svg
     assert "after token 2" not in svg  # not measured, so not drawn
     assert "An empty reply" in potential_svg(Potential([], []))
     assert potential_svg(SHOWN) == svg

@@ -94,12 +94,12 @@ def test_long_work_says_a_line_now_and_then_without_a_terminal(capsys: pytest.Ca
             bar.at(done, note)
         now[0] = 93.0
         bar.at(200, "all", "train")
-    told = (
+    lines = (
         "work play: 50% after 0.5 min, 100/200 tokens, 1.7/s, 1:00 left, update 3\n"
         "work play: 75% after 1.5 min, 150/200 tokens, 1.1/s, 0:45 left\n"
         "work train: 100% after 1.6 min, 200/200 tokens, 1.6/s, 0:00 left, all\n"
     )
-    assert capsys.readouterr() == ("", "" if as_json else told)
+    assert capsys.readouterr() == ("", "" if as_json else lines)
 
 
 class Screen(io.StringIO):

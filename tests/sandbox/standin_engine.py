@@ -45,15 +45,15 @@ def build(root: str, given: list[tuple[str, str]]) -> str:
     ]
     for name, value in given:
         if name == "--tmpfs":
-            place, _, settings = value.partition(":")
+            target, _, settings = value.partition(":")
             kept = ",".join(word for word in settings.split(",") if word != "rw")
-            lines += [f"mkdir -p .{place}", f"mount -t tmpfs -o {kept} tmp .{place}"]
+            lines += [f"mkdir -p .{target}", f"mount -t tmpfs -o {kept} tmp .{target}"]
         elif name == "--mount":
             parts = dict(word.partition("=")[::2] for word in value.split(","))
-            source, place = parts["source"], parts["target"]
+            source, target = parts["source"], parts["target"]
             lines += [
-                f"mkdir -p .{place}; [ -d {source} ] || {{ rmdir .{place}; touch .{place}; }}",
-                f"mount --bind {source} .{place}",
+                f"mkdir -p .{target}; [ -d {source} ] || {{ rmdir .{target}; touch .{target}; }}",
+                f"mount --bind {source} .{target}",
             ]
     return "\n".join(lines)
 

@@ -65,7 +65,7 @@ def test_secrets_in_the_environment(attack: Attack, monkeypatch: pytest.MonkeyPa
 
 def test_reading_home_and_run_folders(attack: Attack, tmp_path: Path) -> None:
     (tmp_path / "run.db").write_text("canary-5511")
-    places = [
+    paths = [
         "~/.ssh",
         "~/.bashrc",
         "~/.config",
@@ -78,7 +78,7 @@ def test_reading_home_and_run_folders(attack: Attack, tmp_path: Path) -> None:
     ]
     found = attack(
         "import os, sys\n"
-        f"for place in {places!r}:\n"
+        f"for place in {paths!r}:\n"
         "    path = os.path.expanduser(place)\n"
         "    if os.path.isfile(path) or (os.path.isdir(path) and os.path.realpath(path) != os.getcwd() and os.listdir(path)):\n"
         "        print('FOUND', path, os.listdir(path) if os.path.isdir(path) else '')"
@@ -513,8 +513,8 @@ def test_typing_into_the_hosts_terminal(attack: Attack) -> None:
 def test_writing_to_the_system(attack: Attack) -> None:
     import sys
 
-    places = ["/", "/usr", "/usr/bin", "/etc", "/ramify", sys.prefix, sys.base_prefix, "/proc/sys/kernel", "/dev", "/box"]
-    code = TRY + f"for place in {places!r}:\n    attempt(place, lambda: os.open(place + '/planted', os.O_CREAT | os.O_WRONLY))\n"
+    paths = ["/", "/usr", "/usr/bin", "/etc", "/ramify", sys.prefix, sys.base_prefix, "/proc/sys/kernel", "/dev", "/box"]
+    code = TRY + f"for place in {paths!r}:\n    attempt(place, lambda: os.open(place + '/planted', os.O_CREAT | os.O_WRONLY))\n"
     code += "attempt('overwrite', lambda: os.open('/usr/bin/env', os.O_WRONLY))\nattempt('exe', lambda: os.open('/proc/self/exe', os.O_WRONLY))"
     found = attack(code)
     assert found.ok
@@ -841,9 +841,9 @@ def shared(tmp_path: Path) -> Iterator[Path]:
     reader = os.open(folder / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     before = os.getcwd()
     os.chdir(folder)  # a socket's path has 107 bytes at most
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind("door")
-        door.listen()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("door")
+        listener.listen()
         for name in ("door", "pipe", "file"):
             os.chmod(name, 0o777)  # else nobody's permissions already say no
         os.chdir(before)
@@ -864,7 +864,7 @@ def test_sockets_pipes_and_locks_of_a_readable_folder(shared: Path) -> None:
         "print('held', flush=True)\n"
         "time.sleep(2)\n"
     )
-    said: list[bool] = []
+    unlocked: list[bool] = []
 
     async def both() -> Outcome:
         running = asyncio.create_task(
@@ -876,13 +876,13 @@ def test_sockets_pipes_and_locks_of_a_readable_folder(shared: Path) -> None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     fcntl.flock(file, fcntl.LOCK_UN)
-                    said.append(True)
+                    unlocked.append(True)
                 except BlockingIOError:
-                    said.append(False)
+                    unlocked.append(False)
                 await asyncio.sleep(0.05)
         return await running
 
     found = asyncio.run(both())
     assert found.ok, found.error_text
     assert found.text == "text\nheld\n"
-    assert all(said)
+    assert all(unlocked)

@@ -266,9 +266,9 @@ def test_large_answers_and_outputs_of_a_session(sandbox: ProcessSandbox) -> None
             assert 0 < len(most.stdout) < 1 << 20
             assert (await session.execute("'x' * (1 << 21)")).value is None
             assert (await session.execute("print('\\ud800'); {1: float('nan')}")).reason in ("done", "killed")
-            asked = "import ramify_host\nramify_host.call('size', {'text': 'x' * %d})"
-            assert (await session.execute(asked % 1_000_000)).value == 1_000_000
-            assert "a frame holds" in (await session.execute(asked % (1 << 21))).error
+            code = "import ramify_host\nramify_host.call('size', {'text': 'x' * %d})"
+            assert (await session.execute(code % 1_000_000)).value == 1_000_000
+            assert "a frame holds" in (await session.execute(code % (1 << 21))).error
             assert (await session.execute("1")).value == 1
 
     asyncio.run(play())
@@ -551,10 +551,10 @@ else:
 
 def test_memory_and_processor_time_of_an_ordinary_users_commands_are_bounded(sandbox: ProcessSandbox) -> None:
     """Without a control group: by sampling, by the address space of each process, and by the kernel's counts."""
-    told = as_user([], ATTACKS_AS_USER)
-    if not told:
+    result = as_user([], ATTACKS_AS_USER)
+    if not result:
         pytest.skip("ordinary users may not make namespaces here: THEIR LIMITS ARE NOT TESTED")
-    _, many, alone, shared, spin, forks = told
+    _, many, alone, shared, spin, forks = result
     assert many[0] == "memory", many
     assert alone[0] == "memory" or "MemoryError" in alone[2], alone
     assert shared[0] == "memory", shared

@@ -37,7 +37,7 @@ BAD = {"id": "b", "artefact": "bad", "label": 0, "group": "human"}
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([], "holds no item"),
         ([GOOD], "all 1 items are labelled True"),
@@ -49,10 +49,10 @@ BAD = {"id": "b", "artefact": "bad", "label": 0, "group": "human"}
         ([GOOD, '{"id": "b", "art'], "2: not JSON"),
     ],
 )
-def test_a_bad_anchor_is_one_sentence(tmp_path: Path, rows: list[object], told: str) -> None:
+def test_a_bad_anchor_is_one_sentence(tmp_path: Path, rows: list[object], message: str) -> None:
     with pytest.raises(UserError) as found:
         read_anchor(write(tmp_path / "a.jsonl", *rows))
-    assert told in str(found.value)
+    assert message in str(found.value)
     assert "\n" not in str(found.value)
 
 
@@ -71,14 +71,14 @@ class Odd(Each):
     name, identity = "odd", "0"
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def one(self, item: Item) -> Judgement | float | None:
-        self.asked.append(item.id)
+        self.requests.append(item.id)
         if "!" in item.text:
             raise RuntimeError("down")
         if "*" in item.text:
-            return self.asked.count(item.id) % 2 == 1
+            return self.requests.count(item.id) % 2 == 1
         return None if "?" in item.text else 0.5 if "~" in item.text else len(item.text) > 5
 
 
@@ -90,15 +90,15 @@ def test_what_a_judge_does_not_answer_is_missing_and_never_no() -> None:
     judge, items = Odd(), anchor("long enough", "short", "what?", "half~", "fails!")
     found = asyncio.run(answers(judge, items))
     assert found.final == (True, False, None, None, None)
-    assert judge.asked.count("0") == 1
-    assert judge.asked.count("2") == judge.asked.count("4") == 2, "asked once more"
+    assert judge.requests.count("0") == 1
+    assert judge.requests.count("2") == judge.requests.count("4") == 2, "asked once more"
     assert found.failures == {
         "2": "it gave no answer",
         "3": "it gave 0.5, where only yes and no count",
         "4": "RuntimeError: down",
     }
-    told = quality(items, found)
-    assert (told["missing"], told["accuracy"]["k"], told["accuracy"]["n"]) == (3, 2, 2)
+    record = quality(items, found)
+    assert (record["missing"], record["accuracy"]["k"], record["accuracy"]["n"]) == (3, 2, 2)
 
 
 def test_a_judge_that_samples_is_asked_several_times() -> None:
@@ -116,9 +116,9 @@ def test_pairs_are_shown_in_both_orders(tmp_path: Path) -> None:
     assert quality(pairs, steady)["accuracy"]["value"] == 1.0
     assert quality(pairs, steady)["position"]["consistent"]["k"] == 8
     first = asyncio.run(answers(find_judge("regex:."), pairs))  # always the first
-    told = quality(pairs, first)
-    assert (told["missing"], told["position"]["first"], told["position"]["second"]) == (8, 8, 0)
-    assert told["position"]["p"] == pytest.approx(2**-7)
+    record = quality(pairs, first)
+    assert (record["missing"], record["position"]["first"], record["position"]["second"]) == (8, 8, 0)
+    assert record["position"]["p"] == pytest.approx(2**-7)
 
 
 def test_length_and_makers_are_told_apart_from_quality() -> None:

@@ -79,12 +79,12 @@ class Bad(Each):
             item.path.segments[0][0].data["seen"] = True  # type: ignore[union-attr]
         if self.fault == "refuses":
             raise UserError("not my task")
-        place = {"stream": item.path.segments[-1][0].id, "place": "elsewhere"}.get(self.fault)  # type: ignore[union-attr]
+        node_id = {"stream": item.path.segments[-1][0].id, "place": "elsewhere"}.get(self.fault)  # type: ignore[union-attr]
         return Judgement(
             {"nan": float("nan"), "draws": float(self.looks)}.get(self.fault, 1.0),
             "no" if self.fault == "both" else "",
             confidence=2.0 if self.fault == "confidence" else None,
-            token_values=(TokenValues(place, "s", "bad", np.zeros(7)),) if place else (),
+            token_values=(TokenValues(node_id, "s", "bad", np.zeros(7)),) if node_id else (),
         )
 
 

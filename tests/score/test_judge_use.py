@@ -41,7 +41,7 @@ VERBS: dict[str, list[list[str]]] = {
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def judgements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Judgements by the class of the judge that gave them, wherever a verb asked for them."""
     monkeypatch.chdir(tmp_path)
 
@@ -69,11 +69,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("method", VERBS)
-def test_a_verb_judges_through_the_family(method: str, asked: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_judges_through_the_family(method: str, judgements: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
     for words in VERBS[method]:
         capsys.readouterr()
         assert main(words) == 0, capsys.readouterr().err
-    assert asked.total() > 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    spent = told["spent"].get("by_purpose", told["spent"])["judge"]
-    assert 0 < spent["judged"] <= asked.total()
+    assert judgements.total() > 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    spent = record["spent"].get("by_purpose", record["spent"])["judge"]
+    assert 0 < spent["judged"] <= judgements.total()

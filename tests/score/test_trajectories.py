@@ -84,9 +84,9 @@ def test_messages_are_laid_out_and_only_replies_are_actions(tmp_path: Path, toke
 
 def test_a_character_of_several_tokens_is_graded_whole(tmp_path: Path, tokenizer: HfTokenizer) -> None:
     for text in ("😀 go", "go 😀", "é", "\ufffd go", "go"):
-        said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
         (found,) = read_trajectories(
-            write(tmp_path / "t.jsonl", {"task_id": "t", "messages": said}), chat_layout(TagTemplate(tokenizer))
+            write(tmp_path / "t.jsonl", {"task_id": "t", "messages": messages}), chat_layout(TagTemplate(tokenizer))
         )
         assert tokenizer.decode(found.tokens[found.step == 0].tolist()) == text
         assert found.tokens[found.step == 0].tolist() == tokenizer.encode(text)
@@ -107,8 +107,8 @@ def test_a_template_that_drops_past_thinking_skips_attempts_not_files(tmp_path: 
         "{{ m.content.split('</think>')[-1].lstrip('\n') }}{%- else %}{{ m.content }}{%- endif %}{{'<|end|>'}}{%- endfor %}"
         "{%- if add_generation_prompt %}{{'<|assistant|>'}}{%- endif %}"
     )
-    said = [{"role": r, "content": r} for r in ("user", "assistant", "user", "assistant")]
-    file = write(tmp_path / "t.jsonl", {"task_id": "t", "messages": said}, {"task_id": "u", "messages": said[:2]})
+    messages = [{"role": r, "content": r} for r in ("user", "assistant", "user", "assistant")]
+    file = write(tmp_path / "t.jsonl", {"task_id": "t", "messages": messages}, {"task_id": "u", "messages": messages[:2]})
     layout, skipped = chat_layout(JinjaTemplate(tokenizer, source)), list[str]()
     assert [one.id for one in read_trajectories(file, layout, skipped)] == ["u/0"]
     assert skipped[0].startswith(f"attempt 't/0' ({file}:1): the chat template")
@@ -127,8 +127,8 @@ def test_a_runs_sampled_tokens_are_its_actions(tmp_path: Path) -> None:
         run.add(root, given, reply, seen, forked)
         run.add(Score(seen.id, "env", 1.0), Score(forked.id, "env", 0.0))
         run.add_tree("u", {"id": "text"})
-        said = make_node("u", None, 0, "assistant", "hm")
-        run.add(said, Score(said.id, "env", 0.0))
+        remark = make_node("u", None, 0, "assistant", "hm")
+        run.add(remark, Score(remark.id, "env", 0.0))
         run.commit()
         found, skipped = run_trajectories(run)
     by_leaf = {t.id: t for t in found}
@@ -146,7 +146,7 @@ GOOD = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask":
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         ({"steps": steps(([1], True))}, "'task_id' must be"),
         ({"task_id": "t"}, "an attempt has 'steps'"),
@@ -164,9 +164,9 @@ GOOD = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask":
         (GOOD | {"outcome": {"success": "yes"}}, "'success' must be true or false"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     file = write(tmp_path / "bad.jsonl", GOOD, record | {"trial": 1})
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read_trajectories(file)
     assert str(caught.value).startswith(f"{file}:2")
 
