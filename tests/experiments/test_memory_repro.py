@@ -94,7 +94,7 @@ def test_what_the_codifier_writes_is_right_under_its_rules_and_says_so_under_oth
                 async with ToolBox(memory, made.call) as box:
                     done = await box.call("mail_delete_oldest", {"n": 3})
                 assert (done.ok, made.solved) == (ok, ok)
-                assert json.loads(done.told).get("do instead", "").startswith("delete in mail") is not ok
+                assert json.loads(done.shown).get("do instead", "").startswith("delete in mail") is not ok
 
     asyncio.run(run())
 

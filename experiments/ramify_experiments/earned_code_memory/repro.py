@@ -112,7 +112,7 @@ async def _by_tool(executor: Executor, tools: Sequence[Mapping[str, Any]], box: 
             continue
         name = schema["function"]["name"]
         called = await box.call(name, given)
-        executor.chat.turn(name, given, called.told)
+        executor.chat.turn(name, given, called.shown)
         executor.text += f"\n{called.fallback}"  # what it is to do instead, as the tool's answer says
         return "done" if called.ok else "failed"
     return "none"

@@ -45,7 +45,7 @@ class Diagnose:
                     if case is None:
                         case, history = localizer.traced(snapshot, issue, name.rpartition("/")[2].replace("::", "."))
                         record.keep(stored, key, case, history, settings)
-                    self.lines.append(f"{name}: {', '.join(one.place for one in case.findings) or 'no place was found'}")
+                    self.lines.append(f"{name}: {', '.join(one.location for one in case.findings) or 'no place was found'}")
             if len(self.failed) > MOST:
                 self.lines.append(f"{len(self.failed) - MOST} more failing tests were not looked into")
         except RamifyError as error:

@@ -203,7 +203,7 @@ def test_what_raises_leaves_things_as_they_were_or_says_so(memory: Memory) -> No
 
     done, left = went(called(False))
     assert (done.raised, done.undone, left) == (True, False, 2)
-    assert json.loads(done.told)["atomic"] is False
+    assert json.loads(done.shown)["atomic"] is False
     done, left = went(called(True))
     assert (done.raised, done.undone, left) == (True, True, 4)
 

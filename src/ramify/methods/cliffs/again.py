@@ -24,12 +24,12 @@ class OneReply:
 
     system, max_turns = "", 1
 
-    def __init__(self, asked: str, stem: TokenTrace, verifier: Judge) -> None:
-        self.asked, self.stem, self.verifier = asked, stem, verifier
+    def __init__(self, prompt: str, stem: TokenTrace, verifier: Judge) -> None:
+        self.prompt, self.stem, self.verifier = prompt, stem, verifier
 
     def reset(self, task: Task, seed: int) -> Observation:
         """The prompt, as it is rendered in the run."""
-        return Observation(self.asked)
+        return Observation(self.prompt)
 
     def step(self, action: str) -> Any:
         """Awaitable: what the verifier says. Raises InfrastructureError("scorer") where it says nothing."""
@@ -57,8 +57,8 @@ class OneReply:
 class Replies:
     """The environment of one stem."""
 
-    def __init__(self, asked: str, stem: TokenTrace, verifier: Judge) -> None:
-        self.name, self._episode = f"one reply, judged by {verifier.name}", (asked, stem, verifier)
+    def __init__(self, prompt: str, stem: TokenTrace, verifier: Judge) -> None:
+        self.name, self._episode = f"one reply, judged by {verifier.name}", (prompt, stem, verifier)
 
     def make(self) -> OneReply:
         """One episode."""
@@ -83,11 +83,11 @@ def play_on(run: Run, node: Node, model: str | None = None) -> tuple[Agent, Repl
         )
     if not run.journal(ENTRY, node.tree):
         raise UserError(f"node {node.id} belongs to no trace that was scanned")
-    asked, stem = stem_of(run, node.tree)
+    prompt, stem = stem_of(run, node.tree)
     found, tokenizer, template = find_sampled(named)
     if stem.tokenizer and stem.tokenizer != tokenizer.hash:
         raise NeedsError(f"the token ids of trace '{stem.id}' belong to another tokenizer than that of '{found.identity.name}'")
     whole = RawTemplate(tokenizer)  # prompts are in the run as they were rendered
     whole.stop_tokens = tuple(sorted({*eos_of(found), *(() if template is None else template.stop_tokens)}))
     judge = find_judge(verifier, takes=TAKES, seconds=float(run.config.get("seconds", 10.0)), what="verifier")
-    return Agent(found, whole, stem.sampler), Replies(asked.text, stem, judge)
+    return Agent(found, whole, stem.sampler), Replies(prompt.text, stem, judge)

@@ -96,8 +96,8 @@ class Cliff:
         if self.facts.pi is None or self.interval or not prev.n or not cur.n:
             return False
         # with one right and one wrong fork more: all right before and none after would have a standard error of 0
-        before, behind = (rate * (1 - rate) / n for rate, n in (((c.k + 1) / (c.n + 2), c.n + 2) for c in (prev, cur)))
-        se = math.sqrt(before + self.facts.pi**2 * behind)
+        before, after = (rate * (1 - rate) / n for rate, n in (((c.k + 1) / (c.n + 2), c.n + 2) for c in (prev, cur)))
+        se = math.sqrt(before + self.facts.pi**2 * after)
         return self.facts.pi * (1 - cur.rate) - (1 - prev.rate) > 3 * se + TIE
 
     def to_json(self, test: ZTest) -> dict[str, Any]:

@@ -119,8 +119,8 @@ class ReplyForks:
         if ended or left < 1:
             right = await self._judge(self._text(head), trace)
             return Counts(0, 0, missing=n) if right is None else Counts(n * right, n)
-        place: SamplePosition = (trace.id, t, *append, purpose)
-        completions = await self.sampler.sample(Prefix(prefix), n, replace(sampling, max_tokens=left), place, start, purpose)
+        position: SamplePosition = (trace.id, t, *append, purpose)
+        completions = await self.sampler.sample(Prefix(prefix), n, replace(sampling, max_tokens=left), position, start, purpose)
 
         async def judge(text: str) -> bool | None:
             self.sampler.ledger.add(purpose, verdicts=1)
@@ -201,9 +201,9 @@ class ReplyForks:
         """Sample and judge replies, the stems to scan, but those of ``known`` ids. One that fails is left out and counted as failed."""
         if self.sampling is None:
             raise UserError("sampling traces needs sampling settings")
-        places = [(problem, i) for problem in problems for i in range(per_problem) if _stem_id(problem, i) not in known]
-        progress.begin(len(places), 0, "sample", "replies")
-        sampled = await gathered((self._stem(problem, i, self.sampling) for problem, i in places), progress)
+        missing = [(problem, i) for problem in problems for i in range(per_problem) if _stem_id(problem, i) not in known]
+        progress.begin(len(missing), 0, "sample", "replies")
+        sampled = await gathered((self._stem(problem, i, self.sampling) for problem, i in missing), progress)
         return [trace for trace in sampled if trace is not None]
 
     async def judged(self, traces: Sequence[TokenTrace]) -> list[TokenTrace]:

@@ -17,7 +17,7 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
 from ramify.methods.cliffs.algorithm import Cliff
-from ramify.methods.cliffs.report import said, spots, summary
+from ramify.methods.cliffs.report import sentence, spots, summary
 from ramify.methods.cliffs.run import ScanConfig, Scanned, corrected
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import MAKER
@@ -71,19 +71,19 @@ def _settings(config: ScanConfig, source: Mapping[str, Any]) -> tuple[dict[str, 
 
 def keep(run: Run, one: Scanned, config: ScanConfig, tokenizer: Tokenizer) -> None:
     """Store a trace with its counts and candidates, not decided yet, and commit. Raises UserError where the run has a tree of its name."""
-    told = {name: getattr(one.trace, name) for name in _TOLD} | {name: getattr(one, name) for name in _COUNTED}
-    told["cliffs"] = [cliff.to_json(config.finding) for cliff in one.cliffs]
-    told["rebounds"] = [rise.to_json(config.test) for rise in one.rebounds]
+    record = {name: getattr(one.trace, name) for name in _TOLD} | {name: getattr(one, name) for name in _COUNTED}
+    record["cliffs"] = [cliff.to_json(config.finding) for cliff in one.cliffs]
+    record["rebounds"] = [rise.to_json(config.test) for rise in one.rebounds]
     with run.transaction():
-        run.log(ENTRY, one.trace.id, {"reply": store_trace(run, one.trace, tokenizer), **told})
+        run.log(ENTRY, one.trace.id, {"reply": store_trace(run, one.trace, tokenizer), **record})
 
 
 def conclude(run: Run, scanned: Sequence[Scanned], config: ScanConfig) -> None:
     """Store what was found, known once every trace was scanned, replacing what an earlier call found: findings, and where pages point."""
     replies = {entry.key: str(entry.payload["reply"]) for entry in run.journal(ENTRY)}
     found = [finding for one in scanned for finding in _findings(replies[one.trace.id], one, config)]
-    told = summary(scanned, config)
-    verdict = Finding("cliffs", KIND, said(scanned, config), None, 0, "", float(told["cliffs"]), "cliffs", told)
+    totals = summary(scanned, config)
+    verdict = Finding("cliffs", KIND, sentence(scanned, config), None, 0, "", float(totals["cliffs"]), "cliffs", totals)
     with run.transaction():
         for one in scanned:
             run.add(*_annotations(replies[one.trace.id], one))
@@ -109,12 +109,14 @@ def _findings(reply: str, one: Scanned, config: ScanConfig) -> Iterable[Finding]
             if name == "cliff"
             else ""
         )
-        told = cliff.to_json(config.finding)
-        yield Finding(name, KIND, f"{why}; {cliff.facts.kind or 'of no class'}", reply, cliff.t - 1, do, drop, "success", told)
+        evidence = cliff.to_json(config.finding)
+        yield Finding(
+            name, KIND, f"{why}; {cliff.facts.kind or 'of no class'}", reply, cliff.t - 1, do, drop, "success", evidence
+        )
     for rise in one.rebounds:
         why = f"token {rise.t} takes success from {rise.prev.rate:.2f} to {rise.cur.rate:.2f}"
-        told = rise.to_json(config.test)
-        yield Finding("rebound", KIND, why, reply, rise.t - 1, "", -rise.drop, "success", told)
+        evidence = rise.to_json(config.test)
+        yield Finding("rebound", KIND, why, reply, rise.t - 1, "", -rise.drop, "success", evidence)
 
 
 def read_scan(path: Path) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
@@ -146,13 +148,13 @@ def read_run(run: Run) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
         tasks = {info.name: info.task for info in run.trees()}
         scanned = []
         for entry in run.journal(ENTRY):
-            told = dict(entry.payload)
-            reply = str(told["reply"])
-            trace = _trace(run, entry.key, told, tasks[entry.key]).with_potentials(
-                counts.get(reply, {}), told["early_stopped_at"]
+            record = dict(entry.payload)
+            reply = str(record["reply"])
+            trace = _trace(run, entry.key, record, tasks[entry.key]).with_potentials(
+                counts.get(reply, {}), record["early_stopped_at"]
             )
-            cliffs, rebounds = (tuple(Cliff.from_json(c) for c in told[name]) for name in ("cliffs", "rebounds"))
-            scanned.append(Scanned(trace, cliffs, rebounds, **_counted(told)))
+            cliffs, rebounds = (tuple(Cliff.from_json(c) for c in record[name]) for name in ("cliffs", "rebounds"))
+            scanned.append(Scanned(trace, cliffs, rebounds, **_counted(record)))
     return config, source | {name: run.parts[name] for name in _PARTS if name in run.parts}, corrected(scanned, config)
 
 
@@ -160,25 +162,25 @@ def _counted(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kind(record[name]) for name, kind in _COUNTED.items()}
 
 
-def _trace(run: Run, name: str, told: Mapping[str, Any], task: Mapping[str, Any]) -> TokenTrace:
+def _trace(run: Run, name: str, record: Mapping[str, Any], task: Mapping[str, Any]) -> TokenTrace:
     """A trace as it was stored, without potentials."""
-    reply = run.node(str(told["reply"]))
-    asked = run.node(str(reply.parent))
-    if reply.tokens is None or asked.tokens is None:
+    reply = run.node(str(record["reply"]))
+    prompt = run.node(str(reply.parent))
+    if reply.tokens is None or prompt.tokens is None:
         raise UserError(f"trace '{name}' has no token ids")
     verdicts = run.scores(scorer="env", node=reply.id)
     settings = run.provenance(str(reply.provenance)).settings
     return TokenTrace(
         id=name,
         problem_id=str(task["id"]),
-        prompt_ids=tuple(asked.tokens.tolist()),
+        prompt_ids=tuple(prompt.tokens.tolist()),
         response_ids=tuple(reply.tokens.tolist()),
         sampler=sampling_of(settings),
         correct=bool(verdicts[0].value) if verdicts and verdicts[0].value is not None else None,
         stop=reply.stop,
         data=dict(task["data"]),
         logprobs=None if reply.logprobs is None else tuple(reply.logprobs.tolist()),
-        **{field: told[field] for field in _TOLD if field != "early_stopped_at"},
+        **{field: record[field] for field in _TOLD if field != "early_stopped_at"},
     )
 
 

@@ -29,7 +29,7 @@ def summary(scanned: Sequence[Scanned], config: ScanConfig) -> dict[str, Any]:
     v_0 = [s.trace.potentials[0].rate for s in scanned if s.trace.potentials and s.trace.potentials[0]]
     wrong, right = (sides[name]["cliffs_per_trace"] for name in ("wrong", "right"))
     return {
-        "verdict": said(scanned, config),
+        "verdict": sentence(scanned, config),
         "cliffs": sum(len(s.kept) for s in scanned),
         "traces": len(scanned),
         "unjudged": sum(s.trace.correct is None for s in scanned),
@@ -49,7 +49,7 @@ def summary(scanned: Sequence[Scanned], config: ScanConfig) -> dict[str, Any]:
     }
 
 
-def said(scanned: Sequence[Scanned], config: ScanConfig) -> str:
+def sentence(scanned: Sequence[Scanned], config: ScanConfig) -> str:
     """What a scan comes to, in one sentence."""
     cliffs, having = sum(len(s.kept) for s in scanned), sum(bool(s.kept) for s in scanned)
     if not cliffs:

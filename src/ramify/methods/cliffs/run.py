@@ -202,13 +202,13 @@ async def _checked(
     """The cliffs with fresh counts before and after each: all of them, or, in a budgeted scan, in up to three looks, until they confirm it
     beyond doubt or will not. Giving a candidate up leaves its p-value large, so it never makes a false cliff."""
     pairs = [(_before(cliff), cliff.t) for cliff in cliffs]
-    places = sorted({t for pair in pairs for t in pair})
+    positions = sorted({t for pair in pairs for t in pair})
     if config.faithful:
-        sure, (fresh, _) = 0.0, await potential(forks, trace, places, Fixed(config.fresh), "confirm", store)
+        sure, (fresh, _) = 0.0, await potential(forks, trace, positions, Fixed(config.fresh), "confirm", store)
     else:
         test, first, sure = ZTest(config.delta0, config.fdr), -(-config.fresh // 4), SURE
         rule = Staged(config.fresh, first, HOPELESS, test, pairs, _bound(chances, config), sure=sure)
-        fresh, _ = await potential(forks, trace, places, rule, "confirm", store)
+        fresh, _ = await potential(forks, trace, positions, rule, "confirm", store)
     _complete(forks, trace, fresh)
     return confirm(cliffs, [(fresh[start], fresh[t]) for start, t in pairs], config.test, sure)
 
@@ -361,8 +361,8 @@ async def examine(
         token = trace.response_ids[cliff.t - 1]
         options.setdefault(token, cliff.facts.q or 0.0)
         prev = await forks.count(trace, cliff.t - 1, n, "candidates")
-        behind = await asyncio.gather(*(forks.count(trace, cliff.t - 1, n, "candidates", append=(a,)) for a in options))
-        found = [Candidate(a, q, c, test.fires(prev, c)) for (a, q), c in zip(options.items(), behind, strict=True)]
+        after = await asyncio.gather(*(forks.count(trace, cliff.t - 1, n, "candidates", append=(a,)) for a in options))
+        found = [Candidate(a, q, c, test.fires(prev, c)) for (a, q), c in zip(options.items(), after, strict=True)]
         return Examined(trace, cliff, prev, tuple(found))
 
     jobs = [

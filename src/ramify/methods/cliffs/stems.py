@@ -117,10 +117,10 @@ def _encoded(attempt: View, template: ChatTemplate | None, retokenise: bool) -> 
         )
     if template is None:
         raise NeedsError("its messages are text only and the model has no chat template to lay them out")
-    said = attempt.path.messages()
-    while said and said[-1].role != "assistant":
-        said.pop()
-    pieces = chat_layout(template)(said)
+    messages = attempt.path.messages()
+    while messages and messages[-1].role != "assistant":
+        messages.pop()
+    pieces = chat_layout(template)(messages)
     last = max(i for i, (_, is_action) in enumerate(pieces) if is_action)
     return [token for tokens, _ in pieces[:last] for token in tokens], list(pieces[last][0])
 

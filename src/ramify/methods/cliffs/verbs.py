@@ -31,7 +31,7 @@ from ramify.methods.cliffs.record import (
     refuse_file,
     token_texts,
 )
-from ramify.methods.cliffs.report import ablation_table, picture, said, summary
+from ramify.methods.cliffs.report import ablation_table, picture, sentence, summary
 from ramify.methods.cliffs.run import (
     CONTROLS,
     ScanConfig,
@@ -136,10 +136,10 @@ def _same_forks(source: dict[str, Any], options: Forking) -> ReplyForks:
     """What forks, with a warning where model or verifier differ from the scan's, since its cliffs are theirs."""
     forks, _ = _forks(options)
     now = forks.source()
-    others = [name for name in ("weights", "verifier", "truncated") if source.get(name) != now[name]]
-    if others:
+    changed = [name for name in ("weights", "verifier", "truncated") if source.get(name) != now[name]]
+    if changed:
         say(
-            f"warning: the scan was made with another {' and another '.join(others)}: with {source.get('model')} and {source.get('verifier')}"
+            f"warning: the scan was made with another {' and another '.join(changed)}: with {source.get('model')} and {source.get('verifier')}"
         )
     return forks
 
@@ -388,7 +388,7 @@ def show(
         columns = ["trace", "right", "tokens", "cliffs", "found", "forks"]
         rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
         listed = [dict(zip(columns, row, strict=True)) for row in rows]
-        verdict = said(scanned, config)
+        verdict = sentence(scanned, config)
         emit({"verdict": verdict, "traces": listed}, as_json, f"{table(columns, rows)}\n\n{verdict}")
         return
     known = {one.trace.id: one for one in scanned}
@@ -406,7 +406,7 @@ def show(
     text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No token is a candidate.")
     written = {"svg": None if svg is None else str(svg), "run": None if run is None else str(run)}
     listed = [dict(zip(columns, row, strict=True)) for row in rows]
-    record = {"trace": trace, "verdict": said([one], config), "right": one.trace.correct, **written, "cliffs": listed}
+    record = {"trace": trace, "verdict": sentence([one], config), "right": one.trace.correct, **written, "cliffs": listed}
     emit(record, as_json, text)
 
 

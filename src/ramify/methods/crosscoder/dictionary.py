@@ -300,10 +300,10 @@ def fit(
     size, losses = min(c.batch, len(x)), []
     per_epoch = len(x) // size
     for step in range(c.steps):
-        epoch, place = divmod(step, per_epoch)
-        if place == 0:
+        epoch, batch = divmod(step, per_epoch)
+        if batch == 0:
             order = generator(seed, "rows", epoch).permutation(len(x))
-        rows = np.sort(order[place * size : (place + 1) * size])  # a file is read forwards
+        rows = np.sort(order[batch * size : (batch + 1) * size])  # a file is read forwards
         inputs = dictionary.normalised(torch.from_numpy(np.asarray(x[rows], dtype=np.float32)).to(device))
         loss = _step(dictionary, inputs, silent, optimizer, c)
         if step % max(1, c.steps // 100) == 0 or step == c.steps - 1:
@@ -342,10 +342,10 @@ def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optim
     silent.add_(len(x)).mul_(1 - fired)
     if c.auxk and (gone := (silent >= c.dead_after).nonzero()[:, 0]).numel():
         most = min(len(gone), max(1, d.config.width // 2))
-        weak, place = before[:, gone].topk(most, dim=1)
+        weak, index = before[:, gone].topk(most, dim=1)
         rest = error.detach()
         rows = torch.arange(len(x), device=x.device)[:, None] * d.config.features
-        left = rest - (_mix(d, weak.flatten(), (rows + gone[place]).flatten(), len(x)) - d.decoder_bias.flatten())
+        left = rest - (_mix(d, weak.flatten(), (rows + gone[index]).flatten(), len(x)) - d.decoder_bias.flatten())
         loss = loss + c.auxk * left.square().mean() / rest.var().clamp_min(1e-12)
     optimizer.zero_grad(set_to_none=True)
     (loss * x[0].numel()).backward()  # summed over channels, as others train: the mean's gradients are never long enough to clip

@@ -37,13 +37,13 @@ def import_study(path: Path, folder: Path) -> int:
     rows = list(read_lines(scores, ended=True)) if scores.is_file() else []
     with new_run(folder, {**about, "imported": {"form": "crosscoder", "file": path.name, "left": LEFT}}, KIND) as run:
         for number, row in rows:
-            place = f"{scores}:{number}"
+            where = f"{scores}:{number}"
             for name in ("key", "place", "change"):
-                field(row, name, str, place)
-            scored = field(row, "scores", list, place)
+                field(row, name, str, where)
+            scored = field(row, "scores", list, where)
             if not scored or not all(isinstance(one, list) and all(type(x) in (int, float) for x in one) for one in scored):
-                raise UserError(f"{place}: 'scores' must hold a list of numbers for each prompt")
-            with at_place(place):
+                raise UserError(f"{where}: 'scores' must hold a list of numbers for each prompt")
+            with at_place(where):
                 run.log(SCORES, row.pop("key"), row)
         if study is not None:
             with at_place(str(found)):

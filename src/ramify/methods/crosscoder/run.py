@@ -184,12 +184,12 @@ class CachedScores:
         """Key of a change -> scores [N, budgets]."""
         model = models.models[target]
         # what a stored score depends on in addition to the change itself
-        asked = [[list(map(int, one.prompt_ids)), dict(one.data)] for one in self.problems]
-        self._place = stable_hash(
-            model.identity.weights, str(models.layer), str(self.budgets), name, str(self.stops), json_hash(asked)
+        inputs = [[list(map(int, one.prompt_ids)), dict(one.data)] for one in self.problems]
+        self._key = stable_hash(
+            model.identity.weights, str(models.layer), str(self.budgets), name, str(self.stops), json_hash(inputs)
         )
         for record in () if kept is None else (entry.payload for entry in kept.journal(SCORES)):
-            if record.get("place") == self._place:
+            if record.get("place") == self._key:
                 self.at[record["change"]] = np.asarray(record["scores"], np.float64)
 
     def key(self, change: StateChange | None) -> str:
@@ -202,8 +202,8 @@ class CachedScores:
         if key not in self.at:
             self.at[key] = asyncio.run(self._run(change))
             if self.kept is not None:
-                row = {"place": self._place, "change": key, "scores": self.at[key].tolist(), "judge": self.judge.identity}
-                self.kept.log(SCORES, stable_hash(self._place, key), row)
+                row = {"place": self._key, "change": key, "scores": self.at[key].tolist(), "judge": self.judge.identity}
+                self.kept.log(SCORES, stable_hash(self._key, key), row)
                 self.kept.commit()
         return self.at[key][:, -1]
 
@@ -218,10 +218,10 @@ class CachedScores:
         for problem, reply in zip(self.problems, sampled, strict=True):
             tokens = [] if reply.tokens is None else [int(token) for token in reply.tokens]
             for budget in self.budgets:
-                said = tokens[:budget]
-                trace = TokenTrace(problem.id, problem.id, problem.prompt_ids, tuple(said), settings, data=problem.data)
+                tokens_kept = tokens[:budget]
+                trace = TokenTrace(problem.id, problem.id, problem.prompt_ids, tuple(tokens_kept), settings, data=problem.data)
                 # without the token that ended the reply, as judges of whole replies read it
-                text = model.tokenizer.decode(said[:-1] if said and said[-1] in self.stops else said)
+                text = model.tokenizer.decode(tokens_kept[:-1] if tokens_kept and tokens_kept[-1] in self.stops else tokens_kept)
                 items.append(Item(text, problem.id, data=problem.data, trace=trace))
         found = await judged(self.judge, items, self.ledger)
         if failure := next((one.failure for one in found if one.failure), ""):

@@ -94,10 +94,10 @@ def along(direction: np.ndarray, lengths: np.ndarray | float, n: int) -> StateCh
     return StateChange(np.asarray(each[:, None] * (direction / norm), dtype=np.float32), np.ones(n, dtype=bool))
 
 
-def random_like(change: StateChange, seed: int, *place: str | int) -> StateChange:
+def random_like(change: StateChange, seed: int, *position: str | int) -> StateChange:
     """The control: one random direction for all prompts, as long at each prompt as ``change`` is there."""
     n, width = change.delta.shape
-    direction = generator(seed, "random direction", *place).normal(size=(width,))
+    direction = generator(seed, "random direction", *position).normal(size=(width,))
     lengths = np.asarray(np.linalg.norm(change.delta, axis=1))
     return StateChange(along(direction, lengths, n).delta, change.fired)
 

@@ -204,8 +204,8 @@ def train(
         for name, values in pairs.items():
             done = config.steps * len(made)
             made.append(Dictionary(DictionaryConfig(width=values.shape[2], **shape), options.seed))
-            told = lambda step, loss: bar.at(done + step, f"{name}: loss {loss:.4f}")  # noqa: B023, E731
-            quality = fit(made[-1], values, config, options.seed, told)
+            on_step = lambda step, loss: bar.at(done + step, f"{name}: loss {loss:.4f}")  # noqa: B023, E731
+            quality = fit(made[-1], values, config, options.seed, on_step)
             found.append(quality | _own(made[-1], np.asarray(values[sample]), kept.tool[sample]))
     against = {"base against base": {name: found[1][name] for name in ("l0", "own", "highest_d")}} if options.control else {}
     made[0].save(out, kept.about | {"fit": config.to_json(), "seed": options.seed, "quality": found[0] | against})

@@ -40,7 +40,7 @@ class Diagnosis:
         return self.file, self.start, self.end
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """``FILE:FIRST-LAST``."""
         return f"{self.file}:{self.start}-{self.end}"
 
@@ -72,15 +72,15 @@ class CaseFile:
         for number, one in enumerate(self.findings, 1):
             sure = "" if one.confidence is None else f" (right with probability {one.confidence:.2f})"
             rows = [f"- **{name.replace('_', ' ')}**: {getattr(one, name)}" for name in FIELDS if getattr(one, name)]
-            parts += [f"## {number}. `{one.place}`{sure}", "\n".join(rows)]
+            parts += [f"## {number}. `{one.location}`{sure}", "\n".join(rows)]
         if self.meta:
             names = ("by", "turns", "calls", "recovered", "zero_tool", "notes")
             parts.append("\n".join(f"- {name.replace('_', ' ')}: {self.meta[name]}" for name in names if self.meta.get(name)))
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def read_case(record: Mapping[str, Any], place: str) -> CaseFile:
-    """A case file from its JSON form. Raises UserError naming ``place`` and the field."""
+def read_case(record: Mapping[str, Any], where: str) -> CaseFile:
+    """A case file from its JSON form. Raises UserError naming ``where`` and the field."""
 
     def text(value: Mapping[str, Any], name: str, spot: str) -> str:
         found = value.get(name, "")
@@ -90,10 +90,10 @@ def read_case(record: Mapping[str, Any], place: str) -> CaseFile:
 
     listed = record.get("findings")
     if not isinstance(listed, list):
-        raise UserError(f"{place} is no case file: it has no list 'findings'")
+        raise UserError(f"{where} is no case file: it has no list 'findings'")
     made = []
     for at, one in enumerate(listed):
-        spot = f"{place}: finding {at}"
+        spot = f"{where}: finding {at}"
         if not isinstance(one, Mapping) or not isinstance(one.get("file"), str):
             raise UserError(f"{spot} has no 'file'")
         start, end = one.get("start"), one.get("end")
@@ -105,14 +105,14 @@ def read_case(record: Mapping[str, Any], place: str) -> CaseFile:
         evidence = one.get("evidence") or ()
         if not isinstance(evidence, Sequence) or not all(isinstance(e, Mapping) for e in evidence):
             raise UserError(f"{spot}: 'evidence' must be a list of objects")
-        said: dict[str, Any] = {name: text(one, name, spot) for name in FIELDS}
-        made.append(Diagnosis(one["file"], start, end, **said, evidence=tuple(evidence), confidence=sure))
+        texts: dict[str, Any] = {name: text(one, name, spot) for name in FIELDS}
+        made.append(Diagnosis(one["file"], start, end, **texts, evidence=tuple(evidence), confidence=sure))
     meta = record.get("meta") or {}
     if not isinstance(meta, Mapping):
-        raise UserError(f"{place}: 'meta' must be an object")
+        raise UserError(f"{where}: 'meta' must be an object")
     names = ("issue_id", "repo", "commit")
-    about = {name: text(record, name, place) for name in names}
-    return CaseFile(**about, findings=tuple(made), meta=meta, issue=text(record, "issue", place))
+    about = {name: text(record, name, where) for name in names}
+    return CaseFile(**about, findings=tuple(made), meta=meta, issue=text(record, "issue", where))
 
 
 def load_case(path: Path) -> CaseFile:
@@ -130,24 +130,24 @@ def checked(found: Iterable[Diagnosis], snapshot: Snapshot) -> tuple[list[Diagno
     notes: list[str] = []
     for one in found:
         if one.file not in snapshot:
-            notes.append(f"{one.place}: there is no such file, so it is left out")
+            notes.append(f"{one.location}: there is no such file, so it is left out")
             continue
         start, end, size = one.start, one.end, len(snapshot.lines(one.file))
         if start > end:
-            notes.append(f"{one.place}: swapped")
+            notes.append(f"{one.location}: swapped")
             start, end = end, start
         if start > size or end < 1:
-            notes.append(f"{one.place}: {one.file} has {size} lines, so it is left out")
+            notes.append(f"{one.location}: {one.file} has {size} lines, so it is left out")
             continue
         if end > size or start < 1:
-            notes.append(f"{one.place}: clipped to the {size} lines of the file")
+            notes.append(f"{one.location}: clipped to the {size} lines of the file")
             start, end = max(1, start), min(end, size)
         same = next((at for at, k in enumerate(kept) if k.file == one.file and k.start <= end and start <= k.end), None)
         if same is None:
             kept.append(replace(one, start=start, end=end))
         else:
             first = kept[same]
-            said = {name: getattr(first, name) or getattr(one, name) for name in FIELDS}
-            kept[same] = replace(first, start=min(first.start, start), end=max(first.end, end), **said)
-            notes.append(f"{one.place}: overlaps {first.place}, merged")
+            texts = {name: getattr(first, name) or getattr(one, name) for name in FIELDS}
+            kept[same] = replace(first, start=min(first.start, start), end=max(first.end, end), **texts)
+            notes.append(f"{one.location}: overlaps {first.location}, merged")
     return kept, notes

@@ -196,11 +196,11 @@ def signals_of(
 def rival_messages(case: CaseFile, tools: RepoTools) -> list[Message]:
     """A conversation that shows the first finding's file and its two or three nearest rivals, and asks for the answer."""
     own = case.findings[0].file
-    beside = [path for path in tools.snapshot.paths if PurePosixPath(path).parent == PurePosixPath(own).parent and path != own]
+    siblings = [path for path in tools.snapshot.paths if PurePosixPath(path).parent == PurePosixPath(own).parent and path != own]
     near = [] if tools.snapshot.large else [*tools.code.imports.get(own, ()), *tools.code.importers.get(own, ())]
     at = tools.snapshot.paths.index(own)
-    beside.sort(key=lambda path: (abs(tools.snapshot.paths.index(path) - at), path))
-    chosen = list(dict.fromkeys([own, *beside[:2], *near[:1]]))
+    siblings.sort(key=lambda path: (abs(tools.snapshot.paths.index(path) - at), path))
+    chosen = list(dict.fromkeys([own, *siblings[:2], *near[:1]]))
     messages = opening(tools, case.issue)
     for path in sorted(chosen):
         shown = tools.call("view_file", {"path": path})

@@ -25,14 +25,16 @@ def inject(case: CaseFile, gate: InjectionGate | None = None, fields: Sequence[s
     kept = []
     for one in case.findings:
         if gate is not None and one.confidence is None:
-            raise UserError(f"{one.place} has no confidence for a gate to judge by: run `ramify diagnose run` with --samples 3")
+            raise UserError(
+                f"{one.location} has no confidence for a gate to judge by: run `ramify diagnose run` with --samples 3"
+            )
         if gate is None or gate.injects(one.confidence or 0.0):
             kept.append(one)
     parts = [(case.issue if issue is None else issue).strip()]
     if kept:
         parts.append(HEAD)
         for one in kept:
-            said = [f"- {name.replace('_', ' ')}: {getattr(one, name)}" for name in fields if getattr(one, name)]
-            parts.append("\n".join([f"{one.file}, lines {one.start} to {one.end}", *said]))
+            lines = [f"- {name.replace('_', ' ')}: {getattr(one, name)}" for name in fields if getattr(one, name)]
+            parts.append("\n".join([f"{one.file}, lines {one.start} to {one.end}", *lines]))
         parts.append(ASKED)
     return "\n\n".join(part for part in parts if part) + "\n"

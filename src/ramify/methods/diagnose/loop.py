@@ -106,13 +106,13 @@ class _State:
 
 def opening(tools: RepoTools, issue: str) -> list[Message]:
     """System and user message: role and protocol, then the issue and the filtered tree. No file is shown."""
-    told = "\n".join(
+    listing = "\n".join(
         f"- {one['function']['name']}({', '.join(one['function']['parameters']['properties'])}): {one['function']['description']}"
         for one in tools.schemas
     )
     tree = tree_text(tools.snapshot)
     return [
-        Message("system", SYSTEM % told),
+        Message("system", SYSTEM % listing),
         Message("user", f"<issue>\n{issue.strip()}\n</issue>\n\n<repository>\n{tree}\n</repository>"),
     ]
 
@@ -274,9 +274,9 @@ def written_call(name: str, **arguments: Any) -> str:
 
 def written_answer(found: Sequence[Diagnosis]) -> str:
     """An answer as the protocol wants it."""
-    said = [{key: value for key, value in vars_of(one).items() if value} for one in found]
-    places = "\n".join(one.place for one in found)
-    return f"<findings>{json.dumps(said)}</findings>\n<locations>\n{places}\n</locations>"
+    objects = [{key: value for key, value in vars_of(one).items() if value} for one in found]
+    locations = "\n".join(one.location for one in found)
+    return f"<findings>{json.dumps(objects)}</findings>\n<locations>\n{locations}\n</locations>"
 
 
 def vars_of(one: Diagnosis) -> dict[str, Any]:

@@ -170,10 +170,10 @@ def _cost(view: View) -> dict[str, Any]:
             shown += _size(message)
             continue
         usage = message.data.get("usage") or {}
-        told = isinstance(usage, Mapping) and "prompt_tokens" in usage
-        out = int(usage.get("completion_tokens", 0)) if told else _size(message)
-        tokens.append(int(usage["prompt_tokens"]) + out if told else shown + out)
-        estimated |= not told and message.tokens is None
+        stated = isinstance(usage, Mapping) and "prompt_tokens" in usage
+        out = int(usage.get("completion_tokens", 0)) if stated else _size(message)
+        tokens.append(int(usage["prompt_tokens"]) + out if stated else shown + out)
+        estimated |= not stated and message.tokens is None
         shown += out
         classes.append(classify(message.message))
     first = next((at for at, one in enumerate(classes) if one in ("repair", "make_test")), len(classes))

@@ -292,8 +292,8 @@ def named(issue: str) -> Named:
     return Named(kept, content, frames, paths)
 
 
-def _same(path: str, said: str) -> bool:
-    return path == said or path.endswith("/" + said) or said.endswith("/" + path)
+def _same(path: str, other: str) -> bool:
+    return path == other or path.endswith("/" + other) or other.endswith("/" + path)
 
 
 # -- functions that were seen --------------------------------------------------------------------------------------------------
@@ -313,21 +313,21 @@ def _functions(path: str, lines: tuple[tuple[int, str], ...]) -> tuple[Seen, ...
     made: list[Seen] = []
     opened: list[tuple[int, int, str, int]] = []  # indent, start, name, place in lines
 
-    def close(indent: int, place: int) -> None:
+    def close(indent: int, index: int) -> None:
         while opened and opened[-1][0] >= indent:
             _, start, name, first = opened.pop()
-            last = place - 1
+            last = index - 1
             while last > first and not lines[last][1].strip():
                 last -= 1
             made.append(Seen(path, name, start, lines[last][0], "\n".join(line for _, line in lines[first : last + 1])))
 
-    for place, (number, line) in enumerate(lines):
+    for index, (number, line) in enumerate(lines):
         stripped = line.strip()
         if not stripped or stripped[0] in ")]}#":
             continue
-        close(len(line) - len(line.lstrip()), place)
+        close(len(line) - len(line.lstrip()), index)
         if match := _DEF.match(line):
-            opened.append((len(match[1].expandtabs()), number, match[2], place))
+            opened.append((len(match[1].expandtabs()), number, match[2], index))
     close(-1, len(lines))
     return tuple(sorted(made, key=lambda one: (one.start, -one.end)))
 
@@ -451,21 +451,21 @@ def siblings(functions: Sequence[Seen]) -> list[tuple[int, tuple[str, ...]]]:
 
 @lru_cache(maxsize=50_000)
 def _pairs(name: str) -> frozenset[tuple[str, ...]]:
-    said = words(name)
-    return frozenset(itertools.pairwise(said))
+    pieces = words(name)
+    return frozenset(itertools.pairwise(pieces))
 
 
 def reached(functions: Sequence[Seen], issue: Named) -> list[int]:
     """How many calls lead from a function that the issue names to each, 99 where none do."""
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for at, one in enumerate(functions):
-        places.setdefault(one.name, []).append(at)
+        positions.setdefault(one.name, []).append(at)
     far = [99] * len(functions)
-    edge = [at for name in issue.identifiers for at in places.get(name, ())]
+    edge = [at for name in issue.identifiers for at in positions.get(name, ())]
     for step in range(7):
         for at in edge:
             far[at] = min(far[at], step)
-        edge = [to for at in edge for name in _shape(functions[at].text)[2] for to in places.get(name, ()) if far[to] == 99]
+        edge = [to for at in edge for name in _shape(functions[at].text)[2] for to in positions.get(name, ()) if far[to] == 99]
     return far
 
 
@@ -476,7 +476,7 @@ def features(functions: Sequence[Seen], found: Gathered) -> np.ndarray:
     counts = Counter(word for one in functions for word in _shape(one.text)[1] & content)
     weight = {word: math.log((n + 1) / (counts[word] + 0.5)) for word in content}
     total = sum(weight.values()) or 1.0
-    far, beside = reached(functions, issue), siblings(functions)
+    far, near = reached(functions, issue), siblings(functions)
     hits: dict[str, list[int]] = {}
     for places in found.hits.values():
         for path, where in places.items():
@@ -485,9 +485,9 @@ def features(functions: Sequence[Seen], found: Gathered) -> np.ndarray:
     for at, one in enumerate(functions):
         _, own, _, unreturned, unused = _shape(one.text)
         frames = [
-            place for place, (file, line) in enumerate(issue.frames) if _same(one.file, file) and one.start <= line <= one.end
+            rank for rank, (file, line) in enumerate(issue.frames) if _same(one.file, file) and one.start <= line <= one.end
         ]
-        size, kinds = beside[at]
+        size, kinds = near[at]
         rows.append([
             1.0,
             sum(weight[word] for word in own & content) / total,
@@ -565,7 +565,7 @@ class RulePolicy:
         belief = self.belief(functions, found)
         sure = len(belief) > 0 and float(belief.max()) >= self.weights.certain and len(found.lines) >= min(3, len(found.paths))
         likely = len(belief) > 0 and float(belief.max()) >= BESIDE
-        step = self._beside(found, functions, belief) if likely and not final else None
+        step = self._sibling_call(found, functions, belief) if likely and not final else None
         if step is None and not final and (not sure or messages[-1].text == LOOK_FIRST):
             step = self._next(found, functions, belief)
         text = step or self._answer(found, functions, belief)
@@ -581,14 +581,14 @@ class RulePolicy:
         out: np.ndarray = share / share.sum()
         return out
 
-    def _jitter(self, *place: str) -> float:
+    def _jitter(self, *position: str) -> float:
         """Gumbel noise of a place, 0 for the first seed."""
         if not self.seed:
             return 0.0
-        u = (derive_key(self.seed, "policy", *place) % (1 << 40) + 0.5) / (1 << 40)
+        u = (derive_key(self.seed, "policy", *position) % (1 << 40) + 0.5) / (1 << 40)
         return -self.noise * math.log(-math.log(u))
 
-    def _beside(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
+    def _sibling_call(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
         """The call that shows a sibling of the likeliest function where none was seen: a search for how its name begins, then the file."""
         best = functions[int(belief.argmax())]
         query = "_".join(best.name.split("_")[:2])
@@ -602,16 +602,16 @@ class RulePolicy:
     def _next(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
         """The next call, or None where there is nothing left to look at."""
         issue = named(found.issue)
-        for said, line in (*issue.frames[::-1], *((path, 0) for path in issue.paths)):
-            path = next((one for one in found.paths if _same(one, said)), None)
+        for name, line in (*issue.frames[::-1], *((path, 0) for path in issue.paths)):
+            path = next((one for one in found.paths if _same(one, name)), None)
             if path and (step := self._look(found, path, [line] if line else [])):
                 return step
         if "codebase_search" in found.tools:
-            asked = [one for one in issue.identifiers[:4] if one not in found.hits]
+            unsearched = [one for one in issue.identifiers[:4] if one not in found.hits]
             more = [one for one in issue.content[:8] if one not in found.hits]
             looked = len(found.lines)
-            if asked:
-                return written_call("codebase_search", query=asked[0])
+            if unsearched:
+                return written_call("codebase_search", query=unsearched[0])
             if more and (looked >= 2 * len([one for one in issue.content[:8] if one in found.hits]) or not found.hits):
                 return written_call("codebase_search", query=more[0])
         score = self._file_scores(found, functions, belief)
@@ -721,14 +721,14 @@ class RulePolicy:
         parts = row * np.array(self.weights.functions)
         why = [FEATURES[at] for at in np.argsort(-parts) if parts[at] > 0.05 and at][:3]
         cause, second = self.causes(best, functions, found.issue)
-        (said, edit), other = CAUSES[cause], CAUSES[second][1]
+        (cause_text, edit), other = CAUSES[cause], CAUSES[second][1]
         callers = sorted(
             {f"`{one.name}` in {one.file}" for one in functions if best.name in _shape(one.text)[2] and one != best}
         )[:3]
         return Diagnosis(
             best.file, best.start, best.end,
             f"`{best.name}`: {', '.join(why) or 'the best of what was seen'} ({share:.0%} of the belief among {len(functions)} functions).",
-            f"Likely {cause}: {said}. A guess of rules, not of a model.",
+            f"Likely {cause}: {cause_text}. A guess of rules, not of a model.",
             f"{edit[0].upper()}{edit[1:]} in `{best.name}` ({cause}); if that is not it, {other} ({second}).",
             f"Called by {', '.join(callers)}: check what they expect." if callers else "Nothing else that was seen calls it.",
             f"Add a test of `{best.name}` that asserts what the issue expects; it must fail before the edit.",

@@ -68,12 +68,12 @@ def _findings(payload: Mapping[str, Any]) -> list[Finding]:
 
 
 def _finding(case: CaseFile, one: Diagnosis, node: str) -> Finding:
-    why = f"{case.issue_id}: {one.place}: {one.root_cause or one.location_explanation or 'named without a reason'}"
+    why = f"{case.issue_id}: {one.location}: {one.root_cause or one.location_explanation or 'named without a reason'}"
     unit = "" if one.confidence is None else "probability"
     about = {"by": case.meta.get("by", ""), "repo": case.repo, "commit": case.commit}
     evidence = {name: value for name, value in case.to_json().items() if name in ("issue_id", "repo", "commit")}
     evidence |= {
-        "place": one.place,
+        "place": one.location,
         "diagnosis": next(f for f in case.to_json()["findings"] if f["file"] == one.file and f["start"] == one.start),
     }
     return Finding("bug location", KIND, why, node, 0, one.solution_idea, one.confidence, unit, evidence, about)

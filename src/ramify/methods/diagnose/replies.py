@@ -53,8 +53,8 @@ def read_reply(message: Message, implicit: bool = True) -> Located | AskedCall |
     if good:
         return AskedCall(good[0].name, good[0].arguments)
     if (found := _LOCATIONS.search(text)) is not None:
-        places = _places(found[1], text)
-        return Located(places) if places else Unclear("<locations> holds no line of the form path/to/file.py:12-20")
+        locations = _locations(found[1], text)
+        return Located(locations) if locations else Unclear("<locations> holds no line of the form path/to/file.py:12-20")
     broken = calls[0].error if calls else ""
     guesses = _guesses(text)
     if len(guesses) == 1 and implicit:
@@ -64,20 +64,22 @@ def read_reply(message: Message, implicit: bool = True) -> Located | AskedCall |
     return Unclear(broken or "there is neither a <tool_call> nor <locations> in it")
 
 
-def _places(block: str, text: str) -> tuple[Diagnosis, ...]:
-    said = _said(text)
+def _locations(block: str, text: str) -> tuple[Diagnosis, ...]:
+    objects = _written(text)
     made = []
     for at, found in enumerate(_PLACE.finditer(block)):
         file, start = normal(found[1]), int(found[2][:9])
         end = int(found[3][:9]) if found[3] else start
-        own = next((one for one in said if normal(str(one.get("file", ""))) == file and one.get("start") in (None, start)), None)
-        own = own or (said[at] if at < len(said) and "file" not in said[at] else {})
+        own = next(
+            (one for one in objects if normal(str(one.get("file", ""))) == file and one.get("start") in (None, start)), None
+        )
+        own = own or (objects[at] if at < len(objects) and "file" not in objects[at] else {})
         fields: dict[str, Any] = {name: str(own.get(name) or "") for name in FIELDS}
         made.append(Diagnosis(file, start, end, **fields))
     return tuple(made)
 
 
-def _said(text: str) -> list[Mapping[str, Any]]:
+def _written(text: str) -> list[Mapping[str, Any]]:
     """The objects of <findings>, a JSON list or one object."""
     found = _FINDINGS.search(text)
     if found is None:

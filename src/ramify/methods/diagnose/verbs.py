@@ -142,11 +142,11 @@ def inject_(
     gate = replace(_gate(agent), price=price, saved=saved)
     found = _cases(case)
     made = [injected(one, None if every else gate, [name.strip() for name in fields.split(",") if name.strip()]) for one in found]
-    told = [
+    prompts = [
         {"issue_id": one.issue_id, "prompt": text, "told": sum(every or gate.injects(f.confidence or 0.0) for f in one.findings)}
         for one, text in zip(found, made, strict=True)
     ]
-    emit({"threshold": gate.threshold, "prompts": told}, as_json, "\n".join(made))
+    emit({"threshold": gate.threshold, "prompts": prompts}, as_json, "\n".join(made))
 
 
 def _gate(agent: str) -> InjectionGate:
@@ -229,8 +229,8 @@ def tools(
         serve(held)
         return
     try:
-        asked = json.loads(call)
-        name, arguments = asked["name"], asked.get("arguments") or {}
+        request = json.loads(call)
+        name, arguments = request["name"], request.get("arguments") or {}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError('--call: an object {"name": ..., "arguments": {...}} is needed') from None
     if not isinstance(name, str) or not isinstance(arguments, dict):

@@ -190,9 +190,11 @@ def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
     record = read_config(folder)
     config = _from_record(record, folder / "config.json")
     for name, theirs in target.shape.items():
-        ours = getattr(config, name)
-        if name in ("vocab", "width", "heads", "kv_heads", "head_size", "target_depth") and ours != theirs:
-            raise UserError(f"{folder / 'config.json'}: the drafter is for a target with {name} {ours}; this target has {theirs}")
+        stated = getattr(config, name)
+        if name in ("vocab", "width", "heads", "kv_heads", "head_size", "target_depth") and stated != theirs:
+            raise UserError(
+                f"{folder / 'config.json'}: the drafter is for a target with {name} {stated}; this target has {theirs}"
+            )
     drafter: Qwen3Drafter = registry.get("drafter", config.kind)(config)
     weights = _read(folder / "model.safetensors")
     for name in ("embed_tokens.weight", "lm_head.weight", "t2d", "d2t"):

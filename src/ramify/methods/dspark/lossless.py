@@ -85,11 +85,11 @@ class _Watched(Speculator):
 
     def _verify(self, logits: Tensor, sequences: GenericSequence[Sequence], round_: Round, by_coupling: bool) -> list[Picked]:
         entry, q = 0, None if by_coupling else round_.q
-        for seq, draft, place in zip(sequences, round_.drafts, round_.places, strict=True):
+        for seq, draft, index in zip(sequences, round_.drafts, round_.places, strict=True):
             for k in range(len(draft)):
                 past = _past(seq, draft[:k])
                 if q is not None and past not in self.verified and len(self.verified) < MEASURED:
-                    self.verified[past] = logits[entry + k].clone(), q[place, k].clone(), seq.request.settings
+                    self.verified[past] = logits[entry + k].clone(), q[index, k].clone(), seq.request.settings
             entry += len(draft) + 1
         emitted = super()._verify(logits, sequences, round_, by_coupling)
         if not by_coupling:
@@ -111,8 +111,8 @@ class _Watched(Speculator):
         q = _whole(round_.q)
         starts = np.cumsum([0, *(len(draft) + 1 for draft in round_.drafts[:-1])]).tolist()
         reached = [
-            (start + k, place, k, draft[k], k < n)
-            for start, place, draft, n in zip(starts, round_.places, round_.drafts, stayed, strict=True)
+            (start + k, index, k, draft[k], k < n)
+            for start, index, draft, n in zip(starts, round_.places, round_.drafts, stayed, strict=True)
             for k in range(min(n + 1, len(draft)))
         ]
         if reached:

@@ -43,8 +43,8 @@ def households(template: ChatTemplate, n: int, seed: int, part: str) -> list[np.
         turns = household.demonstrate(task, 0.3, rng)
         cut = int(rng.integers(len(turns)))
         tokens: list[int] = []
-        for asked, action in turns[:cut]:
-            tokens += [*template.render("user", asked)[0], *template.render("assistant", action)[0]]
+        for request, action in turns[:cut]:
+            tokens += [*template.render("user", request)[0], *template.render("assistant", action)[0]]
         found.append(np.array([*tokens, *template.render("user", turns[cut][0])[0], *template.open("assistant")], np.int32))
     return found
 

@@ -35,12 +35,12 @@ class RoundRecorder(Speculator):
         super().settle(sequences, round_, kept)
         if not any(round_.drafts):
             return
-        for seq, draft, place, stayed, n in zip(sequences, round_.drafts, round_.places, round_.accepted, kept, strict=True):
+        for seq, draft, index, stayed, n in zip(sequences, round_.drafts, round_.places, round_.accepted, kept, strict=True):
             if len(draft) == self.block and round_.confidence is not None:
                 # drafts near a completion's last token are shorter, and no round of the full length
                 ended = n <= stayed
                 accepted = n if ended else n - 1
-                confidence = round_.confidence[place]
+                confidence = round_.confidence[index]
                 self.notes.append((seq.request.key, accepted, n if ended else len(draft), ended, confidence))
 
 

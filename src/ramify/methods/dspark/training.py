@@ -113,7 +113,7 @@ def kept_text(
     progress: Progress = SILENT,
 ) -> list[Row]:
     """What :func:`regenerate` samples, kept in ``folder`` so that it is sampled once. Raises UserError where another text is kept there."""
-    file = _place(folder, TEXT)
+    file = _own_file(folder, TEXT)
     what = json_hash([target.identity.weights, settings.to_json(), length, seed, [one.tolist() for one in prompts]])
     if file.is_file():
         tensors, record = _read(file)
@@ -172,7 +172,7 @@ def train_drafter(
             progress.at(step + 1, ", ".join(f"{name} {value:.3f}" for name, value in record.items()))
         if out is not None and ((step + 1) % (5 * every) == 0 or step + 1 == last):
             tensors, state = trainer.state()
-            file = _place(out, CHECKPOINT)
+            file = _own_file(out, CHECKPOINT)
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, pack(tensors, {**state, "what": what, "records": records}))
     drafter.eval()
@@ -353,7 +353,7 @@ def _hash(drafter: Qwen3Drafter, target: LocalModel, rows: Sequence[Row], config
 
 
 def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
-    file = _place(out, CHECKPOINT)
+    file = _own_file(out, CHECKPOINT)
     if not file.is_file():
         return []
     tensors, state = _read(file)
@@ -366,7 +366,7 @@ def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
     return records
 
 
-def _place(out: Path, name: str) -> Path:
+def _own_file(out: Path, name: str) -> Path:
     """A file of the training, in a folder of its own: servers read every ``*.safetensors`` in the folder of ``config.json``."""
     earlier, file = out / _EARLIER[name], out / name
     if earlier.is_file() and not file.exists():

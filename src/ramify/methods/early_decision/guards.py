@@ -119,8 +119,8 @@ class SelfCheck(ChunkGuard):
         whole = [*sampled, *tokens.tolist()]
         if state["back"] < self.most:
             row = np.concatenate([given, np.array(whole, np.int32), state["question"]])
-            said = await ask(Prefix(row), Sampling(temperature=0.0, max_tokens=8), key)
-            if "yes" in said.text.casefold():
+            reply = await ask(Prefix(row), Sampling(temperature=0.0, max_tokens=8), key)
+            if "yes" in reply.text.casefold():
                 state["back"] += 1
                 return whole[: state["safe"]], False
             state["safe"] = len(whole)

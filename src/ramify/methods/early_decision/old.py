@@ -21,8 +21,8 @@ from ramify.methods.early_decision.record import (
     Study,
     StudyConfig,
     Written,
-    asked_of,
     counted,
+    prompt_row,
 )
 from ramify.methods.early_decision.report import conclude, html, probe_verdict, valley_verdict
 from ramify.trace.db import Record
@@ -52,15 +52,15 @@ def import_study(path: Path, folder: Path) -> int:
     begun = read_json(files / OLD if path.is_dir() else path, dict)
     prompts = read_json(files / "prompts.json", list)
     with at_place(str(files / "prompts.json")):
-        asked = [asked_of(one["id"], one["prompt_ids"], one["data"]) for one in prompts]
-        hashed = json_hash(asked)
+        rows = [prompt_row(one["id"], one["prompt_ids"], one["data"]) for one in prompts]
+        hashed = json_hash(rows)
     with at_place(str(path)):
         config, source = check(StudyConfig, begun["config"]), dict(begun["source"])
     about = config.to_json() | {"imported": {"form": "early-decision", "file": path.name}}
     with new_run(folder, about, KIND, {**source, "prompts": hashed}) as run:
         study = Study(run)
         with at_place(str(files / "prompts.json")):
-            study.ask(asked)
+            study.add_prompts(rows)
         traces = [row for _, row in _lines(files / "traces.jsonl", _TRACE)]
         generated = all("answer_ids" in row for row in traces if "answer" in row)
         for number, row in enumerate(traces, 1):
@@ -73,8 +73,8 @@ def import_study(path: Path, folder: Path) -> int:
 def _import_stages(study: Study, files: Path) -> None:
     for name, kind, fields in (("continue", CONTINUED, _CONTINUED), ("stances", STANCES, _STANCES), ("cuts", CUT, _CUT)):
         rows = study.rows(kind)
-        for place, row in _lines(files / f"{name}.jsonl", fields):
-            with at_place(place):
+        for where, row in _lines(files / f"{name}.jsonl", fields):
+            with at_place(where):
                 trace = study.traces[row["key"] if kind == STANCES else row["trace"]]
                 marks: list[Record] = []
                 if kind == CONTINUED:
@@ -111,12 +111,12 @@ def _lines(file: Path, fields: Mapping[str, Any]) -> list[tuple[str, dict[str, A
     """Rows of a file that grew line by line, each with its place; none where there is no file. A last line that a kill cut off is left out."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for number, row in read_lines(file, ended=True) if file.is_file() else ():
-        place = f"{file}:{number}"
+        where = f"{file}:{number}"
         for name, kinds in {"key": str, **fields}.items():
-            field(row, name, kinds, place)
+            field(row, name, kinds, where)
         if row["key"] in found:
-            raise UserError(f"{place}: 'key' must be a text that no row before has")
-        found[row["key"]] = place, row
+            raise UserError(f"{where}: 'key' must be a text that no row before has")
+        found[row["key"]] = where, row
     return list(found.values())
 
 

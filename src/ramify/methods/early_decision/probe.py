@@ -132,19 +132,19 @@ def probe(
         )
     split = folds_of(labels, groups, folds, seed)
     every = np.stack([labels, *shuffled_labels(labels, groups, split, names, shuffles, seed)])
-    said = out_of_fold(x, every, split, recipe)
-    scores = said[0]
-    others = {name: out_of_fold(np.array(list(told), object), labels, split, None) for name, told in (texts or {}).items()}
+    held_out = out_of_fold(x, every, split, recipe)
+    scores = held_out[0]
+    others = {name: out_of_fold(np.array(list(values), object), labels, split, None) for name, values in (texts or {}).items()}
     for name, held in (other_groups or {}).items():
         others[name] = (
             _nothing(x) if len(set(held)) < folds else out_of_fold(x, labels, folds_of(labels, held, folds, seed), recipe)
         )
 
     def null_of(on: np.ndarray) -> np.ndarray:
-        return np.array([auroc(one[on], mixed[on]) for one, mixed in zip(said[1:], every[1:], strict=True)], np.float64)
+        return np.array([auroc(one[on], mixed[on]) for one, mixed in zip(held_out[1:], every[1:], strict=True)], np.float64)
 
     def controls(on: np.ndarray) -> dict[str, float | None]:
-        return {name: None if np.isnan(told).any() else auroc(told[on], labels[on]) for name, told in others.items()}
+        return {name: None if np.isnan(values).any() else auroc(values[on], labels[on]) for name, values in others.items()}
 
     ranked = [_ranked("all", scores, labels, groups, split, seed)]
     within = within_auroc(scores, labels, names.tolist()) if len(set(names.tolist()) - {"all"}) else None
@@ -192,8 +192,8 @@ def corrected(found: Sequence[Probed]) -> list[dict[str, float]]:
 
 def bar(null: Sequence[float] | np.ndarray, level: float = 0.05) -> float | None:
     """The least value that a statistic must exceed for p <= ``level`` under its ``null`` (R,); None where R is too small for it."""
-    place = math.ceil((1 - level) * (len(null) + 1) - 1e-9)
-    return float(np.sort(np.asarray(null))[place - 1]) if place <= len(null) else None
+    rank = math.ceil((1 - level) * (len(null) + 1) - 1e-9)
+    return float(np.sort(np.asarray(null))[rank - 1]) if rank <= len(null) else None
 
 
 def _p(value: float, null: np.ndarray) -> float:
@@ -339,11 +339,11 @@ def _mean_of(
 
 def balanced_accuracy(scores: np.ndarray, y: np.ndarray, folds: Folds, on: np.ndarray) -> float:
     """Mean of sensitivity and specificity over the samples ``on`` bool (N,), with Youden's threshold of each fold's training side."""
-    said = np.zeros(len(y), bool)
+    predicted = np.zeros(len(y), bool)
     for train, held in folds:
         rows = train[on[train]]
-        said[held] = scores[held] >= youden(scores[rows], y[rows])
-    return float((said[on & y].mean() + (~said[on & ~y]).mean()) / 2)
+        predicted[held] = scores[held] >= youden(scores[rows], y[rows])
+    return float((predicted[on & y].mean() + (~predicted[on & ~y]).mean()) / 2)
 
 
 def youden(scores: np.ndarray, y: np.ndarray) -> float:

@@ -132,11 +132,11 @@ class Study:
         Raises UserError where these are others (:meth:`ramify.trace.db.Run.begin`), or where a study of an older ramify lies there.
         """
         _refuse_old(folder)
-        asked = [asked_of(p.id, p.prompt_ids, p.data) for p in problems]
-        run = Run.begin(folder, KIND, config.to_json(), parts={**(source or {}), "prompts": json_hash(asked)})
+        rows = [prompt_row(p.id, p.prompt_ids, p.data) for p in problems]
+        run = Run.begin(folder, KIND, config.to_json(), parts={**(source or {}), "prompts": json_hash(rows)})
         try:
             study = cls(run)
-            study.ask(asked)
+            study.add_prompts(rows)
         except BaseException:
             run.close()
             raise
@@ -190,8 +190,8 @@ class Study:
     def labelled(self, mode: Mode = "thinking") -> list[dict[str, Any]]:
         """Traces whose answer was judged, in an order that does not depend on when they were sampled."""
         rows = [row for row in self.traces.values() if row["mode"] == mode and row["status"] == "labelled"]
-        place = {name: i for i, name in enumerate(self.prompts)}
-        return sorted(rows, key=lambda row: (place[row["prompt"]], row["sample"]))
+        order = {name: i for i, name in enumerate(self.prompts)}
+        return sorted(rows, key=lambda row: (order[row["prompt"]], row["sample"]))
 
     def prefixes(self, m: int) -> list[dict[str, Any]]:
         """``m`` traces of each prompt, chosen by a hash of model, prompt and sample (3.6)."""
@@ -213,7 +213,7 @@ class Study:
         """The pool a prompt belongs to."""
         return str(self.prompts[prompt]["data"].get("pool", ""))
 
-    def asked(self, prompt: str) -> str:
+    def prompt_text(self, prompt: str) -> str:
         """A prompt as text: as it was given, else its ids."""
         row = self.prompts[prompt]
         return str(row["data"].get("prompt") or " ".join(map(str, row["prompt_ids"])))
@@ -221,7 +221,7 @@ class Study:
     def add(self, row: Mapping[str, Any], written: Written) -> None:
         """Store a trace and commit: ``prompt``, ``mode``, ``sample``, ``thinking`` and what came of it."""
         name, key = row["prompt"], f"{row['prompt']}/{row['mode']}/{row['sample']}"
-        prompt = self._nodes[self._places[name]]
+        prompt = self._nodes[self._prompt_nodes[name]]
         length, generated = len(row["thinking"]), written.generated and row["mode"] == "thinking"
         sampled = np.zeros(len(written.tokens), bool)
         sampled[written.before : len(sampled) if row["closed"] == "own" else written.before + length] = True
@@ -237,18 +237,18 @@ class Study:
         if "answer" in row:
             tokens, by = row.get("answer_ids"), self._provenance("answer_tokens") if written.generated else None
             stop = row.get("stop", "")
-            said = make_node(
+            answer = make_node(
                 name, thought.id, len(thought), "assistant", row["answer"], tokens=tokens, opens=False,
                 sampled=None if tokens is None or not written.generated else np.ones(len(tokens), bool),
                 provenance=by and by.hash, index=row["sample"], stop=stop if stop in STOPS else "",
             )  # fmt: skip
-            records += [*filter(None, [by]), said]
-            kept |= {"said": said.id}
+            records += [*filter(None, [by]), answer]
+            kept |= {"said": answer.id}
             if "votes" in row:
-                value, told = row["outcome"], {"votes": row["votes"], "share": row["soft"]}
+                value, evidence = row["outcome"], {"votes": row["votes"], "share": row["soft"]}
                 judges = {"jury": str(row["judge"])} if row.get("judge") else {}
                 records.append(
-                    Score(said.id, "label", None if value is None else float(value), "outcome", None, told, judges=judges)
+                    Score(answer.id, "label", None if value is None else float(value), "outcome", None, evidence, judges=judges)
                 )
         with self.run.transaction():
             self.run.add(*records)
@@ -293,13 +293,13 @@ class Study:
         return bool(self.run.journal(RATED))
 
     @cached_property
-    def _places(self) -> dict[str, str]:
+    def _prompt_nodes(self) -> dict[str, str]:
         return {node.tree: node.id for node in self._nodes.values() if node.role == "user"}
 
-    def ask(self, asked: Sequence[Mapping[str, Any]]) -> None:
+    def add_prompts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Store prompts: a tree each, and its tokens as a given message. Those that are there stay as they are."""
         with self.run.transaction():
-            for one in asked:
+            for one in rows:
                 name, data = str(one["id"]), dict(one["data"])
                 self.run.add_tree(name, {"id": name, "data": data})
                 text = str(data.get("prompt") or " ".join(map(str, one["prompt_ids"])))
@@ -311,7 +311,7 @@ class Study:
         return Provenance(str(self.source.get("model", "")), str(self.source.get("weights", "")), settings, self.config.seed)
 
 
-def asked_of(name: str, ids: Sequence[int], data: Mapping[str, Any]) -> dict[str, Any]:
+def prompt_row(name: str, ids: Sequence[int], data: Mapping[str, Any]) -> dict[str, Any]:
     """A prompt as its run's hash of all prompts takes it."""
     return {"id": name, "prompt_ids": [int(token) for token in ids], "data": dict(data)}
 
@@ -328,8 +328,8 @@ def _row(key: str, kept: Mapping[str, Any], nodes: Mapping[str, Node]) -> dict[s
         "thinking": [] if thought.tokens is None else thought.tokens[start:end].tolist(),
     }
     if "said" in kept:
-        said = nodes[kept["said"]]
-        row |= {"answer": said.text} | ({} if said.tokens is None else {"answer_ids": said.tokens.tolist()})
+        answer = nodes[kept["said"]]
+        row |= {"answer": answer.text} | ({} if answer.tokens is None else {"answer_ids": answer.tokens.tolist()})
     return row
 
 

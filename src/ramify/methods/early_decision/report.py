@@ -17,12 +17,12 @@ from ramify.methods.early_decision.algorithm import (
     continuation_point,
     defence,
     detectable,
+    error_rates,
     judge_cuts,
     oscillation_summary,
     panel_agreement,
     settling,
     thinking_effect,
-    told_apart,
 )
 from ramify.methods.early_decision.page import html_table, page
 from ramify.methods.early_decision.probe import Ranked
@@ -99,7 +99,7 @@ def _pools(study: Study) -> dict[str, Any]:
         }
         found[mode] = {pool or "all": share for pool, share in of.items()}
         if {"harmful", "benign"} <= of.keys() and all(of.values()):
-            found[mode] |= told_apart(*((share["k"], share["n"]) for pool in ("harmful", "benign") if (share := of[pool])))
+            found[mode] |= error_rates(*((share["k"], share["n"]) for pool in ("harmful", "benign") if (share := of[pool])))
     return found
 
 
@@ -205,11 +205,11 @@ def _curves(study: Study) -> dict[str, Any] | None:
     }
 
 
-def _largest(found: Rows, *place: str) -> list[dict[str, Any]]:
+def _largest(found: Rows, *fields: str) -> list[dict[str, Any]]:
     """The row with most samples at each position, by position: it includes the samples of earlier calls."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(found.rows.values(), key=lambda row: row["n"] + row.get("missing", 0)):
-        rows[tuple(row[name] for name in place)] = row
+        rows[tuple(row[name] for name in fields)] = row
     return [rows[at] for at in sorted(rows)]
 
 
@@ -261,16 +261,14 @@ def _turns(study: Study) -> list[Finding]:
             sides = [at[key, chunk] for chunk in (pre, post) if (key, chunk) in at and at[key, chunk]["n"]]
             if len(sides) < 2:
                 continue
-            before, behind = (side["k"] / side["n"] for side in sides)
+            before, after = (side["k"] / side["n"] for side in sides)
             counts = {name: [side["k"], side["n"]] for name, side in zip(("before", "behind"), sides, strict=True)}
             kept = int(sides[1]["key"].split("|")[-2])
             trace = study.traces[key]
-            why = f"the stance turns to {stance:+d}; {before:.0%} of the answers before it say yes, {behind:.0%} behind it"
+            why = f"the stance turns to {stance:+d}; {before:.0%} of the answers before it say yes, {after:.0%} behind it"
             evidence = {"trace": key, "stance": stance} | counts
             where = trace["node"], trace["start"] + kept
-            found.append(
-                Finding("turn of stance", OSCILLATE, why, *where, value=behind - before, unit="share", evidence=evidence)
-            )
+            found.append(Finding("turn of stance", OSCILLATE, why, *where, value=after - before, unit="share", evidence=evidence))
     return found
 
 
@@ -307,8 +305,8 @@ def probe_verdict(probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _where(one: Mapping[str, Any], pool: Mapping[str, Any]) -> str:
-    place = f" place {one['place']}" if one["place"] else ""
-    return f"{one['at']}{place}, layer {one['layer']}" + ("" if pool["pool"] == "all" else f", pool {pool['pool']}")
+    position = f" place {one['place']}" if one["place"] else ""
+    return f"{one['at']}{position}, layer {one['layer']}" + ("" if pool["pool"] == "all" else f", pool {pool['pool']}")
 
 
 def valley_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,8 +316,10 @@ def valley_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
     depth, interval = record["valley"]["depth"], record["valley"]["depth_interval"]
     if depth is None or interval is None:
         return _verdict("", "an end of the thinking is not far enough above the floor of J")
-    told = f"V = {depth:.2f}, 95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
-    return _verdict(f"J dips in the middle of the thinking: {told}" if interval[0] > 0 else "", f"no dip of J is shown: {told}")
+    numbers = f"V = {depth:.2f}, 95 % interval {interval[0]:.2f} to {interval[1]:.2f}"
+    return _verdict(
+        f"J dips in the middle of the thinking: {numbers}" if interval[0] > 0 else "", f"no dip of J is shown: {numbers}"
+    )
 
 
 def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,9 +329,11 @@ def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
         return _verdict(
             "", "open variance was not measured both with nothing kept and further on, for three rollouts of a prompt"
         )
-    told = f"open variance falls by {fall['value']:.2f} from nothing kept to {fall['share']:.0%} (p = {fall['p']:.3f})"
+    numbers = f"open variance falls by {fall['value']:.2f} from nothing kept to {fall['share']:.0%} (p = {fall['p']:.3f})"
     what = "the thinking settles the outcome" if fall["value"] > 0 else "the thinking unsettles the outcome"
-    return _verdict(f"{what}: {told}" if fall["p"] <= LEVEL else "", f"the thinking is not shown to settle the outcome: {told}")
+    return _verdict(
+        f"{what}: {numbers}" if fall["p"] <= LEVEL else "", f"the thinking is not shown to settle the outcome: {numbers}"
+    )
 
 
 def oscillation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:

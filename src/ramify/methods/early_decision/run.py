@@ -28,13 +28,13 @@ from ramify.trace.db import Record
 
 Way = Literal["closed", "open"]
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-Tell = Callable[[int], None]
+Progress = Callable[[int], None]
 
 
 # -- rollouts
 
 
-async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury, tell: Tell = lambda done: None) -> None:
+async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury, progress: Progress = lambda done: None) -> None:
     """Sample and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2). What fails is tried again next time."""
 
     async def one(name: str, mode: Mode) -> None:
@@ -55,7 +55,7 @@ async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury
             if record is not None:
                 trace = {"prompt": name, "mode": mode, "sample": i, **record}
                 study.add(trace, _written(thinking, ids, trace))
-        tell(len(study.traces))
+        progress(len(study.traces))
 
     await asyncio.gather(*(one(name, mode) for name in study.prompts for mode in study.config.modes))
 
@@ -87,11 +87,11 @@ async def _labelled(study: Study, jury: Jury, prompt: str, thought: Thought | No
 
 async def _judged(study: Study, jury: Jury, prompt: str, answer: str, sampler: Sampler) -> dict[str, Any] | None:
     """What the jury says of an answer, None where its judges failed; ``sampler`` keeps what that cost."""
-    (found,) = await judged(jury, [Item(answer, prompt, study.asked(prompt))], sampler.ledger, sampler.budget)
+    (found,) = await judged(jury, [Item(answer, prompt, study.prompt_text(prompt))], sampler.ledger, sampler.budget)
     if found.failure:
         return None
-    said = {"votes": found.evidence["votes"], "soft": found.evidence["share"] or 0.0, "judge": jury.identity}
-    return said | ({"status": "unvoted"} if found.value is None else {"status": "labelled", "outcome": found.value})
+    label = {"votes": found.evidence["votes"], "soft": found.evidence["share"] or 0.0, "judge": jury.identity}
+    return label | ({"status": "unvoted"} if found.value is None else {"status": "labelled", "outcome": found.value})
 
 
 async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, sampler: Sampler, jury: Jury) -> None:
@@ -149,7 +149,7 @@ async def continuations(
     thinking: Thinking,
     jury: Jury,
     config: ContinueConfig,
-    tell: Tell = lambda done: None,
+    progress: Progress = lambda done: None,
 ) -> Rows:
     """Sample what is missing; rows of (prefix, share, way) with counts of yes. Share 0 needs no samples of its own.
 
@@ -165,24 +165,24 @@ async def continuations(
         key, prompt, length = f"{trace['key']}|{way}|{share:g}|{config.n}", trace["prompt"], len(trace["thinking"])
         if key in found:
             return
-        ids, place = study.prompts[prompt]["prompt_ids"], (trace["key"], way, f"{share:g}")
+        ids, position = study.prompts[prompt]["prompt_ids"], (trace["key"], way, f"{share:g}")
         kept: Sequence[int] = trace["thinking"][: cut_at(length, min(share, 1.0))]
         if share > 1:
             more = max(1, round((share - 1) * length))
             begun, settings = thinking.opened(ids, trace["thinking"]), thinking.open_for(more)
-            (longer,) = await sampler.sample(begun, 1, settings, (*place, "extend", more))
+            (longer,) = await sampler.sample(begun, 1, settings, (*position, "extend", more))
             if longer is None:
                 return
             kept = [*trace["thinking"], *token_ids(longer)]
         closed: Closed = trace["closed"] if share == 1 else "forced"
-        counts = await _measured(cuts, prompt, ThinkingCut(tuple(kept), place, closed if way == "closed" else None), config.n)
+        counts = await _measured(cuts, prompt, ThinkingCut(tuple(kept), position, closed if way == "closed" else None), config.n)
         if counts is None:
             return
         missing = config.n - counts["n"] if counts["status"] == "done" else 0
         record = {"trace": trace["key"], "prompt": prompt, "share": share, "way": way, "tokens": len(kept)}
         record |= counts | {"missing": missing}
         found.add(key, record, *study.mark(trace, len(kept), f"potential {way} at {share:g}", CONTINUE, counted(record)))
-        tell(len(found.rows))
+        progress(len(found.rows))
 
     traces = [trace for trace in study.prefixes(config.m) if trace["thinking"]]
     await asyncio.gather(*(one(trace, *point) for trace in traces for point in config.points()))
@@ -198,7 +198,7 @@ class ThinkingCut:
     """A position in a trace: so much of its thinking is kept, then it is closed, or with ``closed`` None the model thinks on."""
 
     kept: tuple[int, ...]
-    place: SamplePosition
+    position: SamplePosition
     closed: Closed | None = "forced"
 
 
@@ -219,23 +219,23 @@ class CutForks:
         ids, thinking = self.study.prompts[path]["prompt_ids"], self.thinking
         if t.closed is None:
             begun, left = thinking.opened(ids, t.kept), thinking.left(t.kept)
-            completions = await self.sampler.sample(begun, n, left, t.place, start, policy=thinking)
+            completions = await self.sampler.sample(begun, n, left, t.position, start, policy=thinking)
             answers = [one if one is None else one.answer for one in thinking.thoughts(completions, t.kept)]
         else:
             closed = thinking.closed(ids, t.kept, t.closed)
             if not thinking.fits(closed):
                 raise NoRoomError(f"{path}: {len(t.kept)} tokens of thinking and an answer do not fit the model's context")
-            completions = await self.sampler.sample(closed, n, thinking.answering, (*t.place, "answer"), start)
+            completions = await self.sampler.sample(closed, n, thinking.answering, (*t.position, "answer"), start)
             answers = thinking.answers(completions)
         if None in completions:
             raise InfrastructureError("provider", self.sampler.first_failure)
         texts = [answer.text for answer in answers if answer is not None]
-        each = [Item(text, path, self.study.asked(path)) for text in dict.fromkeys(texts)]
+        each = [Item(text, path, self.study.prompt_text(path)) for text in dict.fromkeys(texts)]
         verdicts = await judged(self.jury, each, self.sampler.ledger, self.sampler.budget)
-        said = {item.text: found for item, found in zip(each, verdicts, strict=True)}
-        if failure := next((found.failure for found in said.values() if found.failure), ""):
+        by_text = {item.text: found for item, found in zip(each, verdicts, strict=True)}
+        if failure := next((found.failure for found in by_text.values() if found.failure), ""):
             raise InfrastructureError("scorer", failure)
-        values = [said[text].value for text in texts]
+        values = [by_text[text].value for text in texts]
         return Counts.of(None if value is None else value is True for value in values) + Counts(0, 0, n - len(values))
 
 
@@ -286,7 +286,7 @@ async def oscillations(
     jury: Jury,
     judges: Sequence[Judge],
     config: OscillateConfig,
-    tell: Tell = lambda done: None,
+    progress: Progress = lambda done: None,
 ) -> tuple[Rows, Rows]:
     """Rate stances and sample answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
 
@@ -318,15 +318,19 @@ async def oscillations(
         if trace["key"] not in rated:
             chunks = [text[a:b] for a, b in spans]
             loop = len(chunks) > LOOP
-            shown = study.asked(trace["prompt"]) if config.show_prompt else ""
-            said = [None if loop or len(chunks) < 2 else await stances(judge, shown, chunks, sampler.ledger) for judge in judges]
-            if len(chunks) > 1 and not loop and all(one is None for one in said):
+            shown = study.prompt_text(trace["prompt"]) if config.show_prompt else ""
+            ratings = [
+                None if loop or len(chunks) < 2 else await stances(judge, shown, chunks, sampler.ledger) for judge in judges
+            ]
+            if len(chunks) > 1 and not loop and all(one is None for one in ratings):
                 return
-            record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": said}
-            settled = settle(said, len(chunks))
+            record = {"prompt": trace["prompt"], "chunks": len(chunks), "loop": loop, "ratings": ratings}
+            settled = settle(ratings, len(chunks))
             turns = [] if loop else [[t.pre, t.post, t.stance] for t in transitions(settled, config.before, config.after)]
             rated.add(
-                trace["key"], record | {"stances": settled, "turns": turns}, *_leanings(study, trace, spans, ends, said, settled)
+                trace["key"],
+                record | {"stances": settled, "turns": turns},
+                *_leanings(study, trace, spans, ends, ratings, settled),
             )
         for chunk in (end for *both, _ in rated.rows[trace["key"]]["turns"] for end in both):
             kept = trace["thinking"][: tokens_up_to(ends, spans[chunk - 1][1])]
@@ -337,7 +341,7 @@ async def oscillations(
                 if counts is not None:
                     row = {"trace": trace["key"], "chunk": chunk} | counts
                     cuts.add(key, row, *study.mark(trace, len(kept), "potential cut", OSCILLATE, counted(row)))
-        tell(len(rated.rows))
+        progress(len(rated.rows))
 
     await asyncio.gather(*(one(trace) for trace in chosen))
     return rated, cuts
@@ -348,12 +352,12 @@ def _leanings(
     trace: dict[str, Any],
     spans: Sequence[tuple[int, int]],
     ends: np.ndarray,
-    said: Sequence[Sequence[int] | None],
+    ratings: Sequence[Sequence[int] | None],
     settled: Sequence[int | None],
 ) -> list[Record]:
     """The stance of each chunk, at its last token: what was settled, and each judge's own (None where it gave none)."""
     marks: list[Record] = []
     for i, ((_, end), stance) in enumerate(zip(spans, settled, strict=True)):
-        value = {"stance": stance, "ratings": [one and one[i] for one in said]}
+        value = {"stance": stance, "ratings": [one and one[i] for one in ratings]}
         marks += study.mark(trace, tokens_up_to(ends, end), "stance", OSCILLATE, value)
     return marks

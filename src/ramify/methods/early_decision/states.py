@@ -131,19 +131,19 @@ def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeCon
     for at in config.at:
         got = capture(study, model, thinking, at, config.layers, dtype=config.dtype)
         names = [row["prompt"] for row in got.rows]
-        asked = [study.asked(name) for name in names]
-        texts = {"prompt words": asked}
+        prompts = [study.prompt_text(name) for name in names]
+        texts = {"prompt words": prompts}
         if at == "h0":
             texts["first token"] = [thinking.text(row["thinking"][:1]) for row in got.rows]
         pools = [study.pool(name) for name in names]
-        others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(asked, config.duplicates).tolist()}
-        told = [study.prompts[name]["data"].get("source") for name in names]
-        sources = None if None in told else told
+        others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(prompts, config.duplicates).tolist()}
+        given = [study.prompts[name]["data"].get("source") for name in names]
+        sources = None if None in given else given
         if sources is not None:
             others["prompt sources"] = sources
-        for place, k in np.ndindex(got.states.shape[1:3]):
+        for position, k in np.ndindex(got.states.shape[1:3]):
             result = probe(
-                got.states[:, place, k].astype(np.float32),
+                got.states[:, position, k].astype(np.float32),
                 got.y,
                 names,
                 recipe=STATE_A if at == "state_a" else TABLE,
@@ -154,7 +154,7 @@ def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeCon
                 shuffles=config.shuffles,
             )
             results.append(result)
-            found.append({"at": at, "place": place, "layer": config.layers[k], "skipped": got.skipped, **result.to_json()})
+            found.append({"at": at, "place": position, "layer": config.layers[k], "skipped": got.skipped, **result.to_json()})
     for one, ps in zip(found, corrected(results), strict=True):
         for pool in one["pools"]:
             pool["p_corrected"] = ps.get(pool["pool"])

@@ -158,12 +158,12 @@ class Thinking:
             part, closed = self._split(sampled)
             stop = sampled.stop
         tokens, answered = [*part, *(() if closed == "never" else self._close(closed))], False
-        behind = Prefix(np.concatenate([prefix.tokens, np.array(tokens, np.int32)]))
-        if closed != "never" and self.fits(behind):
-            said = await ask(behind, self.answering, Key(key.seed, (*key.position, str(key.index), "answer"), 0))
-            tokens, answered, stop = [*tokens, *token_ids(said)], True, said.stop
-        told = {"thinking": len(part), "closed": closed, "answered": answered}
-        return Completion(self.text(tokens), stop, np.array(tokens, np.int32), data=told)
+        after = Prefix(np.concatenate([prefix.tokens, np.array(tokens, np.int32)]))
+        if closed != "never" and self.fits(after):
+            reply = await ask(after, self.answering, Key(key.seed, (*key.position, str(key.index), "answer"), 0))
+            tokens, answered, stop = [*tokens, *token_ids(reply)], True, reply.stop
+        data = {"thinking": len(part), "closed": closed, "answered": answered}
+        return Completion(self.text(tokens), stop, np.array(tokens, np.int32), data=data)
 
     def thoughts(self, completions: Sequence[Completion | None], head: Sequence[int] = ()) -> list[Thought | None]:
         """Continuations that were sampled by this policy, of thinking that begins with ``head``; None for one that failed."""
@@ -171,15 +171,17 @@ class Thinking:
 
     def answers(self, completions: Sequence[Completion | None]) -> list[ThinkingAnswer | None]:
         """Continuations of a closed prefix; None for one that failed."""
-        return [None if completion is None else self._said(token_ids(completion), completion.stop) for completion in completions]
+        return [
+            None if completion is None else self._answer(token_ids(completion), completion.stop) for completion in completions
+        ]
 
     # -- parts
 
     def _thought(self, completion: Completion, head: tuple[int, ...]) -> Thought:
-        told, tokens = completion.data or {}, token_ids(completion)
-        closed, end = told["closed"], told["thinking"]
-        said = self._said(tokens[end + len(self._close(closed)) :], completion.stop) if told["answered"] else None
-        return Thought((*head, *tokens[:end]), closed, said)
+        data, tokens = completion.data or {}, token_ids(completion)
+        closed, end = data["closed"], data["thinking"]
+        answer = self._answer(tokens[end + len(self._close(closed)) :], completion.stop) if data["answered"] else None
+        return Thought((*head, *tokens[:end]), closed, answer)
 
     def _close(self, closed: Closed) -> tuple[int, ...]:
         return self.marks.mark if closed == "own" else self.marks.close
@@ -196,7 +198,7 @@ class Thinking:
         part = next((i for i in range(len(mark) - 1, 0, -1) if tokens[-i:] == mark[:i]), 0)
         return tokens[: len(tokens) - part], "forced"  # a marker that the budget cut in two is not written twice
 
-    def _said(self, tokens: list[int], stop: str) -> ThinkingAnswer:
+    def _answer(self, tokens: list[int], stop: str) -> ThinkingAnswer:
         spoken = tokens[:-1] if tokens and tokens[-1] in self.eos else tokens
         return ThinkingAnswer(tuple(spoken), self.text(spoken), stop)
 
@@ -215,9 +217,9 @@ def split_text(text: str, open_text: str = "", close_text: str = "") -> tuple[st
     are those of THINK where they are "".
     """
     if "<|channel|>" in text:
-        said = _MESSAGE.findall(text)
-        final = [content for channel, content in said if channel == "final"]
-        return "\n".join(content for channel, content in said if channel == "analysis"), final[-1] if final else ""
+        messages = _MESSAGE.findall(text)
+        final = [content for channel, content in messages if channel == "final"]
+        return "\n".join(content for channel, content in messages if channel == "analysis"), final[-1] if final else ""
     opens, closes = (given.strip() or own.strip() for given, own in zip((open_text, close_text), THINK, strict=True))
     before, closed, after = text.partition(closes)
     if not closed and opens not in text:

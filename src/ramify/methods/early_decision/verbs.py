@@ -115,7 +115,7 @@ def run_(
         if given:
             asyncio.run(adopt(study, given, thinking.tokenizer, sampler, jury))  # type: ignore[arg-type]
         else:
-            _work("run", "traces", total, out, as_json, lambda tell: rollout(study, sampler, thinking, jury, tell))
+            _work("run", "traces", total, out, as_json, lambda advance: rollout(study, sampler, thinking, jury, advance))
         record, there = build(study), len(study.traces)
     status = {"traces": record["traces"], "forced": record["forced"], "failed": sampler.failed, "pools": record["pools"]}
     rows = [
@@ -216,7 +216,12 @@ def continue_(
     with study:
         total = options.cost_estimate(study)["prefixes"]
         _work(
-            "continue", "prefixes", total, run, as_json, lambda tell: continuations(study, sampler, thinking, jury, options, tell)
+            "continue",
+            "prefixes",
+            total,
+            run,
+            as_json,
+            lambda advance: continuations(study, sampler, thinking, jury, options, advance),
         )
         found = conclude(study, options.to_json())["continuation"]
     columns = ["share", "prefixes", "variance", "unbiased", "flip_rate", "agreement", "yes"]
@@ -263,7 +268,7 @@ def oscillate_(
             total,
             run,
             as_json,
-            lambda tell: oscillations(study, sampler, thinking, jury, judges, options, tell),
+            lambda advance: oscillations(study, sampler, thinking, jury, judges, options, advance),
         )
         found = conclude(study, options.to_json())["oscillation"]
         unrated = sum(bool(row["thinking"]) and row["key"] not in rated for row in study.prefixes(options.traces))
@@ -285,8 +290,8 @@ def report_(
     """Put all stages together: RUN/report.json, and RUN/report.html for a browser."""
     with Study.open(run) as study:
         record = build(study, options)
-    told = "".join(f"{name}: {one['verdict']}\n" for name, one in record["verdicts"].items())
-    text = f"{told}{run / 'report.html'} and {run / 'report.json'} are written"
+    sentences = "".join(f"{name}: {one['verdict']}\n" for name, one in record["verdicts"].items())
+    text = f"{sentences}{run / 'report.html'} and {run / 'report.json'} are written"
     if against is not None:
         with Study.open(against) as base, Study.open(run) as study:
             record["defence"] = compare(base, study)

@@ -271,8 +271,8 @@ def _calls(tree: ast.AST, own: set[str], faults: list[str]) -> set[str]:
 def _vacuous(check: ast.FunctionDef) -> list[str]:
     """Why a check can never fail: it catches what it should tell, or says the same of every result."""
     found = [f"line {n.lineno}: a check that catches errors hides them" for n in ast.walk(check) if isinstance(n, ast.Try)]
-    said = [n.value for n in ast.walk(check) if isinstance(n, ast.Return)]
-    if not said or all(value is None or isinstance(value, ast.Constant) for value in said):
+    returned = [n.value for n in ast.walk(check) if isinstance(n, ast.Return)]
+    if not returned or all(value is None or isinstance(value, ast.Constant) for value in returned):
         found.append(f"line {check.lineno}: a check that says the same of every result checks nothing")
     return found
 

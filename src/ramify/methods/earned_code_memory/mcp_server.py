@@ -28,8 +28,8 @@ RECORD = {
 }  # fmt: skip
 
 
-async def serve(memory: Memory, behind: Sequence[str] = ()) -> None:
-    """Serve ``memory`` until the client closes. ``behind`` is the command of the MCP server whose tools are the base APIs.
+async def serve(memory: Memory, upstream: Sequence[str] = ()) -> None:
+    """Serve ``memory`` until the client closes. ``upstream`` is the command of the MCP server whose tools are the base APIs.
 
     Without one the memory's own tools are not offered: they would have nothing to call. Raises NeedsError where mcp is not installed.
     """
@@ -43,22 +43,22 @@ async def serve(memory: Memory, behind: Sequence[str] = ()) -> None:
         raise NeedsError('a memory as an MCP server needs mcp: pip install "ramify[environments]"') from None
     async with AsyncExitStack() as stack:
         box: ToolBox | None = None
-        if behind:
-            parameters = mcp.StdioServerParameters(command=behind[0], args=list(behind[1:]))
+        if upstream:
+            parameters = mcp.StdioServerParameters(command=upstream[0], args=list(upstream[1:]))
             client = await stack.enter_async_context(mcp.Client(stdio_client(parameters)))
             box = await stack.enter_async_context(ToolBox(memory, _asking(client)))
             memory.offer([_described(tool) for tool in (await client.list_tools()).tools])
 
-        async def listed(context: Any, asked: Any) -> Any:
+        async def listed(context: Any, request: Any) -> Any:
             active = (
                 [schema(t)["function"] for t in memory.state.tools.values() if t.status == "active"] if box is not None else []
             )
             own = [{"name": one["name"], "description": one["description"], "inputSchema": one["parameters"]} for one in active]
             return types.ListToolsResult(tools=[types.Tool.model_validate(one) for one in (RECALL, RECORD, *own)])
 
-        async def called(context: Any, asked: Any) -> Any:
+        async def called(context: Any, call: Any) -> Any:
             try:
-                text, failed = await answer(memory, box, asked.name, asked.arguments or {})
+                text, failed = await answer(memory, box, call.name, call.arguments or {})
             except RamifyError as error:
                 text, failed = str(error), True
             return types.CallToolResult.model_validate({"content": [{"type": "text", "text": text}], "isError": failed})
@@ -72,8 +72,8 @@ async def answer(memory: Memory, box: ToolBox | None, name: str, arguments: Mapp
     """What a call is answered, and whether it failed. Raises RamifyError on one that cannot be made."""
     if name == RECALL["name"]:
         found = await memory.select(str(arguments.get("request", "")))
-        told = {"task": found.task, "notes": found.text, "tools": [tool["function"]["name"] for tool in found.tools]}
-        return json.dumps(told, ensure_ascii=False), False
+        result = {"task": found.task, "notes": found.text, "tools": [tool["function"]["name"] for tool in found.tools]}
+        return json.dumps(result, ensure_ascii=False), False
     if name == RECORD["name"]:
         messages, success = arguments.get("messages"), arguments.get("success")
         if not isinstance(messages, list):
@@ -86,7 +86,7 @@ async def answer(memory: Memory, box: ToolBox | None, name: str, arguments: Mapp
             f"there is no tool '{name}' here: tools of a memory are run where it stands before an MCP server (--behind)"
         )
     done = await box.call(name, arguments)
-    return done.told, not done.ok
+    return done.shown, not done.ok
 
 
 def _described(tool: Any) -> dict[str, Any]:

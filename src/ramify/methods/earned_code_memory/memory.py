@@ -353,13 +353,13 @@ class Memory:
             for key, count in reply.spent.items():
                 spent[key] = spent.get(key, 0) + count
             try:
-                said = roles.read_json(reply.text)
+                parsed = roles.read_json(reply.text)
             except ValueError:
                 return [], spent, ["unreadable"]
-            if last or not isinstance(said, Mapping) or not isinstance(said.get("expand"), list):
+            if last or not isinstance(parsed, Mapping) or not isinstance(parsed.get("expand"), list):
                 break
-            expanded = traj.in_full(kept, said["expand"])
-        found = said.get("candidates") if isinstance(said, Mapping) else said
+            expanded = traj.in_full(kept, parsed["expand"])
+        found = parsed.get("candidates") if isinstance(parsed, Mapping) else parsed
         return (found[:20], spent, []) if isinstance(found, list) else ([], spent, ["unreadable"])
 
     def _went_by(self, task: MemoryTask, kept: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -386,8 +386,8 @@ class Memory:
         scope = str(one.get("scope") or "")[:400]
         if (why := _unfit(title, f"{body}\n{scope}\n{quote}", self.config.max_chars)) is not None:
             return why
-        place = traj.found_in(quote, kept)
-        if place is None:
+        source = traj.found_in(quote, kept)
+        if source is None:
             return "no quote"
         came, text = traj.outside(kept), f"{title} {body} {scope}"
         vouched = f"{algorithm.structure(task.query)} {_catalogue(self.store.state.apis)} {' '.join(traj.calls_in(kept))}"
@@ -395,13 +395,13 @@ class Memory:
             return "a value of the task"
         taken = traj.taken_from(text, came)
         flag = (
-            f"it quotes what a tool returned (step {place[0]})"
-            if place[1] == "tool"
+            f"it quotes what a tool returned (step {source[0]})"
+            if source[1] == "tool"
             else f"it repeats text from outside: '{taken}'"
             if taken
             else ""
         )
-        return self._merged(kind, title, body, scope, flag, quote, f"{task.id}:{place[0]} {place[1]}", one.get("supersedes"))
+        return self._merged(kind, title, body, scope, flag, quote, f"{task.id}:{source[0]} {source[1]}", one.get("supersedes"))
 
     def _merged(
         self, kind: str, title: str, body: str, scope: str, flag: str, quote: str, source: str, supersedes: Any
@@ -422,8 +422,8 @@ class Memory:
         entry = MemoryEntry(
             name, kind, title, body, scope, steps, (source.partition(":")[0],), quote, source, flag, heads, status
         )
-        if flag and self.reviewer is not None and (said := self.reviewer(entry)) is not None:
-            status = "active" if said else "rejected"
+        if flag and self.reviewer is not None and (accepted := self.reviewer(entry)) is not None:
+            status = "active" if accepted else "rejected"
         return {
             "id": name, "kind": kind, "title": title, "body": body, "scope": scope, "steps": steps, "evidence": entry.evidence, "quote": quote,
             "source": source, "flag": flag, "supersedes": heads, "status": status,
@@ -531,10 +531,10 @@ class Memory:
         self, text: str, plan: MemoryEntry, queries: Sequence[str], sandbox: Sandbox | None
     ) -> tuple[list[ToolEntry], list[str]]:
         try:
-            said = roles.read_json(text)
+            parsed = roles.read_json(text)
         except ValueError as error:
             return [], [str(error)]
-        listed = said.get("tools") if isinstance(said, Mapping) else said
+        listed = parsed.get("tools") if isinstance(parsed, Mapping) else parsed
         if not isinstance(listed, list) or not listed:
             return [], ['the reply holds no "tools"']
         made, errors, state = list[ToolEntry](), list[str](), self.store.state
@@ -580,12 +580,12 @@ class Memory:
         return made, errors
 
     def _let_in(self, tool: ToolEntry) -> tuple[str, str]:
-        said = self.reviewer(tool) if self.reviewer is not None else None
-        if said is None:
-            said = {"auto": True, "never": False}.get(self.config.review)
-        if said is None:
+        accepted = self.reviewer(tool) if self.reviewer is not None else None
+        if accepted is None:
+            accepted = {"auto": True, "never": False}.get(self.config.review)
+        if accepted is None:
             return "candidate", "waits for review"
-        return ("active", "") if said else ("candidate", "the review let it not in")
+        return ("active", "") if accepted else ("candidate", "the review let it not in")
 
     def demote(self, name: str, why: str = "a person said so") -> None:
         """Take a tool, and what uses it, out of use. Raises UserError where there is none of that name."""
@@ -637,10 +637,10 @@ def _unfit(title: str, body: str, most: int) -> str | None:
 
 def _chosen(text: str) -> tuple[set[str], list[str]]:
     try:
-        said = roles.read_json(text)
+        parsed = roles.read_json(text)
     except ValueError:
         return set(), ["unreadable"]
-    listed = said.get("ids") if isinstance(said, Mapping) else said
+    listed = parsed.get("ids") if isinstance(parsed, Mapping) else parsed
     return (set(map(str, listed)), []) if isinstance(listed, list) else (set(), ["unreadable"])
 
 

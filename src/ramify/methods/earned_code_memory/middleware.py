@@ -71,18 +71,18 @@ class Remembers(Middleware):
         task = None if self.memory is None else _task(given.messages)
         if self.memory is None or task is None:
             return completion
-        found, told = self._given.get(task[0]), dict[str, Any]()
-        told = {"task": task[0], "ids": list(found.ids) if found is not None else []}
+        found, record = self._given.get(task[0]), dict[str, Any]()
+        record = {"task": task[0], "ids": list(found.ids) if found is not None else []}
         usage = (completion.data or {}).get("usage") or {}
         spent = self._spent.setdefault(task[0], Counter())
         spent.update(input=int(usage.get("prompt_tokens") or 0), output=int(usage.get("completion_tokens") or 0))
         if completion.stop != "cancelled" and not completion.message.calls:
             try:
-                said = [*given.messages[_from(given.messages) :], completion.message]
-                await asyncio.to_thread(self.memory.record, task[1], said, None, found, task[0], dict(spent))
+                messages = [*given.messages[_from(given.messages) :], completion.message]
+                await asyncio.to_thread(self.memory.record, task[1], messages, None, found, task[0], dict(spent))
             except RamifyError as error:
-                told["failed"] = str(error)
-        return replace(completion, data={**(completion.data or {}), "memory": told})
+                record["failed"] = str(error)
+        return replace(completion, data={**(completion.data or {}), "memory": record})
 
     async def _recalled(self, name: str, query: str) -> Injection:
         """What the task is given; the same at its every turn, so that a cached prompt stays one."""

@@ -42,7 +42,7 @@ class Index:
     _postings: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
     _lengths: array[int] = field(default_factory=lambda: array("I"))
     _alive: bytearray = field(default_factory=bytearray)
-    _place: dict[str, int] = field(default_factory=dict)
+    _position: dict[str, int] = field(default_factory=dict)
     _total: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
     """Threads of a server add and search: a list whose buffer is being read cannot grow."""
@@ -58,22 +58,22 @@ class Index:
 
     def _add(self, name: str, counts: Counter[str]) -> None:
         self.drop(name)
-        place = len(self.names)
+        position = len(self.names)
         self.names.append(name)
-        self._place[name] = place
+        self._position[name] = position
         self._lengths.append(sum(counts.values()))
         self._alive.append(1)
         self._total += self._lengths[-1]
         for term, count in counts.items():
             docs, times = self._postings.setdefault(term, (array("I"), array("I")))
-            docs.append(place)
+            docs.append(position)
             times.append(count)
 
     def drop(self, name: str) -> None:
         """Find it no more."""
         with self._lock:
-            if (place := self._place.pop(name, None)) is not None:
-                self._alive[place] = 0
+            if (position := self._position.pop(name, None)) is not None:
+                self._alive[position] = 0
 
     def nearest(
         self, query: str, most: int, wanted: Callable[[str], bool] = lambda name: True, core: str | None = None
@@ -82,20 +82,20 @@ class Index:
 
         Equal scores stand in the order in which the documents came.
         """
-        asked = sorted(set(terms(query)))
-        if not asked or not self._place:
+        query_terms = sorted(set(terms(query)))
+        if not query_terms or not self._position:
             return []
         with self._lock:
-            return self._nearest(asked, set(asked if core is None else terms(core)), most, wanted)
+            return self._nearest(query_terms, set(query_terms if core is None else terms(core)), most, wanted)
 
     def _nearest(
-        self, asked: list[str], inner: set[str], most: int, wanted: Callable[[str], bool]
+        self, query_terms: list[str], inner: set[str], most: int, wanted: Callable[[str], bool]
     ) -> list[tuple[str, float, float]]:
         n = len(self.names)
         score, held = np.zeros(n, np.float32), np.zeros(n, np.float32)
         lengths = np.frombuffer(self._lengths, np.uint32)
         mean = max(1.0, self._total / n)
-        for term in asked:
+        for term in query_terms:
             if (found := self._postings.get(term)) is None:
                 continue
             docs, times = np.frombuffer(found[0], np.uint32), np.frombuffer(found[1], np.uint32).astype(np.float32)

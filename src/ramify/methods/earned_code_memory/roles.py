@@ -41,9 +41,9 @@ Role: TypeAlias = Callable[[str], RoleReply | str | Awaitable[RoleReply | str]]
 
 async def ask(role: Role, prompt: str) -> RoleReply:
     """What ``role`` says. Raises what it raises."""
-    said = role(prompt)
-    said = await said if inspect.isawaitable(said) else said
-    return RoleReply(said) if isinstance(said, str) else said
+    reply = role(prompt)
+    reply = await reply if inspect.isawaitable(reply) else reply
+    return RoleReply(reply) if isinstance(reply, str) else reply
 
 
 def role_of(model: Model, template: ChatTemplate | None = None, max_tokens: int = 4096) -> Role:
@@ -53,16 +53,16 @@ def role_of(model: Model, template: ChatTemplate | None = None, max_tokens: int 
         temperature=0.0, max_tokens=max_tokens, stop_tokens=tuple(eos_of(model) if template is None else template.stop_tokens)
     )
 
-    async def asked(prompt: str) -> RoleReply:
+    async def answer(prompt: str) -> RoleReply:
         completion = await reply_to(sampler, template, [Message("user", prompt)], settings, ("memory", prompt))
         usage = (completion.data or {}).get("usage") or {}
-        given, said = (
+        given, written = (
             usage.get("prompt_tokens", 0),
             usage.get("completion_tokens", 0 if completion.tokens is None else len(completion.tokens)),
         )
-        return RoleReply(completion.text, int(given or 0), int(said or 0))
+        return RoleReply(completion.text, int(given or 0), int(written or 0))
 
-    return asked
+    return answer
 
 
 # -- reading -------------------------------------------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ def codifier_prompt(
         "NAME(fake, ...) on a fake API of your own, with plain asserts.\n"
         'Reply with JSON: {"tools": [{"name", "parameters": JSON schema, "source", "tests"}]}.'
     )
-    told = {"errors": list(errors)} if errors else {}
+    extra = {"errors": list(errors)} if errors else {}
     return _prompt(
         words,
-        {"role": "codifier", "plan": dict(plan), "queries": list(queries), "apis": dict(apis), "tools": list(tools), **told},
+        {"role": "codifier", "plan": dict(plan), "queries": list(queries), "apis": dict(apis), "tools": list(tools), **extra},
     )

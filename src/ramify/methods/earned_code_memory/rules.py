@@ -34,22 +34,29 @@ def reflect(prompt: str) -> RoleReply:
     answers = {"general": True, "new": True, "explained": True, "scoped": True}
     if given["outcome"] is not False and len(steps) >= 2:
         times = Counter(name for name, _ in calls)
-        told = ", then ".join(
+        chain = ", then ".join(
             f"`{name}`" + (" until nothing is left" if times[name] > 1 and steps.count(name) == 1 else "") for name in steps
         )
         topic = " ".join(sorted(content_words(given["query"]))[:12])
         made.append(
-            {"kind": "plan", "title": f"how to {topic}", "body": f"Call {told}.", "scope": topic, "quote": calls[0][1], **answers}
+            {
+                "kind": "plan",
+                "title": f"how to {topic}",
+                "body": f"Call {chain}.",
+                "scope": topic,
+                "quote": calls[0][1],
+                **answers,
+            }
         )
     for before, after in zip(given["steps"], given["steps"][1:], strict=False):
         found, name = _CALLED.match(before), _NAME.search(before)
         if found and name and ". tool:" in after[:12] and _FAILED.search(after[:80]):
-            said = f"`{name[1]}` was refused; read what it needs before it is called again."
+            advice = f"`{name[1]}` was refused; read what it needs before it is called again."
             made.append(
                 {
                     "kind": "pitfall",
                     "title": f"{name[1]} is refused",
-                    "body": said,
+                    "body": advice,
                     "scope": name[1],
                     "quote": found[1],
                     **answers,

@@ -38,7 +38,7 @@ def learn(memory: Memory, source: Path, form: str | None = None) -> dict[str, An
             )
             if len(steps) > 1:
                 seen[steps].append((query, view.end.id, view.success))
-            task = stable_hash("attempt", *_said(view))[:16]
+            task = stable_hash("attempt", *_texts(view))[:16]
             if task in memory.store.refresh().tasks:
                 known += 1
                 continue
@@ -53,7 +53,7 @@ def learn(memory: Memory, source: Path, form: str | None = None) -> dict[str, An
     return {"recorded": recorded, "known": known, "recurring": found, "k": k, "warning": warning}
 
 
-def _said(view: View) -> list[str]:
+def _texts(view: View) -> list[str]:
     return [part for one in view.messages for part in (one.role, one.text)]
 
 
@@ -67,11 +67,11 @@ def _procedure(steps: tuple[str, ...], tasks: list[tuple[str, str, bool | None]]
 
 
 def _finding(one: dict[str, Any], memory: Memory) -> Finding:
-    told = " > ".join(one["calls"])
+    chain = " > ".join(one["calls"])
     return Finding(
         "recurring procedure",
         LEARN,
-        f"{one['structures']} structurally different requests in {one['attempts']} attempts go through {told}",
+        f"{one['structures']} structurally different requests in {one['attempts']} attempts go through {chain}",
         node=one["node"],
         action=f"ramify earned-code-memory reflect {memory.store.path}, then codify",
         value=float(one["structures"]),

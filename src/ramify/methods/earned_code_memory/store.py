@@ -334,7 +334,7 @@ class MemoryStore:
         except (OSError, sqlite3.Error, ValueError) as error:
             raise UserError(f"cannot open the memory {self.path}: {reason(error)}") from None
         try:
-            with self._told():
+            with self._clear_errors():
                 self._begin()
             self.refresh()
         except BaseException:
@@ -364,7 +364,7 @@ class MemoryStore:
         return int(self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _clear_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -379,7 +379,7 @@ class MemoryStore:
 
     def refresh(self) -> MemoryState:
         """Take in what was added since, by whoever."""
-        with self.lock, self._told():
+        with self.lock, self._clear_errors():
             for seq, kind, body in self._db.execute(
                 "SELECT seq, kind, body FROM events WHERE seq > ? ORDER BY seq", (self.state.seq,)
             ):
@@ -397,7 +397,7 @@ class MemoryStore:
 
     def events(self, until: int | None = None) -> Iterator[tuple[int, float, str, str]]:
         """Number, time, kind and body (JSON) of every event."""
-        with self._told():
+        with self._clear_errors():
             rows = self._db.execute(
                 "SELECT seq, at, kind, body FROM events WHERE seq <= ? ORDER BY seq",
                 (self.state.seq if until is None else until,),
@@ -406,7 +406,7 @@ class MemoryStore:
 
     def body(self, seq: int) -> dict[str, Any]:
         """The body of one event."""
-        with self.lock, self._told():
+        with self.lock, self._clear_errors():
             row = self._db.execute("SELECT body FROM events WHERE seq = ?", (seq,)).fetchone()
         found: dict[str, Any] = json.loads(row[0]) if row else {}
         return found
@@ -415,12 +415,12 @@ class MemoryStore:
     def writing(self) -> Iterator[Any]:
         """A group of events, whole or not at all, on top of what is there now: yields ``write(kind, body) -> number``."""
         with self.lock:
-            with self._told():
+            with self._clear_errors():
                 self._db.execute("BEGIN IMMEDIATE")
             try:
                 self.refresh()
                 yield self._write
-                with self._told():
+                with self._clear_errors():
                     self._db.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):
@@ -436,7 +436,7 @@ class MemoryStore:
             raise UserError(f"what a {kind} holds is not storable: {error}") from None
         if len(text) > LARGEST:
             raise UserError(f"a {kind} of {len(text):,} characters is longer than the {LARGEST:,} that are kept")
-        with self._told():
+        with self._clear_errors():
             seq = self._db.execute("INSERT INTO events VALUES (NULL,?,?,?)", (time.time(), kind, text)).lastrowid
         assert seq is not None
         apply(self.state, seq, kind, text, self.path)

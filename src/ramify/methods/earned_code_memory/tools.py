@@ -103,12 +103,12 @@ async def admit(tool: ToolEntry, state: MemoryState, sandbox: Sandbox | None, ch
     box = sandbox or find_sandbox()
     refuse: Callable[..., Any] = lambda name, arguments: _refused()  # noqa: E731
     async with box.session(limits=LIMITS, tools={"api": refuse}) as session:
-        said = await session.execute(_INSIDE + "".join(loading(one) for one in with_deps(tool, active)))
-        if said.ok and tool.tests.strip():
-            said = await session.execute(tool.tests)
-            faults += [] if said.ok else [f"its tests fail: {last_line(said.error)}"]
-        elif not said.ok:
-            faults.append(f"it does not load: {last_line(said.error)}")
+        outcome = await session.execute(_INSIDE + "".join(loading(one) for one in with_deps(tool, active)))
+        if outcome.ok and tool.tests.strip():
+            outcome = await session.execute(tool.tests)
+            faults += [] if outcome.ok else [f"its tests fail: {last_line(outcome.error)}"]
+        elif not outcome.ok:
+            faults.append(f"it does not load: {last_line(outcome.error)}")
     return faults, calls
 
 
@@ -129,8 +129,8 @@ def last_line(error: str) -> str:
     """What a traceback ends in, with the line of the code where that stands in it."""
     lines = [line for line in error.strip().splitlines() if line.strip()]
     where = next((line.strip() for line in reversed(lines) if line.strip().startswith('File "<call')), "")
-    place = where.partition(", ")[2].partition(",")[0]
-    return f"{lines[-1][:300] if lines else 'no reason'}{f' ({place})' if place else ''}"
+    location = where.partition(", ")[2].partition(",")[0]
+    return f"{lines[-1][:300] if lines else 'no reason'}{f' ({location})' if location else ''}"
 
 
 def is_atomic(calls: Sequence[str], state: MemoryState) -> bool:
@@ -161,7 +161,7 @@ class Called:
     """The API calls that it made."""
 
     @property
-    def told(self) -> str:
+    def shown(self) -> str:
         """What the agent is shown."""
         if self.ok:
             return json.dumps({"result": self.value}, ensure_ascii=False)
@@ -229,22 +229,22 @@ class ToolBox:
 
     async def _called(self, tool: ToolEntry, arguments: Mapping[str, Any], state: MemoryState) -> Called:
         session = await self._ready(tool, state)
-        said = await session.call("_run", tool.name, dict(arguments))
-        if not said.ok:
-            self._forget(said.reason)
-            return Called(tool.name, False, error=last_line(said.error), raised=True)
+        outcome = await session.call("_run", tool.name, dict(arguments))
+        if not outcome.ok:
+            self._forget(outcome.reason)
+            return Called(tool.name, False, error=last_line(outcome.error), raised=True)
         if not state.config.safe or f"def check_{tool.name}(" not in tool.source:
-            return Called(tool.name, True, said.value)
-        check = await session.call("_check", tool.name, said.value, dict(arguments))
+            return Called(tool.name, True, outcome.value)
+        check = await session.call("_check", tool.name, outcome.value, dict(arguments))
         self._forget(check.reason)
         if check.ok and check.value is True:
-            return Called(tool.name, True, said.value, checked=True)
+            return Called(tool.name, True, outcome.value, checked=True)
         why = (
             "its check says that what it promised did not come about"
             if check.ok
             else f"its check fails: {last_line(check.error)}"
         )
-        return Called(tool.name, False, said.value, why, checked=True)
+        return Called(tool.name, False, outcome.value, why, checked=True)
 
     def _forget(self, reason: str) -> None:
         if reason not in ("done", "error"):  # the worker is gone, and with it what it had loaded
@@ -258,9 +258,9 @@ class ToolBox:
         wanted = [one for one in with_deps(tool, active) if self._loaded.get(one.name) != one.source]
         code = ("" if self._loaded else _INSIDE) + "".join(map(loading, wanted))
         if code:
-            said = await self._session.execute(code)
-            if not said.ok:
-                raise UserError(f"the tool '{tool.name}' does not load: {last_line(said.error)}")
+            outcome = await self._session.execute(code)
+            if not outcome.ok:
+                raise UserError(f"the tool '{tool.name}' does not load: {last_line(outcome.error)}")
             self._loaded |= {one.name: one.source for one in wanted}
         return self._session
 

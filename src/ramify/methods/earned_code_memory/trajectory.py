@@ -74,12 +74,12 @@ def found_in(quote: str, kept: Sequence[Mapping[str, Any]]) -> tuple[int, str] |
     wanted = " ".join(quote.split())
     if not wanted:
         return None
-    places, first = [], _first_request(kept)
+    positions, first = [], _first_request(kept)
     for i, one in enumerate(kept):
         texts = [one["text"], *(f"{call['name']}({call['arguments']})" for call in one.get("calls", ()))]
         if any(wanted in " ".join(text.split()) for text in texts) or wanted in compact([one])[0]:
-            places.append((i, "tool" if one["role"] == "user" and i != first else one["role"]))
-    return next((place for place in places if place[1] == "tool"), places[0] if places else None)
+            positions.append((i, "tool" if one["role"] == "user" and i != first else one["role"]))
+    return next((position for position in positions if position[1] == "tool"), positions[0] if positions else None)
 
 
 def outside(kept: Sequence[Mapping[str, Any]]) -> str:

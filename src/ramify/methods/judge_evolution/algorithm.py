@@ -116,16 +116,16 @@ def _tested(
             "challenger alone has right"
         )
         return Decision(None, why, tuple(rows))
-    said = f"right where the other is wrong on {row['better']} items, wrong where it is right on {row['worse']}, p = {row['p']:.2g} at a level of {level:.2g}"
+    numbers = f"right where the other is wrong on {row['better']} items, wrong where it is right on {row['worse']}, p = {row['p']:.2g} at a level of {level:.2g}"
     if row["p"] > level:
-        return Decision(None, f"it is not shown to be better: {said}", tuple(rows))
+        return Decision(None, f"it is not shown to be better: {numbers}", tuple(rows))
     if row["balanced"] is not None and row["balanced"] < 0:
         return Decision(
             None,
-            f"it gains by answering what most items are labelled: {said}, and balanced accuracy falls by {-row['balanced']:.3f}",
+            f"it gains by answering what most items are labelled: {numbers}, and balanced accuracy falls by {-row['balanced']:.3f}",
             tuple(rows),
         )
-    return Decision(best, f"it is better: {said}", tuple(rows))
+    return Decision(best, f"it is better: {numbers}", tuple(rows))
 
 
 class SearchConfig(Config):

@@ -262,12 +262,12 @@ class Evolution:
     async def _grow(self, key: str, n: int) -> None:
         if (GROWN, key) not in self.known:
             parent = self.archive.thompson(self.config, key, "expand")
-            told = await self._proposed(key, parent)
+            proposed = await self._proposed(key, parent)
             with self.run.transaction():
-                if isinstance(told, str):
-                    self._note(GROWN, key, {"node": None, "parent": parent, "why": told[:300]})
+                if isinstance(proposed, str):
+                    self._note(GROWN, key, {"node": None, "parent": parent, "why": proposed[:300]})
                 else:
-                    files, trained = told
+                    files, trained = proposed
                     node = self._keep(
                         parent, files, trained, ", ".join(changed(self.files[parent], files)) or "nothing changed", n
                     )
@@ -325,13 +325,13 @@ class Evolution:
         self.run.add(*([provenance] if parent is not None else []), node)
         return node.id
 
-    def _take(self, told: Mapping[str, Any]) -> None:
+    def _take(self, record: Mapping[str, Any]) -> None:
         """Take a workspace that the run holds into the archive."""
-        if told["node"] is None:
+        if record["node"] is None:
             return
-        node = self.run.node(str(told["node"]))
-        if told["parent"] is not None:
-            self.archive.grow(int(told["parent"]))
+        node = self.run.node(str(record["node"]))
+        if record["parent"] is not None:
+            self.archive.grow(int(record["parent"]))
         self.nodes.append(node.id)
         self.files.append(unpacked(self.run.get_blob(str(node.data["files"]))))
         self.feedback.append([dict(one) for one in node.data["train"]])
@@ -352,9 +352,9 @@ class Evolution:
         """ResultCache that the present judges could not answer: missing, and not asked for again."""
         now = self.archive.incumbents
         return {
-            (told["workspace"], told["role"], told["task"])
-            for told in self.past
-            if told["success"] is None and all(now.get(slot) == judge for slot, judge in told["judges"].items())
+            (record["workspace"], record["role"], record["task"])
+            for record in self.past
+            if record["success"] is None and all(now.get(slot) == judge for slot, judge in record["judges"].items())
         }
 
     async def _evaluate(self, n: int, left: Mapping[int, Sequence[tuple[str, str]]]) -> None:
@@ -372,10 +372,12 @@ class Evolution:
                     str(n),
                     {"workspace": at, "role": role, "task": task, "success": success, "judges": judges, "node": artefact.id},
                 )
-        told = self.known[OUTCOME, str(n)]
-        self.past.append(told)
-        if told["success"] is not None:
-            self.archive.add(UtilityRecord(told["workspace"], told["role"], told["task"], told["success"], told["judges"]))
+        record = self.known[OUTCOME, str(n)]
+        self.past.append(record)
+        if record["success"] is not None:
+            self.archive.add(
+                UtilityRecord(record["workspace"], record["role"], record["task"], record["success"], record["judges"])
+            )
 
     async def _artefact(self, at: int, role: str, task: str) -> tuple[Any, Any]:
         """What the workspace makes of the task: its node, and the outcome of its program; what is stored is not made again."""
@@ -396,8 +398,8 @@ class Evolution:
         """(success or missing, the judges it depends on, evidence). A program that fails did not succeed, whoever would have judged."""
         own = self.config.roles[role]
         if own.fills:
-            said = outcome.code == 0 if outcome.reason == "exit" and outcome.code in (0, 1) else None
-            return (False if said is None else said is bool(row["label"])), {}, {"said": said}
+            answer = outcome.code == 0 if outcome.reason == "exit" and outcome.code in (0, 1) else None
+            return (False if answer is None else answer is bool(row["label"])), {}, {"said": answer}
         if outcome.reason != "exit" or outcome.code != 0:
             return False, {}, {"failed": f"{outcome.reason} {outcome.code}"}
         judge = self.slot_judges[own.slot] if own.slot else self.fixed[role]
@@ -418,29 +420,29 @@ class Evolution:
             decided = {slot: await self._decided(slot, n) for slot in self.config.slots}
             with self.run.transaction():
                 erased = 0
-                for slot, told in decided.items():
+                for slot, record in decided.items():
                     self.run.log(
                         LOOK,
                         f"{slot} {n}",
                         {
                             "slot": slot,
                             "anchor": self.case.anchors[slot].hash,
-                            "challengers": told["challengers"],
-                            "why": told["why"],
+                            "challengers": record["challengers"],
+                            "why": record["why"],
                         },
                     )
-                    if told["judge"] is not None:
+                    if record["judge"] is not None:
                         about = {
                             "spec": "",
-                            "name": f"{slot} of workspace {told['workspace']}",
+                            "name": f"{slot} of workspace {record['workspace']}",
                             "outcomes": n,
-                            "why": told["why"],
-                            "workspace": told["workspace"],
+                            "why": record["why"],
+                            "workspace": record["workspace"],
                         }
-                        erased += self.run.replace_judge(slot, told["judge"], about)
+                        erased += self.run.replace_judge(slot, record["judge"], about)
                 self._note(CHECKPOINT, str(n), {"slots": decided, "erased": erased})
-        told = self.known[CHECKPOINT, str(n)]
-        for slot, one in told["slots"].items():
+        record = self.known[CHECKPOINT, str(n)]
+        for slot, one in record["slots"].items():
             if one["judge"] is not None:
                 before = self.archive.incumbents[slot]
                 own = self._own(slot, one["workspace"], self.files[one["workspace"]])
@@ -451,33 +453,34 @@ class Evolution:
                 self.slot_judges[slot] = own
                 self.judges[own.identity] = own
                 await self._fill_pool(slot, before)
-        self.archive.replace({slot: one["judge"] for slot, one in told["slots"].items() if one["judge"] is not None})
+        self.archive.replace({slot: one["judge"] for slot, one in record["slots"].items() if one["judge"] is not None})
 
     async def _decided(self, slot: str, n: int) -> dict[str, Any]:
         incumbent, none = self.slot_judges[slot], {"judge": None, "workspace": None}
         roles = [role for role in self.config.roles.values() if role.fills == slot]
-        others: dict[str, int] = {}
+        challengers: dict[str, int] = {}
         for number, files in enumerate(self.files):
             for role in roles:
                 name = judge_identity(files, role.command, role.files)
                 if name != incumbent.identity:
-                    others.setdefault(name, number)
-        if not others:
+                    challengers.setdefault(name, number)
+        if not challengers:
             return {**none, "why": "there is no challenger", "challengers": [], "anchor": None}
         anchor = self._union(slot)
         own = await answers(incumbent, anchor, ledger=self.ledger)
         found = [
-            await answers(self._own(slot, number, self.files[number]), anchor, ledger=self.ledger) for number in others.values()
+            await answers(self._own(slot, number, self.files[number]), anchor, ledger=self.ledger)
+            for number in challengers.values()
         ]
         look = 1 + sum(1 for (kind, key) in self.known if kind == CHECKPOINT and int(key) < n)
-        said = np.array([one.values for one in found])
-        decision = decide(anchor.labels, own.values, said, self.config.promotion, look, anchor.first_half)
+        values = np.array([one.values for one in found])
+        decision = decide(anchor.labels, own.values, values, self.config.promotion, look, anchor.first_half)
         measured = {"incumbent": _short(quality(anchor, own)), "pool": len(anchor) - len(self.case.anchors[slot])}
-        told = {"why": decision.why, "challengers": list(others), "look": look, **measured}
+        summary = {"why": decision.why, "challengers": list(challengers), "look": look, **measured}
         if decision.winner is None:
-            return {**none, **told}
-        judge, number = list(others.items())[decision.winner]
-        return {"judge": judge, "workspace": number, **told, "winner": _short(quality(anchor, found[decision.winner]))}
+            return {**none, **summary}
+        judge, number = list(challengers.items())[decision.winner]
+        return {"judge": judge, "workspace": number, **summary, "winner": _short(quality(anchor, found[decision.winner]))}
 
     def _union(self, slot: str) -> Anchor:
         """The anchor with the newest of the pool, at most ``adversarial`` of its size (section 3.5)."""
@@ -490,8 +493,8 @@ class Evolution:
         if not self.config.promotion.adversarial:
             return
         roles = {name for name, role in self.config.roles.items() if role.slot == slot}
-        said = [one for one in self.past if one["role"] in roles and one["judges"].get(slot) == displaced and one["success"]]
-        texts = {one["node"]: self.run.node(one["node"]).text for one in reversed(said)}
+        successes = [one for one in self.past if one["role"] in roles and one["judges"].get(slot) == displaced and one["success"]]
+        texts = {one["node"]: self.run.node(one["node"]).text for one in reversed(successes)}
         items = [Item(text, node) for node, text in texts.items() if text]
         if slot in self.truths and items:
             good = await judged(self.truths[slot], items, self.ledger)
@@ -505,27 +508,27 @@ class Evolution:
         """Generalist, one specialist a role, what was replaced, and how much counts."""
         best, how = self.archive.best(self.config.epsilon)
         specialists = {role: self.archive.best(self.config.epsilon, role) for role in self.config.roles}
-        past = {int(key): told for (kind, key), told in self.known.items() if kind == CHECKPOINT}
+        past = {int(key): record for (kind, key), record in self.known.items() if kind == CHECKPOINT}
         replaced = [
             {"outcomes": n, "slot": slot, "workspace": one["workspace"], "judge": one["judge"], "why": one["why"]}
-            for n, told in sorted(past.items()) for slot, one in told["slots"].items() if one["judge"] is not None
+            for n, record in sorted(past.items()) for slot, one in record["slots"].items() if one["judge"] is not None
         ]  # fmt: skip
         counting = len(self.archive.counting())
-        missing = sum(told["success"] is None for (kind, _), told in self.known.items() if kind == OUTCOME)
+        missing = sum(record["success"] is None for (kind, _), record in self.known.items() if kind == OUTCOME)
         return {
             "outcomes": len(self.archive.outcomes) + missing,
             "counting": counting,
             "erased": len(self.archive.outcomes) - counting,
             "missing": missing,
             "workspaces": len(self.archive),
-            "dropped": sum(told["node"] is None for (kind, _), told in self.known.items() if kind == GROWN),
+            "dropped": sum(record["node"] is None for (kind, _), record in self.known.items() if kind == GROWN),
             "generalist": {"workspace": best, "node": self.nodes[best], "found by": how, **self._rates(best)},
             "specialists": {
                 role: {"workspace": node, "node": self.nodes[node], "found by": way, **self._rates(node, role)}
                 for role, (node, way) in specialists.items()
             },
             "seed": self._rates(0),
-            "looks": sum(len(told["slots"]) for told in past.values()),
+            "looks": sum(len(record["slots"]) for record in past.values()),
             "replaced": replaced,
             "incumbents": dict(self.archive.incumbents),
             "spent": self.ledger.to_json()["spent"],
@@ -542,17 +545,17 @@ class Evolution:
             ("generalist", found["generalist"]),
             *((f"specialist, {role}", one) for role, one in found["specialists"].items()),
         ]
-        told = [
+        findings = [
             Finding(name, KIND, f"workspace {one['workspace']}: {one['successes']} of {one['n']} outcomes that count succeeded", one["node"], 0, do,
                     one["successes"] / one["n"] if one["n"] else None, "share", dict(one))
             for name, one in ends
         ]  # fmt: skip
-        told += [
+        findings += [
             Finding("judge replaced", KIND, f"after {one['outcomes']} outcomes the judge of '{one['slot']}' became that of workspace {one['workspace']}: {one['why']}",
                     self.nodes[one["workspace"]], evidence=one)
             for one in found["replaced"]
         ]  # fmt: skip
-        self.run.conclude(KIND, told)
+        self.run.conclude(KIND, findings)
 
 
 class _Kept:
@@ -585,19 +588,19 @@ def begin(case: EvolutionCase, folder: Path) -> Run:
 def warnings(case: EvolutionCase) -> list[str]:
     """Judges of the family of the editor whose work they judge."""
     specs = [slot.judge for slot in case.config.slots.values()] + [role.judge for role in case.config.roles.values()]
-    return [told for spec in specs if (told := judges_itself(spec, [case.config.meta]))]
+    return [sentence for spec in specs if (sentence := judges_itself(spec, [case.config.meta]))]
 
 
 def plan(case: EvolutionCase) -> dict[str, Any]:
     """What a search would take, at most: counts only."""
     config, size = case.config, 1
     looked = checkpoints(config.first, config.rho, config.budget)
-    asked = 0
+    calls = 0
     for n in range(config.budget):
         if n in looked:
-            asked += sum(len(anchor) for anchor in case.anchors.values()) * size
+            calls += sum(len(anchor) for anchor in case.anchors.values()) * size
         size += gate_open(n, size, config.alpha)
-    return {"outcomes": config.budget, "workspaces": size, "checkpoints": len(looked), "anchor answers at most": asked}
+    return {"outcomes": config.budget, "workspaces": size, "checkpoints": len(looked), "anchor answers at most": calls}
 
 
 def evolve(
@@ -617,13 +620,13 @@ def archive_of(run: Run) -> tuple[list[tuple[dict[str, str], int | None, str]], 
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     nodes: list[tuple[dict[str, str], int | None, str]] = []
-    for told in (dict(one.payload) for one in run.journal(GROWN)):
-        if told["node"] is not None:
-            node = run.node(str(told["node"]))
+    for record in (dict(one.payload) for one in run.journal(GROWN)):
+        if record["node"] is not None:
+            node = run.node(str(record["node"]))
             files = unpacked(run.get_blob(str(node.data["files"])))
             check_files(files, f"node {node.id}")
             message = f"workspace {len(nodes)}: {node.text}"[:200] + f"\n\nnode {node.id} of {canonical_json(run.kind)}\n"
-            nodes.append((files, told["parent"], message))
+            nodes.append((files, record["parent"], message))
     if not nodes:
         raise UserError(f"{run.folder} holds no workspace yet: `ramify {KIND} CASE --out {run.folder}` continues it")
     names: dict[str, int] = {}

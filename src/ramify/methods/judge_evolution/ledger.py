@@ -63,7 +63,7 @@ class Stored:
 def board(run: Run) -> dict[str, Any]:
     """Every slot of a run: its judge, how often it was replaced, how many scores count and how many do not, by judge."""
     now = run.incumbents()
-    told = _history(run)
+    history = _history(run)
     slots: dict[str, dict[str, Any]] = {}
     free = {"scores": 0}
     for scorer, judges, n, given, total in run.tallies():
@@ -79,7 +79,7 @@ def board(run: Run) -> dict[str, Any]:
             answered = own["scores"] - own["missing"]
             own["mean"] = (before + total) / answered if answered else None
             own["scorers"] = sorted({*own["scorers"], scorer})
-    for slot, past in told.items():
+    for slot, past in history.items():
         row = slots.setdefault(slot, {"counting": 0, "erased": 0, "judges": {}})
         row |= {"incumbent": now[slot], "epoch": len(past), "spec": past[-1].get("spec", "")}
     for row in slots.values():
@@ -149,8 +149,8 @@ async def check(
     if incumbent is None:
         return CheckedJudges(anchor, None, tuple(found), None)
     own = await answers(incumbent, anchor, repeats, ledger, budget)
-    said = np.array([one.values for one in found]).reshape(len(found), len(anchor))
-    decision = decide(anchor.labels, own.values, said, config, look, anchor.first_half)
+    values = np.array([one.values for one in found]).reshape(len(found), len(anchor))
+    decision = decide(anchor.labels, own.values, values, config, look, anchor.first_half)
     return CheckedJudges(anchor, own, tuple(found), decision)
 
 
@@ -161,8 +161,8 @@ def looks(run: Run, anchor: Anchor) -> int:
 
 def note_look(run: Run, slot: str, checked: CheckedJudges, **more: Any) -> None:
     """Write down that the anchor was used to choose a judge: what it is used for often it fits by luck."""
-    told = {"slot": slot, "anchor": checked.anchor.hash, "challengers": [one.identity for one in checked.challengers], **more}
-    run.log(LOOK, str(len(run.journal(LOOK)) + 1), told | ({} if checked.decision is None else {"why": checked.decision.why}))
+    record = {"slot": slot, "anchor": checked.anchor.hash, "challengers": [one.identity for one in checked.challengers], **more}
+    run.log(LOOK, str(len(run.journal(LOOK)) + 1), record | ({} if checked.decision is None else {"why": checked.decision.why}))
 
 
 def incumbent_spec(run: Run, slot: str) -> str:
@@ -244,12 +244,12 @@ async def rescore(
     known_incumbent(run, slot, judge)
     now = run.scores(counting=None)
     done = {one.node for one in now if one.judges.get(slot) == judge.identity and one.value is not None}
-    ours = {one.node: one.scorer for one in now if slot in one.judges}
+    scorers = {one.node: one.scorer for one in now if slot in one.judges}
     every = f"{slot} {judge.identity}"
-    if not ours:
+    if not scorers:
         run.log(EVERY, every)  # committed with the first scores: there are some then, and the others are still to come
     ends = run.ends() if any(one.key == every for one in run.journal(EVERY)) else ()
-    wanted = [node for node in dict.fromkeys([*ours, *ends]) if node not in done]
+    wanted = [node for node in dict.fromkeys([*scorers, *ends]) if node not in done]
     chosen = wanted if limit is None else wanted[:limit]
     tasks = {info.name: Task(str(info.task.get("id", info.name)), dict(info.task.get("data") or {})) for info in run.trees()}
     scored = missing = 0
@@ -265,7 +265,7 @@ async def rescore(
             run.add(
                 Score(
                     node,
-                    ours.get(node, slot),
+                    scorers.get(node, slot),
                     score.value,
                     score.unit,
                     score.confidence,

@@ -115,14 +115,14 @@ class ScriptEditor:
 
     async def propose(self, files: Files, feedback: Sequence[Mapping[str, Any]], seed: int, number: int) -> Changes:
         """See :class:`Editor`."""
-        told = json.dumps(
+        request = json.dumps(
             {
                 "files": dict(files),
                 "feedback": [dict(one) for one in feedback],
                 "seed": int(generator(seed, "script", number).integers(2**31)),
             }
         )
-        outcome = await self._sandbox.run(["./edit"], files={"edit": self._content}, stdin=told, limits=self._limits)
+        outcome = await self._sandbox.run(["./edit"], files={"edit": self._content}, stdin=request, limits=self._limits)
         if outcome.reason != "exit" or outcome.code != 0:
             raise InfrastructureError(
                 "tool", f"{self.name} ended with {outcome.reason} {outcome.code}: {outcome.error_text[-200:]}"
@@ -169,8 +169,8 @@ class AskedEditor:
 
     async def propose(self, files: Files, feedback: Sequence[Mapping[str, Any]], seed: int, number: int) -> Changes:
         """See :class:`Editor`."""
-        said = [Message("user", self.shown(files, feedback))]
-        reply = await reply_to(self._sampler, self._template, said, self._settings, ("judge-evolution", "edit", seed, number))
+        messages = [Message("user", self.shown(files, feedback))]
+        reply = await reply_to(self._sampler, self._template, messages, self._settings, ("judge-evolution", "edit", seed, number))
         found = {one["path"].strip(): one["text"] for one in _FILE.finditer(reply.text)}
         if not found:
             raise ValueError(f"the reply changes no file: {reply.text[:80]!r}")

@@ -86,7 +86,7 @@ def check(
     found["spent"] = spent.to_json()["spent"]
     if why := conclude(anchor, ledger.CHECK, _findings(found)):
         say(f"warning: {why}")
-    emit(found, as_json, _told(found))
+    emit(found, as_json, _text(found))
     if strict and not found.get("promote"):
         raise SystemExit(EXIT_FAILED)
 
@@ -152,7 +152,7 @@ def promote(
     found["spent"], found["warnings"] = spent.to_json()["spent"], warned
     for one in warned:
         say(f"warning: {one}")
-    emit(found, as_json, _told(found))
+    emit(found, as_json, _text(found))
     if strict and not found["promote"]:
         raise SystemExit(EXIT_FAILED)
 
@@ -161,7 +161,7 @@ def _kin(run: Run, specs: list[str]) -> list[str]:
     from ramify.trace.node import Provenance
 
     authors = sorted({one.model for one in run.each(Provenance)})
-    return [told for spec in specs if (told := ledger.judges_itself(spec, authors))]
+    return [sentence for spec in specs if (sentence := ledger.judges_itself(spec, authors))]
 
 
 @app.verb()
@@ -294,8 +294,8 @@ def evolve(
 
     given = {name: str(value) for name, value in (("budget", budget), ("seed", seed)) if value is not None}
     made = evolution.EvolutionCase(case, given)
-    for told in evolution.warnings(made):
-        say(f"warning: {told}")
+    for warning in evolution.warnings(made):
+        say(f"warning: {warning}")
     if dry_run:
         cost = evolution.plan(made)
         emit({"config": made.config.to_json(), "plan": cost}, as_json, table(["at most", ""], list(cost.items())))
@@ -338,7 +338,7 @@ def export(
     )
 
 
-def _told(found: dict[str, Any]) -> str:
+def _text(found: dict[str, Any]) -> str:
     """Tables of a check, and what it comes to."""
     sides = [*([found["incumbent"]] if found["incumbent"] else []), *found["challengers"]]
     columns = [

@@ -27,10 +27,10 @@ def read_workspace(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise UserError(f"there is no workspace {folder}: it is a folder with the programs of its roles")
     found: dict[str, str] = {}
-    for place, names, files in os.walk(folder):
+    for parent, names, files in os.walk(folder):
         names[:] = sorted(name for name in names if not name.startswith((".", "__pycache__")))
         for name in sorted(files):
-            path = Path(place) / name
+            path = Path(parent) / name
             if name.startswith("."):
                 continue
             if path.is_symlink():
@@ -140,11 +140,11 @@ def write_git(folder: Path, nodes: Sequence[tuple[Files, int | None, str]], name
         raise UserError(f"{folder} is there already: choose another folder")
     lines: list[bytes] = []
     for number, (files, parent, message) in enumerate(nodes):
-        said = message.encode("utf-8", "replace")
+        body = message.encode("utf-8", "replace")
         lines.append(
             f"commit refs/heads/node-{number:04d}\nmark :{number + 1}\ncommitter ramify <ramify@localhost> {number} +0000\n".encode()
         )
-        lines.append(b"data %d\n%s\n" % (len(said), said))
+        lines.append(b"data %d\n%s\n" % (len(body), body))
         if parent is not None:
             lines.append(b"from :%d\ndeleteall\n" % (parent + 1))
         for path, text in files.items():

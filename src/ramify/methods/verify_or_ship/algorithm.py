@@ -315,24 +315,24 @@ def _hull(right: list[float], wrong: list[float], rank: list[float]) -> tuple[li
     kept: list[int] = []
     breaks: list[float] = []
     for i in sorted(range(len(slopes)), key=slopes.__getitem__):
-        place = 0.0
+        crossing = 0.0
         while kept:
             j = kept[-1]
             rise, lead = slopes[i] - slopes[j], wrong[j] - wrong[i]
             if rise <= _SAME:  # parallel: the higher one, of equals the one that is preferred
-                place = -1.0 if lead < -_SAME or (lead <= _SAME and rank[i] < rank[j]) else 2.0
+                crossing = -1.0 if lead < -_SAME or (lead <= _SAME and rank[i] < rank[j]) else 2.0
             else:
-                place = lead / rise
-            if place > (breaks[-1] if breaks else 0.0) + _EPS:
+                crossing = lead / rise
+            if crossing > (breaks[-1] if breaks else 0.0) + _EPS:
                 break
             kept.pop()
             if breaks:
                 breaks.pop()
         if not kept:
             kept.append(i)
-        elif place < 1 - _EPS:
+        elif crossing < 1 - _EPS:
             kept.append(i)
-            breaks.append(place)
+            breaks.append(crossing)
     return kept, breaks
 
 

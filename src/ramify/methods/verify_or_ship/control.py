@@ -155,7 +155,7 @@ class Controller:
         kept = _Kept(record, item)
         kept.candidate(text)
         found = TaskOutcome(text, tracker.state.belief, False, None)
-        said: dict[str, Any] = {}
+        answers: dict[str, Any] = {}
         verified_before: bool | None = None
         while True:
             action = self._decide(tracker.state)
@@ -178,15 +178,15 @@ class Controller:
             if action == REWRITE:
                 found.cost += self.config.c_gen
                 found.tried.append((text, tracker.state.belief))
-                before, text = text, await self._written(item, text, said)
+                before, text = text, await self._written(item, text, answers)
                 same = same_text(CodeCandidate(None, {}, before), CodeCandidate(None, {}, text))
                 kept.belief(tracker.state.belief)
                 kept.candidate(text)
                 tracker.rewritten(same)
-                said = said if same else {}
+                answers = answers if same else {}
                 found.candidate, found.verified = text, None
                 continue
-            said[action] = await self._asked(action, item, text, tracker, found, kept)
+            answers[action] = await self._ask(action, item, text, tracker, found, kept)
         found.candidate, found.contradicted = text, tracker.contradicted
         if found.verified is None:
             found.belief = tracker.state.belief
@@ -194,14 +194,14 @@ class Controller:
         kept.belief(found.belief)
         return found
 
-    async def _written(self, item: Item, last: str | None, said: Mapping[str, Any]) -> str:
-        made = self.rewrite(item, last, said)
+    async def _written(self, item: Item, last: str | None, answers: Mapping[str, Any]) -> str:
+        made = self.rewrite(item, last, answers)
         text = await made if inspect.isawaitable(made) else made
         if not isinstance(text, str):
             raise UserError(f"the rewriter returned a {type(text).__name__}; a candidate is text")
         return text
 
-    async def _asked(self, name: str, item: Item, text: str, tracker: Tracker, found: TaskOutcome, kept: _Kept) -> Any:
+    async def _ask(self, name: str, item: Item, text: str, tracker: Tracker, found: TaskOutcome, kept: _Kept) -> Any:
         critic = self.critics[name]
         (one,) = await judged(critic.judge, [replace(item, text=text)])
         found.cost += critic.cost(text) if callable(critic.cost) else self.config.cost(name)

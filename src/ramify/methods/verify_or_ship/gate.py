@@ -48,13 +48,13 @@ def read_gate(path: Path) -> tuple[GateConfig, Tables, dict[str, Judge], Judge]:
     """Settings, tables, critics and verifier of a gate's file. Raises UserError naming the file and the key."""
     config = load(GateConfig, [path])
     tables = read_tables(path.parent / config.tables)
-    judges = {name: find_judge(_beside(spec, path), what="critic") for name, spec in config.critics.items()}
+    judges = {name: find_judge(_relative(spec, path), what="critic") for name, spec in config.critics.items()}
     if missing := [name for name in judges if name not in tables.names]:
         raise UserError(f"{path}: the tables know no critic '{missing[0]}'; they know {', '.join(tables.names)}")
-    return config, tables.only(list(judges)), judges, find_judge(_beside(config.verifier, path), what="verifier")
+    return config, tables.only(list(judges)), judges, find_judge(_relative(config.verifier, path), what="verifier")
 
 
-def _beside(spec: str, path: Path) -> str:
+def _relative(spec: str, path: Path) -> str:
     """A judge's name, a script or file of it taken from the folder of ``path`` where it lies there."""
     kind, colon, rest = spec.partition(":")
     if kind == "cmd" and (path.parent / rest).is_file():
@@ -89,7 +89,7 @@ class Gated(Each):
     def _set(self, config: ControlConfig, tables: Tables, judges: dict[str, Judge], verifier: Judge) -> None:
         own = config.model_copy(update={"horizon": 1, "stop": "ship"})
         critics = [Critic(name, judge) for name, judge in judges.items()]
-        self.controller = Controller(critics, verifier, lambda item, last, said: last or "", own, tables)
+        self.controller = Controller(critics, verifier, lambda item, last, answers: last or "", own, tables)
         parts = [own.to_json(), tables.to_json(), verifier.identity, {name: judge.identity for name, judge in judges.items()}]
         self._hash = json_hash(parts)
 
@@ -147,14 +147,14 @@ class BestOf(Middleware):
         config, tables, judges, verifier = self.parts
         sampled: list[Completion] = []
 
-        async def another(item: Item, last: str | None, said: Any) -> str:
+        async def another(item: Item, last: str | None, answers: Any) -> str:
             own = key if last is None else derive_key(key, "verify-or-ship", len(sampled))
             sampled.extend(await self.inner.sample(prefix, 1, settings, [own]))
             return sampled[-1].text
 
         critics = [Critic(name, judge) for name, judge in judges.items()]
-        asked = prefix.messages[-1].text if prefix.messages else ""
-        found: TaskOutcome = await Controller(critics, verifier, another, config, tables).run(Item(id="served", prompt=asked))
+        request = prefix.messages[-1].text if prefix.messages else ""
+        found: TaskOutcome = await Controller(critics, verifier, another, config, tables).run(Item(id="served", prompt=request))
         evidence = {"delivered": found.delivered, "actions": found.actions, "samples": len(sampled)}
         judged = {self.name: stable_hash("verify-or-ship", json_hash(self.settings))}
         best = len(sampled) - 1 if found.delivered else max(range(len(sampled)), key=lambda i: found.tried[i][1])

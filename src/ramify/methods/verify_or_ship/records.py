@@ -46,25 +46,25 @@ _NO_CRITIC = ("cost", "seconds", "tokens", "usd")
 # -- record files
 
 
-def _value(value: Any, what: str, place: str) -> float | None:
+def _value(value: Any, what: str, where: str) -> float | None:
     """A critic's word as stored. Raises UserError on anything but true, false, a finite number or null."""
     if value is None:
         return None
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
-    raise UserError(f"{place}: '{what}' must be true, false, a finite number or null, not {str(value)[:40]!r}")
+    raise UserError(f"{where}: '{what}' must be true, false, a finite number or null, not {str(value)[:40]!r}")
 
 
-def _checks(record: Mapping[str, Any], place: str) -> dict[str, float | None]:
+def _checks(record: Mapping[str, Any], where: str) -> dict[str, float | None]:
     """What critics said, by name: the object ``critics``, else every further field that is true, false, a number or null."""
     if "critics" in record:
-        given = field(dict(record), "critics", dict, place)
-        return {str(name): _value(value, str(name), place) for name, value in given.items()}
+        given = field(dict(record), "critics", dict, where)
+        return {str(name): _value(value, str(name), where) for name, value in given.items()}
     found = {}
     for name, value in record.items():
         about = name in _KNOWN or any(word in name.lower().split("_") for word in _NO_CRITIC)
         if not about and (value is None or isinstance(value, bool | int | float)):
-            found[name] = _value(value, name, place)
+            found[name] = _value(value, name, where)
     return found
 
 
@@ -75,31 +75,31 @@ class _Records:
         self.threads: dict[tuple[str, str], tuple[Thread, int]] = {}
         self.counts: dict[str, int] = {}
 
-    def add(self, run: Run, record: dict[str, Any], place: str, number: int) -> None:
+    def add(self, run: Run, record: dict[str, Any], where: str, number: int) -> None:
         instance = record.get("instance_id")
         if not isinstance(instance, str | int) or isinstance(instance, bool) or instance == "":
             raise UserError(
-                f"{place}: 'instance_id' must be text or an integer" + (", and it is missing" if instance is None else "")
+                f"{where}: 'instance_id' must be text or an integer" + (", and it is missing" if instance is None else "")
             )
         instance = str(instance)
-        step = field(record, "step", int, place, 0)
+        step = field(record, "step", int, where, 0)
         sample = str(record.get("sample", ""))
-        truth = _value(record.get("Y"), "Y", place)
+        truth = _value(record.get("Y"), "Y", where)
         if "Y" not in record or truth not in (None, 0.0, 1.0):
-            raise UserError(f"{place}: 'Y' must be 0, 1 or null" + ("" if "Y" in record else ", and it is missing"))
-        checks = _checks(record, place)
+            raise UserError(f"{where}: 'Y' must be 0, 1 or null" + ("" if "Y" in record else ", and it is missing"))
+        checks = _checks(record, where)
         key = (instance, sample)
         thread, expected = self.threads.get(key, (None, 0))
         if step == 0:
             if thread is not None and sample:
-                raise UserError(f"{place}: step 0 of instance '{instance}', sample '{sample}' is there twice")
+                raise UserError(f"{where}: step 0 of instance '{instance}', sample '{sample}' is there twice")
             run.add_tree(instance, {"id": instance})
             index = self.counts.get(instance, 0)
             self.counts[instance] = index + 1
             thread = Thread(run, instance, index)
         elif thread is None or step != expected:
             raise UserError(
-                f"{place}: step {step} of instance '{instance}' follows " + (f"step {expected - 1}" if thread else "no step 0")
+                f"{where}: step {step} of instance '{instance}' follows " + (f"step {expected - 1}" if thread else "no step 0")
             )
         payload = record.get("payload")
         text = payload if isinstance(payload, str) else ""
@@ -292,7 +292,7 @@ def read_tables(path: Path) -> Tables:
     return check(Tables, record, str(path))
 
 
-def _of_the_paper(record: Mapping[str, Any], place: str) -> Tables:
+def _of_the_paper(record: Mapping[str, Any], where: str) -> Tables:
     """The tables of the paper's own code: ``prior_Y1``, ``critic_likelihoods``, and its ``kernel_all`` where the two files were joined."""
     try:
         critics = {
@@ -302,8 +302,8 @@ def _of_the_paper(record: Mapping[str, Any], place: str) -> Tables:
         prior, kernel = float(record["prior_Y1"]), record.get("kernel_all")
         made = Kernel() if kernel is None else Kernel(fix=kernel["P_fix_given_broken"], broken=kernel["P_break_given_correct"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{place}: the field {error} of the tables is missing or no number") from None
-    return check(Tables, {"prior": prior, "critics": critics, "kernel": made}, place)
+        raise UserError(f"{where}: the field {error} of the tables is missing or no number") from None
+    return check(Tables, {"prior": prior, "critics": critics, "kernel": made}, where)
 
 
 def tables_finding(tables: Tables, report: Mapping[str, Any], source: str) -> Finding:

@@ -28,7 +28,7 @@ MOST_LINES = 60
 """Of a policy written out from the prior."""
 
 
-def said(action: str) -> str:
+def action_text(action: str) -> str:
     """An action in words."""
     return {STOP: "stop", VERIFY: "verify", SHIP: "ship unverified", REWRITE: "rewrite"}.get(action, f"ask {action}")
 
@@ -71,25 +71,25 @@ def policy_text(plan: Plan) -> str:
     lines = []
     for depth, seen, belief, action in walk(plan):
         start = f"at the start, belief {belief:.2f}" if not seen else f"{seen}, belief {belief:.2f}"
-        lines.append(f"{'  ' * depth}{start}: {said(action)}")
+        lines.append(f"{'  ' * depth}{start}: {action_text(action)}")
     more = len(lines) - MOST_LINES
     return "\n".join([*lines[:MOST_LINES], *([f"... and {more} more"] if more > 0 else [])])
 
 
 def lines_text(found: Mapping[str, Any], config: ControlConfig) -> list[str]:
     """The computable lines, one sentence each."""
-    told = [f"verifying beats stopping above belief {found['verify_from']:.3f} (cost of the verifier over reward)"]
+    lines = [f"verifying beats stopping above belief {found['verify_from']:.3f} (cost of the verifier over reward)"]
     if "ship_from" in found:
-        told.append(
+        lines.append(
             f"shipping beats stopping above {found['ship_from']:.3f}; verifying beats shipping below {max(0.0, found['verify_up_to']):.3f}"
         )
     for name, ends in found["gates"].items():
-        told.append(
+        lines.append(
             f"'{name}' alone as a gate never pays at {config.cost(name):g}"
             if ends is None
             else f"'{name}' alone as a gate pays between {ends[0]:.3f} and {ends[1]:.3f}"
         )
-    return told
+    return lines
 
 
 # -- pictures
@@ -178,8 +178,8 @@ def comment(rows: Sequence[Mapping[str, Any]], config: ControlConfig) -> str:
     lines = ["### How sure are we?", "", "| candidate | probability that it is right | said | next |", "|---|---|---|---|"]
     for row in rows:
         name = f"{row['instance']}, {row['place'] + 1}".replace("|", "/").replace("`", "'")
-        told = ", ".join(f"{critic} {value}" for critic, value in row["checks"].items()) or "nothing"
-        lines.append(f"| {name} | {row['belief']:.0%} | {told.replace('|', '/')} | {said(row['action'])} |")
+        checks = ", ".join(f"{critic} {value}" for critic, value in row["checks"].items()) or "nothing"
+        lines.append(f"| {name} | {row['belief']:.0%} | {checks.replace('|', '/')} | {action_text(row['action'])} |")
     lines += [
         "",
         f"The full check costs {config.c_ver:g} and a right delivery is worth {config.reward:g}. Made by `ramify verify-or-ship score`.",

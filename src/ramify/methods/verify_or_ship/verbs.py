@@ -224,7 +224,7 @@ def plan(options: ControlConfig, tables: TablesArgument, max_false_accept: False
         "sizes": made.sizes(),
     }
     text = report.policy_text(made)
-    shown = [[r["candidate"], r["history"], f"{r['from']:.3f} to {r['to']:.3f}", report.said(r["action"])] for r in rows]
+    shown = [[r["candidate"], r["history"], f"{r['from']:.3f} to {r['to']:.3f}", report.action_text(r["action"])] for r in rows]
     text += "\n\n" + table(["candidate", "history", "belief", "do"], shown, "before any critic was asked")
     text += "\n\n" + "\n".join(report.lines_text(lines, chosen))
     text += f"\n\nexpected {made.value:.2f} a task: {made.value - row['values']['always verify']:+.2f} over always verifying, {row['loss_of_best_fixed']:+.2f} over {row['best_fixed']}, the best fixed rule"
@@ -396,16 +396,16 @@ def replay(
     finding = report.gain_finding(mine, played.bayes, played.best_fixed, chosen, len(played.instances))
     if why := conclude(source, report.REPLAYED, [] if finding is None else [finding]):
         say(f"warning: {why}")
-    told = (
+    verdict = (
         finding.why
         if finding is not None
         else f"no gain stands out: {played.bayes} - {played.best_fixed} is {' '.join(map(str, _gain(mine['gain_over_best_fixed'])))}"
     )
-    result = {"attempts": len(played.instances), "instances": len(set(played.instances)), "left_out": played.left_out, "best_fixed": played.best_fixed, "policies": rows, "verdict": told, "stands_out": finding is not None, "pays": finding is not None and mine["gain_over_best_fixed"]["value"] > 0}  # fmt: skip
-    emit(result, as_json, _replayed(played, rows, told))
+    result = {"attempts": len(played.instances), "instances": len(set(played.instances)), "left_out": played.left_out, "best_fixed": played.best_fixed, "policies": rows, "verdict": verdict, "stands_out": finding is not None, "pays": finding is not None and mine["gain_over_best_fixed"]["value"] > 0}  # fmt: skip
+    emit(result, as_json, _replayed(played, rows, verdict))
 
 
-def _replayed(played: Replay, rows: Sequence[Mapping[str, Any]], told: str) -> str:
+def _replayed(played: Replay, rows: Sequence[Mapping[str, Any]], verdict: str) -> str:
     shown = [
         [r["policy"], r["utility"], r["planned"], *_gain(r["gain_over_always"]), *_gain(r["gain_over_best_fixed"]), f"{r['delivered_right']:.1%}", f"{r['verified']:.2f}"]
         for r in rows
@@ -425,7 +425,7 @@ def _replayed(played: Replay, rows: Sequence[Mapping[str, Any]], told: str) -> s
         shown,
     )
     left = f"; {played.left_out} attempts are shorter than the horizon or lack a score of the verifier" if played.left_out else ""
-    return f"{text}\n\n{told}\n{len(played.instances)} attempts at {len(set(played.instances))} instances{left}"
+    return f"{text}\n\n{verdict}\n{len(played.instances)} attempts at {len(set(played.instances))} instances{left}"
 
 
 @app.verb(settings=ControlConfig)
@@ -449,11 +449,11 @@ def score(
     truths: list[tuple[float, bool, dict[str, Any]]] = []
     for known, held in parts:
         decide = planned(known, options)
-        for one, place, state in beliefs(held, known):
-            candidate = one.candidates[place]
-            belief, step = state.belief, min(place, options.horizon - 1)
+        for one, index, state in beliefs(held, known):
+            candidate = one.candidates[index]
+            belief, step = state.belief, min(index, options.horizon - 1)
             state = replace(state, step=step, history=state.history if step else FIRST)
-            rows.append({"instance": one.instance, "place": place, "node": candidate.node, "belief": belief, "checks": {n: v for n, v in candidate.checks.items() if n in known.names}, "action": decide(state), "right": candidate.right})  # fmt: skip
+            rows.append({"instance": one.instance, "place": index, "node": candidate.node, "belief": belief, "checks": {n: v for n, v in candidate.checks.items() if n in known.names}, "action": decide(state), "right": candidate.right})  # fmt: skip
             kept.append((candidate.node, belief))
             if candidate.right is not None:
                 truths.append((belief, candidate.right, dict(candidate.checks)))
@@ -469,7 +469,7 @@ def score(
             r["instance"],
             r["place"] + 1,
             r["belief"],
-            report.said(str(r["action"])),
+            report.action_text(str(r["action"])),
             "-" if r["right"] is None else "yes" if r["right"] else "no",
         ]
         for r in rows[:40]
@@ -526,15 +526,15 @@ def shadow(
             row, own = _followed(one, known, options, decide)
             rows.append(row)
             marks += own
-    told = _saved(rows)
+    saved = _saved(rows)
     finding = Finding(
         "shadow",
         report.SHADOW,
-        told["says"],
-        value=told["saved"],
+        saved["says"],
+        value=saved["saved"],
         unit="utility",
         action="`replay` compares it with fixed rules",
-        evidence=told,
+        evidence=saved,
         identity=options.to_json(),
     )
     if why := conclude(source, report.SHADOW, [finding], marks):
@@ -542,7 +542,7 @@ def shadow(
     shown = [[r["instance"], " > ".join(map(str, r["actions"])), r["cost"], r["recorded_cost"], r["end"]] for r in rows[:40]]
     text = table(["instance", "would have done", "cost", "as recorded", "end"], shown)
     text += f"\n... and {len(rows) - 40} more" if len(rows) > 40 else ""
-    emit(told | {"attempts": rows}, as_json, f"{text}\n\n{told['says']}")
+    emit(saved | {"attempts": rows}, as_json, f"{text}\n\n{saved['says']}")
 
 
 def _followed(
@@ -591,7 +591,7 @@ def _followed(
         "end": end,
         "recorded_right": solved,
     }
-    marks = [Annotation(node, 0, "decisions", report.SHADOW, told) for node, told in decisions.items() if node]
+    marks = [Annotation(node, 0, "decisions", report.SHADOW, values) for node, values in decisions.items() if node]
     return row, marks
 
 
