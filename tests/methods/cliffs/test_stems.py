@@ -41,8 +41,8 @@ def test_a_run_is_scanned_by_its_folder_or_its_name(here: Path, capsys: pytest.C
 
 
 def test_attempts_of_text_are_encoded_on_request_only(here: Path, capsys: pytest.CaptureFixture) -> None:
-    said = [{"role": "user", "content": "go hall?"}, {"role": "assistant", "content": "go hall"}]
-    (here / "chats.jsonl").write_text(json.dumps({"messages": said, "id": "a"}) + "\n")
+    messages = [{"role": "user", "content": "go hall?"}, {"role": "assistant", "content": "go hall"}]
+    (here / "chats.jsonl").write_text(json.dumps({"messages": messages, "id": "a"}) + "\n")
     code, out, err = scan(capsys, "--traces", "chats.jsonl")
     assert (code, out) == (2, "")
     assert err.startswith("ramify: chats.jsonl holds no reply to scan: its replies are text only")

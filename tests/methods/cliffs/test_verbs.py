@@ -176,9 +176,9 @@ def test_a_scan_is_forked_where_it_found_a_cliff(
     assert main(["import", str(tmp_path / "older.jsonl"), "--run", str(tmp_path / "older")]) == 0
     capsys.readouterr()
     assert main(["fork", str(tmp_path / "theirs"), str(cliff.node)]) == 2
-    told = capsys.readouterr().err
-    assert "was imported or made elsewhere" in told
-    assert f"judge {VERIFIER!r}" in told
+    err = capsys.readouterr().err
+    assert "was imported or made elsewhere" in err
+    assert f"judge {VERIFIER!r}" in err
     assert main(["fork", str(tmp_path / "theirs"), str(cliff.node), "--n", "2", "--trust"]) == 0
     assert main(["fork", str(tmp_path / "older"), str(cliff.node), "--trust"]) == 2
     assert "the same `ramify cliffs scan` again notes it" in capsys.readouterr().err
@@ -233,8 +233,8 @@ def test_an_interrupted_scan_is_decided_as_a_whole_one(
     assert {cliff.status for cliff in cliffs} == {"confirmed"}
     for folder in (whole, parts):
         with Run.open(folder) as stored:
-            told = [one.evidence["confirm"] for one in stored.findings() if one.name == "cliff"]
-        assert [(one["p"], one["p_fdr"]) for one in told] == [(cliff.p, cliff.p_fdr) for cliff in cliffs]
+            confirmed = [one.evidence["confirm"] for one in stored.findings() if one.name == "cliff"]
+        assert [(one["p"], one["p_fdr"]) for one in confirmed] == [(cliff.p, cliff.p_fdr) for cliff in cliffs]
     assert len(cliffs) > 1
     assert max(cliff.p_fdr for cliff in cliffs) == max(cliff.p for cliff in cliffs)  # the largest of all stays as it is
 

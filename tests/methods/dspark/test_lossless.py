@@ -198,13 +198,13 @@ def test_every_drafter_keeps_a_reply_under_a_grammar(kind: str, distribution: st
     model = plain.speculating(Speculator(drafter, schedule_of("fixed:3", 3, Linear(30, 1)), plain.forward.layers, distribution))
     for settings in ({"grammar": one_of(WORDS)}, {"grammar": regex("(ab|c)+d"), "frequency_penalty": 0.5}):
         for temperature in (0.0, 1.0):
-            asked = {**settings, "max_tokens": 10, "temperature": temperature}
-            wanted, made = (sample_all(one, prompts_of(6), 3, n=2, **asked) for one in (plain, model))
+            options = {**settings, "max_tokens": 10, "temperature": temperature}
+            wanted, made = (sample_all(one, prompts_of(6), 3, n=2, **options) for one in (plain, model))
             if distribution == "coupled" or not temperature:
                 assert [(d.tokens.tolist(), d.stop) for d in made] == [(d.tokens.tolist(), d.stop) for d in wanted]
             for one in made:
-                said = one.text.removesuffix("<end>")
-                whole = said in WORDS if settings["grammar"] == one_of(WORDS) else re.fullmatch("(ab|c)+d", said)
+                text = one.text.removesuffix("<end>")
+                whole = text in WORDS if settings["grammar"] == one_of(WORDS) else re.fullmatch("(ab|c)+d", text)
                 assert whole or one.stop == "length"
     assert model.speculation is not None
     assert model.speculation.proposed > 0

@@ -82,9 +82,9 @@ def test_what_settles_and_what_does_not() -> None:
         found += settling(prompts, seed, 199)["p"] <= 0.05
     assert found <= 15
     settled = [((4, 8), [(bool(i % 2), 8 * (i % 2), 8) for i in range(4)]) for _ in range(3)]
-    told = settling(settled)
-    assert told["p"] == 0.001
-    assert told["value"] == pytest.approx(8 / 7)  # three or four of seven others were yes, and all or none behind each
+    result = settling(settled)
+    assert result["p"] == 0.001
+    assert result["value"] == pytest.approx(8 / 7)  # three or four of seven others were yes, and all or none behind each
     assert settling(settled[:1])["interval"] is None
 
 
@@ -130,11 +130,11 @@ def test_chunks_are_the_text_up_to_space_and_short_ones(text: str, limit: int) -
 
 def test_chunks_by_hand() -> None:
     text = "First a sentence of some length. Another one! " + "x" * 250 + ". Short one. Yes."
-    said = [text[a:b] for a, b in chunk_spans(text)]
-    assert said[0] == "First a sentence of some length. Another one!"
-    assert said[1].startswith("xxx")
-    assert len(said[1]) == 251
-    assert len(said) == 2  # what is left is too short
+    chunks = [text[a:b] for a, b in chunk_spans(text)]
+    assert chunks[0] == "First a sentence of some length. Another one!"
+    assert chunks[1].startswith("xxx")
+    assert len(chunks[1]) == 251
+    assert len(chunks) == 2  # what is left is too short
 
 
 def test_panel_settles_by_majority_and_drops_judges_of_another_length() -> None:

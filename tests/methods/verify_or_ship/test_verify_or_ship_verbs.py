@@ -185,13 +185,13 @@ BODIES = ("return a + b", "return a - b", "return 3", "return a +", "return b + 
 @pytest.fixture
 def unjudged(tmp_path: Path) -> Path:
     """A run of written candidates that nobody has judged, from a chat log."""
-    told = []
+    rows = []
     for i in range(10):
-        said = [{"role": "user", "content": "add two numbers"}]
+        messages = [{"role": "user", "content": "add two numbers"}]
         for step in range(2):
-            said.append({"role": "assistant", "content": f"def add(a, b):\n    {BODIES[(i + step) % 5]}\n"})
-        told.append({"task": f"t{i}", "messages": said})
-    write(tmp_path / "log.jsonl", told)
+            messages.append({"role": "assistant", "content": f"def add(a, b):\n    {BODIES[(i + step) % 5]}\n"})
+        rows.append({"task": f"t{i}", "messages": messages})
+    write(tmp_path / "log.jsonl", rows)
     assert main(["import", str(tmp_path / "log.jsonl"), "--run", str(tmp_path / "run")]) == 0
     (tmp_path / "public.sh").write_text(PUBLIC)
     (tmp_path / "full.sh").write_text(FULL)
