@@ -17,8 +17,8 @@ from ramify.env.builtin import chain
 from ramify.methods.early_decision import (
     ContinueConfig,
     ProbeConfig,
-    RolloutConfig,
     Study,
+    StudyConfig,
     build,
     continuations,
     probe_stage,
@@ -54,7 +54,7 @@ def small():
 
 async def main(sampler, thinking, jury, problems):
     about = {"model": sampler.identity.name, "weights": sampler.identity.weights}
-    with Study.begin(Path(tempfile.mkdtemp()), RolloutConfig(k=6), problems, about) as study:
+    with Study.begin(Path(tempfile.mkdtemp()), StudyConfig(k=6), problems, about) as study:
         await rollout(study, sampler, thinking, jury)
         await continuations(study, sampler, thinking, jury, ContinueConfig(m=2, n=8))
         if importlib.util.find_spec("sklearn"):

@@ -247,9 +247,9 @@ def test_a_server_that_ignores_the_end_is_killed() -> None:
 
 def test_servers_end_with_the_process_that_started_them() -> None:
     code = (
-        "from ramify.integrations.mcp import McpEnvironment; from ramify.env.protocol import Task, Task set; import sys\n"
+        "from ramify.integrations.mcp import McpEnvironment; from ramify.env.protocol import Task, TaskSet; import sys\n"
         "task = Task('a', {'prompt': 'b'})\n"
-        "env = McpEnvironment(sys.argv[1], tasks=Task set.of([task])).make(); env.reset(task, 0)\n"
+        "env = McpEnvironment(sys.argv[1], tasks=TaskSet.of([task])).make(); env.reset(task, 0)\n"
         "print(env.step(sys.argv[2]).text)\n"
     )
     command = [sys.executable, "-c", code, f"timeout=60 {SERVER} --stubborn", call("pid")]

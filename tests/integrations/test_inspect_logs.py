@@ -415,7 +415,7 @@ def test_which_step_went_wrong_in_a_log(logs: dict[str, Path], tmp_path: Path, c
     assert (found["successes"], found["n"]) == (2, 4)
     assert "no score of scorer 'pair.c' (did you mean 'pair." in verb("graph-credit", "report", run, "--scorer", "pair.c", code=2)
     assert "--task-field does not apply" in verb("import", logs["json"], "--run", tmp_path / "b", "--task-field", "id", code=2)
-    assert "no attempts with a reward" in verb("import", logs["failed"], "--run", tmp_path / "failed")
+    assert "no attempt with a reward" in verb("import", logs["failed"], "--run", tmp_path / "failed")
     assert "holds no scored attempt" in verb("graph-credit", "report", tmp_path / "failed", code=2)
     (tmp_path / "rules").write_text("Be brief\n")
     for form in ("inspect", "inspect-calls"):

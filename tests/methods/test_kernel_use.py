@@ -137,6 +137,8 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     use.ran("diagnose", "diagnose", "run", "--repo", "shop", "--issue", "issue.md", "--out", "found")
     record(tmp_path / "run")
     audited_by(tmp_path, use)
+    use.ran("earned-code-memory", "earned-code-memory", "new", "memory.sqlite")
+    use.ran("earned-code-memory", "earned-code-memory", "learn", "memory.sqlite", "run")
     assert use.methods("runs") == set(builtin_methods())
     assert use.methods("judged") >= {
         "cliffs",

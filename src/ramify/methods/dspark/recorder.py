@@ -65,7 +65,7 @@ def record(
             (speculating.sample(Prefix(p), 1, settings, [key]) for p, key in zip(prompts, keys, strict=True)), progress
         )
 
-    progress.begin(len(prompts), 0, "draw", "replies")
+    progress.begin(len(prompts), 0, "sample", "replies")
     asyncio.run(sample())
     if not recorder.notes:
         raise UserError(
