@@ -79,8 +79,8 @@ def one_at_a_time(found: Sequence[bench.Pairing]) -> Table:
 
 
 def under_load(found: Sequence[bench.Pairing]) -> Table:
-    """Columns and rows of the table of schedules; the frontier is sampled from it."""
-    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), bench.show(p), p.score] for p in found]
+    """Columns and rows of the table of schedules; the frontier is drawn from it."""
+    rows = [[p.place, p.name, round(p.speed), round(p.user_speed), bench.show(p), p.verdict] for p in found]
     return ["requests at once", "schedule", "tok/s", "tok/s a request", "x plain", "verdict"], rows
 
 

@@ -59,7 +59,7 @@ async def main():
             print(f"{request}: given {len(given.ids)}, tools written:", (await memory.codify(write_tool))["active"])
         given = await memory.select("delete my 3 oldest notes")
         async with ToolBox(memory, notes) as box:
-            print(given.tools[0]["function"]["name"], (await box.call("delete_old", {"n": 3})).told, f"{len(NOTES)} notes left")
+            print(given.tools[0]["function"]["name"], (await box.call("delete_old", {"n": 3})).shown, f"{len(NOTES)} notes left")
 
 
 if __name__ == "__main__":
