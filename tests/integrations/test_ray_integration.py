@@ -113,7 +113,7 @@ def test_a_killed_collector_takes_its_workers_along_and_its_run_continues(
     import ray
 
     config = RolloutConfig(model="factory:worker_parts:slow_walker", count=4, attempts=6, seed=3, backend="ray:2", concurrency=4)
-    options = [f"--{name}={getattr(config, name)}" for name in ("model", "panel", "attempts", "seed", "backend", "concurrency")]
+    options = [f"--{name}={getattr(config, name)}" for name in ("model", "count", "attempts", "seed", "backend", "concurrency")]
     process = subprocess.Popen(
         [sys.executable, "-m", "ramify.cli.main", "rollout", *options, "--out", str(tmp_path / "run")],
         env=os.environ | {"RAY_ADDRESS": cluster, "PYTHONPATH": str(PARTS)},
