@@ -64,7 +64,7 @@ class _Live:
         e.turn += [-1] * len(given)
         e.logprobs += [0.0] * len(given)
 
-    def sampled_them(self, token: int, logprob: float) -> bool:
+    def add_token(self, token: int, logprob: float) -> bool:
         """Take a sampled token in; True when the episode is over."""
         e = self.episode
         e.tokens.append(token)
@@ -138,7 +138,7 @@ def _run(forward: Forward, live: list[_Live]) -> None:
         u = uniforms(np.array([live[slot].episode.key for slot in ready]), np.array([where[slot] for slot in ready]))
         cumulative = np.exp(scores).cumsum(axis=1)
         sampled = (cumulative < u[:, None] * cumulative[:, -1:]).sum(axis=1)
-        over = [s for i, s in enumerate(ready) if live[s].sampled_them(int(sampled[i]), float(scores[i, sampled[i]]))]
+        over = [s for i, s in enumerate(ready) if live[s].add_token(int(sampled[i]), float(scores[i, sampled[i]]))]
         for slot in reversed(over):
             close(live[slot].env)
             last = live.pop()

@@ -11,7 +11,7 @@ from scipy import stats
 
 from ramify.base.errors import UserError
 from ramify.stats.evidence import benjamini_hochberg, evidence, holm
-from ramify.stats.power import detectable_difference, power_of_difference, samples_for_difference
+from ramify.stats.power import detectable_difference, power_of_difference, sample_size
 from ramify.stats.tests import chi_square, fisher, fisher_stratified, paired_permutation, sign_test
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
@@ -83,7 +83,7 @@ def test_holm_by_hand() -> None:
 
 
 def test_power_and_its_inverse() -> None:
-    assert samples_for_difference(0.1, 0.2) == 199  # Fleiss, table without continuity correction
+    assert sample_size(0.1, 0.2) == 199  # Fleiss, table without continuity correction
     assert power_of_difference(0.1, 0.2, 199, 199) == pytest.approx(0.8, abs=0.003)
     assert power_of_difference(0.3, 0.3, 100, 100) == pytest.approx(0.025, abs=1e-6)  # one tail of the two
     move = detectable_difference(0.1, 199, 199)
@@ -92,7 +92,7 @@ def test_power_and_its_inverse() -> None:
     assert detectable_difference(0.5, 2, 2) == 1.0
     assert detectable_difference(0.9, 199, 199) == pytest.approx(move, abs=1e-6)
     with pytest.raises(ValueError, match="equal"):
-        samples_for_difference(0.2, 0.2)
+        sample_size(0.2, 0.2)
 
 
 def test_evidence_table() -> None:

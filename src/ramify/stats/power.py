@@ -24,7 +24,7 @@ def power_of_difference(p1: float, p2: float, n1: int, n2: int, level: float = 0
     return NormalDist().cdf(gap / spread)
 
 
-def samples_for_difference(p1: float, p2: float, power: float = 0.8, level: float = 0.95) -> int:
+def sample_size(p1: float, p2: float, power: float = 0.8, level: float = 0.95) -> int:
     """Samples per arm that find p1 different from p2 with probability ``power`` (Fleiss, without continuity correction).
 
     Raises ValueError when the proportions are equal: no number of samples finds nothing.

@@ -37,8 +37,6 @@ from ramify.trace.node import Annotation, Context, Finding, JournalEntry, Node, 
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
 
-#: Settings as runs of earlier versions call them.
-EARLIER = {"panel": "count"}
 #: The tables that keep the names of schema 1.
 _CALLED = {"producers": "provenances"}
 
@@ -110,14 +108,14 @@ class Run:
         self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
         self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
         """Whether its settings are untrusted: it was imported, made by another user or on another machine, or its origin is unknown."""
-        self.kind: str = schema.name(self.meta.get("verb") or migrate.verb_of(self.config))
+        self.kind: str = schema.name(self.meta.get("verb") or migrate.verb_of(self.meta.get("config") or {}))
         """The verb that made it, as typed (``rollout``, ``governance bench``); empty where unknown."""
 
     @property
     def config(self) -> dict[str, Any]:
         """The settings it was made with; empty where it stores none."""
         config: dict[str, Any] = self.meta.get("config", {})
-        return {EARLIER.get(name, name): value for name, value in config.items()} if isinstance(config, dict) else {}
+        return migrate.settings(self.kind, config) if isinstance(config, dict) else {}
 
     @property
     def parts(self) -> dict[str, Any]:

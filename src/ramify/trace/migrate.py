@@ -30,6 +30,12 @@ def verb_of(config: Any) -> str:
     return next((verb for verb, names in VERBS.items() if names <= given), "")
 
 
+def settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that ``kind`` made, by their present names; other verbs may call another thing ``panel``."""
+    earlier = {"panel": "count"} if kind in ("rollout", "rollout --tree", "forensics") else {}
+    return {earlier.get(name, name): value for name, value in config.items()}
+
+
 def for_reading(db: sqlite3.Connection) -> None:
     """Let an open file of schema 1 be read like one of the newest: nothing is written to it."""
     (locked,) = db.execute("PRAGMA query_only").fetchone()

@@ -142,9 +142,8 @@ def test_locations_as_models_write_them(line: str) -> None:
 
 @given(st.text(max_size=200))
 def test_any_reply_is_read(text: str) -> None:
-    read_reply(Message("assistant", text))
-    read_reply(Message("assistant", f"<tool_call>{text}"))
-    read_reply(Message("assistant", f"<findings>{text}</findings><locations>\na.py:1-2\n"))
+    for reply in (text, f"<tool_call>{text}", f"<findings>{text}</findings><locations>\na.py:1-2\n"):
+        assert isinstance(read_reply(Message("assistant", reply)), Located | AskedCall | Unclear)
 
 
 def test_locations_are_checked_against_the_repository() -> None:

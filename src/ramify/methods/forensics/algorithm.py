@@ -19,7 +19,7 @@ from ramify.methods.forensics.trend import trend_power
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import holm
 from ramify.stats.intervals import normal_quantile, wilson
-from ramify.stats.power import power_of_difference, samples_for_difference
+from ramify.stats.power import power_of_difference, sample_size
 from ramify.stats.tests import fisher, two_proportions
 
 INVALID = 0.1
@@ -94,7 +94,7 @@ def plan(
     level = 1 - ALPHA / max(1, looks)
     found: dict[str, Any] = {"contrast": power_of_difference(base, other, n, n, level), "n": n, "runs": 2 * n}
     if base != other:
-        found["n_for_80"] = samples_for_difference(base, other, 0.8, level)
+        found["n_for_80"] = sample_size(base, other, 0.8, level)
     if doses:
         rates = list(shares) or np.linspace(other, base, len(doses)).tolist()
         found["trend"] = trend_power(rates, [n] * len(doses), doses, level)
