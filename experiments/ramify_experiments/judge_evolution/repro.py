@@ -18,7 +18,7 @@ CAPS: Mapping[str, float | None] = {"none": 0.0, ".10": 0.10, ".15": 0.15, ".20"
 RULES = {"best belief": "best_belief", "paired test": "mcnemar", "chosen and confirmed": "confirm"}
 
 
-@sized("judge-evolution", quick=1, cpu=2)
+@sized("judge-evolution", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7(a) items 1 to 4 and the statistics of section 8. ``seeds`` are those of the learned part; the others have 20 to 100 of their own.
 
