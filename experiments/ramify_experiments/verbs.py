@@ -113,23 +113,40 @@ def _print_summary(reports: list[dict[str, Any]], as_json: bool) -> None:
 def check_methods(name: str, quick: bool, seed: int, out: Path | None, as_json: bool) -> bool:
     """Run the cases of the method ``name``, or of ``all``, print them, and return whether none missed.
 
-    Raises UserError for an unknown method, and for one that brings no cases.
+    ``out`` keeps what it holds of other methods. Raises UserError for an unknown method, for one that brings no cases, and for an ``out``
+    that holds something else, or the counts of another seed.
     """
     methods = registry.names("method")
     slugs = [slug for slug in methods if name in ("all", slug)]
     if not slugs:
         raise UserError(f"unknown method '{name}' ({nearest(name, ['all', *methods])})")
     check_writable(out)
+    others = _other_counts(out, slugs, seed)
     cases = {slug: cases_of(slug) for slug in slugs}
     reports = []
     for slug, own in cases.items():
         reports.append(_check(slug, own, quick, seed, as_json))
         _print_cases(reports[-1], as_json)
     passed = all(report["passed"] for report in reports)
-    _write_figures(out, {"seed": seed, "commit": commit()}, {"methods": reports})
+    _write_figures(out, {"seed": seed}, {"methods": sorted([*others, *reports], key=lambda report: str(report["method"]))})
     if name == "all":
         _print_all(reports, passed, as_json)
     return passed
+
+
+def _other_counts(out: Path | None, slugs: Sequence[str], seed: int) -> list[dict[str, Any]]:
+    """What ``out`` holds of methods that are not in ``slugs``. Raises UserError."""
+    if out is None or not out.exists():
+        return []
+    try:
+        found = json.loads(out.read_text(encoding="utf-8"))
+        others = [report for report in found["methods"] if report["method"] not in slugs]
+        earlier = found["seed"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{out} does not hold counts of methods, so none are added to it: name another file") from error
+    if others and earlier != seed:
+        raise UserError(f"{out} holds counts of seed {earlier}, so none of seed {seed} are added to it: name another file")
+    return others
 
 
 def cases_of(slug: str) -> tuple[KnownCase, ...]:
@@ -173,6 +190,7 @@ def _check(slug: str, cases: Sequence[KnownCase], quick: bool, seed: int, as_jso
         "planted": {key: first["planted"][key] for key in ("n", "found", "rate", "interval")},
         "passed": all(row["status"] != "miss" for row in rows),
         "seconds": round(cells.seconds, 1),
+        "commit": commit(),
         "cases": rows,
     }
 

@@ -57,6 +57,19 @@ def test_the_json_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb
     assert verb("check", "method", "toy", "--quick", "--json").json == report  # cells are kept, so it takes no time
 
 
+def test_counts_of_other_methods_stay_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
+    make_toy(tmp_path, monkeypatch)
+    out = tmp_path / "nulls.json"
+    out.write_text(json.dumps({"seed": 0, "methods": [{"method": "zebra"}, {"method": "toy"}]}))
+    report = verb("check", "method", "toy", "--quick", "--json", "--out", out).json
+    assert json.loads(out.read_text())["methods"] == [report, {"method": "zebra"}]
+    done = verb("check", "method", "toy", "--quick", "--seed", 3, "--out", out)
+    assert (done.code, "holds counts of seed 0" in done.err) == (2, True)
+    out.write_text("{}")
+    done = verb("check", "method", "toy", "--quick", "--out", out)
+    assert (done.code, "does not hold counts of methods" in done.err) == (2, True)
+
+
 def test_a_method_that_finds_what_is_not_there_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(tmp_path, monkeypatch, share=40)
     done = verb("check", "method", "toy")

@@ -39,7 +39,9 @@ def check(
     ],
     quick: Annotated[bool, option("--quick", help="Of a method: fewer repetitions, takes seconds.")] = False,
     seed: Annotated[int, option(min=0, help="Of a method: seed of the simulated samples.")] = 0,
-    out: Annotated[Path | None, option(help="Of a method: also write the counts as JSON.")] = None,
+    out: Annotated[
+        Path | None, option(help="Of a method: also write the counts as JSON; those of other methods in it stay.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check that a component does what its kind promises, that a run is undamaged, or that a method finds planted effects and nothing else.
