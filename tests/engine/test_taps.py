@@ -125,3 +125,17 @@ def test_bad_taps_are_one_sentence() -> None:
         with pytest.raises(UserError, match=said):
             tapped(model, taps, tokens(3), [1])
     assert Taps(edits=(Edit(1, 0, vector(1)),)).to_json() == Taps(edits=(Edit(1, 0, vector(1)),)).to_json()
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_hidden_states_are_those_that_predict_the_next_token(generic: bool) -> None:
+    model = LocalModel(module_of("llama") if generic else tiny())
+    rows, places = [tokens(7, vocab=40), tokens(12, seed=1, vocab=40)], [[0, 6], [11]]
+    found = asyncio.run(model.hidden(rows, places))
+    assert [states.shape[0] for states in found] == [2, 1]
+    for row, states, wanted in zip(rows, found, places, strict=True):
+        logits = model.forward.logits(torch.from_numpy(states))
+        alone = model.forward.logits(model.forward.full(torch.from_numpy(row.astype(np.int64))[None]))[0]
+        assert torch.allclose(logits, alone[wanted], atol=1e-4)
+    with pytest.raises(UserError, match="outside of a row of 7"):
+        asyncio.run(model.hidden(rows, [[7], []]))

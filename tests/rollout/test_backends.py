@@ -325,3 +325,20 @@ def test_a_budget_of_tokens_holds_for_a_model_that_returns_text(tmp_path: Path, 
     limited = config.model_copy(update={"budget": config.budget.model_copy(update={"tokens": 7})})
     result = Collection(limited).collect(tmp_path / "run")
     assert (result["spent"], result["n"]) == ("tokens", 1)
+
+
+def test_a_worker_pauses_where_this_process_does(tmp_path: Path) -> None:
+    found = []
+    for backend in ("local", "processes:1"):
+        agent = components.make_agent(*components.find_model("factory:worker_parts:walker"), None)
+        with (
+            open_players(backend, "factory:worker_parts:walker", "household", agent, 3, 4) as players,
+            Run.create(tmp_path / backend[:5], {}) as run,
+        ):
+            player = players.player(Episodes(agent, components.find_environment("household"), run, 3))
+            first = players.run(player.attempt("t", TASKS[0], 0, 4))
+            later = players.run(player.branch("t", TASKS[0], first.leaf, 7, 4))
+            assert (first.paused, later.paused, len(first.turns), len(later.turns)) == (True, True, 4, 4)
+            assert later.start == first.leaf
+            found.append((first.leaf, later.leaf))
+    assert found[0] == found[1]

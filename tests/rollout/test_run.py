@@ -195,3 +195,25 @@ def test_a_spent_budget_ends_cleanly(tmp_path: Path) -> None:
         assert budget.spent_out == "tokens"
         assert all(a.failure is None for a in attempts)
         assert sum(a.sampled_tokens for a in attempts) == budget.spent("tokens")
+
+
+def test_a_paused_attempt_continued_is_the_whole_one(tmp_path: Path) -> None:
+    """Turn for turn, and as often as it is asked; a pause has no score, so nobody counts it as an attempt."""
+    with Run.create(tmp_path / "whole", {}) as run:
+        whole = play(episodes(run, tiny_model()), 1)[0]
+        expected = run.path(whole.leaf).tokens.tolist()
+
+    async def halting(made: Episodes) -> list[Attempt]:
+        parts = [await made.attempt(whole.tree, whole.task, 0, turns=5)]
+        while parts[-1].paused:
+            parts.append(await made.branch(whole.tree, whole.task, parts[-1].leaf, 0, turns=5))
+        return parts
+
+    with Run.create(tmp_path / "parts", {}) as run:
+        for _ in range(2):  # the second call loads what is stored
+            parts = asyncio.run(halting(episodes(run, tiny_model())))
+            assert [len(part.turns) for part in parts] == [5, 5, 2]
+            assert [part.outcome for part in parts] == [None, None, whole.outcome]
+            assert [bool(run.scores(node=part.leaf)) for part in parts] == [False, False, True]
+            assert run.path(parts[-1].leaf).tokens.tolist() == expected
+        assert len(run.tree(whole.tree)) == 2 + 2 * len(whole.turns)

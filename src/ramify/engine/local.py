@@ -447,6 +447,32 @@ class LocalModel:
         """Log-probs of given rows' own tokens and nothing else, float32 (T,) each: the cheapest score there is."""
         return [scores.logprobs for scores in await self.logprobs(tokens, entropy=False)]
 
+    async def hidden(
+        self, tokens: GenericSequence[np.ndarray], positions: GenericSequence[GenericSequence[int]]
+    ) -> list[np.ndarray]:
+        """Last hidden states of given rows, after the final norm: float32 (K, D) for the K ``positions`` of each row.
+
+        The state at position p is the one that predicts token p + 1. Raises UserError on a position outside its row."""
+        rows = [self._checked(row, room=0) for row in tokens]
+        wanted = [np.asarray(places, dtype=np.int64) for places in positions]
+        for row, places in zip(rows, wanted, strict=True):
+            if len(places) and not 0 <= places.min() <= places.max() < len(row):
+                raise UserError(f"a hidden state is wanted outside of a row of {len(row)} tokens")
+        found: dict[int, np.ndarray] = {}
+        for batch in batches_of([len(row) for row in rows]):
+            padded = np.zeros((len(batch), max(len(rows[i]) for i in batch)), np.int64)
+            for at, i in enumerate(batch):
+                padded[at, : len(rows[i])] = rows[i]
+            try:
+                with torch.inference_mode():
+                    states = self.forward.full(torch.from_numpy(padded).to(self.forward.device), None)
+                    for at, i in enumerate(batch):
+                        found[i] = states[at, torch.from_numpy(wanted[i])].float().cpu().numpy()
+            except RuntimeError as error:  # torch: out of memory, a device fault
+                raise InfrastructureError("engine", str(error)) from error
+            await asyncio.sleep(0)
+        return [found[i] for i in range(len(rows))]
+
     def _score(
         self, rows: list[np.ndarray], top_k: int, taps: Taps | None, settings: Sampling | None, entropy: bool
     ) -> list[TokenScores]:

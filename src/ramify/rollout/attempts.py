@@ -48,6 +48,8 @@ class Attempt:
     leaf: str
     replayed: int = 0
     """Steps replayed to bring the environment to ``start``."""
+    paused: bool = False
+    """It was asked to stop at ``leaf`` after some turns: it has no outcome yet, and :meth:`Episodes.branch` continues it."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -82,6 +82,8 @@ class Unit:
     task: Task
     index: int
     node: str | None = None
+    turns: int | None = None
+    """Pause after this many turns."""
 
 
 Sampled = tuple[dict[str, Any], tuple[Record, ...]] | Attempt
@@ -140,13 +142,13 @@ class Player:
         self._gate = asyncio.Semaphore(players.concurrency)
         self._window = AHEAD * players.concurrency
 
-    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
+    async def attempt(self, tree: str, task: Task, index: int, turns: int | None = None) -> Attempt:
         """As :meth:`Episodes.attempt`."""
-        return self.store(await self.sample(Unit(tree, task, index)))
+        return self.store(await self.sample(Unit(tree, task, index, None, turns)))
 
-    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
+    async def branch(self, tree: str, task: Task, node_id: str, index: int, turns: int | None = None) -> Attempt:
         """As :meth:`Episodes.branch`."""
-        return self.store(await self.sample(Unit(tree, task, index, node_id)))
+        return self.store(await self.sample(Unit(tree, task, index, node_id, turns)))
 
     async def sample(self, unit: Unit) -> Sampled:
         """Play one attempt. Raises BudgetSpentError before it, else as :meth:`Episodes.attempt`."""
@@ -155,9 +157,9 @@ class Player:
                 self._budget.require()
                 play = self.episodes
                 if unit.node is None:
-                    attempt = await play.attempt(unit.tree, unit.task, unit.index)
+                    attempt = await play.attempt(unit.tree, unit.task, unit.index, unit.turns)
                 else:
-                    attempt = await play.branch(unit.tree, unit.task, unit.node, unit.index)
+                    attempt = await play.branch(unit.tree, unit.task, unit.node, unit.index, unit.turns)
                 self._charge(attempt.sampled_tokens, len(attempt.turns))
                 return attempt
         async with self._gate:
@@ -186,9 +188,8 @@ class Player:
             if isinstance(record, Node):
                 known.add(record)
         turns = [as_turn(known.node(node), known.node(answer)) for node, answer in header["turns"]]
-        fields = {
-            name: header[name] for name in ("index", "start", "reward", "outcome", "truncated", "failure", "leaf", "replayed")
-        }
+        names = ("index", "start", "reward", "outcome", "truncated", "failure", "leaf", "replayed", "paused")
+        fields = {name: header[name] for name in names}
         return Attempt(unit.tree, unit.task, turns=tuple(turns), **fields)
 
     async def in_order(self, units: Iterable[Unit]) -> AsyncIterator[tuple[Unit, Attempt]]:
@@ -240,7 +241,7 @@ class Player:
             known += stored(self.episodes.load(unit.tree), unit, self.episodes.run.context)
         snapshots = {node.snapshot for node in known if isinstance(node, Node) and node.snapshot is not None}
         known += [self.episodes.run.get_blob(name[5:]) for name in sorted(snapshots) if name.startswith("blob:")]
-        return pack(header | {"index": unit.index, "node": unit.node}, write_records(known))
+        return pack(header | {"index": unit.index, "node": unit.node, "turns": unit.turns}, write_records(known))
 
 
 def stored(tree: Tree, unit: Unit, context_of: Callable[[str], Context]) -> list[Node | Context]:

@@ -23,7 +23,7 @@ from ramify.rollout.attempts import Attempt, Turn, as_turn
 from ramify.rollout.edits import Change, taps_of
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.prompt import Prompts
-from ramify.rollout.record import Record
+from ramify.rollout.record import Record, erase_failed
 from ramify.rollout.replay import check
 from ramify.rollout.sampler import Sampler, sample_key
 from ramify.rollout.shown import Position
@@ -73,19 +73,23 @@ class Episodes:
         finally:
             self.on_attempt = on_attempt
 
-    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
-        """Play attempt ``index`` of ``task`` from the beginning; ``tree`` names the tree it belongs to."""
+    async def attempt(self, tree: str, task: Task, index: int, turns: int | None = None) -> Attempt:
+        """Play attempt ``index`` of ``task`` from the beginning; ``tree`` names the tree it belongs to.
+
+        It pauses after ``turns`` turns where it has not ended by then: no outcome is stored, and :meth:`branch` continues it."""
 
         async def go(env: Env, first: Node) -> Attempt:
-            return await self._play(env, task, self.prompts.at(first), index)
+            return await self._play(env, task, self.prompts.at(first), index, turns=turns)
 
         return await self._episode(tree, task, None, index, go)
 
-    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
-        """Put the environment back to its state after ``node_id`` (an observation) and continue from there with sample ``index``."""
+    async def branch(self, tree: str, task: Task, node_id: str, index: int, turns: int | None = None) -> Attempt:
+        """Put the environment back to its state after ``node_id`` (an observation) and continue from there with sample ``index``.
+
+        ``turns`` as in :meth:`attempt`."""
 
         async def go(env: Env, node: Node) -> Attempt:
-            return await self._play(env, task, self.prompts.at(node), index)
+            return await self._play(env, task, self.prompts.at(node), index, turns=turns)
 
         return await self._episode(tree, task, self.load(tree).node(node_id), index, go)
 
@@ -208,12 +212,17 @@ class Episodes:
             self.stage.keep(node.id, kept)
         return node
 
-    async def _play(self, env: Env, task: Task, position: Position, index: int, change: Change | None = None) -> Attempt:
-        """Turn after turn to the end of the episode. ``index`` and ``change`` apply to the first sample; later ones are the only child."""
-        start, first, turns = position, index, list[Turn]()
+    async def _play(
+        self, env: Env, task: Task, position: Position, index: int, change: Change | None = None, turns: int | None = None
+    ) -> Attempt:
+        """Turn after turn to the end of the episode, or a pause after ``turns``. ``index`` and ``change`` apply to the first sample; later
+        ones are the only child."""
+        start, first, played = position, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
         while position.turns < env.max_turns and not self.sampler.budget.spent_out:
+            if turns is not None and len(played) >= turns:
+                return self._paused(task, start, position, first, tuple(played))
             try:
                 turn = await self._stored_turn(env, task, position, index, change) or await self._turn(
                     env, position, index, change
@@ -221,13 +230,19 @@ class Episodes:
             except InfrastructureError as error:
                 outcome, truncated, failure = None, False, str(error)
                 break
-            turns.append(turn)
+            played.append(turn)
             position = self.prompts.after(position, turn)
             if turn.answer.stop:
                 truncated, outcome = turn.answer.stop == "truncated", turn.answer.data.get("outcome")
                 break
             index, change = 0, None
-        return self._ended(task, start, position, first, tuple(turns), outcome, truncated, failure)
+        return self._ended(task, start, position, first, tuple(played), outcome, truncated, failure)
+
+    def _paused(self, task: Task, start: Position, end: Position, index: int, turns: tuple[Turn, ...]) -> Attempt:
+        """An attempt that stops for now: its turns are stored, and no score."""
+        here, leaf = start.parent, end.parent
+        erase_failed(self.run, [here.id, *(turn.answer.id for turn in turns[:-1])], here.id, index)
+        return Attempt(here.tree, task, index, here.id, turns, end.reward, None, False, None, leaf.id, paused=True)
 
     def _ended(
         self,

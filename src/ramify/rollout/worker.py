@@ -95,9 +95,9 @@ class WorkerPlayer:
         task = Task(header["task"], header["data"])
         async with self._gate:
             if header["node"] is None:
-                attempt = await episodes.attempt(header["tree"], task, header["index"])
+                attempt = await episodes.attempt(header["tree"], task, header["index"], header["turns"])
             else:
-                attempt = await episodes.branch(header["tree"], task, header["node"], header["index"])
+                attempt = await episodes.branch(header["tree"], task, header["node"], header["index"], header["turns"])
         return pack(attempt_json(attempt), write_records(sink.added))
 
 
@@ -113,6 +113,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "failure": attempt.failure,
         "leaf": attempt.leaf,
         "replayed": attempt.replayed,
+        "paused": attempt.paused,
         "drawn": attempt.sampled_tokens,
     }
 
