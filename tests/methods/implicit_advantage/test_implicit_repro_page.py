@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/methods/implicit-advantage.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/methods/implicit-advantage-evidence.md").read_text(encoding="utf-8")
 
 
 def agrees(value: str, interval: str, check: dict[str, Any]) -> bool:

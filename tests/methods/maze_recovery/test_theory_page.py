@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/methods/maze-recovery.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/methods/maze-recovery-evidence.md").read_text(encoding="utf-8")
 FIGURES = json.loads((ROOT / "repro/maze-recovery-cpu.json").read_text(encoding="utf-8"))
 CHECKS = {check["name"]: check for check in FIGURES["checks"]}
 

@@ -1,0 +1,410 @@
+"""Write docs/claims.md, what each method's paper claims beside what was reproduced here: python docs/claims.py.
+
+A claim is listed with the checks of a committed reproduction that bear on it; the figures and the word beside it come from those files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "claims.md"
+HEAD = """# What the papers claim, and what was reproduced
+
+Written by `python docs/claims.py` from the files under `repro/`. Every reproduction runs on two CPU cores with models trained from scratch, none of them a
+paper's own; so a row says whether the *mechanism* shows at that size, with thresholds that were fixed before the code. No result here is a paper's benchmark.
+
+- **shown**: every check of the row holds. **in part**: some hold. **not shown**: none does.
+- **contradicted**: what was found speaks against it.
+- **not tried**: it takes models, data or hardware that the project does not have.
+- Values carry 95 % intervals where the check has one. Why a threshold is missed is on the method's page; all checks are in [results](reference/results.md), and how often
+  each method finds something where nothing is, in [nulls](nulls.md).
+"""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a paper: in words, with its figures, and the checks here that bear on it (none: not tried)."""
+
+    paper: str
+    checks: Mapping[str, str] = field(default_factory=dict)  # shown as -> the name of the check
+    here: str = ""
+    against: bool = False
+    """What was found here speaks against the claim."""
+
+
+def report(slug: str) -> list[dict[str, Any]]:
+    """The checks of a method's committed reproduction."""
+    path = ROOT / "repro" / f"{slug}-cpu.json"
+    checks: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["checks"]
+    return checks
+
+
+def figure(check: Mapping[str, Any]) -> str:
+    """A check's value, interval and what was wanted."""
+    value = f"{check['value']:.3g}"
+    if check["interval"] is not None:
+        value += " [{:.3g}, {:.3g}]".format(*check["interval"])
+    if check["op"] != "report":
+        value += f", wanted {check['op']} {check['threshold']:g}"
+    return value
+
+
+def verdict(claim: Claim, checks: Mapping[str, Mapping[str, Any]]) -> str:
+    """The word beside a claim, from its checks."""
+    if claim.against:
+        return "contradicted"
+    held = [checks[name]["status"] == "pass" for name in claim.checks.values() if checks[name]["op"] != "report"]
+    if not held:
+        return "not tried"
+    return "shown" if all(held) else "in part" if any(held) else "not shown"
+
+
+def rows(slug: str, claims: Sequence[Claim]) -> str:
+    """The table of one method."""
+    checks = {check["name"]: check for check in report(slug)}
+    lines = ["| the paper | here | |", "|---|---|---|"]
+    for claim in claims:
+        shown = "; ".join(f"{label}: {figure(checks[name])}" for label, name in claim.checks.items())
+        lines.append(f"| {claim.paper} | {'. '.join(filter(None, (shown, claim.here)))} | {verdict(claim, checks)} |")
+    return "\n".join(lines)
+
+
+def missed(slug: str) -> str:
+    """The thresholds that a reproduction misses."""
+    checks = [c for c in report(slug) if c["op"] != "report"]
+    names = [c["name"] for c in checks if c["status"] != "pass"]
+    says = f"{len(checks) - len(names)} of {len(checks)} thresholds hold."
+    return says + (" Missed: " + "; ".join(f"*{name}*" for name in names) + "." if names else "")
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for slug, claims in CLAIMS.items():
+        parts.append(f"## [{slug}](methods/{slug}.md)\n\n{missed(slug)}\n\n{rows(slug, claims)}\n")
+    return "\n".join(parts)
+
+
+BENCHMARKS = "Its benchmarks with its models"
+CLAIMS: dict[str, tuple[Claim, ...]] = {
+    "tree-rollouts": (
+        Claim(
+            "Groups with mixed outcomes rise from 58.1 to 76.3 % by moving budget to tasks that need it",
+            {
+                "selector and allocator - flat": "allocator: mixed, uucb + allocator - flat",
+                "on hard prompts": "allocator: mixed on hard prompts, uucb + allocator - flat",
+            },
+            "The allocator does it without the tree as well",
+        ),
+        Claim(
+            "Choosing where to branch by a submodular objective raises informativeness",
+            {"L1 mass": "selector: L1 mass, uucb - flat"},
+        ),
+        Claim(
+            "Trained models are better than with flat GRPO",
+            {"success, 15 updates": "training: success after 15 updates at lr 1, uucb + allocator - flat"},
+        ),
+        Claim(BENCHMARKS + ", nine of them, ahead of five tree methods"),
+    ),
+    "graph-credit": (
+        Claim(
+            "Credit over merged states beats GRPO and GiGPO (ALFWorld, 1.5B: 95.0 against 72.8 and 86.7)",
+            {
+                "over GRPO, one learning rate": "matched learning rate: g2po - grpo",
+                "each at its best rate": "each at its best learning rate: g2po - grpo",
+            },
+        ),
+        Claim(
+            "Where no state repeats nothing is gained (AppWorld: small gain)",
+            {"largest difference": "no repetition: g2po - grpo, largest difference"},
+        ),
+        Claim(BENCHMARKS + " (Qwen2.5, 1.5B to 14B)"),
+    ),
+    "cliffs": (
+        Claim(
+            "Single tokens lose the answer; wrong replies hold far more of them",
+            {
+                "wrong over right, potentials known": "exact process: cliffs per reply, wrong over right",
+                "a model": "model: cliffs found per reply, wrong over right",
+            },
+        ),
+        Claim(
+            "Cutting the first one out of a wrong reply restores it",
+            {"pass@1, deleted - kept": "model: pass@1, del - keep", "deleted - random cut": "model: pass@1, del - random"},
+        ),
+        Claim(
+            "Deterministic cliffs are a class of their own",
+            {
+                "confirmed by fresh forks, potentials known": "exact process: deterministic, share confirmed",
+                "a model": "model: deterministic, share confirmed",
+            },
+            "An artefact of the test: where no other token was possible, nothing can have been lost",
+            against=True,
+        ),
+        Claim(
+            "Preference pairs at cliffs train a better model",
+            {
+                "greedy": "training: gain in greedy accuracy, cliffs",
+                "sampled, dense advantages": "training: gain in sampled accuracy, dense advantages",
+            },
+        ),
+    ),
+    "implicit-advantage": (
+        Claim(
+            "The log-ratio of a tuned policy and its reference is the advantage",
+            {
+                "largest error, exact process": "exact: proposition, largest error",
+                "clipped training drifts from it: peak - last": "exact, clip arm: peak - last round",
+            },
+        ),
+        Claim(
+            "Ranking by it beats the mean of eight (38.8 against 33.1)",
+            {
+                "best-of-8 - Mean@8, quiet environment": "N0, off-policy best-of-8 - Mean@8",
+                "noisy": "N5, off-policy best-of-8 - Mean@8",
+            },
+        ),
+        Claim(
+            "It beats the log-probability of the tuned policy",
+            {"AUROC, noisy environment": "N5, off-policy AUROC, advantage - log-prob"},
+            "Not in the quiet environment",
+        ),
+        Claim(
+            "The step that lost an attempt is where it drops most",
+            {"named right, quiet": "N0, attribution, sharpest-drop", "noisy": "N5, attribution, sharpest-drop"},
+        ),
+        Claim(BENCHMARKS + " (Gemma, Qwen; tau2)"),
+    ),
+    "maze-recovery": (
+        Claim(
+            "Supervised training on golden paths freezes backtracking: steps grow exponentially in the number of branches, with RL linearly",
+            {
+                "slope, distance from theory": "slope of ln(golden SFT steps) in K, distance from ln((L+1)^2/L) = 1.674",
+                "RL, slope in ln K": "slope of ln(RLVR steps) in ln K",
+                "sampled, SFT / base": "table: golden SFT / base",
+                "RL / base": "table: RL / base",
+            },
+        ),
+        Claim(
+            "Distilling what RL does, mistakes and recoveries included, keeps it; loops erased, it is lost",
+            {"distilled / RL": "table: distilled / RL", "loop-erased / RL": "table: distilled, loop-erased / RL"},
+        ),
+        Claim(
+            "A language model does the same",
+            {"a small network: unfinished, golden SFT - RL": "network: unfinished, golden SFT - RL"},
+            "The paper has no model",
+        ),
+    ),
+    "early-decision": (
+        Claim(
+            "The decision can be read at the first token (AUROC .84 to .95)",
+            {
+                "AUROC, decided in advance": "locked: AUROC at the first token",
+                "not where it is deliberated": "deliberative: AUROC at the first token - 95th percentile of shuffled labels",
+            },
+        ),
+        Claim(
+            "Most changes of stance in the text are performative (71 to 92 %)",
+            {
+                "decided in advance": "locked: performative share of cuts",
+                "minus deliberative": "performative share of cuts, locked - deliberative",
+            },
+        ),
+        Claim(
+            "Thinking hardly changes the answer of the models studied (70 to 97 %)",
+            {},
+            "The agents here are made to think or not; how often real ones do was not measured",
+        ),
+        Claim("No defence lowers both error rates"),
+    ),
+    "crosscoder": (
+        Claim(
+            "One feature of the tuned model alone lifts tool use by 65 points",
+            {
+                "held-out lift of the best feature": "partitioned: best single feature, held-out lift",
+                "an average feature": "partitioned: average feature under the same clamp, lift",
+            },
+        ),
+        Claim(
+            "The partition keeps one model's features out of the other",
+            {
+                "largest effect on the other": "largest effect of either model's own features on the other",
+                "features wrongly called own": "planted, 10 %, sum L1: features called A's own that are not",
+            },
+        ),
+        Claim(
+            "The partition buys concentration, not strength", {"partitioned - plain": "partitioned - plain: best single feature"}
+        ),
+        Claim(
+            "Reconstruction alone lifts tool use by 31 points",
+            {},
+            "With one normaliser for both models there is no such gain; the paper's own normalisation spoils the states",
+        ),
+    ),
+    "forensics": (
+        Claim(
+            "One-variable interventions tell motives from mistakes",
+            {
+                "motive named, tedium": "protocol names tedium",
+                "confusion": "protocol names confused",
+                "evasion": "protocol names evasive",
+                "nothing": "protocol names clean",
+            },
+            "The paper has no ground truth; these agents have a motive by construction",
+        ),
+        Claim(
+            "The dose of errors moves the shortcut (z = 8.99)",
+            {"z where it is the motive": "dose: z on tedium", "fires on others": "dose: fires on the others"},
+        ),
+        Claim(
+            "Single sentences carry the decision (+.114)", {"planted sentence ranks first": "sentence: planted one ranks first"}
+        ),
+        Claim("The six cases with K2, R1, o3 and others"),
+    ),
+    "governance": (
+        Claim(
+            "Compaction drops rules: 0 % violations with the rule in view, 30 % after it is folded away",
+            {
+                "under control": "violation under control",
+                "after compaction": "violation at b <= 8",
+                "where the rule was dropped": "violation where it was dropped",
+            },
+        ),
+        Claim("Soft rules suffer 8.3 times as much as hard ones", {"soft / hard": "decay at b = 8, soft / hard"}),
+        Claim(
+            "The summariser decides, not the agent",
+            {"variance between summarisers / agents": "crossing, variance between summarisers / between agents"},
+        ),
+        Claim(
+            "Pinning brings violations to 0 %",
+            {"pin - control": "violation, pin - control", "completed, control - pin": "allowed actions completed, control - pin"},
+        ),
+        Claim("Its rates for seven hosted models, and the optimised injections"),
+    ),
+    "dspark": (
+        Claim(
+            "16 to 18 % more accepted tokens than DFlash",
+            {"tokens a pass, over DFlash": "DSpark over DFlash: tokens a pass, macro, mean over seeds"},
+        ),
+        Claim(
+            "Acceptance does not decay along the block",
+            {
+                "positions 5 to 7, code": "DSpark - DFlash: acceptance at positions 5 to 7, code, mean over seeds",
+                "chat": "DSpark - DFlash: acceptance at positions 5 to 7, chat, mean over seeds",
+            },
+        ),
+        Claim(
+            "Scaled confidences are calibrated (5.7 to 2.0 % error)",
+            {"error after / before": "calibration, logits doubled: error after over before"},
+        ),
+        Claim(
+            "Draft length by the present load is never worse and sometimes much better",
+            {
+                "over the best fixed, worst load": "stale2 over the best fixed length, at the worst load",
+                "best load": "stale2 over the best fixed length, at the best load from 16",
+            },
+            "With the cost model of a GPU",
+        ),
+        Claim("27 to 31 % more than Eagle3", {}, "Ahead in code and chat at this size, see the page"),
+        Claim("51 to 85 % faster in production"),
+    ),
+    "verify-or-ship": (
+        Claim(
+            "Planning with imperfect critics is near the optimum",
+            {"regret from 500 attempts": "closed cases: regret of the plan from 500 attempts"},
+        ),
+        Claim(
+            "It wins where the verifier is dear and critics err; else a fixed rule does",
+            {
+                "prices at which it gains": "regime 3: prices of 15 to 50 at which planning gains 1.5 or more over the best fixed rule",
+                "one good test as gate": "regime 2: gate(tests) - bayes where it is best",
+            },
+            "On mutants of real packages it does not beat gating by the tests",
+        ),
+        Claim(
+            "The belief is a better confidence than any critic (PRR .866)",
+            {"PRR, belief - best critic": "PRR: belief - best critic"},
+        ),
+        Claim(BENCHMARKS + " (six generators, nine benchmarks)"),
+    ),
+    "diagnose": (
+        Claim(
+            "Being told where the bug is helps a weak agent, hardly a strong one",
+            {"weak": "(i) weak agent: all - baseline", "weak - strong": "(ii) gain of the weak agent - gain of the strong one"},
+        ),
+        Claim(
+            "Passing on only good findings helps more",
+            {
+                "strong, gated - all": "(iii) strong agent: gated - all",
+                "gated - baseline": "(iii) strong agent: gated - baseline",
+            },
+        ),
+        Claim(
+            "It saves test runs",
+            {
+                "weak": "(v) weak agent: fall of test runs before the true function, all",
+                "strong": "(v) strong agent: fall of test runs before the true function, all",
+            },
+        ),
+        Claim(
+            "It finds files even where the issue does not name them",
+            {
+                "L1, masked - no tools": "(vii) L1: file, masked issue - no tools",
+                "functions": "L1: function, masked issue - no tools",
+            },
+        ),
+        Claim("SWE-bench with its models"),
+    ),
+    "earned-code-memory": (
+        Claim(
+            "Where families recur, tasks solved rise (54.8 to 66.1 %) at fewer tokens (- 22.8 %)",
+            {
+                "solved, over text alone": "recurring, solved, paper - text",
+                "tokens, paper / none": "recurring, tokens, paper / none",
+            },
+            "Parts of the setting were chosen until the effects showed: see the page",
+        ),
+        Claim(
+            "Code alone falls below no memory where it has to generalise (22 points)",
+            {"code-only - none": "shifted, solved, code-only - none"},
+        ),
+        Claim(
+            "Making tools at first sight costs 47 % more, and half are never called",
+            {"construction, eager / paper": "construction, eager / paper", "never called": "eager: tools never called"},
+        ),
+        Claim("AppWorld with GPT-4o"),
+    ),
+    "judge-evolution": (
+        Claim(
+            "Old scores bind a new judge, erasing them frees it",
+            {
+                "rank correlation, kept": "arms: rank correlation before and after the switch, without erasure",
+                "regret, kept / erased": "arms: regret without erasure / with erasure",
+            },
+        ),
+        Claim(
+            "Judges that evolve give better work than a fixed one",
+            {
+                "quality, full - fixed": "gaming: quality, full - fixed",
+                "learned parts, lowest seed": "learned: true correctness, full - fixed, lowest seed",
+            },
+        ),
+        Claim(
+            "An adversarial pool removes the lean to machines' texts",
+            {
+                "distance from parity": "bias: distance of the ratio from 1 at the best share, .20",
+                "without a cap": "bias: machine / human without a cap",
+            },
+        ),
+        Claim("Polyglot 71.7 against 69.9 %; acceptance of papers 40.5 against 21.8 %"),
+    ),
+}
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")
