@@ -1,4 +1,5 @@
-"""Write docs/reference/commands.md from the command line itself: python docs/commands.py. A test holds that the page is up to date."""
+"""Write docs/reference/commands.md and a page per verb beside it from the command line itself: python docs/commands.py. A test holds that
+they are up to date."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from ramify.cli.main import VERBS, command_line
 from ramify.kit import OPTIONS, Verb, Verbs
 
 PAGE = Path(__file__).with_name("reference") / "commands.md"
-HEAD = """# Every verb and option
+HEAD = """# Every verb
 
-Written by `python docs/commands.py` from the command line itself. Exit codes everywhere: 0 done, 1 failed, 2 usage or bad input, 3 budget
-spent (results kept), 4 needs not met, 130 interrupted (resumable).
+Written by `python docs/commands.py` from the command line itself; each verb has its page with all options. Exit codes everywhere: 0 done,
+1 failed, 2 usage or bad input, 3 budget spent (results kept), 4 needs not met, 130 interrupted (resumable).
 """
 
 
@@ -43,20 +44,33 @@ def options(verb: Verbs) -> Iterator[tuple[str, str]]:
             yield "/".join(one.names) + ("" if switch else f" {mark.metavar or _type(one.hint)}"), helped
 
 
-def page() -> str:
-    """The whole page."""
-    parts = [HEAD]
+def pages() -> dict[Path, str]:
+    """Every page of the reference: the list of all verbs, and one page for each verb or method."""
+    listed: dict[str, list[str]] = {"verbs": [], "methods": []}
+    found: dict[Path, str] = {}
     methods = set(registry.builtin_methods())
     for name, command in commands():
-        level = "###" if name.split()[0] in methods else "##"
-        if level == "###" and not any(f"## ramify {name.split()[0]}\n" in part for part in parts):
-            parts.append(f"## ramify {name.split()[0]}\n")
+        first = name.split()[0]
+        path = PAGE.with_name("verbs") / f"{first}.md"
+        if path not in found:
+            found[path] = f"# ramify {first}\n" if first != name else ""
         text = command.help.strip()
-        parts.append(f"{level} ramify {name}\n\n{text}\n")
+        found[path] += f"\n## {name}\n\n{text}\n" if first != name else f"# ramify {name}\n\n{text}\n"
         rows = [f"| `{_cell(written)}` | {_cell(helped)} |" for written, helped in options(command)]
         if rows:
-            parts.append("| option | what it does |\n|---|---|\n" + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+            found[path] += "\n| option | what it does |\n|---|---|\n" + "\n".join(rows) + "\n"
+        anchor = f"#{name.replace(' ', '-')}" if first != name else ""
+        row = f"| [`{name}`](verbs/{first}.md{anchor}) | {_cell(text.splitlines()[0])} |"
+        listed["methods" if first in methods else "verbs"].append(row)
+    head = "| verb | what it does |\n|---|---|\n"
+    found[PAGE] = (
+        f"{HEAD}\n{head}"
+        + "\n".join(listed["verbs"])
+        + f"\n\n## Verbs of the methods\n\n{head}"
+        + "\n".join(listed["methods"])
+        + "\n"
+    )
+    return found
 
 
 def _type(hint: Any) -> str:
@@ -71,6 +85,10 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    written = pages()
+    for old in set(PAGE.with_name("verbs").glob("*.md")) - set(written):
+        old.unlink()
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    print(f"wrote {PAGE} and {len(written) - 1} pages beside it")
