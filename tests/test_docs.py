@@ -180,7 +180,8 @@ def test_links_inside_the_project_lead_somewhere() -> None:
 
 @pytest.mark.slow
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    pytest.importorskip("material", reason="mkdocs-material is not installed: THE SITE IS NOT BUILT")
+    for module in ("material", "mkdocstrings"):
+        pytest.importorskip(module, reason=f"{module} is not installed: THE SITE IS NOT BUILT")
     run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)], ROOT)
     assert (tmp_path / "index.html").is_file()
     outside = [page.name for page in tmp_path.rglob("*.html") if "fonts.googleapis" in page.read_text(encoding="utf-8")]
