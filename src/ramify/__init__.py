@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; the names below are the
     from ramify.jobs.improve import resume as resume
     from ramify.jobs.play import fork_run as fork_run
     from ramify.jobs.play import play as play
+    from ramify.jobs.why import why as why
     from ramify.methods.graph_credit.run import StateGraph as StateGraph
     from ramify.methods.tree_rollouts.allocator import BudgetAllocator as BudgetAllocator
     from ramify.methods.tree_rollouts.sampler import TreeSampler as TreeSampler
@@ -33,6 +34,7 @@ _NAMES: dict[str, str] = {
     "ImproveConfig": "jobs.improve",
     "play": "jobs.play",
     "fork_run": "jobs.play",
+    "why": "jobs.why",
     "Run": "trace.db",
     "ScriptedModel": "model.scripted",
     "LocalModel": "engine.local",

@@ -1,0 +1,668 @@
+"""Which step of an attempt lost it: fork its steps under the unchanged agent, find where success fell, and say what else was possible there.
+
+The attempt is chosen (:func:`choose`), then its positions are forked as :class:`ramify.jobs.decline.Decline` says. Other attempts at the
+same task that passed through the same state are counted with the forks: they are samples of the same continuation. Without a way to run
+the agent again the attempts that are there are compared, and the result says that this is not a counterfactual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ramify.base.errors import UserError
+from ramify.base.ids import stable_hash
+from ramify.base.waiting import complete
+from ramify.base.words import plural
+from ramify.env.protocol import AnyEnvironment
+from ramify.jobs.decline import Decline, falls
+from ramify.model.function import AnyModel
+from ramify.rollout.attempts import INDICES, Attempt, first_index
+from ramify.rollout.potential import RunCounts, potential
+from ramify.rollout.run import Episodes
+from ramify.rollout.steps import Steps, StepTrace
+from ramify.rollout.stored import named_components, open_episodes, task_of
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import Interval, wilson
+from ramify.trace.db import Run
+from ramify.trace.graph import short
+from ramify.trace.node import Finding, Node, TreeInfo
+from ramify.trace.outcome import settled
+from ramify.trace.view import Step, View
+
+MAKER = "why"
+"""Maker of its findings and annotations."""
+LEVEL, LEAST, N, FIRST = 0.05, 0.1, 32, 8
+OTHER = "something else"
+"""The alternatives of agents that never say the same twice, as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A chance of success: ``k`` of ``n`` attempts, and its interval (Wilson); ``p`` is None of none."""
+
+    k: int
+    n: int
+    interval: Interval
+    exact: bool = False
+    """The attempt had ended, so there is no error."""
+
+    @classmethod
+    def of(cls, counts: Counts, level: float = 0.95, exact: bool = False) -> Chance:
+        """The chance that ``counts`` say."""
+        if exact and counts.n:
+            k = int(counts.k > 0)
+            return cls(k, 1, (float(k), float(k)), True)
+        return cls(counts.k, counts.n, wilson(counts.k, counts.n, level))
+
+    @property
+    def p(self) -> float | None:
+        """Share of successes."""
+        return self.k / self.n if self.n else None
+
+    def to_json(self) -> dict[str, Any]:
+        """``p`` and ``interval``."""
+        return {"p": self.p, "interval": list(self.interval)}
+
+    def __str__(self) -> str:
+        return "-" if self.p is None else f"{100 * self.p:.0f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What other attempts did in the state before the step, and what became of them."""
+
+    action: str
+    chance: Chance
+
+    def to_json(self) -> dict[str, Any]:
+        """Action, n, p, interval."""
+        return {"action": self.action, "n": self.chance.n, **self.chance.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class StepChance:
+    """One step of the attempt: the chance of success after it, where it was counted, and how far it fell there."""
+
+    node: str
+    """The reply."""
+    action: str
+    after: Chance | None
+    change: float | None = None
+    """Success after it minus success before it; None where one of the two was not counted."""
+    interval: Interval | None = None
+    """Of the change, corrected over the steps and the looks."""
+    stands_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What was found out about one attempt. ``verdict`` is ``step`` where one stands out, else ``none``."""
+
+    tree: str
+    attempt: str
+    """Its last node."""
+    success: bool
+    verdict: Literal["step", "none"]
+    headline: str
+    """One or two sentences for a person."""
+    before: Chance
+    """Of the step; of no step: at the attempt's start."""
+    after: Chance
+    node: str | None = None
+    """The step's reply, None where no step stands out."""
+    action: str | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    steps: tuple[StepChance, ...] = ()
+    samples: int = 0
+    """Continuations that were played for it, now or earlier."""
+    free: int = 0
+    """Attempts that were there and were counted with them."""
+    counterfactual: bool = True
+    """False where nothing was run again: attempts that did other things may differ in more than that."""
+    spent: bool = False
+    """The budget ended the search."""
+    command: str = ""
+    """What shows or changes it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable result, as ``ramify why --json`` prints it."""
+        return {
+            "tree": self.tree,
+            "verdict": self.verdict,
+            "node": self.node,
+            "action": self.action,
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "alternatives": [one.to_json() for one in self.alternatives],
+            "samples": self.samples,
+            "counterfactual": self.counterfactual,
+        }
+
+    def finding(self, settings: Mapping[str, Any]) -> Finding:
+        """As the run stores it; :func:`found` reads it back."""
+        change = None if self.verdict == "none" else (self.after.p or 0.0) - (self.before.p or 0.0)
+        name = "no step stands out" if self.verdict == "none" else "lost here" if not self.success else "won here"
+        where = self.node or self.attempt
+        return Finding(name, MAKER, self.headline, where, 0, self.command, change, "success", asdict(self), settings)
+
+    def __str__(self) -> str:
+        return self.headline
+
+    def __repr__(self) -> str:
+        return f"<why {self.tree!r}:\n {self.headline}>"
+
+
+def found(run: Run, tree: str | None = None) -> list[Why]:
+    """What earlier calls found out and stored in ``run``, of one ``tree`` or all."""
+    return [_from_json(one.evidence) for one in run.findings(tree=tree, maker=MAKER)]
+
+
+def _from_json(record: Mapping[str, Any]) -> Why:
+    def chance(value: Mapping[str, Any] | None) -> Any:
+        return None if value is None else Chance(**{**value, "interval": tuple(value["interval"])})
+
+    steps = tuple(
+        StepChance(**{**s, "after": chance(s["after"]), "interval": None if s["interval"] is None else tuple(s["interval"])})
+        for s in record["steps"]
+    )
+    alternatives = tuple(Alternative(a["action"], chance(a["chance"])) for a in record["alternatives"])
+    own = {"before": chance(record["before"]), "after": chance(record["after"]), "steps": steps, "alternatives": alternatives}
+    return Why(**{**record, **own})
+
+
+# -- the attempts that are there -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What one attempt sampled: the states it came through and what it did there, each state once, and its outcome."""
+
+    success: bool
+    start: str
+    """The node it continued from."""
+    index: int
+    first: Mapping[str, Step | None]
+    """State -> the step it took when it was first there, None at its end."""
+    leaf: str
+
+
+@dataclass(frozen=True, eq=False)
+class AskedAttempt:
+    """The attempt in question, and all attempts at its task."""
+
+    view: View
+    trace: StepTrace
+    replies: tuple[Step, ...]
+    """The steps, (T,)."""
+    keys: tuple[str, ...]
+    """The state at each position, (T + 1,)."""
+    others: tuple[Passage, ...]
+
+    def passing(self, t: int, passages: Sequence[Passage]) -> list[Passage]:
+        """Those that came through position ``t``."""
+        return [one for one in passages if self.keys[t] in one.first]
+
+
+def _walk(view: View) -> tuple[list[Step], list[Node], list[str]]:
+    """The steps of an attempt (replies without an observation between are one), the observation before each and the end, their states."""
+    steps: list[Step] = []
+    seen: list[Node] = []
+    for step in view.steps:
+        if not step.observed:
+            continue
+        at = step.observed[-1].nodes[-1]
+        if seen and seen[-1].id == at.id:
+            continue
+        steps.append(step)
+        seen.append(at)
+    seen.append(view.end)
+    keys, past = [], ""
+    for i, node in enumerate(seen):
+        past = stable_hash("state", past, node.text, steps[i - 1].action if i else "")
+        keys.append(past if node.state_key is None else f"key {node.state_key}")
+    return steps, seen, keys
+
+
+def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
+    """What an attempt sampled by the unchanged agent; None where it was changed, cut off, or sampled by another one.
+
+    ``plain``: the agent was shown the path as it is, so an attempt that was shown something else is another agent's.
+    """
+    success = view.success
+    if success is None or view.broken_off is not None:
+        return None
+    evidence = view.score.evidence if view.score is not None and isinstance(view.score.evidence, Mapping) else {}
+    path = [node for node, _ in view.path.segments]
+    start = next((i for i, node in enumerate(path) if node.id == evidence.get("start")), 0)
+    own = path[start:]
+    said = [node for node in own[1:] if node.role == "assistant"]
+    if any("edit" in node.data for node in own) or (provenance is not None and any(n.provenance != provenance for n in said)):
+        return None
+    if plain and any(node.context is not None for node in said):
+        return None
+    steps, seen, keys = _walk(view)
+    begins = {node.id for node in (own if own[0].role != "assistant" else own[1:])}
+    first: dict[str, Step | None] = {}
+    for i, node in enumerate(seen):
+        if node.id in begins:
+            first.setdefault(keys[i], steps[i] if i < len(steps) else None)
+    return Passage(success, str(evidence.get("start", "")), int(evidence.get("index", -1)), first, view.leaf)
+
+
+def _cohort(run: Run, info: TreeInfo, scorer: str | None) -> Iterator[View]:
+    """All attempts at the task of a tree, in the group of trees it belongs to."""
+    deciding = settled(run, scorer)
+    for other in sorted(run.trees(info.group), key=lambda one: one.name):
+        if other.name == info.name or (other.task.get("id") is not None and other.task.get("id") == info.task.get("id")):
+            yield from _attempts(run, other, deciding)
+
+
+def _attempts(run: Run, info: TreeInfo, deciding: Any) -> Iterator[View]:
+    tree, scores = run.tree(info.name), deciding.scores(run, info.name)
+    for leaf in sorted(scores or {node.id for node in tree.leaves()}):
+        yield View(info, tree, tree.path(leaf), scores.get(leaf))
+
+
+def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
+    """The attempt to ask about: one that failed, in the tree ``where``, or through the node of that id.
+
+    Without ``where`` of the task at which most attempts succeeded: there the failed ones have most to be compared with. The first of those
+    that fit; of a task without failed ones the first that succeeded. Forks that were made to find this out are no attempts. Raises UserError
+    where there is none.
+    """
+    names = [info.name for info in run.trees()]
+    node = ""
+    if where and where not in names:
+        node = run.find(where)
+    deciding = settled(run, scorer)
+    wanted = [info for info in run.trees() if (info.name == (run.node(node).tree if node else where) if where else True)]
+    best: tuple[tuple[Any, ...], View] | None = None
+    for info in sorted(wanted, key=lambda one: one.name):
+        views = [view for view in _attempts(run, info, deciding) if view.success is not None and view.broken_off is None]
+        views = [view for view in views if _sample_index(view) < INDICES]
+        if node:
+            views = [view for view in views if any(one.id == node for one, _ in view.path.segments)]
+        won = sum(bool(view.success) for view in views)
+        for view in views:
+            if view.steps:
+                rank = (bool(view.success), 0.0 if where else -won / len(views), _sample_index(view), info.name, view.leaf)
+                if best is None or rank < best[0]:
+                    best = rank, view
+    if best is None:
+        place = f" through node {node[:12]}" if node else f" of tree '{where}'" if where else ""
+        raise UserError(
+            f"{run.folder} holds no attempt{place} that somebody judged, so there is nothing to explain: say how attempts ended "
+            "(`ramify import --reward-field NAME`, or a --scorer)"
+        )
+    return best[1]
+
+
+def _sample_index(view: View) -> int:
+    evidence = view.score.evidence if view.score is not None and isinstance(view.score.evidence, Mapping) else {}
+    return int(evidence.get("index", 0))
+
+
+def read_case(run: Run, view: View, provenance: str | None, scorer: str | None = None) -> AskedAttempt:
+    """The attempt with all others at its task; ``provenance`` is that of the agent that continues, None where nothing does."""
+    steps, seen, keys = _walk(view)
+    if not steps:
+        raise UserError(f"the attempt that ends at {view.leaf[:12]} has no step of the agent after an observation")
+    task, _ = task_of(run, view.info.name)
+    actions = tuple(step.action for step in steps)
+    nodes = tuple(node.id for node in seen)
+    trace = StepTrace(view.leaf, view.info.name, task, nodes, actions, view.success, ended=view.success is not None)
+    plain = all(node.context is None for step in steps for node in step.reply.nodes)
+    passages = (_passage(one, provenance, plain) for one in _cohort(run, view.info, scorer) if one.leaf != view.leaf)
+    return AskedAttempt(view, trace, tuple(steps), tuple(keys), tuple(one for one in passages if one is not None))
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------------------
+
+
+class _Forks(Steps):
+    """Counts forks; those that are stored are read, without their environment."""
+
+    def __init__(self, episodes: Episodes, case: AskedAttempt, purpose: str) -> None:
+        super().__init__(episodes, truncated="graded")
+        self.case = case
+        low = first_index(purpose)
+        mine = {node: t for t, node in reversed(list(enumerate(case.trace.nodes)))}
+        self.made: dict[tuple[int, int], Passage] = {}
+        """Forks by position and number."""
+        self.others: list[Passage] = []
+        for one in case.others:
+            if one.start in mine and low <= one.index < low + INDICES:
+                self.made[mine[one.start], one.index - low] = one
+            else:
+                self.others.append(one)
+
+    async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
+        """See :class:`ramify.rollout.steps.Steps`."""
+        if t == trace.length and trace.ended:
+            return Counts(n * bool(trace.correct), n)
+        counts = Counts(0, 0)
+        missing = []
+        for i in range(start, start + n):
+            known = self.made.get((t, i))
+            if known is None:
+                missing.append(i)
+            else:
+                counts += Counts(int(known.success), 1)
+        if missing:
+            counts += await self._play(trace, t, missing, purpose)
+        return counts
+
+    async def _play(self, trace: StepTrace, t: int, missing: Sequence[int], purpose: str) -> Counts:
+        low = first_index(purpose)
+        played = await asyncio.gather(*(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], low + i) for i in missing))
+        self.ledger.add(purpose, forks=len(played), sampled_tokens=sum(a.sampled_tokens for a in played))
+        for i, attempt in zip(missing, played, strict=True):
+            if attempt.outcome is None:
+                self.first_failure = self.first_failure or attempt.failure or ""
+                continue
+            view = View(self.case.view.info, self.episodes.load(trace.tree), self.episodes.load(trace.tree).path(attempt.leaf))
+            steps, seen, keys = _walk(view)
+            at = next(j for j, node in enumerate(seen) if node.id == trace.nodes[t])
+            first: dict[str, Step | None] = {}
+            for j in range(at, len(seen)):
+                first.setdefault(keys[j], steps[j] if j < len(steps) else None)
+            self.made[t, i] = Passage(attempt.outcome, trace.nodes[t], low + i, first, attempt.leaf)
+        return Counts.of(a.outcome for a in played)
+
+    def through(self, own: Mapping[int, Counts]) -> dict[int, list[Passage]]:
+        """What passed through each position besides the forks from it: other attempts, and the forks from elsewhere that are counted."""
+        counted = [(s, one) for (s, i), one in sorted(self.made.items()) if s in own and i < own[s].forks]
+        return {
+            t: self.case.passing(t, self.others) + self.case.passing(t, [one for s, one in counted if s != t])
+            for t in range(self.case.trace.length + 1)
+        }
+
+    def passing(self, own: Mapping[int, Counts]) -> dict[int, Counts]:
+        """The counts of :meth:`through`; at an end that is known none are needed."""
+        last = self.case.trace.length if self.case.trace.ended else -1
+        return {t: Counts.of(one.success for one in ones) for t, ones in self.through(own).items() if ones and t != last}
+
+
+class _Shown:
+    """A store that keeps counts for pages and loads none: forks are read from the trees."""
+
+    def __init__(self, run: Run) -> None:
+        self.kept = RunCounts(run)
+
+    def load(self, path: Any, purpose: str) -> dict[int, Counts]:
+        """Nothing."""
+        return {}
+
+    def keep(self, path: Any, purpose: str, counts: Mapping[int, Counts]) -> None:
+        """Store them as annotations."""
+        self.kept.keep(path, purpose, counts)
+
+
+def why(
+    path: Path | str,
+    where: str = "",
+    *,
+    n: int = N,
+    first: int = FIRST,
+    samples: int | None = None,
+    level: float = LEVEL,
+    least: float = LEAST,
+    model: AnyModel | None = None,
+    env: AnyEnvironment | None = None,
+    scorer: str | None = None,
+    trust: bool = False,
+    on_attempt: Callable[[Attempt], object] = lambda attempt: None,
+) -> Why:
+    """Which step of an attempt in the run at ``path`` lost it (of a successful one: won it), and what else was possible there.
+
+    ``where`` names a tree or a node, see :func:`choose`. ``first`` forks a position to begin with and at most ``n``; at most ``samples`` in
+    all (None: no limit; 0: nothing is run again, and the attempts that are there are compared). A step stands out where success changed by
+    more than ``least`` at ``level``, corrected over the steps. ``model`` and ``env`` are needed where the run names none: without them
+    nothing is run again. The result is stored as a finding; the same call again loads its forks. Raises UserError.
+    """
+    if not 1 <= first <= n:
+        raise UserError(f"first={first} forks a position cannot be more than n={n}, nor less than 1")
+    with Run.open(path) as run:
+        view = choose(run, where, scorer)
+        again = samples != 0 and can_play(run, model, env)
+    settings = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
+    if not again:
+        with Run.open(path, write=True) as run:
+            result = _recorded(run, read_case(run, view, None, scorer), level, scorer)
+            _keep(run, replace(result, command=_command(run, result)), settings)
+            return replace(result, command=_command(run, result))
+    first_reply = run_node(path, view)
+    with open_episodes(path, first_reply, model, env, trust=trust) as (episodes, _):
+        episodes.on_attempt = on_attempt
+        case = read_case(episodes.run, view, episodes.provenance.hash, scorer)
+        purpose = f"why {episodes.provenance.hash[:12]}"
+        forks = _Forks(episodes, case, purpose)
+        last = case.trace.length
+        known = frozenset({last} if case.trace.ended else ())
+        rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, known, bool(view.success))
+        with episodes.committing():
+            own, stood = complete(potential(forks, case.trace, range(last + 1), rule, purpose, _Shown(episodes.run)))
+        result = _result(case, forks, rule, own, stood, level)
+        result = replace(result, command=_command(episodes.run, result))
+        _keep(episodes.run, result, settings | {"agent": episodes.provenance.to_json()})
+        if not sum(c.n for t, c in own.items() if t not in known) and not result.free and forks.first_failure:
+            raise UserError(f"every continuation failed, the first at {forks.first_failure}")
+        return result
+
+
+def run_node(path: Path | str, view: View) -> Node:
+    """The attempt's first reply: the agent that sampled it continues."""
+    return next(node for node, _ in view.path.segments if node.role == "assistant")
+
+
+def can_play(run: Run, model: AnyModel | None, env: AnyEnvironment | None) -> bool:
+    """Whether the run names an agent and an environment, or both are given. Raises UserError where one is given and the other is missing."""
+    try:
+        named_components(run, model, env)
+    except UserError:
+        if model is not None or env is not None:
+            raise
+        return False
+    return True
+
+
+def _keep(run: Run, result: Why, settings: Mapping[str, Any]) -> None:
+    """Store the finding; those about other attempts stay."""
+    others = [one for one in run.findings(maker=MAKER) if one.evidence["attempt"] != result.attempt]
+    run.conclude(MAKER, [*others, result.finding(settings)])
+    run.commit()
+
+
+def _command(run: Run, result: Why) -> str:
+    if result.verdict == "step":
+        return f"ramify fork {run.folder} {(result.node or '')[:12]} --n 32"
+    return f"ramify show {run.folder} --web"
+
+
+def _result(
+    case: AskedAttempt, forks: _Forks, rule: Decline, own: Mapping[int, Counts], stood: Sequence[int], level: float
+) -> Why:
+    """What the counts come to."""
+    last, known = case.trace.length, rule.known
+    plain = replace(rule, gain=False)
+    counts = plain.merged(own)
+    confidence = 1 - level / max(last, 1)
+    at = {t: Chance.of(c, confidence, t in known) for t, c in counts.items() if c.n or t in known}
+    fell = {one.t: one for one in falls(rule, own, last)}
+    sign = 1 if rule.gain else -1
+    steps = []
+    for t in range(1, last + 1):
+        one = fell.get(t)
+        change = None if one is None else sign * one.value + 0.0
+        interval = None if one is None else _signed(one.interval, sign)
+        stands = one is not None and t in stood
+        steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], at.get(t), change, interval, stands))
+    played = sum(c.forks for t, c in own.items() if t not in known)
+    through = forks.through(own)
+    free = len({one.leaf for t in own for one in through[t] if one in forks.others})
+    end = at.get(last, Chance.of(Counts(0, 0)))
+    whole = Why(
+        case.view.info.name, case.view.leaf, bool(case.view.success), "none", "", at.get(0, Chance.of(Counts(0, 0))), end,
+        steps=tuple(steps), samples=played, free=free, spent=played >= rule.samples and not stood,
+    )  # fmt: skip
+    if not stood:
+        return replace(whole, headline=_nothing(whole))
+    t = stood[0]
+    there = through[t - 1] + [
+        one for (s, i), one in sorted(forks.made.items()) if s == t - 1 and i < own.get(s, Counts(0, 0)).forks
+    ]
+    others = alternatives(case, t, there)
+    lost = replace(
+        whole,
+        verdict="step",
+        node=steps[t - 1].node,
+        action=steps[t - 1].action,
+        before=at[t - 1],
+        after=at[t],
+        alternatives=others,
+    )
+    return replace(lost, headline=_lost(lost, len(there)))
+
+
+def _signed(interval: Interval, sign: int) -> Interval:
+    low, high = interval
+    return (low, high) if sign > 0 else (-high + 0.0, -low + 0.0)
+
+
+def alternatives(case: AskedAttempt, t: int, there: Sequence[Passage]) -> tuple[Alternative, ...]:
+    """What was done in the state before step ``t`` other than that step, the most successful first (by the lower end of its interval)."""
+    own = _words(case.trace.actions[t - 1])
+    counts: dict[str, Counts] = {}
+    for one in there:
+        step = one.first[case.keys[t - 1]]
+        if step is not None and (said := _words(step.action)) != own:
+            counts[said] = counts.get(said, Counts(0, 0)) + Counts(int(one.success), 1)
+    total = sum(c.n for c in counts.values())
+    if total >= 4 and 2 * len(counts) > total:  # free text: by its first word, the tool, else together
+        heads: dict[str, Counts] = {}
+        for said, c in counts.items():
+            heads[head(said)] = heads.get(head(said), Counts(0, 0)) + c
+        alone = 2 * len(heads) > total or head(own) in heads
+        counts = {OTHER: sum(counts.values(), Counts(0, 0))} if alone else {f"{name} …": c for name, c in heads.items()}
+    found = [Alternative(action, Chance.of(c)) for action, c in counts.items()]
+    best = (lambda one: one.chance.interval[0]) if not case.view.success else (lambda one: -one.chance.interval[1])
+    return tuple(sorted(found, key=lambda one: (-best(one), -one.chance.n, one.action)))
+
+
+def head(action: str) -> str:
+    """The tool that an action calls: its first word, up to a bracket."""
+    return (action.split() or [""])[0].split("(")[0].strip(":`*\"'{}[]")
+
+
+def _words(action: str) -> str:
+    return " ".join(action.split())
+
+
+def _lost(lost: Why, there: int) -> str:
+    verb = "Won" if lost.success else "Lost"
+    text = f"{verb} at `{short(_words(lost.action or ''), 60)}`: success {lost.before} -> {lost.after}."
+    if lost.alternatives:
+        best = lost.alternatives[0]
+        did = f"did {OTHER}" if best.action == OTHER else f"chose `{short(best.action, 60)}`"
+        text += f" From the same state {best.chance.n} of {plural(there, 'attempt')} {did}: {best.chance}."
+    return text
+
+
+def _nothing(whole: Why) -> str:
+    low = whole.before
+    if whole.success:
+        return f"No step stands out: success was {low} at the start, and no step raised it by more than chance."
+    if low.n and low.k == 0 and all(not s.after.k for s in whole.steps if s.after is not None):
+        return f"No step stands out: success was 0 % from the start (0 of {low.n}), so there was nothing to lose."
+    head = "No step stands out" + (" yet, and the budget is spent" if whole.spent else "")
+    return f"{head}: success was {low} at the start and {whole.after} at the end, and no step lost more than chance."
+
+
+# -- attempts alone ---------------------------------------------------------------------------------------------------------------
+
+
+def _recorded(run: Run, case: AskedAttempt, level: float, scorer: str | None) -> Why:
+    """What the attempts that are there say: the step after which attempts from one state did worst, corrected over the steps."""
+    from ramify.stats.evidence import each_against
+
+    last = case.trace.length
+    pairs: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {}
+    took: dict[int, tuple[Counts, Counts]] = {}
+    for t in range(1, last + 1):
+        own = _words(case.trace.actions[t - 1])
+        there = [(one.first[case.keys[t - 1]], one.success) for one in case.passing(t - 1, case.others)]
+        same = Counts.of(success for step, success in there if step is not None and _words(step.action) == own)
+        rest = Counts.of(success for step, success in there if step is not None and _words(step.action) != own)
+        took[t] = same, rest
+        if same.n and rest.n:
+            pairs[str(t)] = (rest.k, rest.n), (same.k, same.n)
+    rows = {int(row.intervention): row for row in each_against(pairs)} if pairs else {}
+    sign = 1 if case.view.success else -1
+    steps = []
+    for t in range(1, last + 1):
+        row, ends = rows.get(t), case.passing(t, case.others) if t < last else []
+        after = Chance.of(Counts.of(one.success for one in ends)) if ends else None
+        stands = row is not None and row.p_corrected <= level and sign * row.difference > 0
+        change, interval = (None, None) if row is None else (row.difference, row.difference_interval)
+        steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], after, change, interval, stands))
+    start = Chance.of(Counts.of(one.success for one in case.passing(0, case.others)))
+    end = Chance.of(Counts(int(bool(case.view.success)), 1), exact=True)
+    whole = Why(
+        case.view.info.name, case.view.leaf, bool(case.view.success), "none", "", start, end, steps=tuple(steps),
+        free=len(case.others), counterfactual=False,
+    )  # fmt: skip
+    stood = [t for t, step in enumerate(steps, 1) if step.stands_out]
+    note = "Recorded attempts only: this is not a counterfactual"
+    if not stood:
+        compared = f"of {plural(len(rows), 'step')} that can be compared with other attempts none differs by more than chance"
+        text = compared if rows else "no other attempt did anything else in a state that this one came through"
+        return replace(whole, headline=f"No step stands out: {text}. {note}.")
+    t = max(stood, key=lambda t: (sign * rows[t].difference, -t))
+    same, rest = took[t]
+    others = alternatives(case, t, case.passing(t - 1, case.others))
+    found = replace(
+        whole, verdict="step", node=steps[t - 1].node, action=steps[t - 1].action, before=Chance.of(same + rest),
+        after=Chance.of(same), alternatives=others,
+    )  # fmt: skip
+    return replace(found, headline=f"{_lost(found, (same + rest).n)} {note}.")
+
+
+def tools(run: Run, scorer: str | None = None) -> list[dict[str, Any]]:
+    """Where attempts of a run part: for each tool how many steps call it, and the worst of its moves, by what attempts did in one state.
+
+    From the attempts that are there (:class:`ramify.methods.graph_credit.run.StateGraph`): ``difference`` is the mean reward of those that
+    took the move minus that of the others in its state, ``p_corrected`` over all moves. The tool that loses most comes first.
+    """
+    from ramify.methods.graph_credit.algorithm import CreditConfig
+    from ramify.methods.graph_credit.run import StateGraph
+
+    graph = StateGraph.from_run(run, scorer=scorer)
+    graph.assign(CreditConfig())
+    columns = graph.columns
+    called = Counter(head(str(action)) for action in columns["action"])
+    worst: dict[str, Any] = {}
+    for move in graph.comparison.moves:
+        tool = head(str(columns["action"][move.row]))
+        if tool not in worst or (move.difference, move.p) < (worst[tool].difference, worst[tool].p):
+            worst[tool] = move
+    rows = [
+        {
+            "tool": tool,
+            "steps": steps,
+            "action": None if tool not in worst else str(columns["action"][worst[tool].row]),
+            "task": None if tool not in worst else columns["task_id"][worst[tool].row],
+            "node": None if tool not in worst else columns["node"][worst[tool].row],
+            "difference": None if tool not in worst else worst[tool].difference,
+            "takers": None if tool not in worst else worst[tool].takers,
+            "others": None if tool not in worst else worst[tool].others,
+            "p_corrected": None if tool not in worst else worst[tool].p_corrected,
+        }
+        for tool, steps in called.items()
+    ]
+    return sorted(rows, key=lambda row: (row["difference"] is None, row["difference"] or 0.0, row["tool"]))

@@ -1,0 +1,126 @@
+"""Which step lost it: the one that was planted is found and stored, nothing is found where nothing was, what is there is not played again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from halls import Halls, agent
+
+import ramify
+from ramify.base.errors import UserError
+from ramify.jobs.decline import Decline
+from ramify.jobs.why import found, tools
+from ramify.rollout.attempts import Attempt
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import clopper_pearson
+from ramify.trace.db import Run
+
+
+def failed_run(path: Path, attempts: int = 6) -> Path:
+    """Attempts at one hall of three doors, of which only the second decides."""
+    ramify.play(agent(), Halls(), [{"id": "train-0"}], attempts=attempts, out=path)
+    return path
+
+
+def test_the_step_that_decides_is_found_and_stored(tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    played: list[Attempt] = []
+    why = ramify.why(run, model=agent(), env=Halls(), on_attempt=played.append)
+    assert (why.verdict, why.action, why.counterfactual, why.success) == ("step", "right", True, False)
+    assert why.headline.startswith("Lost at `right`: success ")
+    assert "-> 0 %. From the same state " in why.headline
+    assert why.node == why.steps[1].node
+    assert why.before.interval[0] <= 0.7 <= why.before.interval[1]
+    assert why.after.k == 0
+    (left,) = why.alternatives
+    assert (left.action, left.chance.p) == ("left", 1.0)
+    assert len(played) == why.samples > 0
+    assert [step.stands_out for step in why.steps] == [False, True, False]
+    with Run.open(run) as stored:
+        assert found(stored) == [why] == found(stored, why.tree)
+        (finding,) = stored.findings(maker="why")
+        assert (finding.why, finding.node, finding.name) == (why.headline, why.node, "lost here")
+    # a second call plays nothing and says the same; a larger one plays the rest
+    played.clear()
+    assert ramify.why(run, model=agent(), env=Halls(), on_attempt=played.append) == why
+    assert not played
+    more = ramify.why(run, model=agent(), env=Halls(), first=32, n=64, on_attempt=played.append)
+    assert len(played) == more.samples - why.samples > 0
+    with Run.open(run) as stored:
+        assert found(stored) == [more]
+
+
+def test_a_success_says_what_won_it(tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    with Run.open(run) as stored:
+        won = next(score.node for score in stored.scores(scorer="env") if score.evidence["outcome"])
+    why = ramify.why(run, won, model=agent(), env=Halls(), n=64, first=32)
+    assert why.attempt == won
+    assert why.headline.startswith("Won at `left`") or why.verdict == "none"
+
+
+def test_attempts_alone_are_no_counterfactual(tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run", attempts=40)
+    why = ramify.why(run)
+    assert (why.verdict, why.action, why.counterfactual, why.samples) == ("step", "right", False, 0)
+    assert why.headline.endswith("Recorded attempts only: this is not a counterfactual.")
+    assert why.alternatives[0].action == "left"
+    few = ramify.why(failed_run(tmp_path / "few", attempts=2))
+    assert (few.verdict, few.node, few.counterfactual) == ("none", None, False)
+    with Run.open(run) as stored:
+        worst = tools(stored)[0]
+    assert (worst["tool"], worst["difference"] < 0) == ("right", True)
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run", attempts=1)
+    with pytest.raises(UserError, match="cannot be more than n=4"):
+        ramify.why(run, n=4, first=8)
+    with pytest.raises(UserError, match="no node"):
+        ramify.why(run, "abc")
+    with pytest.raises(UserError, match="model="):
+        ramify.why(run, model=agent())
+
+
+def search(chances: list[float], rng: np.random.Generator, **settings: float) -> tuple[tuple[int, ...], int]:
+    """What the rule finds on a path with these chances of success, and how many forks it took."""
+    last = len(chances) - 1
+    rule = Decline(known=frozenset({last}), **settings)  # type: ignore[arg-type]
+    looks, own = rule.looks(range(last + 1)), dict[int, Counts]()
+    wanted = next(looks)
+    while True:
+        for t, n in wanted.items():
+            more = n - own.get(t, Counts(0, 0)).forks
+            own[t] = own.get(t, Counts(0, 0)) + Counts(int(rng.binomial(more, chances[t])), more)
+        try:
+            wanted = looks.send(dict(own))
+        except StopIteration as end:
+            return end.value, sum(c.forks for t, c in own.items() if t != last)
+
+
+@pytest.mark.parametrize(
+    "chances",
+    [[0.0] * 6, [0.1] * 5 + [0.0], [0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.0], [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]],
+)
+def test_nothing_is_found_where_no_step_lost_more_than_the_least(chances: list[float]) -> None:
+    rng = np.random.default_rng(1)
+    false = sum(bool(search(chances, rng)[0]) for _ in range(200))
+    assert clopper_pearson(false, 200)[0] <= 0.05
+
+
+@pytest.mark.parametrize("steps", [3, 6, 12])
+def test_a_step_that_loses_is_found_with_few_forks(steps: int) -> None:
+    rng = np.random.default_rng(2)
+    for t in (1, (steps + 1) // 2, steps):
+        chances = [0.8] * t + [0.0] * (steps - t + 1)
+        results = [search(chances, rng) for _ in range(50)]
+        assert clopper_pearson(sum(found == (t,) for found, _ in results), 50)[1] >= 0.95
+        assert np.mean([forks for _, forks in results]) < 16 * (2 + np.log2(steps))
+
+
+def test_the_budget_of_forks_holds() -> None:
+    rng = np.random.default_rng(3)
+    for samples in (1, 7, 20):
+        assert search([0.5] * 6 + [0.0] * 6, rng, samples=samples)[1] <= samples
