@@ -68,6 +68,7 @@ VERBS = {
     "rollout": Verb("rollout --count 2 --attempts 2", "play .*4/4 attempts", "rollout --count 4000", "continue with `ramify resume", fast=True),
     "resume": Verb("resume runs/rollout-1", "play", "resume runs/rollout-9", "ramify resume", ("rollout --count 2", "stop rollout --count 4000")),
     "fork": Verb("fork runs/rollout-1 NODE --n 2", "fork .*2/2", "fork runs/rollout-1 NODE --n 4000", "stay in", ("rollout --count 1",)),
+    "why": Verb("why runs/rollout-1 --first 2 --n 4", "why .*/", "why runs/rollout-1 --first 4000 --n 4000", "stay in", ("rollout --count 1",), fast=True),
     "tree-rollouts run": Verb("tree-rollouts run --count 2 --budget 40", "sample .* turns", "tree-rollouts run --count 64 --budget 4000"),
     "repro": Verb("repro tree-rollouts --quick --fresh", "cells", kept=AGAIN),
     "cliffs scan": Verb(f"{CLIFFS} --samples 2 --max-tokens 6 --budget-rollouts 200", "scan .*traces", f"{CLIFFS} --samples 400 --max-tokens 60", f"{AGAIN}|{NOTHING}", ends=(0, 3)),

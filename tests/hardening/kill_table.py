@@ -27,6 +27,7 @@ VERBS: tuple[Verb, ...] = (
         timed=("run/report.html",),
     ),
     Verb("fork run {node} --n 3 --edit {in}/edit.json --json", after="rollout-tokens", repeats=True),
+    Verb("why run --first 2 --n 4 --json", after="rollout"),
     Verb("tree-rollouts run --model {parts}:wander --count 2 --budget 12 --run run --out trees.jsonl --json"),
     Verb(
         f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan --json",

@@ -24,6 +24,7 @@ VERBS = {
     "rollout": ("rollout", "Play tasks with any agent in any environment, here or on workers, and keep the trees."),
     "resume": ("resume", "Continue an interrupted run."),
     "show": ("show", "Summarise a run in the terminal, as one HTML file or as local web pages."),
+    "why": ("why", "Which step of an attempt lost it, what else was possible there, and what would have helped."),
     "serve": ("serve", "Serve a model to OpenAI clients, with speculation, recording and middleware."),
     "fork": ("fork", "Rewind a run to a token, change one thing, sample n continuations, compare the outcomes."),
     "import": ("import_", "Read traces of other tools into a run."),

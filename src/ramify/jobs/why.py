@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ramify.base.errors import UserError
-from ramify.base.ids import stable_hash
+from ramify.base.errors import RamifyError, UserError
+from ramify.base.ids import json_hash, stable_hash
 from ramify.base.waiting import complete
 from ramify.base.words import plural
 from ramify.env.protocol import AnyEnvironment
@@ -125,6 +125,8 @@ class Why:
     """Attempts that were there and were counted with them."""
     counterfactual: bool = True
     """False where nothing was run again: attempts that did other things may differ in more than that."""
+    failed: int = 0
+    """Continuations that an infrastructure failure ended: not counted, and tried again by the next call."""
     spent: bool = False
     """The budget ended the search."""
     command: str = ""
@@ -237,7 +239,7 @@ def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
     success = view.success
     if success is None or view.broken_off is not None:
         return None
-    evidence = view.score.evidence if view.score is not None and isinstance(view.score.evidence, Mapping) else {}
+    evidence = _evidence(view)
     path = [node for node, _ in view.path.segments]
     start = next((i for i, node in enumerate(path) if node.id == evidence.get("start")), 0)
     own = path[start:]
@@ -288,10 +290,11 @@ def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
         views = [view for view in views if _sample_index(view) < INDICES]
         if node:
             views = [view for view in views if any(one.id == node for one, _ in view.path.segments)]
-        won = sum(bool(view.success) for view in views)
+        whole = [view for view in views if _whole(view)]
+        won = sum(bool(view.success) for view in whole) / max(1, len(whole))
         for view in views:
             if view.steps:
-                rank = (bool(view.success), 0.0 if where else -won / len(views), _sample_index(view), info.name, view.leaf)
+                rank = (bool(view.success), 0.0 if where else -won, not _whole(view), _sample_index(view), info.name, view.leaf)
                 if best is None or rank < best[0]:
                     best = rank, view
     if best is None:
@@ -303,9 +306,18 @@ def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
     return best[1]
 
 
+def _evidence(view: View) -> Mapping[str, Any]:
+    return view.score.evidence if view.score is not None and isinstance(view.score.evidence, Mapping) else {}
+
+
 def _sample_index(view: View) -> int:
-    evidence = view.score.evidence if view.score is not None and isinstance(view.score.evidence, Mapping) else {}
-    return int(evidence.get("index", 0))
+    return int(_evidence(view).get("index", 0))
+
+
+def _whole(view: View) -> bool:
+    """Whether the attempt was played from its beginning."""
+    start = _evidence(view).get("start")
+    return start is None or any(node.id == start for step in view.steps[:1] for one in step.observed for node in one.nodes)
 
 
 def read_case(run: Run, view: View, provenance: str | None, scorer: str | None = None) -> AskedAttempt:
@@ -339,7 +351,7 @@ class _Forks(Steps):
         for one in case.others:
             if one.start in mine and low <= one.index < low + INDICES:
                 self.made[mine[one.start], one.index - low] = one
-            else:
+            elif one.index < INDICES:  # not those of another purpose: what is found would depend on what was asked since
                 self.others.append(one)
 
     async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
@@ -424,21 +436,26 @@ def why(
     ``where`` names a tree or a node, see :func:`choose`. ``first`` forks a position to begin with and at most ``n``; at most ``samples`` in
     all (None: no limit; 0: nothing is run again, and the attempts that are there are compared). A step stands out where success changed by
     more than ``least`` at ``level``, corrected over the steps. ``model`` and ``env`` are needed where the run names none: without them
-    nothing is run again. The result is stored as a finding; the same call again loads its forks. Raises UserError.
+    nothing is run again. The result is stored as a finding; the same call again loads it, another one loads the forks there are. Raises
+    UserError, and RamifyError where every continuation failed.
     """
     if not 1 <= first <= n:
         raise UserError(f"first={first} forks a position cannot be more than n={n}, nor less than 1")
     with Run.open(path) as run:
         view = choose(run, where, scorer)
         again = samples != 0 and can_play(run, model, env)
-    settings = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
+    settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
     if not again:
         with Run.open(path, write=True) as run:
             result = _recorded(run, read_case(run, view, None, scorer), level, scorer)
             _keep(run, replace(result, command=_command(run, result)), settings)
             return replace(result, command=_command(run, result))
-    first_reply = run_node(path, view)
-    with open_episodes(path, first_reply, model, env, trust=trust) as (episodes, _):
+    with open_episodes(path, first_reply(view), model, env, trust=trust) as (episodes, _):
+        settings["agent"] = episodes.provenance.to_json()
+        for one in episodes.run.findings(tree=view.info.name, maker=MAKER):
+            stored = _from_json(one.evidence)
+            if stored.attempt == view.leaf and not stored.failed and json_hash(dict(one.identity)) == json_hash(settings):
+                return stored
         episodes.on_attempt = on_attempt
         case = read_case(episodes.run, view, episodes.provenance.hash, scorer)
         purpose = f"why {episodes.provenance.hash[:12]}"
@@ -450,13 +467,13 @@ def why(
             own, stood = complete(potential(forks, case.trace, range(last + 1), rule, purpose, _Shown(episodes.run)))
         result = _result(case, forks, rule, own, stood, level)
         result = replace(result, command=_command(episodes.run, result))
-        _keep(episodes.run, result, settings | {"agent": episodes.provenance.to_json()})
-        if not sum(c.n for t, c in own.items() if t not in known) and not result.free and forks.first_failure:
-            raise UserError(f"every continuation failed, the first at {forks.first_failure}")
+        if forks.first_failure and not result.before.n:
+            raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
+        _keep(episodes.run, result, settings)
         return result
 
 
-def run_node(path: Path | str, view: View) -> Node:
+def first_reply(view: View) -> Node:
     """The attempt's first reply: the agent that sampled it continues."""
     return next(node for node, _ in view.path.segments if node.role == "assistant")
 
@@ -509,7 +526,8 @@ def _result(
     end = at.get(last, Chance.of(Counts(0, 0)))
     whole = Why(
         case.view.info.name, case.view.leaf, bool(case.view.success), "none", "", at.get(0, Chance.of(Counts(0, 0))), end,
-        steps=tuple(steps), samples=played, free=free, spent=played >= rule.samples and not stood,
+        steps=tuple(steps), samples=played, free=free,
+        failed=sum(c.missing for c in own.values()), spent=played >= rule.samples and not stood,
     )  # fmt: skip
     if not stood:
         return replace(whole, headline=_nothing(whole))
@@ -666,3 +684,35 @@ def tools(run: Run, scorer: str | None = None) -> list[dict[str, Any]]:
         for tool, steps in called.items()
     ]
     return sorted(rows, key=lambda row: (row["difference"] is None, row["difference"] or 0.0, row["tool"]))
+
+
+def failed_trees(run: Run, scorer: str | None = None) -> list[str]:
+    """The trees that hold a judged attempt that failed, in order. Raises UserError where there is none."""
+    deciding = settled(run, scorer)
+    names = [
+        info.name
+        for info in sorted(run.trees(), key=lambda one: one.name)
+        if any(view.success is False and view.broken_off is None and view.steps for view in _attempts(run, info, deciding))
+    ]
+    if not names:
+        raise UserError(f"{run.folder} holds no judged attempt that failed")
+    return names
+
+
+def lost_by_tool(found: Sequence[Why]) -> list[dict[str, Any]]:
+    """For each tool: how many attempts were lost at a step that calls it, the mean change there, and the worst step; most lost first."""
+    by_tool: dict[str, list[Why]] = {}
+    for one in found:
+        if one.verdict == "step" and not one.success:
+            by_tool.setdefault(head(one.action or ""), []).append(one)
+
+    def change(one: Why) -> float:
+        return (one.after.p or 0.0) - (one.before.p or 0.0)
+
+    rows: list[dict[str, Any]] = []
+    for tool, ones in by_tool.items():
+        worst = min(ones, key=change)
+        mean = sum(map(change, ones)) / len(ones)
+        about = {"action": worst.action, "tree": worst.tree, "node": worst.node}
+        rows.append({"tool": tool, "lost": len(ones), "change": mean, **about})
+    return sorted(rows, key=lambda row: (-row["lost"], row["change"], row["tool"]))

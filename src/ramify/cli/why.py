@@ -1,0 +1,247 @@
+"""``ramify why``: which step lost an attempt, what else was possible there, and what would have helped."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ramify.base.errors import BudgetSpentError, UserError
+from ramify.base.words import plural
+from ramify.kit import DryRun, ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
+from ramify.render.terminal import emit, progress, table
+
+if TYPE_CHECKING:
+    from ramify.base.progress import Progress
+    from ramify.jobs.helped import Helped
+    from ramify.jobs.why import Why
+    from ramify.rollout.attempts import Attempt
+
+app = Verbs("why")
+ROWS = 16
+"""Steps the terminal shows; --json and the run have all of them."""
+TOOLS = 8
+
+
+@app.itself()
+def why(
+    run: RunArgument,
+    where: Annotated[
+        str,
+        argument(
+            "TREE-or-NODE",
+            help="Name of a tree, or a node of an attempt: its id or the first digits. Default: a failed attempt at the task with most successes.",
+        ),
+    ] = "",
+    samples: Annotated[
+        int | None,
+        option(help="At most this many continuations in all; 0 runs nothing and compares the attempts that are there.", min=0),
+    ] = None,
+    n: Annotated[int, option(help="At most this many continuations from one position.", min=1)] = 32,
+    first: Annotated[int, option(help="This many continuations from a position to begin with.", min=1)] = 8,
+    level: Annotated[float, option(help="Chance of naming a step where none stands out.", min=1e-9, max=0.5)] = 0.05,
+    least: Annotated[float, option(help="Change of success that a step must exceed to stand out.", min=0, max=0.99)] = 0.1,
+    do: Annotated[
+        list[str] | None,
+        option(
+            metavar="CHANGE",
+            help="What if, at that step: resample, action[=TEXT], observation=TEXT, context=FILE (an edit) or policy=MODEL; may be repeated.",
+        ),
+    ] = None,
+    every: Annotated[bool, option("--all", help="One failed attempt of every tree, and what their tools lost.")] = False,
+    scorer: Annotated[str | None, option(metavar="NAME", help="Scorer that decides which attempts succeeded.")] = None,
+    model: ForkModel = None,
+    env: ForkEnv = None,
+    trust: Trust = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Which step of an attempt lost it, what else was possible there, and what would have helped.
+
+    Steps are sampled again under the unchanged agent, most where success fell. The same command again loads what is there and continues
+    what was interrupted. Where the agent cannot be run again the attempts that are there are compared.
+    """
+    from ramify.jobs import helped as change
+    from ramify.jobs import why as job
+    from ramify.trace.db import Run
+
+    folder = find_run(run)
+    for text in do or []:
+        change.change_of(text)
+    if every and (where or do):
+        raise UserError("--all asks about every tree, so it takes no tree, node or --do")
+    with Run.open(folder) as opened:
+        trees = job.failed_trees(opened, scorer) if every else [where]
+        views = [job.choose(opened, name, scorer) for name in trees]
+        again = samples != 0 and job.can_play(opened, model, env)
+        several = len(opened.trees()) > 1 and not where
+    steps = sum(len(view.steps) for view in views)
+    most = min(n * steps, n * steps if samples is None else samples * len(views)) if again else 0
+    extra = 2 * n * len(do or [])
+    if dry_run:
+        plan = {"run": str(folder), "attempts": len(views), "steps": steps, "samples": most + extra, "counterfactual": again}
+        emit(plan, as_json, table(["cost estimate", "at most"], list(plan.items())))
+        return
+    kept = f"the continuations played so far stay in {folder}: the same command continues"
+    with progress("why", as_json=as_json, kept=kept) as bar:
+        on_attempt = _counting(bar, most + extra)
+        found = []
+        for view in views:
+            settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least}
+            found.append(
+                job.why(folder, view.leaf, model=model, env=env, scorer=scorer, trust=trust, on_attempt=on_attempt, **settings)
+            )
+        changes = change.helped(folder, found[0], do, n, model, env, trust, on_attempt) if do else []
+    with Run.open(folder) as opened:
+        fleet = job.tools(opened, scorer) if several and not every else []
+    record = found[0].to_json()
+    if do:
+        record["do"] = [one.to_json() for one in changes]
+    if every:
+        record |= {"all": [one.to_json() for one in found], "tools": job.lost_by_tool(found)}
+    text = _fleet_text(found, record["tools"]) if every else _text(found[0], changes, fleet, str(folder), do is not None)
+    emit(record, as_json, "" if as_json else text)
+    if any(one.spent for one in found):
+        raise BudgetSpentError(
+            f"the budget of {samples} samples was spent before a step stood out: give the same command with a larger --samples to continue"
+        )
+
+
+def _counting(bar: Progress, most: int) -> Any:
+    from ramify.rollout.attempts import Success
+
+    success = Success()
+    bar.begin(most, 0, "", "continuations at most")
+
+    def on_attempt(attempt: Attempt) -> None:
+        success.add(attempt)
+        bar.at(success.ended, success.note)
+
+    return on_attempt
+
+
+def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: str, did: bool) -> str:
+    """The headline, the steps, the alternatives, what would have helped, and what to do next."""
+    parts = [why.headline, _steps_text(why)]
+    if why.alternatives:
+        rows = [(one.action, one.chance.n, str(one.chance), _ends(one.chance.interval)) for one in why.alternatives[:ROWS]]
+        parts.append(table(["what others did there", "attempts", "success", "95 % interval"], rows))
+    if changes:
+        parts.append(_changes_text(changes))
+    if compared := [row for row in fleet if row["difference"] is not None][:TOOLS]:
+        parts.append(_tools_text(compared))
+    counted = f"{plural(why.samples, 'continuation')} sampled, {plural(why.free, 'attempt')} that were there counted with them"
+    failed = (
+        f"; {plural(why.failed, 'continuation')} failed, not counted: the same command tries them again" if why.failed else ""
+    )
+    parts.append(f"{counted if why.counterfactual else plural(why.free, 'other attempt') + ' compared'}{failed}.")
+    parts.append("\n".join(_next(why, folder, did)))
+    return "\n\n".join(parts)
+
+
+def _next(why: Why, folder: str, did: bool) -> list[str]:
+    name = shlex.quote(folder)
+    if why.verdict == "step" and why.counterfactual:
+        best = next(
+            (one.action for one in why.alternatives if one.action != "something else" and not one.action.endswith(" …")), ""
+        )
+        change = (
+            ""
+            if did
+            else f"Change it: `ramify why {name} {why.attempt[:12]} --do {shlex.quote('action=' + best) if best else 'resample'}`"
+        )
+        return [
+            line for line in (change, f"Go on from there: `{why.command}`", f"Look at it: `ramify show {name} --web`") if line
+        ]
+    if not why.counterfactual:
+        again = f"To sample its steps again, say what plays: `ramify why {name} --model MODEL --env ENV`"
+        return [again, f"Look at it: `ramify show {name} --web`"]
+    return [f"Look at it: `ramify show {name} --web`"]
+
+
+def _steps_text(why: Why) -> str:
+    known = [i for i, step in enumerate(why.steps) if step.after is not None or step.change is not None]
+    if len(known) > ROWS:  # those nearest to the step, or the largest changes
+        rank = sorted(known, key=lambda i: (not why.steps[i].stands_out, -abs(why.steps[i].change or 0.0)))[:ROWS]
+        known = sorted(rank)
+    rows: list[tuple[Any, ...]] = (
+        [("", "(start)", str(why.before if why.verdict == "none" else "-"), "", "", "", "")] if why.verdict == "none" else []
+    )
+    for i in known:
+        step = why.steps[i]
+        after = step.after
+        rows.append(
+            (
+                str(i + 1),
+                step.action[:200],
+                "-" if after is None else str(after),
+                "-" if after is None else "ended" if after.exact else _ends(after.interval),
+                "-" if step.change is None else f"{100 * step.change:+.0f}",
+                "-" if step.interval is None else f"[{100 * step.interval[0]:+.0f}, {100 * step.interval[1]:+.0f}]",
+                "<-" if step.stands_out else "",
+            )
+        )
+    title = "success after each step" + (", intervals corrected over the steps" if why.counterfactual else "")
+    left = len(why.steps) - len(known)
+    title += f" ({plural(left, 'step')} between not counted)" if left else ""
+    return table(["step", "action", "success after", "interval", "points", "interval of it", ""], rows, title)
+
+
+def _ends(interval: Any) -> str:
+    return f"[{interval[0]:.1%}, {interval[1]:.1%}]"
+
+
+def _changes_text(changes: list[Helped]) -> str:
+    rows = [
+        (
+            one.kind + (f"={one.value}" if one.value else ""),
+            f"{one.arm.k}/{one.arm.n}",
+            f"{one.control.k}/{one.control.n}",
+            f"{100 * one.row.difference:+.0f}",
+            f"[{100 * one.row.difference_interval[0]:+.0f}, {100 * one.row.difference_interval[1]:+.0f}]",
+            f"{one.row.p_corrected:.2g}",
+        )
+        for one in changes
+    ]
+    return table(
+        ["instead", "succeeded", "without it", "points", "95 % interval", "p, corrected"], rows, "what would have helped"
+    )
+
+
+def _tools_text(fleet: list[dict[str, Any]]) -> str:
+    rows = [
+        (
+            row["tool"],
+            row["steps"],
+            row["action"] or "-",
+            row["takers"],
+            row["others"],
+            row["difference"],
+            row["p_corrected"],
+            (row["node"] or "-")[:12],
+        )
+        for row in fleet
+    ]
+    columns = ["tool", "steps", "worst move", "did it", "did not", "reward difference", "p, corrected", "node"]
+    return table(columns, rows, "where the attempts of all tasks part (recorded attempts only: not a counterfactual)")
+
+
+def _fleet_text(found: list[Why], tools: list[dict[str, Any]]) -> str:
+    lost = sum(one.verdict == "step" for one in found)
+    rows = [
+        (
+            one.tree,
+            one.action or "-",
+            f"{one.before} -> {one.after}",
+            one.alternatives[0].action if one.alternatives else "-",
+            (one.node or "-")[:12],
+        )
+        for one in found
+    ]
+    text = f"{lost} of {plural(len(found), 'failed attempt')} have a step that stands out."
+    text += "\n\n" + table(["tree", "lost at", "success", "best alternative", "node"], rows)
+    if tools:
+        columns = ["tool", "attempts lost", "mean change", "worst step", "tree", "node"]
+        worst_steps = [(one["tool"], one["lost"], one["change"], one["action"], one["tree"], one["node"][:12]) for one in tools]
+        text += "\n\n" + table(columns, worst_steps, "which tool loses most")
+    worst = max(found, key=lambda one: (one.verdict == "step", (one.before.p or 0) - (one.after.p or 0)))
+    return f"{text}\n\n{worst.headline}\n\nLook at it: `{worst.command}`"

@@ -1,0 +1,109 @@
+"""``ramify why`` as a person types it: the headline, the last line of --json, what would have helped, a fleet, a log alone, mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ramify.trace.db import Run
+
+HALL = ("--model", "factory:halls:agent", "--env", "factory:halls:Halls")
+KEYS = ["tree", "verdict", "node", "action", "before", "after", "alternatives", "samples", "counterfactual"]
+
+
+@pytest.fixture
+def halls(verb, here: Path) -> Path:
+    """Six attempts at each of two halls, some of which fail at the second door."""
+    assert verb("rollout", *HALL, "--count", 2, "--attempts", 6, "--out", "run", "--json").code == 0
+    return here / "run"
+
+
+def test_the_step_and_what_would_have_helped(verb, halls: Path) -> None:
+    text = verb("why", halls).out
+    first, *rest = text.splitlines()
+    assert first.startswith("Lost at `right`: success ")
+    assert "attempts chose `left`: 100 %." in first
+    assert any(line.startswith("2 ") and line.endswith("<-") for line in rest)
+    assert "where the attempts of all tasks part" in text
+    assert f"`ramify show {halls} --web`" in rest[-1]
+    change = next(line for line in rest if line.startswith("Change it: "))
+    result = verb("why", halls, "--json").json
+    assert list(result) == KEYS
+    assert (result["verdict"], result["action"], result["counterfactual"]) == ("step", "right", True)
+    assert list(result["before"]) == list(result["after"]) == ["p", "interval"]
+    assert list(result["alternatives"][0]) == ["action", "n", "p", "interval"]
+    assert result["before"]["interval"][0] <= 0.7 <= result["before"]["interval"][1]
+    # the command that it names runs, and says that the alternative helps
+    words = change.partition("`ramify ")[2].rstrip("`").split()
+    done = verb(*words, "--json").json
+    (tried,) = done["do"]
+    assert (tried["do"], tried["value"], tried["changed"]["success"]) == ("action", "left", 1.0)
+    assert tried["control"]["n"] == 32
+    nodes = len(Run.open(halls))
+    assert verb(*words, "--json").json == done
+    assert len(Run.open(halls)) == nodes
+    shown = verb("show", halls).out
+    assert "lost here" in shown
+    assert "action `left` instead: 32 of 32 succeeded" in shown
+
+
+def test_every_kind_of_change(verb, halls: Path, here: Path) -> None:
+    (here / "edit.json").write_text(json.dumps({"rule": {"add": "Go left."}}))
+    do = ["resample", "observation=door 2, closed", "context=edit.json", "policy=factory:halls:agent"]
+    done = verb("why", halls, *(word for one in do for word in ("--do", one)), "--n", 16, "--json").json["do"]
+    assert [one["do"] for one in done] == ["resample", "observation", "context", "policy"]
+    resampled, observed, told, other = done
+    assert resampled["control"]["success"] == observed["changed"]["success"] == 0
+    assert resampled["changed"]["success"] > 0.3
+    assert told["changed"]["n"] == other["changed"]["n"] == 16
+    assert other["difference"] == 0  # the same agent at the same positions
+
+
+def test_a_fleet(verb, halls: Path) -> None:
+    result = verb("why", halls, "--all", "--json").json
+    assert [one["tree"] for one in result["all"]] == sorted({one["tree"] for one in result["all"]})
+    assert result["tools"][0]["tool"] == "right"
+    assert result["tools"][0]["lost"] == sum(one["verdict"] == "step" for one in result["all"]) > 0
+    text = verb("why", halls, "--all").out
+    assert "which tool loses most" in text
+    assert "have a step that stands out" in text.splitlines()[0]
+
+
+def test_budgets_and_dry_runs(verb, halls: Path) -> None:
+    plan = verb("why", halls, "--dry-run", "--json").json
+    assert (plan["attempts"], plan["steps"], plan["samples"], plan["counterfactual"]) == (1, 3, 96, True)
+    code, out, err = verb("why", halls, "--samples", 4, "--json")
+    assert (code, json.loads(out)["samples"]) == (3, 4)
+    assert "larger --samples" in err
+    assert verb("why", halls, "--json").code == 0
+
+
+def test_a_log_alone(verb, here: Path) -> None:
+    def attempt(route: str, reward: float) -> dict:
+        turns = [{"role": "user", "content": "Which way?"}]
+        for word in route.split():
+            turns += [{"role": "assistant", "content": word}, {"role": "user", "content": f"you went {word}"}]
+        return {"task_id": "hall", "messages": [*turns, {"role": "assistant", "content": "done"}], "reward": reward}
+
+    log = [attempt("on left", 1.0)] * 9 + [attempt("on right", 0.0)] * 9
+    (here / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in log))
+    assert verb("import", "log.jsonl", "--run", "run").code == 0
+    first, *rest = verb("why", "run").out.splitlines()
+    assert first.startswith("Lost at `right`: success ")
+    assert first.endswith("Recorded attempts only: this is not a counterfactual.")
+    assert any("--model MODEL --env ENV" in line for line in rest)
+    result = verb("why", "run", "--json").json
+    assert (result["counterfactual"], result["samples"], result["alternatives"][0]["action"]) == (False, 0, "left")
+    assert "none stands out by forks" in verb.refused("why", "run", "--do", "resample")
+
+
+def test_mistakes(verb, halls: Path, chats: Path) -> None:
+    assert "did you mean 'resample'?" in verb.refused("why", halls, "--do", "resampel")
+    assert "--do policy needs a value" in verb.refused("why", halls, "--do", "policy")
+    assert "takes no tree" in verb.refused("why", halls, "train-0", "--all")
+    assert "has no node 'zzz'" in verb.refused("why", halls, "zzz")
+    assert "no run 'nowhere'" in verb.refused("why", "nowhere")
+    assert "that somebody judged" in verb.refused("why", chats)
+    assert "cannot be more than n=4" in verb.refused("why", halls, "--n", 4)
