@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import BudgetSpentError, UserError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ramify.jobs.helped import Helped
     from ramify.jobs.why import Why
     from ramify.rollout.attempts import Attempt
+    from ramify.trace.view import View
 
 app = Verbs("why")
 ROWS = 16
@@ -81,16 +83,9 @@ def why(
         plan = {"run": str(folder), "attempts": len(views), "steps": steps, "samples": most + extra, "counterfactual": again}
         emit(plan, as_json, table(["cost estimate", "at most"], list(plan.items())))
         return
-    kept = f"the continuations played so far stay in {folder}: the same command continues"
-    with progress("why", as_json=as_json, kept=kept) as bar:
-        on_attempt = _counting(bar, most + extra)
-        found = []
-        for view in views:
-            settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least}
-            found.append(
-                job.why(folder, view.leaf, model=model, env=env, scorer=scorer, trust=trust, on_attempt=on_attempt, **settings)
-            )
-        changes = change.helped(folder, found[0], do, n, model, env, trust, on_attempt) if do else []
+    settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
+    who: dict[str, Any] = {"model": model, "env": env, "trust": trust}
+    found, changes = _ask(folder, views, do or [], settings, who, most + extra, as_json)
     with Run.open(folder) as opened:
         fleet = job.tools(opened, scorer) if several and not every else []
     record = found[0].to_json()
@@ -104,6 +99,20 @@ def why(
         raise BudgetSpentError(
             f"the budget of {samples} samples was spent before a step stood out: give the same command with a larger --samples to continue"
         )
+
+
+def _ask(
+    folder: Path, views: list[View], do: list[str], settings: dict[str, Any], who: dict[str, Any], most: int, as_json: bool
+) -> tuple[list[Why], list[Helped]]:
+    """What is found about each attempt, and what the changes come to, under a progress bar."""
+    from ramify.jobs.helped import helped
+    from ramify.jobs.why import why
+
+    kept = f"the continuations played so far stay in {folder}: the same command continues"
+    with progress("why", as_json=as_json, kept=kept) as bar:
+        on_attempt = _counting(bar, most)
+        found = [why(folder, view.leaf, on_attempt=on_attempt, **settings, **who) for view in views]
+        return found, helped(folder, found[0], do, settings["n"], on_attempt=on_attempt, **who) if do else []
 
 
 def _counting(bar: Progress, most: int) -> Any:
