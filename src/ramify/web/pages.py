@@ -5,14 +5,19 @@ Every value a template shows passes :func:`ramify.render.escape.escape`; the onl
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
-from ramify.render.escape import escape
+from ramify.render.escape import data_block, escape, visible
 from ramify.render.graphs import graph_svg
 from ramify.render.svg import signed
 from ramify.render.terminal import short
@@ -23,13 +28,28 @@ from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
+from ramify.web.outline import WHY, findings_json, number, numbers, outline, outline_json
 from ramify.web.potentials import potential_pictures
 from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+@functools.cache
+def script() -> str:
+    """The script of the pages, made by ``page/build.mjs`` and committed."""
+    return resources.files("ramify.web").joinpath("static", "page.js").read_text("ascii")
+
+
+def content_policy(served: bool = False) -> str:
+    """What a page may do: run this one script, by its hash, which may set no markup; a served one may ask its own server for data."""
+    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    policy += "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    return policy + ("; connect-src 'self'" if served else "")
+
+
 SHOWN_TREES = 3
 _SCANNED = 90  # trees read to choose the shown ones: enough to find a mixed one, bounded for long runs
 _PICTURED = 80  # leaves a tree picture stays readable with
@@ -59,6 +79,7 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
         budget=_budget(own, evals),
         updates=_update_rows(own),
         trees=trees,
+        data=_data(run, served, trees),
         abandoned=_abandoned(own),
         failed=failures(run).sentence(most=10),
         config=list(_flatten(run.config)),
@@ -69,7 +90,21 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
 
 def tree_html(run: Run, name: str, served: bool = False, scorer: str | None = None) -> str:
     """The page of one tree. Raises UserError when there is none of that name."""
-    return _page("tree.html", title=f"Tree {name}", served=served, tree=_tree_view(run, name, served, settled(run, scorer)))
+    tree = _tree_view(run, name, served, settled(run, scorer))
+    return _page("tree.html", title=f"Tree {name}", served=served, tree=tree, data=_data(run, served, [tree]))
+
+
+def _data(run: Run, served: bool, trees: Sequence[Mapping[str, Any]]) -> Any:
+    """The JSON block that the script draws from."""
+    return _markup(data_block({"run": run_name(run), "served": served, "trees": [tree["data"] for tree in trees]}))
+
+
+def run_name(run: Run) -> str:
+    """The run as commands name it: its folder, from the current one where it lies below."""
+    folder = Path(run.folder)
+    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
+    return visible(str(folder))
 
 
 def trees_html(run: Run) -> str:
@@ -88,7 +123,7 @@ def node_html(run: Run, name: str) -> str:
         served=True,
         node=node,
         messages=[(message.role, message.spoken()) for message in path.messages()],
-        numbers=_numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
+        numbers=numbers(why[0].value, meanings(run).get(why[0].maker, {})) if why else [],
         findings=[_finding_view(finding, True, ()) for finding in run.findings(node=node.id)],
         scores=[(v.scorer, v.value, outcome_of(v) if is_reward(v.unit) else v.unit) for v in run.scores(node=node.id)],
     )
@@ -105,6 +140,12 @@ def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> di
     value = "" if finding.value is None else f"{finding.value:.4g} {finding.unit}"
     found = {"maker": finding.maker, "name": finding.name, "why": finding.why, "action": finding.action}
     return found | {"where": node[:12] or "the run", "href": href, "value": value, "evidence": _evidence(finding)}
+
+
+def _why_view(finding: Finding) -> dict[str, Any]:
+    """What `ramify why` found, its code apart from its words."""
+    parts = finding.why.split("`")
+    return {"parts": [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)], "command": finding.action}
 
 
 def _evidence(finding: Finding) -> str:
@@ -216,7 +257,7 @@ def _curves(updates: Sequence[Mapping[str, Any]], own: str) -> Any:
             curves.append(
                 Curve(name, x, [float(row[key]) for row in rows], [band[0] for band in bands], [band[1] for band in bands])
             )
-    return _picture(
+    return _markup(
         curves_svg(curves, "Success and groups with mixed outcomes by update", "update", "share", width=760, height=300)
     )
 
@@ -225,7 +266,7 @@ def _update_rows(updates: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Rows of (update, tokens so far, success, mixed, groups, attempts, L1, losses)."""
     return [
         [f"{row['update'] + 1}", f"{row['tokens']}", percent(row["success"]), percent(row["mixed"]), f"{row['groups']}"]
-        + [_number(row.get(name, "")) for name in ("leaves", "l1")]
+        + [number(row.get(name, "")) for name in ("leaves", "l1")]
         + [", ".join(f"{name} {value:.3g}" for name, value in row.get("train", {}).items() if name != "tokens")]
         for row in updates
     ]
@@ -241,11 +282,12 @@ def _budget(updates: Sequence[Mapping[str, Any]], evals: Mapping[str, Mapping[st
         seconds[f"evaluation {key}"] = evals.get(key, {}).get("seconds", 0.0)
     bars = [("tokens", [Slice(k, v, f"{short(v)} tokens") for k, v in tokens.items()])]
     bars.append(("seconds", [Slice(k, v, f"{v:.1f} s") for k, v in seconds.items()]))
-    return [(what, _picture(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
+    return [(what, _markup(bar_svg(parts, f"Where the {what} went", width=760))) for what, parts in bars]
 
 
 def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str, Any]:
     tree, explained = read_tree(run, name, deciding), meanings(run)
+    found = outline(run, tree)
     states, moves, left_out = merged(tree)
     wins = sum(step.outcome == "success" for step in tree.ends)
     findings: dict[str | None, list[Finding]] = {}
@@ -259,12 +301,15 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "wins": wins,
         "told": any(step.outcome != "done" for step in tree.ends),
         "scorers": undecided(run) if deciding is NOBODY else [],
-        "picture": _picture(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
-        "graph": _picture(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
+        "picture": _markup(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
+        "graph": _markup(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,
         "left_out": left_out,
-        "potentials": [_picture(svg) for svg in potential_pictures(run, name)],
+        "potentials": [_markup(svg) for svg in potential_pictures(run, name)],
         "steps": [_step_view(step, tree, findings.get(step.id, ()), explained) for step in tree.steps],
         "served": served,
+        "data": outline_json(run, tree, found, explained) | findings_json(run, tree, found),
+        "why": [_why_view(one) for node in findings.values() for one in node if one.maker == WHY],
+        "ask": f"ramify why {shlex.quote(run_name(run))} {shlex.quote(visible(name))}",
     }
 
 
@@ -277,31 +322,19 @@ def _step_view(
         "credit": "no credit" if step.credit is None else signed(step.credit),
         "sign": "" if not step.credit else "up" if step.credit > 0 else "down",
         "said": step_text(step),
-        "text": step.node.message.spoken(),
+        "text": step.message.spoken(),
         "before": tree.prompt if step.before == START else tree.states.get(step.before, ""),
         "answer": step.answer,
         "outcome": {"success": "succeeds", "failure": "fails", "cut": "is cut off", "done": "ends"}.get(step.outcome, ""),
         "reward": "" if step.reward is None else f"{step.reward:.3g}",
-        "numbers": _numbers(step.why, explained.get(step.rule, {})),
+        "numbers": numbers(step.why, explained.get(step.rule, {})),
         "findings": [_finding_view(finding, False, ()) for finding in findings],
         "grades": [
-            (annotation.maker, _numbers(annotation.value, {}))
+            (annotation.maker, numbers(annotation.value, {}))
             for annotation in step.grades
             if isinstance(annotation.value, Mapping)
         ],
     }
-
-
-def _numbers(why: Mapping[str, Any], explained: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, value, meaning) of the numbers that were stored, those that ``explained`` holds first, in its order."""
-    names = [name for name in explained if name in why] + [name for name in why if name not in explained]
-    return [(name, _number(why[name]), explained.get(name, "")) for name in names]
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"{value:.4g}"
 
 
 def _abandoned(updates: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
@@ -343,7 +376,10 @@ def _range(interval: Sequence[float]) -> str:
 
 
 def _page(template: str, **values: Any) -> str:
-    return _templates().get_template(template).render(policy=CONTENT_POLICY, **values)
+    values = {"data": None, **values}
+    if values["data"] is not None:
+        values["script"] = _markup(script())
+    return _templates().get_template(template).render(policy=content_policy(values["served"]), **values)
 
 
 @functools.cache
@@ -363,8 +399,8 @@ def _inert(value: Any) -> Any:
     return value if isinstance(value, Markup) else Markup(escape(value))
 
 
-def _picture(svg: str) -> Any:
-    """Our own SVG, whose texts are escaped already, marked as markup."""
+def _markup(own: str) -> Any:
+    """Our own SVG, script or data block, whose texts are escaped already, marked as markup."""
     from markupsafe import Markup
 
-    return Markup(svg)
+    return Markup(own)

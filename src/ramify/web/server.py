@@ -32,7 +32,7 @@ BACKLOG = 512
 
 def guarded_pages(run_path: str | Path, host: str = "127.0.0.1", token: str | None = None, scorer: str | None = None) -> Guard:
     """The pages of a run as :func:`open_server` takes them, one request a connection. Raises like :func:`make_app`."""
-    headers = {"content-security-policy": pages.CONTENT_POLICY + "; frame-ancestors 'none'", "connection": "close"}
+    headers = {"content-security-policy": pages.content_policy(True) + "; frame-ancestors 'none'", "connection": "close"}
     return Guard(make_app(run_path, scorer), host, token, _page, headers)
 
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.render.graphs import State, StateMove
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
 from ramify.trace.db import Run
 from ramify.trace.failures import failure_of
+from ramify.trace.message import Message
 from ramify.trace.node import Annotation, Node, Score, TreeInfo
 from ramify.trace.outcome import Decider, cut_short, settled, succeeded
+from ramify.trace.path import message_of
 
 START = "start"
 _ENDS = {"success": "the attempt succeeded", "failure": "the attempt failed", "cut": "the attempt was cut off", "done": "an end"}
@@ -36,8 +38,14 @@ class ShownStep:
     """Who noted them."""
     grades: Sequence[Annotation] = ()
     """What graders noted of it (``grade`` annotations)."""
+    pieces: tuple[tuple[Node, int], ...] = ()
+    """The nodes that the message consists of, each with how much of it is kept: a reply that was forked inside has several."""
+    lead: tuple[Node, ...] = ()
+    """The messages between the step before and this one."""
     after: str = ""
     answer: str = ""
+    answers: list[Node] = field(default_factory=list)
+    """The messages that follow it, of all branches, up to the next steps."""
     outcome: str = ""
     """success, failure, cut or done where an attempt ends with this step, else empty."""
     reward: float | None = None
@@ -46,6 +54,16 @@ class ShownStep:
     def id(self) -> str:
         """The node's id."""
         return self.node.id
+
+    @property
+    def message(self) -> Message:
+        """What the agent wrote, whole; only the last piece's where the others cannot be cut (no ends of their tokens)."""
+        if len(self.pieces) < 2:
+            return self.node.message
+        try:
+            return message_of([(node, 0, kept) for node, kept in self.pieces])
+        except NeedsError:
+            return self.node.message
 
     @property
     def credit(self) -> float | None:
@@ -105,23 +123,36 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
     prompt: list[str] = []
     steps: list[ShownStep] = []
     states: dict[str, str] = {}
-    stack: list[tuple[Node, ShownStep | None, str, float | None]] = [
-        (node, None, START, None) for node in reversed(children.get(None, []))
+    stack: list[tuple[Node, ShownStep | None, str, float | None, tuple[Node, ...]]] = [
+        (node, None, START, None, ()) for node in reversed(children.get(None, []))
     ]
     while stack:
-        node, step, state, paid = stack.pop()
+        node, step, state, paid, lead = stack.pop()
+        # Children that hang inside the node replace the rest of it; the others follow it.
+        onward = [child for child in children.get(node.id, ()) if child.offset >= len(node)]
         if node.reward is not None:
             paid = node.reward + (paid or 0.0)
         if node.role == "assistant":
-            step = ShownStep(node, step.id if step else None, step.depth + 1 if step else 1, state)
+            before = step
+            if step is not None and not node.opens and step.id == node.parent:
+                step = ShownStep(node, step.parent, step.depth, step.before, lead=step.lead)
+                step.pieces = (*before.pieces[:-1], (before.node, node.offset), (node, len(node)))  # type: ignore[union-attr]
+            else:
+                step = ShownStep(node, step.id if step else None, step.depth + 1 if step else 1, state, lead=lead)
+                step.pieces = ((node, len(node)),)
             step.grades = grades.get(node.id, ())
             if (noted := why.get(node.id)) is not None:
                 step.why, step.rule = noted.value, noted.maker
-            steps.append(step)
-        elif step is None:
-            prompt.append(node.text)
-        elif not step.answer:
-            step.answer = node.text
+            if not onward or any(child.opens or child.role != "assistant" for child in onward):
+                steps.append(step)  # else it is the beginning of the replies below it
+            lead = ()
+        else:
+            lead = (*lead, node)
+            if step is None:
+                prompt.append(node.text)
+            else:
+                step.answers.append(node)
+                step.answer = step.answer or node.text
         if node.state_key is not None or (not keyed and step is not None and node.role != "assistant" and node.text):
             state = node.text if node.state_key is None else node.state_key
             states.setdefault(state, node.text)
@@ -134,11 +165,11 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
             else:
                 step.answer = f"{step.answer}\n{note}" if step.answer else note
         ends = node.id in scores if scores else True
-        if step is not None and ends and node.id not in children:  # an attempt that ended, not one that forks here
+        if step is not None and ends and not onward:  # an attempt that ended, not one that forks here
             score = scores.get(node.id)
             step.outcome = outcome_of(score, node.stop, paid)
             step.reward = paid if score is None else score.value
-        stack += [(child, step, state, paid) for child in reversed(children.get(node.id, []))]
+        stack += [(child, step, state, paid, lead) for child in reversed(children.get(node.id, []))]
     return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)
 
 
@@ -163,7 +194,7 @@ def picture_steps(tree: TaskTree, href: str) -> list[TreeStep]:
 
 def step_text(step: ShownStep) -> str:
     """What the agent wrote and called in one line, special tokens of chat templates included as text."""
-    return clip(step.node.message.spoken(), 200) or "(nothing)"
+    return clip(step.message.spoken(), 200) or "(nothing)"
 
 
 def merged(tree: TaskTree, most: int = 60) -> tuple[list[State], list[StateMove], int]:
@@ -216,5 +247,5 @@ def _mean_credit(steps: Sequence[ShownStep]) -> float | None:
 
 
 def _variants(steps: Sequence[ShownStep]) -> str:
-    texts = sorted({clip(step.node.message.spoken(), 60) for step in steps})
+    texts = sorted({clip(step.message.spoken(), 60) for step in steps})
     return " | ".join(texts[:3]) + (f" | and {len(texts) - 3} more" if len(texts) > 3 else "")

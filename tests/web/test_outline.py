@@ -1,0 +1,152 @@
+"""Equal steps are one choice, and the chance of success after each is estimated as the closed forms say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from web_sample import make_run
+
+from ramify.rollout.potential import counts_annotation
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import wilson
+from ramify.trace.db import Run
+from ramify.trace.node import Finding, Node, Provenance, Score, make_node
+from ramify.web.outline import Outline, findings_json, outline, outline_json
+from ramify.web.steps import read_tree
+
+BY = Provenance("m", "w", {}, 0)
+
+
+class Grown:
+    """A run of one tree that a test grows step by step: `do` a reply with its answer, `end` with an outcome."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = Run.create(folder, {})
+        self.run.add(BY)
+        self.run.add_tree("t", {"id": "t"})
+        self.start = self._add(None, "user", "find the key")
+        self.count = 0
+
+    def _add(self, parent: Node | None, role: str, text: str, **fields: object) -> Node:
+        node = make_node("t", parent and parent.id, 0 if parent is None else 1, role, text, **fields)
+        self.run.add(node)
+        return node
+
+    def do(self, parent: Node, action: str, answer: str = "done", edit: str = "") -> Node:
+        self.count += 1
+        reply = self._add(parent, "assistant", action, provenance=BY.hash, index=self.count)
+        return self._add(reply, "user", answer, data={"edit": {"replace": edit}} if edit else {})
+
+    def end(self, node: Node, won: bool) -> None:
+        self.run.add(Score(node.id, "env", float(won), evidence={"outcome": won}))
+
+    def outline(self) -> Outline:
+        self.run.commit()
+        return outline(self.run, read_tree(self.run, "t"))
+
+
+@pytest.fixture
+def grown(tmp_path: Path):
+    one = Grown(tmp_path / "run")
+    yield one
+    one.run.close()
+
+
+def test_equal_steps_are_one_choice_and_shares_are_those_of_flat_attempts(grown: Grown) -> None:
+    for won in (True, True, False):
+        grown.end(grown.do(grown.do(grown.start, "go left"), "open"), won)
+    grown.end(grown.do(grown.do(grown.start, "go left"), "wait"), False)
+    grown.end(grown.do(grown.start, "go right"), False)
+    found = grown.outline()
+    texts = {choice.text: choice for choice in found.choices}
+    assert len(found.choices) == 1 + 4
+    assert (len(texts["go left"].steps), len(texts["open"].steps)) == (4, 3)
+    for name, k, n in (("go left", 2, 4), ("open", 2, 3), ("go right", 0, 1)):
+        chance = texts[name].chance
+        assert chance is not None
+        assert (chance.p, chance.n) == (pytest.approx(k / n), pytest.approx(n))
+        assert chance.interval == pytest.approx(wilson(k, n))
+    root = found.choices[0].chance
+    assert root is not None
+    assert (root.p, root.n) == (pytest.approx(2 / 5), pytest.approx(5))
+
+
+def test_many_forks_of_one_sample_count_as_one_before_it(grown: Grown) -> None:
+    grown.end(grown.do(grown.start, "go right"), True)
+    left = grown.do(grown.start, "go left")
+    for _ in range(30):
+        grown.end(grown.do(left, "wait"), False)
+    root = grown.outline().choices[0].chance
+    assert root is not None
+    assert root.p == pytest.approx(1 / 2)
+    assert root.n == pytest.approx(2)  # the choice between the two is what is uncertain
+
+
+def test_what_follows_an_edit_does_not_count_for_what_is_before_it(grown: Grown) -> None:
+    left = grown.do(grown.start, "look")
+    for _ in range(4):
+        grown.end(grown.do(left, "wait"), False)
+    reply = grown.run.node(str(left.parent))
+    changed = make_node("t", reply.id, 1, "user", "the door is open", data={"edit": {"replace": "the door is open"}})
+    grown.run.add(changed)
+    for _ in range(6):
+        grown.end(grown.do(changed, "go in"), True)
+    found = grown.outline()
+    texts = {choice.text: choice for choice in found.choices}
+    assert texts["look"].chance is not None
+    assert texts["look"].chance.p == 0
+    assert texts["go in"].edit
+    assert texts["go in"].chance is not None
+    assert texts["go in"].chance.p == 1
+    assert found.drop is None
+
+
+def test_counted_forks_come_before_the_attempts(grown: Grown) -> None:
+    left = grown.do(grown.start, "look")
+    grown.end(grown.do(left, "wait"), True)
+    grown.run.add(counts_annotation(left.id, 0, Counts(3, 64)), counts_annotation(grown.start.id, 0, Counts(50, 64)))
+    found = grown.outline()
+    chances = [choice.chance for choice in found.choices[:2]]
+    assert [(c.p, c.n, c.measured) for c in chances if c] == [(50 / 64, 64, True), (3 / 64, 64, True)]
+    assert found.drop == (pytest.approx(-47 / 64), 1)
+    tree = read_tree(grown.run, "t")
+    grown.run.conclude("why", [Finding("lost here", "why", "Lost at `look`: <b>", left.parent, action="ramify fork x y")])
+    said = findings_json(grown.run, tree, found)
+    assert said["drop"] == 1
+    assert said["why"] == [{"at": 1, "lost": True, "says": "Lost at `look`: <b>", "command": "ramify fork x y"}]
+
+
+def test_a_reply_that_was_forked_inside_is_a_step_beside_it(tmp_path: Path) -> None:
+    def spelled(parent: Node, offset: int, text: str, index: int, opens: bool) -> Node:
+        size = len(text)
+        return make_node(
+            "t", parent.id, offset, "assistant", text, tokens=range(size), sampled=[True] * size, ends=range(1, size + 1),
+            opens=opens, provenance=BY.hash, index=index,
+        )  # fmt: skip
+
+    with Run.create(tmp_path / "run", {}) as run:
+        run.add(BY)
+        run.add_tree("t", {"id": "t"})
+        start = make_node("t", None, 0, "user", "hi", tokens=[1, 2], ends=[1, 2])
+        whole = spelled(start, 2, "go left", 0, True)
+        other = spelled(whole, 3, "right", 1, False)
+        run.add(start, whole, other, Score(whole.id, "env", 0.0), Score(other.id, "env", 1.0))
+        tree = read_tree(run, "t")
+        found = outline(run, tree)
+        assert [choice.text for choice in found.choices[1:]] == ["go left", "go right"]
+        assert [choice.parent for choice in found.choices[1:]] == [0, 0]
+        assert [dict(choice.ends) for choice in found.choices[1:]] == [{"failure": 1}, {"success": 1}]
+        record = outline_json(run, tree, found, {})
+        assert record["choices"][2]["from"] == [1, 3]
+
+
+def test_the_record_holds_every_step_once(tmp_path: Path) -> None:
+    with Run.open(make_run(tmp_path / "run")) as run:
+        for info in run.trees():
+            tree = read_tree(run, info.name)
+            found = outline(run, tree)
+            record = outline_json(run, tree, found, {})
+            ids = [name for row in record["choices"] for name in row.get("ids", ())]
+            assert sorted(ids) == sorted(step.id for step in tree.steps)
+            assert [row["up"] < at for at, row in enumerate(record["choices"])] == [True] * len(record["choices"])
