@@ -33,7 +33,7 @@ _SAMPLES = 50  # ids of equal samples that a page names
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
+class SuccessAfter:
     """A probability of success: of how many independent samples it is worth, and its 95 % interval."""
 
     p: float
@@ -55,7 +55,7 @@ class Choice:
     steps: list[ShownStep] = field(default_factory=list)
     edit: str = ""
     """What was changed here, one line; its outcomes do not count for what comes before."""
-    chance: Chance | None = None
+    chance: SuccessAfter | None = None
     children: list[int] = field(default_factory=list)
 
     @property
@@ -172,7 +172,7 @@ def _estimate(choices: Sequence[Choice], measured: Mapping[int, tuple[int, int]]
         choice = choices[at]
         if at in measured:
             k, n = measured[at]
-            choice.chance = Chance(k / n, float(n), True)
+            choice.chance = SuccessAfter(k / n, float(n), True)
             continue
         ends = choice.ends
         parts = [(1.0, 1.0, 1.0)] * ends["success"] + [(1.0, 0.0, 1.0)] * (ends["failure"] + ends["cut"])
@@ -183,7 +183,7 @@ def _estimate(choices: Sequence[Choice], measured: Mapping[int, tuple[int, int]]
         choice.chance = _pooled(parts)
 
 
-def _pooled(parts: Sequence[tuple[float, float, float]]) -> Chance | None:
+def _pooled(parts: Sequence[tuple[float, float, float]]) -> SuccessAfter | None:
     """(samples, chance, worth) of each part as one."""
     total = sum(count for count, _, _ in parts)
     if not total:
@@ -193,7 +193,7 @@ def _pooled(parts: Sequence[tuple[float, float, float]]) -> Chance | None:
     between = sum(count / total * (chance - p) ** 2 for count, chance, _ in parts) / total
     spread = within + between
     kish = 1 / sum((count / total) ** 2 / worth for count, _, worth in parts)
-    return Chance(p, p * (1 - p) / spread if 1e-12 < p < 1 - 1e-12 and spread > 0 else kish)
+    return SuccessAfter(p, p * (1 - p) / spread if 1e-12 < p < 1 - 1e-12 and spread > 0 else kish)
 
 
 # --- as JSON ----------------------------------------------------------------------------------------------------------
