@@ -1,0 +1,263 @@
+"""The bench: theories simulated and metrics computed in the sandbox, every failure one of :data:`ramify.methods.theory_loop.domain.PROBLEMS`."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from importlib import resources
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ramify.base.seeds import derive_key, generator
+from ramify.methods.theory_loop.algorithm import MetricEstimate
+from ramify.methods.theory_loop.domain import Data, Design, TheoryError
+from ramify.methods.theory_loop.theories import ALLOWED, Theory, checked_source
+from ramify.sandbox.find import find_sandbox
+from ramify.sandbox.protocol import Limits, Sandbox, Session
+
+MIB = 1 << 20
+CELLS = 60_000
+"""Probabilities of one answer, at most: a frame holds so many."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: source of ``metric(data)``, and why. ``weights`` (P,) says that it is a weighted sum of each pair's proportion of B choices."""
+
+    code: str
+    rationale: str = ""
+    weights: tuple[float, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored."""
+        return {"code": self.code, "rationale": self.rationale, "weights": list(self.weights), "notes": dict(self.notes)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Metric:
+        """Inverse of :meth:`to_json`."""
+        return cls(record["code"], record["rationale"], tuple(record["weights"]), dict(record["notes"]))
+
+
+def projection(design: Design, weights: Sequence[float], rationale: str = "") -> Metric:
+    """The metric that adds each pair's proportion of B choices times its weight; pairs are known by their content, never by their position."""
+    table = "".join(f"    {(a, b)!r}: {float(w)!r},\n" for a, b, w in zip(design.a, design.b, weights, strict=True))
+    code = f"""WEIGHTS = {{
+{table}}}
+
+
+def metric(data):
+    shown, chosen = {{}}, {{}}
+    for a, b, response in zip(data["option_a_ratings"], data["option_b_ratings"], data["response"]):
+        pair = tuple(a), tuple(b)
+        shown[pair] = shown.get(pair, 0) + 1
+        chosen[pair] = chosen.get(pair, 0) + response
+    return sum(WEIGHTS[pair] * chosen[pair] / shown[pair] for pair in WEIGHTS if pair in shown)
+"""
+    return Metric(code, rationale, tuple(float(w) for w in weights))
+
+
+def projected(data: Data, weights: Sequence[float]) -> MetricEstimate:
+    """What :func:`projection` computes, without running anything: pairs that nobody saw count 0."""
+    each = np.nan_to_num(data.proportions) @ np.asarray(weights)
+    return MetricEstimate(float(np.nan_to_num(data.p_b) @ np.asarray(weights)), float(each.var()))
+
+
+class TheoryBench:
+    """A sandbox session for theories and one for metrics; nothing of one request lives on to the next. Use as an async context manager."""
+
+    def __init__(self, seconds: float = 20.0, sandbox: Sandbox | None = None, allow_unsandboxed: bool = False) -> None:
+        """``seconds``: processor time of one request. Raises NeedsError where nothing isolates and that was not allowed."""
+        self.seconds, self.memory = seconds, 1024 * MIB
+        self._sandbox = sandbox or find_sandbox(allow_unsandboxed=allow_unsandboxed, readable=_packages())
+        self._stack, self._ready = AsyncExitStack(), set[str]()
+        self._sessions: dict[str, Session] = {}
+        source = (resources.files("ramify.methods.theory_loop") / "inside" / "theory_box.py").read_text(encoding="utf-8")
+        self._source = f"{source}\nALLOWED = {ALLOWED!r}\n"
+        self.requests = 0
+
+    async def __aenter__(self) -> TheoryBench:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._stack.aclose()
+
+    # -- subjects
+
+    async def tables(self, theory: Theory, asked: Sequence[tuple[Design, int]], seed: int, *key: str | int) -> list[np.ndarray]:
+        """For each (design, n): (n, P) probabilities of B of subjects with their own parameters. Raises TheoryError."""
+        found: list[np.ndarray] = []
+        batch: list[tuple[Design, int]] = []
+        for one in [*asked, None]:
+            if one is None or sum(d.pairs * n for d, n in batch) + one[0].pairs * one[1] > CELLS:
+                if batch:
+                    found += await self._tables(theory, batch, len(found), seed, *key)
+                batch = []
+            if one is not None:
+                batch.append(one)
+        return found
+
+    async def _tables(
+        self, theory: Theory, asked: Sequence[tuple[Design, int]], first: int, seed: int, *key: str | int
+    ) -> list[np.ndarray]:
+        wanted = []
+        for i, (design, n) in enumerate(asked, first):
+            drawn = theory.draw(n, design, generator(seed, "parameters", *key, i))
+            wanted.append({"design": _seen(design), "n": n, "parameters": drawn})
+        value = await self._request(
+            "theories", "tables", {"code": theory.code, "seed": derive_key(seed, "code", *key), "requests": wanted}
+        )
+        return [_floats(text, (n, design.pairs)) for text, (design, n) in zip(value, asked, strict=True)]
+
+    async def simulate_many(
+        self,
+        theory: Theory,
+        asked: Sequence[tuple[Design, int]],
+        seed: int,
+        *key: str | int,
+        noise: float = 0.0,
+        orders: Sequence[np.ndarray] = (),
+    ) -> list[Data]:
+        """SimulatedPeople subjects for each (design, n), whose samples are decided by ``seed`` and ``key``. Raises TheoryError.
+
+        ``noise`` is the probability of a uniform choice; ``orders`` are the trials (n, T) of each, by default shuffled for each subject.
+        """
+        assert theory.tree is not None
+        orders = orders or [design.orders(n, seed, *key, i) for i, (design, n) in enumerate(asked)]
+        found = []
+        if not theory.reads_history and theory.samples:
+            tables = await self.tables(theory, asked, seed, *key)
+            for i, ((design, n), table, order) in enumerate(zip(asked, tables, orders, strict=True)):
+                rng = generator(seed, "choices", *key, i)
+                p = np.take_along_axis((1 - noise) * table.astype(float) + noise / 2, order, axis=1)
+                found.append(
+                    Data(design, order, (rng.random(order.shape) < p).astype(np.int64), tuple(f"s{s}" for s in range(n)))
+                )
+            return found
+        for i, ((design, n), order) in enumerate(zip(asked, orders, strict=True)):
+            payload = {
+                "code": theory.code, "design": _seen(design), "parameters": theory.draw(n, design, generator(seed, "parameters", *key, i)),
+                "samples": theory.samples, "noise": noise, "seed": derive_key(seed, "play", *key, i) % 2**31, **_orders(order),
+            }  # fmt: skip
+            text = await self._request("theories", "play", payload)
+            chosen = np.frombuffer(base64.b64decode(text), np.uint8).reshape(order.shape).astype(np.int64)
+            found.append(Data(design, order, chosen, tuple(f"s{s}" for s in range(n))))
+        return found
+
+    async def simulate(
+        self,
+        theory: Theory,
+        design: Design,
+        n: int,
+        seed: int,
+        *key: str | int,
+        noise: float = 0.0,
+        order: np.ndarray | None = None,
+    ) -> Data:
+        """One of :meth:`simulate_many`."""
+        return (
+            await self.simulate_many(theory, [(design, n)], seed, *key, noise=noise, orders=() if order is None else (order,))
+        )[0]
+
+    async def forced(self, theory: Theory, data: Data, draws: int, seed: int, *key: str | int) -> np.ndarray:
+        """(S, T) a theory's probability of B at each trial given what the subject chose before, averaged over ``draws`` of its parameters.
+
+        Raises TheoryError.
+        """
+        if not theory.reads_history:
+            table = (await self.tables(theory, [(data.design, draws)], seed, "forced", *key))[0].mean(axis=0)
+            return np.asarray(table[data.order])
+        payload = {
+            "code": theory.code, "design": _seen(data.design), "draws": draws, "seed": derive_key(seed, "forced", *key) % 2**31, **_orders(data.order),
+            "parameters": theory.draw(draws, data.design, generator(seed, "parameters", "forced", *key)), "response": _bytes(data.response),
+        }  # fmt: skip
+        return _floats(await self._request("theories", "forced", payload), data.order.shape)
+
+    # -- metrics
+
+    async def measure(self, metric: Metric, data: Data, checked: bool = False) -> tuple[MetricEstimate, list[list[str]]]:
+        """A metric on data: its estimate, and notes (problem, sentence) that do not end it. Raises TheoryError.
+
+        A projection is computed here; ``checked`` also runs its source, which must say the same.
+        """
+        if metric.weights and not checked:
+            return projected(data, metric.weights), []
+        checked_source(metric.code, ("metric",))
+        payload = {
+            "code": metric.code, "design": _seen(data.design), "seed": 1, "subjects": list(data.subjects),
+            "response": _bytes(data.response), **_orders(data.order),
+        }  # fmt: skip
+        value = await self._request("metrics", "metric", payload)
+        found = MetricEstimate(float(value["value"]), None if value["variance"] is None else float(value["variance"]))
+        if metric.weights:
+            own = projected(data, metric.weights)
+            if (
+                abs(own.value - found.value) > 1e-6
+                or found.variance is None
+                or abs(float(own.variance or 0) - found.variance) > 1e-6
+            ):
+                raise TheoryError("batch differs", f"the metric's source says {found.value:.6g}, and its weights {own.value:.6g}")
+        return found, [[str(kind), str(why)] for kind, why in value["notes"]]
+
+    # -- the sandbox
+
+    async def _request(self, box: str, kind: str, payload: Mapping[str, Any]) -> Any:
+        self.requests += 1
+        if box not in self._sessions:
+            limits = Limits(seconds=5 * self.seconds + 20, memory_bytes=self.memory, processes=16)
+            self._sessions[box] = await self._stack.enter_async_context(
+                self._sandbox.session(limits=limits, env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+            )
+        session = self._sessions[box]
+        if box not in self._ready:
+            reply = await session.execute(self._source, seconds=60)
+            if not reply.ok:
+                from ramify.base.errors import InfrastructureError
+
+                raise InfrastructureError(
+                    "sandbox", f"theories cannot be run in the sandbox: {reply.error.strip()[-300:] or reply.reason}"
+                )
+            self._ready.add(box)
+        reply = await session.call("request", kind, payload, self.seconds)
+        if reply.reason not in ("done", "error"):
+            self._ready.discard(box)
+            kind_of = {"timeout": "time", "cpu": "time", "memory": "memory"}.get(reply.reason, "died")
+            raise TheoryError(kind_of, reply.error.strip()[-300:] or reply.reason)
+        answer = reply.value
+        if reply.error or not isinstance(answer, dict):
+            raise TheoryError("died", reply.error.strip()[-300:] or "it gave no answer")
+        if "problem" in answer:
+            raise TheoryError(str(answer["problem"]), str(answer["why"])[:400])
+        return answer["value"]
+
+
+def _packages() -> list[str]:
+    """Where what theories may import is installed; a box shows it read-only."""
+    found = {
+        os.path.dirname(os.path.dirname(os.path.realpath(spec.origin)))
+        for name in ("numpy", "scipy", "pandas")
+        if (spec := find_spec(name)) and spec.origin
+    }
+    return sorted(found)
+
+
+def _seen(design: Design) -> dict[str, Any]:
+    return {name: value for name, value in design.to_json().items() if name != "rationale"}
+
+
+def _bytes(array: np.ndarray) -> str:
+    return base64.b64encode(array.astype(np.uint8).tobytes()).decode()
+
+
+def _orders(order: np.ndarray) -> dict[str, Any]:
+    return {"order": _bytes(order), "shape": list(order.shape)}
+
+
+def _floats(text: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.float32).reshape(shape).astype(float)

@@ -1,0 +1,158 @@
+"""Who chooses: simulated subjects, agents that are models, a function of your own, or people, whose data comes later."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.ids import stable_hash
+from ramify.base.plugins import own_function, own_path, source_of
+from ramify.base.seeds import derive_key
+from ramify.methods.theory_loop.bench import TheoryBench
+from ramify.methods.theory_loop.domain import Data, Design, TheoryError, check_choices
+from ramify.methods.theory_loop.theories import find_theory
+from ramify.model.protocol import Sampling
+from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.sampler import Sampler
+from ramify.score.judge import reply_to
+from ramify.trace.message import Message
+
+Kept = Callable[[str, Any], Any]
+"""``kept(key, None)`` is what is stored of an earlier subject, None without; ``kept(key, choices)`` stores."""
+AT_ONCE = 8
+"""Agents that are asked at a time."""
+INSTRUCTIONS = """You choose between two options, A and B, again and again. {cues} experts rated both options{scale}. \
+An expert's validity is how often the option that it rates higher is in truth the better one: {validities}. \
+Each time, choose the option that you think is the better one. There is no feedback. Reply with one letter, A or B, and nothing else."""
+
+
+class Participants(Protocol):
+    """Whoever takes part."""
+
+    name: str
+    identity: str
+
+    async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
+        """Choices of ``n`` subjects, or of fewer; None where their data is to come by hand. Raises UserError, InfrastructureError."""
+        ...
+
+
+class SimulatedPeople:
+    """``simulated:THEORY``: a hidden theory chooses, with a share of uniform choices."""
+
+    def __init__(self, spec: str, noise: float, bench: TheoryBench) -> None:
+        self.theory, self.noise, self._bench = find_theory(spec), noise, bench
+        self.name, self.identity = f"simulated:{spec}", stable_hash("participants", self.theory.hash, repr(noise))
+
+    async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
+        """See :class:`Participants`. Raises UserError where the hidden theory itself fails."""
+        try:
+            return await self._bench.simulate(self.theory, design, n, seed, "participants", key, noise=self.noise)
+        except TheoryError as error:
+            raise UserError(f"the theory of {self.name} failed ({error.kind}): {error}") from None
+
+
+class OwnParticipants:
+    """``FILE.py:FUNCTION``: ``function(design, orders, seed)`` returns choices, a list of 0 and 1 for each subject; with your rights."""
+
+    def __init__(self, spec: str) -> None:
+        self._function = own_function(spec, "design", "orders", "seed")
+        self.name, self.identity = spec, stable_hash("participants", "python", spec, source_of(self._function))
+
+    async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
+        """See :class:`Participants`."""
+        orders = design.orders(n, seed, "participants", key)
+        found = self._function(design.to_json(), orders.tolist(), derive_key(seed, "own", key) % 2**31)
+        try:
+            values = [list(row) for row in found]
+        except TypeError:
+            raise UserError(f"{self.name} returned {type(found).__name__}, not a list of choices for each subject") from None
+        return Data(design, orders, check_choices(values, design, orders, self.name), tuple(f"own{s}" for s in range(n)))
+
+
+class ByHand:
+    """``web``: people, whose data `import-data` brings."""
+
+    name, identity = "web", stable_hash("participants", "web")
+
+    async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
+        """Nothing yet."""
+        return None
+
+
+class Agents:
+    """``agent:MODEL``: each subject is a conversation with a model of its own seed; a trial is one message. A reply that is no choice ends a subject."""
+
+    def __init__(self, spec: str, temperature: float = 1.0) -> None:
+        from ramify.engine.named import find_model
+
+        self._model, self._template = find_model(spec)
+        self._sampler = Sampler(self._model, retries=FailurePolicy({}))
+        self._settings = Sampling(
+            temperature=temperature,
+            max_tokens=16,
+            stop_tokens=() if self._template is None else tuple(self._template.stop_tokens),
+        )
+        self.name = f"agent:{self._model.identity.name}"
+        self.identity = stable_hash("participants", "agent", self._model.identity.weights, INSTRUCTIONS, repr(temperature))
+
+    async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
+        """See :class:`Participants`. Raises InfrastructureError where no subject could be asked."""
+        orders, gate = design.orders(n, seed, "participants", key), asyncio.Semaphore(AT_ONCE)
+        failures: list[InfrastructureError] = []
+
+        async def one(s: int) -> list[int] | None:
+            async with gate:
+                stored = kept(f"{key}/{s}", None)
+                if stored is None:
+                    try:
+                        stored = await self._subject(design, orders[s], (key, s, seed))
+                    except InfrastructureError as error:
+                        failures.append(error)
+                        return None
+                    kept(f"{key}/{s}", stored)
+                return None if stored["failed"] else stored["choices"]
+
+        found = await asyncio.gather(*(one(s) for s in range(n)))
+        done = [s for s, choices in enumerate(found) if choices is not None]
+        if not done and failures:
+            raise failures[0]
+        chosen = np.array([found[s] for s in done], np.int64).reshape(len(done), orders.shape[1])
+        return Data(design, orders[done], chosen, tuple(f"agent{s}" for s in done), {"asked": n, "failed": n - len(done)})
+
+    async def _subject(self, design: Design, order: np.ndarray, position: tuple[str, int, int]) -> dict[str, Any]:
+        key, s, seed = position
+        scale = " with 1 (good) or 0 (bad)" if design.rating_max == 1 else f" from 0 to {design.rating_max}"
+        validities = ", ".join(f"expert {j + 1}: {100 * v:.0f} %" for j, v in enumerate(design.validities))
+        head = INSTRUCTIONS.format(cues=len(design.validities), scale=scale, validities=validities)
+        messages: list[Message] = []
+        choices: list[int] = []
+        for t, pair in enumerate(order.tolist()):
+            told = f"Ratings of A: {list(design.a[pair])}. Ratings of B: {list(design.b[pair])}. A or B?"
+            messages.append(Message("user", told if messages else f"{head}\n\n{told}"))
+            reply = await reply_to(self._sampler, self._template, messages, self._settings, ("theory-loop", key, s, t, seed))
+            found = re.search(r"\b([AB])\b", reply.text)
+            if found is None:
+                return {"choices": choices, "failed": f"trial {t}: {reply.text[:80]!r} is neither A nor B"}
+            choices.append(int(found[1] == "B"))
+            messages.append(Message("assistant", found[1]))
+        return {"choices": choices, "failed": ""}
+
+
+def find_participants(spec: str, noise: float, bench: TheoryBench) -> Participants:
+    """Participants by name. Raises UserError where there are none such."""
+    kind, _, rest = spec.partition(":")
+    if kind == "simulated" and rest:
+        return SimulatedPeople(rest, noise, bench)
+    if kind == "agent" and rest:
+        return Agents(rest)
+    if spec == "web":
+        return ByHand()
+    if own_path(spec) is not None:
+        return OwnParticipants(spec)
+    raise UserError(f"no participants '{spec}': simulated:THEORY, agent:MODEL, web, or FILE.py:FUNCTION")

@@ -1,0 +1,233 @@
+"""Who proposes designs, metrics, verdicts and theories: the protocol, and the grammar, which needs no model (section 7(a))."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ramify.base.ids import stable_hash
+from ramify.base.seeds import generator
+from ramify.methods.theory_loop.algorithm import LoopConfig, MetricEstimate, normalised_distances, norms, welch_p
+from ramify.methods.theory_loop.bench import Metric, TheoryBench, projected, projection
+from ramify.methods.theory_loop.canonical import CANONICAL
+from ramify.methods.theory_loop.domain import Data, Design, random_design
+from ramify.methods.theory_loop.theories import Theory
+
+
+@dataclass
+class Experiment:
+    """One experiment: who proposed it, its design and metric, what was measured, and what every admitted theory predicts."""
+
+    key: str
+    """``round.slot``."""
+    proposer: str
+    """Label of the theory whose advocate proposed it."""
+    design: Design
+    metric: Metric
+    gate: Mapping[str, Any] = field(default_factory=dict)
+    real: MetricEstimate | None = None
+    data: str = ""
+    """Blob of the data."""
+    predictions: dict[str, MetricEstimate | None] = field(default_factory=dict)
+    """By label; None where the theory failed."""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The arbiter's: which slot to replace, by a new model of the same description or by a new theory, and why."""
+
+    slot: int
+    kind: str = "new_theory"
+    interpretation: str = ""
+    recommendation: str = ""
+
+
+@dataclass(frozen=True)
+class TriedTheory:
+    """A candidate of a revision: what it lost on the observations, and whether it was accepted."""
+
+    theory: Theory
+    loss: float
+    accepted: bool
+    critique: str = ""
+
+
+@dataclass
+class TheoryPool:
+    """All that advocates, arbiter, reviser and critic share. The hidden truth of simulated participants is never in it."""
+
+    theories: dict[str, Theory] = field(default_factory=dict)
+    """Every admitted theory by label, in order."""
+    slots: list[str] = field(default_factory=list)
+    """Labels of the two theories that compete."""
+    observations: list[Experiment] = field(default_factory=list)
+    nodes: dict[str, str] = field(default_factory=dict)
+
+    def distances(self, labels: Sequence[str]) -> np.ndarray:
+        """(O, L) normalised distances of ``labels`` over the observations with data."""
+        done = [one for one in self.observations if one.real is not None]
+        table = [[None if (found := one.predictions.get(label)) is None else found.value for label in labels] for one in done]
+        return normalised_distances([one.real.value for one in done if one.real], table) if done else np.zeros((0, len(labels)))
+
+
+@dataclass(frozen=True)
+class AdvocateTurn:
+    """What an advocate is told: its slot (0 or 1), the number of its try, and what failed before in this round."""
+
+    round: int
+    slot: int
+    number: int
+    failures: Sequence[Mapping[str, Any]] = ()
+
+
+class Proposer(Protocol):
+    """Stateless roles that share the pool only. Each raises TheoryError where what it made is none."""
+
+    name: str
+    identity: str
+    """Hash of what can change a proposal."""
+    tries: tuple[int, int] | None
+    """(designs, metrics for each) worth asking for; None: as the settings say."""
+
+    async def design(self, pool: TheoryPool, at: AdvocateTurn) -> Design:
+        """An experiment that the slot's own theory should win."""
+        ...
+
+    async def metric(self, pool: TheoryPool, at: AdvocateTurn, design: Design, own: Data, rival: Data) -> Metric:
+        """What to measure in it; ``own`` and ``rival`` are simulated data of both theories."""
+        ...
+
+    async def verdict(self, pool: TheoryPool, round: int) -> Verdict:
+        """Which theory to replace."""
+        ...
+
+    async def theory(
+        self,
+        pool: TheoryPool,
+        round: int,
+        iteration: int,
+        verdict: Verdict,
+        best: Theory | None,
+        tried: Sequence[TriedTheory],
+        failures: Sequence[str],
+    ) -> Theory:
+        """A candidate: the first from scratch, later ones as edits of the best accepted one."""
+        ...
+
+    async def critique(
+        self, pool: TheoryPool, round: int, verdict: Verdict, trial: TriedTheory, tried: Sequence[TriedTheory]
+    ) -> tuple[bool, str]:
+        """(whether to regenerate, a diagnosis)."""
+        ...
+
+
+BINARY = ("power-weights", "rank-decay", "validity-wadd", "mixture-tallying", "mixture")
+CARDINAL = ("dr-wadd", "satisficing-wadd")
+HISTORY = ("alternating", "perseveration")
+
+
+class TheoryGrammar:
+    """Draws theories from families and narrows their ranges; compares random designs; replaces the theory that is further from the data."""
+
+    tries: tuple[int, int] | None = (1, 1)
+
+    def __init__(self, config: LoopConfig, bench: TheoryBench) -> None:
+        self.config, self.bench = config, bench
+        self.families = BINARY + (CARDINAL if config.ratings == "cardinal" else ()) + (HISTORY if config.history else ())
+        self.name, self.identity = (
+            "grammar",
+            stable_hash("proposer", "grammar", 1, *self.families, repr(config.mutate), config.searched, config.designer),
+        )
+        self._weights: dict[str, np.ndarray] = {}
+
+    async def design(self, pool: TheoryPool, at: AdvocateTurn) -> Design:
+        """The random design with the smallest Welch p of its projection, out of ``searched``; a blind designer takes the first."""
+        config, rng = self.config, generator(self.config.seed, "designs", at.round, at.slot, at.number)
+        designs = [
+            random_design(rng, config.cues, rating_max=config.most)
+            for _ in range(1 if config.designer == "blind" else config.searched)
+        ]
+        sides = []
+        for side, label in enumerate((pool.slots[at.slot], pool.slots[1 - at.slot])):
+            asked = [(design, config.runs) for design in designs]
+            sides.append(
+                await self.bench.simulate_many(
+                    pool.theories[label], asked, config.seed, "search", at.round, at.slot, at.number, side
+                )
+            )
+        found: list[tuple[float, int, Design, np.ndarray]] = []
+        for design, own, rival in zip(designs, *sides, strict=True):
+            weights = own.p_b - rival.p_b
+            found.append(
+                (welch_p(projected(own, weights), projected(rival, weights), config.people), len(found), design, weights)
+            )
+        p, _, design, weights = min(found, key=lambda one: one[:2])
+        self._weights[design.hash] = weights
+        return replace(design, rationale=f"{len(designs)} random designs compared; p {p:.2g} in the search")
+
+    async def metric(self, pool: TheoryPool, at: AdvocateTurn, design: Design, own: Data, rival: Data) -> Metric:
+        """The projection on the difference of both theories' choices, as the search saw it."""
+        weights = self._weights.get(design.hash)
+        weights = own.p_b - rival.p_b if weights is None else weights
+        return projection(
+            design, [round(float(w), 6) for w in weights], "how far choices go the way of the own theory instead of the rival's"
+        )
+
+    async def verdict(self, pool: TheoryPool, round: int) -> Verdict:
+        """The slot with the larger norm over all observations; the first one where they are equal."""
+        labels = list(pool.theories)
+        found = dict(zip(labels, norms(pool.distances(labels)).tolist(), strict=True))
+        first, second = (found[label] for label in pool.slots)
+        return Verdict(
+            int(second > first),
+            "new_theory",
+            f"norms of the normalised distances: {pool.slots[0]} {first:.3f}, {pool.slots[1]} {second:.3f}",
+        )
+
+    async def theory(
+        self,
+        pool: TheoryPool,
+        round: int,
+        iteration: int,
+        verdict: Verdict,
+        best: Theory | None,
+        tried: Sequence[TriedTheory],
+        failures: Sequence[str],
+    ) -> Theory:
+        """A family with its whole ranges, or, with probability ``mutate``, the accepted candidate with one range narrowed."""
+        rng = generator(self.config.seed, "grammar", round, iteration, len(failures))
+        if iteration and best is not None and rng.random() < self.config.mutate:
+            return narrowed(best, rng)
+        family = self.families[int(rng.integers(len(self.families)))]
+        return replace(CANONICAL[family], about={"family": family})
+
+    async def critique(
+        self, pool: TheoryPool, round: int, verdict: Verdict, trial: TriedTheory, tried: Sequence[TriedTheory]
+    ) -> tuple[bool, str]:
+        """Always regenerate: the accept gate alone decides."""
+        return True, ""
+
+
+def narrowed(theory: Theory, rng: np.random.Generator) -> Theory:
+    """One range shrunk from below or above by 10 to 60 %, or to 70 % of its width around another centre."""
+    import ast
+
+    ranges = {
+        name: ast.literal_eval(text) for name, text in theory.parameters.items() if text.startswith("[") and "*" not in text
+    }
+    name = sorted(ranges)[int(rng.integers(len(ranges)))]
+    low, high = ranges[name]
+    width, way = high - low, int(rng.integers(3))
+    if way == 2:
+        low = rng.uniform(low, low + 0.3 * width)
+        high = low + 0.7 * width
+    else:
+        cut = rng.uniform(0.1, 0.6) * width
+        low, high = (low + cut, high) if way == 0 else (low, high - cut)
+    return replace(
+        theory, parameters={**theory.parameters, name: f"[{low:.6g}, {max(float(f'{high:.6g}'), float(f'{low:.6g}')):.6g}]"}
+    )
