@@ -306,39 +306,67 @@ class Envelope:
         return float(self.right[i, functional] * b + self.wrong[i, functional] * (1 - b))
 
 
-def _hull(right: list[float], wrong: list[float], rank: list[float]) -> tuple[list[int], list[float]]:
-    """Indices of the lines that are largest somewhere in [0, 1], by slope, and where one takes over from the other.
+def _hull(right: np.ndarray, wrong: np.ndarray, rank: np.ndarray) -> tuple[list[int], list[float]]:
+    """Indices of the lines (L,) that are largest somewhere in [0, 1], by slope, and where one takes over from the other.
 
     Of equal lines the one of least ``rank`` stays.
     """
-    slopes = [r - w for r, w in zip(right, wrong, strict=True)]
+    slopes = right - wrong
+    order = slopes.argsort(kind="stable")
+    if len(order) > _FEW:
+        order = order[_near(slopes[order], wrong[order])]
     kept: list[int] = []
-    breaks: list[float] = []
-    for i in sorted(range(len(slopes)), key=slopes.__getitem__):
+    begins: list[float] = []  # where each kept line takes over, the first one at 0
+    slope = height = preferred = 0.0  # of the line kept last
+    rows = zip(order.tolist(), slopes[order].tolist(), wrong[order].tolist(), rank[order].tolist(), strict=True)
+    for i, own_slope, own_height, own_rank in rows:
         crossing = 0.0
         while kept:
-            j = kept[-1]
-            rise, lead = slopes[i] - slopes[j], wrong[j] - wrong[i]
+            rise, lead = own_slope - slope, height - own_height
             if rise <= _SAME:  # parallel: the higher one, of equals the one that is preferred
-                crossing = -1.0 if lead < -_SAME or (lead <= _SAME and rank[i] < rank[j]) else 2.0
+                crossing = -1.0 if lead < -_SAME or (lead <= _SAME and own_rank < preferred) else 2.0
             else:
                 crossing = lead / rise
-            if crossing > (breaks[-1] if breaks else 0.0) + _EPS:
+            if crossing > begins[-1] + _EPS:
                 break
-            kept.pop()
-            if breaks:
-                breaks.pop()
-        if not kept:
-            kept.append(i)
-        elif crossing < 1 - _EPS:
-            kept.append(i)
-            breaks.append(crossing)
-    return kept, breaks
+            kept.pop(), begins.pop()
+            if kept:
+                last = kept[-1]
+                slope, height, preferred = float(slopes[last]), float(wrong[last]), float(rank[last])
+        if kept and crossing >= 1 - _EPS:
+            continue
+        begins.append(crossing if kept else 0.0)
+        kept.append(i)
+        slope, height, preferred = own_slope, own_height, own_rank
+    return kept, begins[1:]
+
+
+_FEW = 24
+_SPOTS = np.linspace(0, 1, 17)[:, None]
+
+
+def _near(slopes: np.ndarray, heights: np.ndarray) -> np.ndarray:
+    """Indices of the lines, of ascending slopes (L,), that may be largest somewhere: the largest ones at some beliefs, and of the others those
+    that lie above the crossing of the two of these that are next to them in slope."""
+    best = (heights + _SPOTS * slopes).argmax(axis=1)
+    best = best[np.concatenate((_TRUE, slopes[best[1:]] - slopes[best[:-1]] > _SAME))]
+    first, end = slopes.searchsorted(slopes[best[0]] - _SAME), slopes.searchsorted(slopes[best[-1]] + _SAME, side="right")
+    each = np.arange(first, end)
+    if len(best) == 1:
+        return each
+    grade = (heights[best[1:]] - heights[best[:-1]]) / (slopes[best[1:]] - slopes[best[:-1]])
+    at = (best.searchsorted(each, side="right") - 1).clip(0, len(grade) - 1)
+    left = best[at]
+    found: np.ndarray = each[heights[each] - heights[left] >= grade[at] * (slopes[each] - slopes[left]) - _SAME]
+    return found
+
+
+_TRUE, _ENDS = np.array([True]), np.array([0.0, 1.0])
 
 
 def _envelope(right: np.ndarray, wrong: np.ndarray, action: np.ndarray, rank: np.ndarray) -> Envelope:
-    kept, breaks = _hull(right[:, 0].tolist(), wrong[:, 0].tolist(), rank[action].tolist())
-    return Envelope(right[kept], wrong[kept], action[kept], np.array(breaks))
+    kept, breaks = _hull(right[:, 0], wrong[:, 0], rank[action])
+    return Envelope(right.take(kept, 0), wrong.take(kept, 0), action.take(kept), np.array(breaks))
 
 
 _Piece = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -346,22 +374,25 @@ _Piece = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _weighted(found: Envelope, right: float, wrong: float) -> _Piece:
-    """``found`` at the belief after an outcome with these likelihoods, times the outcome's probability."""
+    """``found`` at the belief after an outcome with these likelihoods, one of them above 0, times the outcome's probability."""
     x = found.breaks
-    scale = wrong * x + right * (1 - x)
-    breaks = np.divide(wrong * x, scale, out=np.zeros_like(x), where=scale > 0)
-    return right * found.right, wrong * found.wrong, breaks
+    part = wrong * x
+    return right * found.right, wrong * found.wrong, part / (part + right * (1 - x))
 
 
 def _sum(pieces: Sequence[_Piece]) -> tuple[np.ndarray, np.ndarray]:
     """The lines of the sum of convex functions: on each stretch between breaks one line of each."""
-    cuts = np.sort(np.concatenate([[0.0], *(piece[2] for piece in pieces)]))
-    cuts = cuts[1:][(np.diff(cuts) > _EPS) & (cuts[1:] < 1 - _EPS)]
-    middles = (np.concatenate([[0.0], cuts]) + np.concatenate([cuts, [1.0]])) / 2
-    right = wrong = np.zeros(1)
-    for one_right, one_wrong, breaks in pieces:
-        at = np.searchsorted(breaks, middles)
-        right, wrong = right + one_right[at], wrong + one_wrong[at]
+    ends = np.concatenate((_ENDS, *(breaks for _, _, breaks in pieces)))
+    ends.sort()
+    apart = ends[1:] - ends[:-1] > _EPS
+    cuts = ends[1:][apart & (ends[1:] < 1 - _EPS)]
+    ends = np.concatenate((_ENDS[:1], cuts, _ENDS[1:]))
+    middles = (ends[:-1] + ends[1:]) / 2
+    places = [breaks.searchsorted(middles) for _, _, breaks in pieces]
+    right, wrong = pieces[0][0].take(places[0], 0), pieces[0][1].take(places[0], 0)
+    for (one, other, _), at in zip(pieces[1:], places[1:], strict=True):
+        right += one.take(at, 0)
+        wrong += other.take(at, 0)
     return right, wrong
 
 
@@ -466,7 +497,7 @@ class Plan:
             fresh = self.envelopes[step + 1, self.tables.after(rejected), self._full, False]
             right = (1 - kernel.same_right) * ((1 - kernel.broken) * fresh.right + kernel.broken * fresh.wrong)
             wrong = (1 - kernel.same_wrong) * (kernel.fix * fresh.right + (1 - kernel.fix) * fresh.wrong)
-            kept, breaks = _hull(right[:, 0].tolist(), wrong[:, 0].tolist(), [0.0] * len(right))
+            kept, breaks = _hull(right[:, 0], wrong[:, 0], np.zeros(len(right)))
             self._pieces[key] = right[kept], wrong[kept], np.array(breaks)
         return self._pieces[key]
 
