@@ -197,6 +197,16 @@ def test_a_replay_under_the_model_is_worth_what_was_planned() -> None:
     assert rows[found.best_fixed]["gain_over_best_fixed"]["interval"] == [0, 0]  # no variance: no width
 
 
+def test_intervals_resample_instances_and_not_candidates() -> None:
+    """Attempts that are repeated at the same instances tell nothing new: the same mean and the same interval."""
+    once = simulated(KNOWN, 5, 80)
+    found, twice = replay(once, CONFIG, KNOWN), replay([*once, *once], CONFIG, KNOWN)
+    low, high = found.gain(AWARE, NULL)["interval"]
+    assert low < high
+    assert twice.gain(AWARE, NULL)["interval"] == pytest.approx([low, high])
+    assert found.gain(NULL, NULL)["interval"] == [0, 0]
+
+
 def test_replays_never_use_tables_of_the_same_instances() -> None:
     rows = simulated(KNOWN, 1, 60)
     with pytest.raises(UserError, match="calibrated on 60 of these instances"):

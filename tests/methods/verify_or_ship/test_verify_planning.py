@@ -155,6 +155,59 @@ def test_value_functions_are_convex_and_end_where_they_must(data: st.DataObject)
     assert found.value(1.0) == pytest.approx(certain, abs=1e-7)
 
 
+def test_every_value_of_a_large_plan_is_that_of_its_best_action() -> None:
+    """Four critics, five candidates, the same text coming back: lines enough for all short cuts of the envelopes. Checked belief by belief."""
+    critics = {"a": (0.99, 0.9), "b": (0.9, 0.35), "c": (0.75, 0.35), "d": (0.8, 0.5)}
+    kernels = Kernel(fix=0.2, broken=0.1, same_right=0.2, same_wrong=0.3), Kernel(fix=0.3, broken=0.05, same_wrong=0.4)
+    scaled = [{name: Likelihood.of(t, f * by) for name, (t, f) in critics.items()} for by in (1.0, 0.8, 0.6)]
+    known = Tables(prior=0.4, critics=scaled[0], kernel=kernels[0], rewritten=scaled[1], rejected=scaled[2], kernel_rejected=kernels[1], gate="b")  # fmt: skip
+    config = ControlConfig(horizon=5, costs=("a=1", "b=2", "c=5", "d=2"))
+    plan = Plan(known, config)
+
+    def best(step: int, history: str, unused: int, rejected: bool, b: float) -> float:
+        ways = [0.0, config.reward * b - config.c_ver]
+        if step < config.horizon - 1:
+            kernel = known.kernel_of(rejected)
+            same = kernel.same_right * b + kernel.same_wrong * (1 - b)
+            again = plan.envelopes[step + 1, history, unused, rejected].value(kernel.after(b, same=True))
+            fresh = plan.envelopes[step + 1, known.after(rejected), 15, False].value(kernel.after(b))
+            ways.append(-config.c_gen + same * again + (1 - same) * fresh)
+        for j, name in enumerate(plan.names):
+            if unused >> j & 1:
+                own, worth_ = known.of(history)[name], -config.cost(name)
+                for level in (0, 1):
+                    flag = level == 0 if name == known.gate else rejected
+                    then = plan.envelopes[step, history, unused & ~(1 << j), flag].value(own.update(b, level))
+                    worth_ += (own.right[level] * b + own.wrong[level] * (1 - b)) * then
+                ways.append(worth_)
+        return max(ways)
+
+    assert max(len(one.action) for one in plan.envelopes.values()) > 30
+    for key, found in plan.envelopes.items():
+        for b in (0.0, 0.013, 0.21, 0.4, 0.555, 0.87, 1.0):
+            assert found.value(b) == pytest.approx(best(*key, b), abs=1e-8)
+
+
+@given(critic_sets, shares, shares, shares)
+def test_a_likelier_candidate_is_worth_more_where_rewrites_do_not_turn_the_order(
+    critics: Any, prior: float, fix: float, broken: float
+) -> None:
+    """Only where ``fix <= 1 - broken``: else a wrong candidate's rewrite is the likelier one."""
+    fix = min(fix, 1 - broken)
+    found = Plan(tables(prior, critics, fix, broken), ControlConfig(horizon=3)).envelopes[
+        0, FIRST, (1 << len(critics)) - 1, False
+    ]
+    values = [found.value(b) for b in np.linspace(0, 1, 51)]
+    assert all(later >= before - 1e-7 for before, later in itertools.pairwise(values))
+
+
+@given(shares, likelihoods)
+def test_a_critic_moves_the_belief_just_where_it_tells_right_from_wrong(belief: float, own: tuple[float, float]) -> None:
+    moved = [abs(Likelihood.of(*own).update(belief, level) - belief) > 1e-12 for level in (0, 1)]
+    assert moved == [True, True] or abs(own[0] - own[1]) < 1e-8
+    assert Likelihood.of(own[0], own[0]).update(belief, 1) == pytest.approx(belief)
+
+
 @given(st.data(), amounts(20))
 def test_dearer_is_never_better(data: st.DataObject, more: float) -> None:
     known, config = made_up(data)
