@@ -30,12 +30,13 @@ def _leaf(rng: np.random.Generator) -> Expr:
     return (("x",), ("y",), (str(int(rng.integers(0, 10))),))[int(rng.choice(3, p=[0.38, 0.38, 0.24]))]
 
 
-def _expression(rng: np.random.Generator, depth: int) -> Expr:
+def expression(rng: np.random.Generator, depth: int) -> Expr:
+    """A random program at most ``depth`` operators deep."""
     if depth == 0 or (depth < DEPTH and rng.random() < 0.15):
         return _leaf(rng)
     if rng.random() < 0.15:
-        return ("if", *(_expression(rng, depth - 1) for _ in range(4)))  # if a > b then c else d
-    return (OPS[int(rng.integers(len(OPS)))], _expression(rng, depth - 1), _expression(rng, depth - 1))
+        return ("if", *(expression(rng, depth - 1) for _ in range(4)))  # if a > b then c else d
+    return (OPS[int(rng.integers(len(OPS)))], expression(rng, depth - 1), expression(rng, depth - 1))
 
 
 def text_of(program: Expr) -> str:
@@ -152,9 +153,9 @@ def _points(seed: int, instance: int, purpose: str, n: int, low: int, high: int)
     return rng.integers(low, high + 1, n), rng.integers(low, high + 1, n)
 
 
-def judged(draft: Draft, reference: Expr, seed: int, instance: int, test: str, coins: int = 0) -> CodeCandidate:
-    """The candidate with what the verifier, syntax, public test and reviewer (parity at two points) say; ``coins``: critics that know nothing."""
-    text = draft.text
+def judged(draft: Draft | str, reference: Expr, seed: int, instance: int, test: str, coins: int = 0) -> CodeCandidate:
+    """The candidate, a draft or a text, with what the verifier, syntax, public test and reviewer (parity at two points) say; ``coins``: critics that know nothing."""
+    text = draft if isinstance(draft, str) else draft.text
     program = parse(text)
     rng = generator(seed, "verify-or-ship", "coins", instance, text)
 
@@ -186,7 +187,7 @@ def trajectories(
     found = []
     for instance in instances:
         rng = generator(seed, "verify-or-ship", "program", instance)
-        reference = _expression(rng, DEPTH)
+        reference = expression(rng, DEPTH)
         draft, candidates = first_draft(reference, rng, mutations), []
         for step in range(steps):
             draft = rewritten(draft, rng) if step else draft

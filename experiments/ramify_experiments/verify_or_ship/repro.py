@@ -29,11 +29,11 @@ from ramify.methods.verify_or_ship.algorithm import (
     greedy,
     worth,
 )
-from ramify.methods.verify_or_ship.calibration import CandidateAttempt, CodeCandidate, calibrate, prr
+from ramify.methods.verify_or_ship.calibration import CandidateAttempt, CodeCandidate, calibrate, prr, same_text
 from ramify.methods.verify_or_ship.replay import AWARE, GREEDY, NULL, PLAIN, Replay, beliefs, replay
 from ramify.stats.intervals import normal_quantile
 from ramify_experiments.lab import Checks, ResultCache, sized
-from ramify_experiments.verify_or_ship import mutants, programs
+from ramify_experiments.verify_or_ship import mutants, programs, rewriter
 
 PRICES = (2.0, 5.0, 15.0, 30.0, 40.0, 50.0, 60.0, 70.0)
 MIDDLE = (15.0, 30.0, 40.0, 50.0)
@@ -144,23 +144,29 @@ def _gain(played: Replay, name: str = AWARE) -> dict[str, Any]:
     return {"gain": float(best.mean()), "sd": float(best.std(ddof=1)), "n": len(best), "over_always": float(always.mean())}
 
 
-def sweep(seed: int, test: str, calibration: int, evaluation: int) -> dict[str, Any]:
-    """Every policy at every price, with tables of other instances; ablations at a price of 30; PRR of the belief."""
-    known = programs.trajectories(seed, range(calibration), test)
-    held = programs.trajectories(seed, range(calibration, calibration + evaluation), test)
-    tables = calibrate(known)
-    found: dict[str, Any] = {"prior": tables.prior, "prices": {}}
+def prices(tables: Tables, held: Sequence[CandidateAttempt]) -> dict[str, Any]:
+    """Every policy on ``held`` at every price, with ``tables`` of other instances."""
+    found: dict[str, Any] = {}
     for price in PRICES:
         played = replay(held, ControlConfig(c_ver=price, costs=COSTS), tables)
         means = {name: float(values.mean()) for name, values in played.utilities.items()}
         calls = {name: sum(one.actions.count(name) for one in played.plays[AWARE]) for name in tables.names}
-        found["prices"][f"{price:g}"] = {
+        found[f"{price:g}"] = {
             "means": means,
             "best_fixed": played.best_fixed,
             "planned": played.planned[AWARE],
             "asked": calls,
             **_gain(played),
         }
+    return found
+
+
+def sweep(seed: int, test: str, calibration: int, evaluation: int) -> dict[str, Any]:
+    """Every policy at every price, with tables of other instances; ablations at a price of 30; PRR of the belief."""
+    known = programs.trajectories(seed, range(calibration), test)
+    held = programs.trajectories(seed, range(calibration, calibration + evaluation), test)
+    tables = calibrate(known)
+    found: dict[str, Any] = {"prior": tables.prior, "prices": prices(tables, held)}
     config = ControlConfig(costs=COSTS)
     blind = [CandidateAttempt(one.instance, tuple(replace(c, payload="") for c in one.candidates)) for one in held]
     unread = [CandidateAttempt(one.instance, tuple(replace(c, payload="") for c in one.candidates)) for one in known]
@@ -188,6 +194,35 @@ def ranking(seed: int, known: Sequence[CandidateAttempt], held: Sequence[Candida
             "share passed": passed,
         }
     return found
+
+
+def make_rewriter() -> int:
+    """Train the rewriter once, before cells share it; how many parameters it has."""
+    return sum(weight.numel() for weight in rewriter.RewriterRecipe().model().parameters())
+
+
+def learned(seed: int, calibration: int, evaluation: int) -> dict[str, Any]:
+    """:func:`sweep` where a small transformer writes the rewrites; what rewrites did; PRR of the belief and of the log-probability."""
+    made = rewriter.trajectories(seed, range(calibration + evaluation), "weak")
+    known, held = made.attempts[:calibration], made.attempts[calibration:]
+    tables = calibrate(known)
+    scored = {(one.instance, at): state.belief for one, at, state in beliefs(held, tables)}
+    rows = [
+        (scored[one.instance, at], logprob, bool(one.candidates[at].right))
+        for one, own in zip(held, made.logprobs[calibration:], strict=True)
+        for at, logprob in enumerate(own, 1)
+    ]
+    right = [ok for _, _, ok in rows]
+    steps = zip(*(one.candidates for one in held), strict=True)
+    same = [[same_text(*pair) for pair in itertools.pairwise(one.candidates)] for one in held]
+    return {
+        "prior": tables.prior,
+        "prices": prices(tables, held),
+        "right": [float(np.mean([bool(one.right) for one in candidates])) for candidates in steps],
+        "same": [float(share) for share in np.mean(same, axis=0)],
+        "kernel": [tables.kernel.fix, tables.kernel.broken],
+        "prr": {"belief": prr([b for b, _, _ in rows], right), "log-probability": prr([p for _, p, _ in rows], right)},
+    }
 
 
 def sure(seed: int, calibration: int, evaluation: int) -> list[dict[str, Any]]:
@@ -222,7 +257,10 @@ def _kind(rule: str) -> int:
 
 @sized("verify-or-ship", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Closed cases, the programs at eight prices with three public tests, and mutants of real modules."""
+    """Closed cases, the programs at eight prices with three public tests and with a learned rewriter, and mutants of real modules.
+
+    ``quick`` leaves the learned rewriter out.
+    """
     quick = size == "quick"
     checks = Checks(seeds)
     _closed_checks(checks, cells.grid(closed, {"closed": {"instances": 500}}, seeds)["closed"])
@@ -230,6 +268,11 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     arms = {f"test {test}": {"test": test, **sizes} for test in programs.TESTS}
     found = cells.grid(sweep, arms, seeds)
     _sweep_checks(checks, {name.removeprefix("test "): own for name, own in found.items()}, quick)
+    if not quick:
+        parameters = cells.get("rewriter", make_rewriter)
+        _learned_checks(
+            checks, parameters, cells.grid(learned, {"learned": {"calibration": 600, "evaluation": 1500}}, seeds)["learned"]
+        )
     _sure_checks(checks, cells.grid(sure, {"sure": sizes}, seeds)["sure"])
     of_real = Checks(seeds[:1])
     _real_checks(of_real, cells, quick)
@@ -253,36 +296,64 @@ def _closed_checks(checks: Checks, found: Sequence[Mapping[str, Any]]) -> None:
     checks.value("closed cases: regret of the plan, worst case", worst_case, len(CLOSED) * len(found))
 
 
+def _price_checks(checks: Checks, test: str, cells: Sequence[Mapping[str, Any]]) -> None:
+    """What each policy got at each price, and the gains of planning."""
+    for price in PRICES:
+        here = [cell["prices"][f"{price:g}"] for cell in cells]
+        for name, text in {
+            NULL: "null",
+            "always verify": "always",
+            "best of 3": "best of 3",
+            "gate(tests)": "gate",
+            GREEDY: "greedy",
+            PLAIN: "one table",
+            AWARE: "bayes",
+        }.items():
+            checks.value(
+                f"{test}, c_v {price:g}: utility, {text}",
+                float(np.mean([one["means"][name] for one in here])),
+                here[0]["n"] * len(here),
+            )
+        value, interval = _pooled(here)
+        checks.value(f"{test}, c_v {price:g}: bayes - best fixed rule", value, here[0]["n"] * len(here), interval=interval)
+        checks.value(
+            f"{test}, c_v {price:g}: bayes - always verify",
+            float(np.mean([one["over_always"] for one in here])),
+            here[0]["n"] * len(here),
+        )
+        checks.value(
+            f"{test}, c_v {price:g}: planned - realised",
+            float(np.mean([one["planned"] - one["means"][AWARE] for one in here])),
+            here[0]["n"] * len(here),
+        )
+
+
+def _learned_checks(checks: Checks, parameters: int, cells: Sequence[Mapping[str, Any]]) -> None:
+    checks.value("learned rewriter: parameters", parameters, 1, ">=", 900_000)
+    for at, name in enumerate(("first candidates", "first rewrites", "second rewrites")):
+        checks.mean(f"learned rewriter: right, {name}", [cell["right"][at] for cell in cells])
+    for at, name in enumerate(("first", "second")):
+        checks.mean(f"learned rewriter: the same text comes back, {name} rewrites", [cell["same"][at] for cell in cells])
+    checks.mean("learned rewriter: repairs, of those that it changed", [cell["kernel"][0] for cell in cells])
+    checks.mean("learned rewriter: breaks, of those that it changed", [cell["kernel"][1] for cell in cells])
+    _price_checks(checks, "learned", cells)
+    gains = [_pooled([cell["prices"][f"{p:g}"] for cell in cells]) for p in MIDDLE]
+    checks.value(
+        "learned rewriter: prices of 15 to 50 at which planning gains 1.5 or more over the best fixed rule",
+        sum(value >= 1.5 and low > 0 for value, (low, _) in gains),
+        len(MIDDLE),
+        ">=",
+        3,
+    )
+    for name in ("belief", "log-probability"):
+        checks.mean(f"learned rewriter: PRR of rewrites, {name}", [cell["prr"][name] for cell in cells])
+    gap = [cell["prr"]["belief"] - cell["prr"]["log-probability"] for cell in cells]
+    checks.mean("learned rewriter: PRR, belief - log-probability", gap, ">=", 0.03)
+
+
 def _sweep_checks(checks: Checks, found: Mapping[str, Sequence[Mapping[str, Any]]], quick: bool) -> None:
     for test, cells in found.items():
-        for price in PRICES:
-            here = [cell["prices"][f"{price:g}"] for cell in cells]
-            for name, text in {
-                NULL: "null",
-                "always verify": "always",
-                "best of 3": "best of 3",
-                "gate(tests)": "gate",
-                GREEDY: "greedy",
-                PLAIN: "one table",
-                AWARE: "bayes",
-            }.items():
-                checks.value(
-                    f"{test}, c_v {price:g}: utility, {text}",
-                    float(np.mean([one["means"][name] for one in here])),
-                    here[0]["n"] * len(here),
-                )
-            value, interval = _pooled(here)
-            checks.value(f"{test}, c_v {price:g}: bayes - best fixed rule", value, here[0]["n"] * len(here), interval=interval)
-            checks.value(
-                f"{test}, c_v {price:g}: bayes - always verify",
-                float(np.mean([one["over_always"] for one in here])),
-                here[0]["n"] * len(here),
-            )
-            checks.value(
-                f"{test}, c_v {price:g}: planned - realised",
-                float(np.mean([one["planned"] - one["means"][AWARE] for one in here])),
-                here[0]["n"] * len(here),
-            )
+        _price_checks(checks, test, cells)
     near = [float(np.mean([one["prices"][f"{p:g}"]["means"]["gate(tests)"] - one["prices"][f"{p:g}"]["means"][AWARE] for one in cells])) for test, cells in found.items() if test != "weak" for p in PRICES]  # fmt: skip
     checks.value("regime 2: gate(tests) - bayes where it is best", max(near), len(near), ">=", -0.5)
     gains = [_pooled([cell["prices"][f"{p:g}"] for cell in found["weak"]]) for p in MIDDLE]
