@@ -17,9 +17,11 @@ from ramify.methods.diagnose.masking import mask
 from ramify.methods.diagnose.metrics import scores
 from ramify.methods.diagnose.policy import CAUSES, RulePolicy, Weights
 from ramify.methods.diagnose.tools import NAMES, RepoTools
+from ramify_experiments.diagnose import encoder
 from ramify_experiments.diagnose.corpus import Instance, instances
+from ramify_experiments.diagnose.encoder import EncoderPolicy
 from ramify_experiments.diagnose.faulty import Faulty
-from ramify_experiments.diagnose.ranker import train
+from ramify_experiments.diagnose.ranker import lessons, train
 from ramify_experiments.diagnose.repair import RepairBench
 
 BUDGET = {"weak": 300, "strong": 300}
@@ -99,9 +101,11 @@ def one_span(one: Instance, name: str) -> tuple[str, int, int]:
     return path, symbol.start, symbol.end
 
 
-def measured(seed: int, training: int, gating: int, testing: int) -> dict[str, Any]:
-    """One seed: L2 and its gate trained, every localizer and every repair condition on the test instances."""
-    weights = train(instances(seed, "train", training))
+def measured(seed: int, training: int, gating: int, testing: int, encoded: bool) -> dict[str, Any]:
+    """One seed: L2 and its gate trained, every localizer and every repair condition on the test instances. ``encoded``: with an encoder, too."""
+    learned = lessons(instances(seed, "train", training))
+    weights = train(learned)
+    deep = EncoderPolicy(weights, encoder.train(learned, weights, seed)) if encoded else None
     config, rng = LocalizeConfig(), generator(seed, "diagnose", "shuffle")
     known = instances(seed, "gate", gating)
     cases = [located(one, RulePolicy(weights), config) for one in known]
@@ -117,7 +121,7 @@ def measured(seed: int, training: int, gating: int, testing: int) -> dict[str, A
     for at, (one, case) in enumerate(zip(test, found, strict=True)):
         other = first(found[int(order[at])])
         rows.append(
-            _instance(one, case, other, gates, signs(one, case, weights, config)) | _localizers(one, weights, config, case)
+            _instance(one, case, other, gates, signs(one, case, weights, config)) | _localizers(one, weights, config, case, deep)
         )
     table = {name: {level: list(pair) for level, pair in one.items()} for name, one in gates["strong"].likelihoods.items()}
     agents = {kind: [agent.nothing, agent.right, agent.wrong] for kind, agent in rates.items()}
@@ -125,6 +129,7 @@ def measured(seed: int, training: int, gating: int, testing: int) -> dict[str, A
         "rows": rows,
         "gate": {"prior": gates["strong"].prior, "likelihoods": table, "agents": agents},
         "weights": list(weights.functions),
+        "parameters": 0 if deep is None else sum(weight.numel() for weight in deep.model.parameters()),
     }
 
 
@@ -160,7 +165,9 @@ def _instance(
     return row
 
 
-def _localizers(one: Instance, weights: Weights, config: LocalizeConfig, case: CaseFile) -> dict[str, Any]:
+def _localizers(
+    one: Instance, weights: Weights, config: LocalizeConfig, case: CaseFile, deep: RulePolicy | None
+) -> dict[str, Any]:
     """Every localizer's first place, scored: hit of the file, coverage of the function."""
     blind = config.model_copy(update={"without": NAMES, "zero_tool": True, "turns": 1})
     hidden = mask(one.issue)[0]
@@ -170,6 +177,7 @@ def _localizers(one: Instance, weights: Weights, config: LocalizeConfig, case: C
         "L1 masked": located(one, RulePolicy(), config, hidden), "L2 masked": located(one, RulePolicy(weights), config, hidden),
         "L1 no tools": located(one, RulePolicy(), blind), "L2 no tools": located(one, RulePolicy(weights), blind),
     }  # fmt: skip
+    arms |= {"L2 with the encoder": located(one, deep, config)} if deep is not None else {}
     spans = {name: made.locations for name, made in arms.items()}
     spans |= {"BM25": [bm25(one)], "Ochiai": [one_span(one, RepairBench(one).strong()[0])], "L3": [one.gold]}
     out: dict[str, Any] = {}
@@ -181,7 +189,7 @@ def _localizers(one: Instance, weights: Weights, config: LocalizeConfig, case: C
 
 def ablated(seed: int, training: int, testing: int) -> dict[str, list[float]]:
     """File F1 of L2 under faults, whole and without each tool and each recovery."""
-    weights, test = train(instances(seed, "train", training)), instances(seed, "test", testing)
+    weights, test = train(lessons(instances(seed, "train", training))), instances(seed, "test", testing)
     whole = LocalizeConfig(context=CONTEXT)
     arms = {"whole": whole} | {f"without {name}": whole.model_copy(update={"without": (name,)}) for name in NAMES}
     arms |= {f"without {name.replace('_', ' ')}": whole.model_copy(update={name: False}) for name in RECOVERIES}

@@ -6,6 +6,7 @@ Functions of one conversation compete (conditional logit); causes are told by a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,26 +39,45 @@ def conversation(one: Instance, policy: RulePolicy) -> tuple[list[Seen], Gathere
     return seen(found), found
 
 
-def train(instances: Sequence[Instance], rounds: int = 300) -> Weights:
-    """Weights from instances whose truth is known: what L1 had seen of each at the end of its search."""
-    rows, right, causes = [], [], []
-    wide = RulePolicy(Weights(certain=2.0))  # never certain: it looks as long as it may
+@dataclass(frozen=True)
+class Lesson:
+    """What a policy that looks as long as it may has seen of an instance, and the truth."""
+
+    issue: str
+    functions: list[Seen]
+    rows: np.ndarray
+    """(functions, F): their features."""
+    right: int
+    """Index of the faulty function."""
+    cause_row: np.ndarray
+    """(C,): what its cause is told by."""
+    cause: int
+    """Index of its cause."""
+
+
+def lessons(instances: Sequence[Instance]) -> list[Lesson]:
+    """What L1 had seen of each at the end of its search; instances whose faulty function it never saw are left out."""
+    wide, made = RulePolicy(Weights(certain=2.0)), []  # never certain: it looks as long as it may
     for one in instances:
         functions, found = conversation(one, wide)
         index = next((at for at, s in enumerate(functions) if (s.file, s.name) == (one.gold[0], one.function)), None)
-        if index is None:
-            continue
-        rows.append(features(functions, found))
-        right.append(index)
-        causes.append((cause_features(functions[index], functions, one.issue), list(CAUSES).index(one.operator)))
+        if index is not None:
+            cause = cause_features(functions[index], functions, one.issue)
+            label = list(CAUSES).index(one.operator)
+            made.append(Lesson(one.issue, functions, features(functions, found), index, cause, label))
+    return made
+
+
+def train(learned: Sequence[Lesson], rounds: int = 300) -> Weights:
+    """Weights from lessons, by gradient descent."""
     w = np.zeros(len(FEATURES))
     for step in range(rounds):
         slope = PENALTY * w
-        for x, at in zip(rows, right, strict=True):
-            p = np.exp(x @ w - (x @ w).max())
-            slope -= (x[at] - (p / p.sum()) @ x) / len(rows)
+        for one in learned:
+            p = np.exp(one.rows @ w - (one.rows @ w).max())
+            slope -= (one.rows[one.right] - (p / p.sum()) @ one.rows) / len(learned)
         w -= 2.0 / (1 + step / 100) * slope
-    x, y = np.array([row for row, _ in causes]), np.eye(len(CAUSES))[[label for _, label in causes]]
+    x, y = np.array([one.cause_row for one in learned]), np.eye(len(CAUSES))[[one.cause for one in learned]]
     v = np.zeros((len(CAUSES), len(CAUSE_FEATURES)))
     for _ in range(5 * rounds):
         p = np.exp(x @ v.T - (x @ v.T).max(axis=1, keepdims=True))

@@ -17,18 +17,23 @@ from ramify_experiments.lab import Checks, ResultCache, sized
 
 # -- checks --------------------------------------------------------------------------------------------------------------------
 
-SIZES = {"quick": {"training": 60, "gating": 40, "testing": 40}, "cpu": {"training": 150, "gating": 100, "testing": 134}}
+SIZES: dict[str, dict[str, Any]] = {
+    "quick": {"training": 60, "gating": 40, "testing": 40, "encoded": False},
+    "cpu": {"training": 600, "gating": 100, "testing": 400, "encoded": True},
+}
 ABLATED = {"quick": 0, "cpu": 67}
 
 
 @sized("diagnose", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a), thresholds fixed before the code. ``quick``: one seed, 40 instances, no ablation, looser thresholds."""
+    """Section 7(a), thresholds fixed before the code. ``quick``: one seed, 40 instances, no encoder, no ablation, looser thresholds."""
     quick, checks = size == "quick", Checks(seeds, KNOWN)
     done = cells.grid(measured, {"repair": SIZES[size]}, seeds)["repair"]
     rows = [row for one in done for row in one["rows"]]
     _published(checks)
     _localized(checks, rows)
+    if not quick:
+        _encoded(checks, done, rows)
     _repaired(checks, rows, quick)
     if not quick:
         _ablation(
@@ -70,6 +75,13 @@ def _localized(checks: Checks, rows: Sequence[Mapping[str, Any]]) -> None:
         checks.paired(
             f"{name}: function, masked issue - no tools", covered[f"{name} masked"], covered[f"{name} no tools"], ">", 0.0
         )
+
+
+def _encoded(checks: Checks, done: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:
+    checks.value("L2 with the encoder: parameters", done[0]["parameters"], 1, ">=", 1_900_000)
+    for at, what in enumerate(("file", "function")):
+        deep, plain = ([row["localizers"][name][at] for row in rows] for name in ("L2 with the encoder", "L2"))
+        checks.paired(f"L2: {what} of the first place right, with the encoder - without", deep, plain)
 
 
 def _repaired(checks: Checks, rows: Sequence[Mapping[str, Any]], quick: bool) -> None:

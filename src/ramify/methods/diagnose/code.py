@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -74,6 +74,7 @@ def parser(suffix: str) -> Any:
     return tree_sitter.Parser(tree_sitter.Language(getattr(grammar, name)()))
 
 
+@lru_cache(maxsize=4096)
 def python_facts(text: str) -> Facts:
     """Imports and definitions of a Python file; nothing of one that does not parse."""
     try:
