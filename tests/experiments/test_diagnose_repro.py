@@ -14,10 +14,13 @@ from ramify.methods.diagnose.loop import LocalizeConfig, played
 from ramify.methods.diagnose.policy import RulePolicy
 from ramify.methods.diagnose.tools import RepoTools
 from ramify_experiments.diagnose.corpus import instances, repository
+from ramify_experiments.diagnose.encoder import EncoderPolicy, FunctionEncoder, coded
+from ramify_experiments.diagnose.encoder import train as train_encoder
 from ramify_experiments.diagnose.faulty import Faulty
 from ramify_experiments.diagnose.machine import Machine
 from ramify_experiments.diagnose.measure import HIGH, composite, oracle
 from ramify_experiments.diagnose.mutate import OPERATORS, mutants, repairs
+from ramify_experiments.diagnose.ranker import conversation, lessons, train
 from ramify_experiments.diagnose.repair import RepairBench
 
 
@@ -76,6 +79,20 @@ def test_the_faulty_policy_goes_wrong_and_the_loop_recovers() -> None:
         for name in total:
             total[name] += case.meta[name]
     assert all(total.values()), total
+
+
+def test_the_encoder_begins_as_the_logit_and_learns_from_what_was_seen() -> None:
+    learned = lessons(instances(17, "train", 4))
+    weights = train(learned)
+    functions, found = conversation(instances(17, "test", 1)[0], RulePolicy(weights))
+    plain, fresh = RulePolicy(weights), EncoderPolicy(weights, FunctionEncoder().eval())
+    assert fresh.belief(functions, found) == pytest.approx(plain.belief(functions, found))
+    assert fresh.causes(functions[0], functions, found.issue) == plain.causes(functions[0], functions, found.issue)
+    trained = EncoderPolicy(weights, train_encoder(learned[:2], weights, 0, epochs=2, batch=1))
+    belief = trained.belief(functions, found)
+    assert belief.sum() == pytest.approx(1)
+    assert belief != pytest.approx(plain.belief(functions, found), abs=1e-9)
+    assert coded("shop_total(x) < 7") != coded("shop_total(x) > 7")
 
 
 def test_the_machine_refuses_what_it_does_not_cover() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ramify.methods.verify_or_ship.algorithm import Plan
-from ramify_experiments.verify_or_ship import mutants, programs
+from ramify_experiments.verify_or_ship import mutants, programs, rewriter
 from ramify_experiments.verify_or_ship.repro import CLOSED, closed, closed_case, sweep
 
 
@@ -28,6 +29,27 @@ def test_critics_of_programs_are_executed() -> None:
     assert all(all(one.checks.values()) for one in right)
     assert 0 < sum(bool(one.checks["tests"]) for one in wrong) < len(wrong)
     assert 0 < sum(bool(one.checks["syntax"]) for one in wrong) < len(wrong)
+
+
+def test_the_learned_rewriter_reads_a_specification_and_writes_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hardly trained, it writes no programs yet; attempts are whole all the same, and another call gives the same ones."""
+    monkeypatch.setenv("RAMIFY_MADE", str(tmp_path))
+    recipe = rewriter.RewriterRecipe(steps=2, rows=4)
+    made = rewriter.trajectories(0, range(6), "weak", recipe)
+    assert [len(one.candidates) for one in made.attempts] == [3] * 6
+    assert all(len(own) == 2 and max(own) <= 0 for own in made.logprobs)
+    assert rewriter.trajectories(0, range(2, 4), "weak", recipe).attempts == made.attempts[2:4]
+
+
+def test_symbols_of_a_program_are_a_program_again() -> None:
+    text = "(if x y (% x y) (max 7 (* x y)))"
+    assert rewriter.program_of(rewriter.symbols(text)) == text
+    assert programs.parse(rewriter.program_of(["+", "x"])) is None
+    assert programs.parse(rewriter.program_of(["x", "y"])) is None
+    one = rewriter.Assignment(programs.parse(text) or (), ("if", "_", "y"))
+    prompt = one.prompt(text[:-1]).split()
+    assert len(prompt) == 2 * rewriter.LENGTH + 1
+    assert (prompt[:4], prompt[-1]) == (["if", "_", "y", "."], rewriter.BROKEN)
 
 
 @pytest.mark.parametrize("module", ["networkx.algorithms.bridges", "mpmath.matrices.linalg"])

@@ -125,12 +125,13 @@ class Rewritten:
 
     attempts: list[CandidateAttempt]
     logprobs: list[list[float]]
-    parameters: int
 
 
-def trajectories(seed: int, instances: Sequence[int], test: str, steps: int = 3) -> Rewritten:
-    """One attempt of ``steps`` candidates at each instance: a mutant, then what the model makes of it."""
-    model = RewriterRecipe().model()
+def trajectories(
+    seed: int, instances: Sequence[int], test: str, recipe: RewriterRecipe | None = None, steps: int = 3
+) -> Rewritten:
+    """One attempt of ``steps`` candidates at each instance: a mutant, then what the model of the recipe (the default one) makes of it."""
+    model = (recipe or RewriterRecipe()).model()
     tokenizer = word_tokenizer(WORDS, PAD)
     engine = LocalModel(model, tokenizer, max_sequences=256)
     rngs = [generator(seed, "verify-or-ship", "specified program", instance) for instance in instances]
@@ -149,7 +150,7 @@ def trajectories(seed: int, instances: Sequence[int], test: str, steps: int = 3)
             found[at].append(judged(text, given[at].reference, seed, instances[at], test))
             logprobs[at].append(float(np.mean(sample.logprobs)) if sample.logprobs is not None else 0.0)
     attempts = [CandidateAttempt(f"program {i}", tuple(own)) for i, own in zip(instances, found, strict=True)]
-    return Rewritten(attempts, logprobs, sum(weight.numel() for weight in model.parameters()))
+    return Rewritten(attempts, logprobs)
 
 
 async def _sampled(engine: LocalModel, prompts: Sequence[Sequence[int]], keys: Sequence[int]) -> list[Completion]:
