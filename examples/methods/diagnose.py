@@ -7,7 +7,7 @@ model give `Localizer(*find_model("chat:MODEL@URL"))`.
 from pathlib import Path
 
 from ramify.methods.diagnose import Localizer, RepoTools, Snapshot, SolveRates, evaluate, inject, mask
-from ramify.methods.diagnose.gate import InjectionGate
+from ramify.methods.diagnose.algorithm import InjectionGate
 
 REPO = Path("my_repo")
 FILES = {

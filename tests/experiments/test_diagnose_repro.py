@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from ramify.methods.diagnose.algorithm import LocalizeConfig
 from ramify.methods.diagnose.case import Diagnosis
-from ramify.methods.diagnose.loop import LocalizeConfig, played
+from ramify.methods.diagnose.loop import played
 from ramify.methods.diagnose.policy import RulePolicy
 from ramify.methods.diagnose.tools import RepoTools
 from ramify_experiments.diagnose.corpus import instances, repository
@@ -20,7 +21,7 @@ from ramify_experiments.diagnose.faulty import Faulty
 from ramify_experiments.diagnose.machine import Machine
 from ramify_experiments.diagnose.measure import HIGH, composite, oracle
 from ramify_experiments.diagnose.mutate import OPERATORS, mutants, repairs
-from ramify_experiments.diagnose.ranker import conversation, lessons, train
+from ramify_experiments.diagnose.ranker import conversation, labelled, train
 from ramify_experiments.diagnose.repair import RepairBench
 
 
@@ -82,7 +83,7 @@ def test_the_faulty_policy_goes_wrong_and_the_loop_recovers() -> None:
 
 
 def test_the_encoder_begins_as_the_logit_and_learns_from_what_was_seen() -> None:
-    learned = lessons(instances(17, "train", 4))
+    learned = labelled(instances(17, "train", 4))
     weights = train(learned)
     functions, found = conversation(instances(17, "test", 1)[0], RulePolicy(weights))
     plain, fresh = RulePolicy(weights), EncoderPolicy(weights, FunctionEncoder().eval())

@@ -1,4 +1,4 @@
-"""The likelihoods of the default gate: `python -m ramify_experiments.diagnose.calibrate` prints them as ramify.methods.diagnose.gate holds them.
+"""The likelihoods of the default gate: `python -m ramify_experiments.diagnose.calibrate` prints them as ramify.methods.diagnose.algorithm holds them.
 
 The rule policy, three localizations an issue, on 120 generated repositories of seed 100; a quarter of the issues are about another repository.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from ramify.methods.diagnose.gate import AGENTS, InjectionGate, rivals, signals_of
-from ramify.methods.diagnose.loop import LocalizeConfig, played
+from ramify.methods.diagnose.algorithm import AGENTS, InjectionGate, LocalizeConfig
+from ramify.methods.diagnose.loop import played
 from ramify.methods.diagnose.policy import RulePolicy
+from ramify.methods.diagnose.signals import rivals, signals_of
 from ramify.methods.diagnose.tools import RepoTools
 from ramify_experiments.diagnose.corpus import instances
 from ramify_experiments.diagnose.measure import HIGH, composite

@@ -31,7 +31,7 @@ from ramify.methods.diagnose.policy import (
     difference,
     features,
 )
-from ramify_experiments.diagnose.ranker import Lesson
+from ramify_experiments.diagnose.ranker import LabelledSearch
 
 VOCAB, TOKENS, WIDTH, LAYERS = 4096, 64, 160, 4
 COMPETE = 6
@@ -86,18 +86,18 @@ def nearest(functions: Sequence[Seen], at: int) -> str:
 
 
 def train(
-    lessons: Sequence[Lesson], weights: Weights, seed: int, epochs: int = 3, batch: int = 8, lr: float = 4e-4
+    labelled: Sequence[LabelledSearch], weights: Weights, seed: int, epochs: int = 3, batch: int = 8, lr: float = 4e-4
 ) -> FunctionEncoder:
     """An encoder trained on what was seen of faulty repositories; ``weights``: the logit that it corrects."""
     torch.set_num_threads(1)
     torch.manual_seed(derive_key(seed, "encoder"))
     model, rng = FunctionEncoder(), generator(seed, "encoder rows")
     optimizer = torch.optim.AdamW(model.parameters(), lr)
-    steps = epochs * (len(lessons) // batch)
+    steps = epochs * (len(labelled) // batch)
     for step in range(steps):
-        if step % (len(lessons) // batch) == 0:
-            order = rng.permutation(len(lessons))
-        chosen = [lessons[i] for i in order[step % (len(lessons) // batch) * batch :][:batch]]
+        if step % (len(labelled) // batch) == 0:
+            order = rng.permutation(len(labelled))
+        chosen = [labelled[i] for i in order[step % (len(labelled) // batch) * batch :][:batch]]
         loss = torch.stack([_loss(model, one, weights) for one in chosen]).mean()
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - step / steps)
@@ -108,7 +108,7 @@ def train(
     return model.eval()
 
 
-def _loss(model: FunctionEncoder, one: Lesson, weights: Weights) -> Tensor:
+def _loss(model: FunctionEncoder, one: LabelledSearch, weights: Weights) -> Tensor:
     """Cross-entropy of the true function among those that compete, and of its cause."""
     score = one.rows @ np.array(weights.functions)
     best = [int(i) for i in np.argsort(-score, kind="stable") if i != one.right][: COMPETE - 1]

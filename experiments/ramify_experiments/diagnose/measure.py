@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import derive_key, generator
+from ramify.methods.diagnose.algorithm import InjectionGate, LocalizeConfig, SolveRates, scores
 from ramify.methods.diagnose.case import CaseFile, Diagnosis
 from ramify.methods.diagnose.code import words
-from ramify.methods.diagnose.gate import InjectionGate, SolveRates, rivals, signals_of
-from ramify.methods.diagnose.loop import LocalizeConfig, played
+from ramify.methods.diagnose.loop import played
 from ramify.methods.diagnose.masking import mask
-from ramify.methods.diagnose.metrics import scores
 from ramify.methods.diagnose.policy import CAUSES, RulePolicy, Weights
+from ramify.methods.diagnose.signals import rivals, signals_of
 from ramify.methods.diagnose.tools import NAMES, RepoTools
 from ramify_experiments.diagnose import encoder
 from ramify_experiments.diagnose.corpus import Instance, instances
 from ramify_experiments.diagnose.encoder import EncoderPolicy
 from ramify_experiments.diagnose.faulty import Faulty
-from ramify_experiments.diagnose.ranker import lessons, train
+from ramify_experiments.diagnose.ranker import labelled, train
 from ramify_experiments.diagnose.repair import RepairBench
 
 BUDGET = {"weak": 300, "strong": 300}
@@ -103,7 +103,7 @@ def one_span(one: Instance, name: str) -> tuple[str, int, int]:
 
 def measured(seed: int, training: int, gating: int, testing: int, encoded: bool) -> dict[str, Any]:
     """One seed: L2 and its gate trained, every localizer and every repair condition on the test instances. ``encoded``: with an encoder, too."""
-    learned = lessons(instances(seed, "train", training))
+    learned = labelled(instances(seed, "train", training))
     weights = train(learned)
     deep = EncoderPolicy(weights, encoder.train(learned, weights, seed)) if encoded else None
     config, rng = LocalizeConfig(), generator(seed, "diagnose", "shuffle")
@@ -189,7 +189,7 @@ def _localizers(
 
 def ablated(seed: int, training: int, testing: int) -> dict[str, list[float]]:
     """File F1 of L2 under faults, whole and without each tool and each recovery."""
-    weights, test = train(lessons(instances(seed, "train", training))), instances(seed, "test", testing)
+    weights, test = train(labelled(instances(seed, "train", training))), instances(seed, "test", testing)
     whole = LocalizeConfig(context=CONTEXT)
     arms = {"whole": whole} | {f"without {name}": whole.model_copy(update={"without": (name,)}) for name in NAMES}
     arms |= {f"without {name.replace('_', ' ')}": whole.model_copy(update={name: False}) for name in RECOVERIES}

@@ -19,9 +19,9 @@ from typing import Any
 from ramify.base.errors import NeedsError
 from ramify.base.seeds import generator
 from ramify.base.waiting import complete
+from ramify.methods.diagnose.algorithm import LocalizeConfig, scores
 from ramify.methods.diagnose.code import CodeMap, words
-from ramify.methods.diagnose.loop import LocalizeConfig, played
-from ramify.methods.diagnose.metrics import scores
+from ramify.methods.diagnose.loop import played
 from ramify.methods.diagnose.policy import RulePolicy, Weights
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.methods.diagnose.tools import RepoTools
@@ -31,7 +31,7 @@ from ramify.sandbox.protocol import MIB, Limits
 from ramify_experiments.diagnose.corpus import instances
 from ramify_experiments.diagnose.measure import rank_bm25
 from ramify_experiments.diagnose.mutate import OPERATORS, mutants
-from ramify_experiments.diagnose.ranker import lessons, train
+from ramify_experiments.diagnose.ranker import labelled, train
 from ramify_experiments.lab import ResultCache, cache
 
 PACKAGES = {
@@ -212,7 +212,7 @@ def _issue(
 
 def mutated(name: str, seed: int, training: int) -> dict[str, list[list[float]]]:
     """Every localizer and baseline on the mutants of a package: hit of the file, and of the function."""
-    weights = train(lessons(instances(seed, "train", training)))
+    weights = train(labelled(instances(seed, "train", training)))
     out: dict[str, list[list[float]]] = {}
     texts = source(name)
     for row in made(name, seed):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ramify.methods.diagnose.loop import LocalizeConfig, played
+from ramify.methods.diagnose.algorithm import LocalizeConfig
+from ramify.methods.diagnose.loop import played
 from ramify.methods.diagnose.policy import (
     CAUSE_FEATURES,
     CAUSES,
@@ -40,7 +41,7 @@ def conversation(one: Instance, policy: RulePolicy) -> tuple[list[Seen], Gathere
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LabelledSearch:
     """What a policy that looks as long as it may has seen of an instance, and the truth."""
 
     issue: str
@@ -55,7 +56,7 @@ class Lesson:
     """Index of its cause."""
 
 
-def lessons(instances: Sequence[Instance]) -> list[Lesson]:
+def labelled(instances: Sequence[Instance]) -> list[LabelledSearch]:
     """What L1 had seen of each at the end of its search; instances whose faulty function it never saw are left out."""
     wide, made = RulePolicy(Weights(certain=2.0)), []  # never certain: it looks as long as it may
     for one in instances:
@@ -64,12 +65,12 @@ def lessons(instances: Sequence[Instance]) -> list[Lesson]:
         if index is not None:
             cause = cause_features(functions[index], functions, one.issue)
             label = list(CAUSES).index(one.operator)
-            made.append(Lesson(one.issue, functions, features(functions, found), index, cause, label))
+            made.append(LabelledSearch(one.issue, functions, features(functions, found), index, cause, label))
     return made
 
 
-def train(learned: Sequence[Lesson], rounds: int = 300) -> Weights:
-    """Weights from lessons, by gradient descent."""
+def train(learned: Sequence[LabelledSearch], rounds: int = 300) -> Weights:
+    """Weights from labelled searches, by gradient descent."""
     w = np.zeros(len(FEATURES))
     for step in range(rounds):
         slope = PENALTY * w

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ramify.methods.diagnose.metrics import PAPER, gains
+from ramify.methods.diagnose.algorithm import PAPER, gains
 from ramify_experiments.diagnose.measure import BUDGET, CONDITIONS, HIGH, RHOS, ablated, measured
 from ramify_experiments.lab import Checks, ResultCache, sized
 

@@ -10,18 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.methods.diagnose.algorithm import LocalizeConfig
 from ramify.methods.diagnose.case import CaseFile, Diagnosis, checked, read_case
-from ramify.methods.diagnose.loop import (
-    DROPPED,
-    FINAL,
-    LOOK_FIRST,
-    SHORTER,
-    LocalizeConfig,
-    TurnReply,
-    played,
-    written_answer,
-    written_call,
-)
+from ramify.methods.diagnose.loop import DROPPED, FINAL, LOOK_FIRST, SHORTER, TurnReply, played, written_answer, written_call
 from ramify.methods.diagnose.policy import RulePolicy
 from ramify.methods.diagnose.replies import AskedCall, Located, Unclear, read_reply
 from ramify.methods.diagnose.snapshot import Snapshot

@@ -7,12 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.methods.diagnose.algorithm import (
+    LEVELS,
+    PAPER,
+    InjectionGate,
+    SolveRates,
+    gains,
+    gold_spans,
+    scores,
+    summary,
+    threshold,
+)
 from ramify.methods.diagnose.case import CaseFile, Diagnosis
-from ramify.methods.diagnose.gate import LEVELS, InjectionGate, SolveRates, agreement, threshold
 from ramify.methods.diagnose.injection import inject
 from ramify.methods.diagnose.masking import mask
-from ramify.methods.diagnose.metrics import PAPER, gains, gold_spans, scores, summary
 from ramify.methods.diagnose.phases import classify, shell
+from ramify.methods.diagnose.signals import agreement
 from ramify.trace.message import Message
 
 GOLD = [("a.py", 10, 12), ("b.py", 5, 5)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ramify.base.errors import UserError, nearest
+from ramify.methods.diagnose.algorithm import InjectionGate
 from ramify.methods.diagnose.case import FIELDS, CaseFile
-from ramify.methods.diagnose.gate import InjectionGate
 
 HEAD = "A separate step looked for the place of this bug. What it found may be wrong:"
 ASKED = """Before you edit anything: find your way around, read the source named above and check that it does what is said, look at the tests

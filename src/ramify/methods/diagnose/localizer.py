@@ -10,11 +10,11 @@ from typing import Any
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.waiting import wait_for
+from ramify.methods.diagnose.algorithm import PRIOR, RULES, InjectionGate, LocalizeConfig, Span, gold_spans, scores, summary
 from ramify.methods.diagnose.case import CaseFile
-from ramify.methods.diagnose.gate import PRIOR, RULES, InjectionGate, picks_same, rival_messages, rivals, signals_of
-from ramify.methods.diagnose.loop import LocalizeConfig, driven, played
-from ramify.methods.diagnose.metrics import Span, gold_spans, scores, summary
+from ramify.methods.diagnose.loop import driven, played
 from ramify.methods.diagnose.policy import NAME, RulePolicy, Weights
+from ramify.methods.diagnose.signals import picks_same, rival_messages, rivals, signals_of
 from ramify.methods.diagnose.snapshot import Snapshot
 from ramify.methods.diagnose.tools import RepoTools
 from ramify.model.chat import ChatTemplate

@@ -12,11 +12,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from pydantic import Field
-
-from ramify.base.config import Config
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import json_hash
+from ramify.methods.diagnose.algorithm import LocalizeConfig
 from ramify.methods.diagnose.case import CaseFile, Diagnosis, checked
 from ramify.methods.diagnose.replies import AskedCall, Located, Unclear, read_reply
 from ramify.methods.diagnose.tools import RepoTools, ToolResult, tree_text
@@ -25,38 +23,6 @@ from ramify.model.protocol import Sampling
 from ramify.rollout.compact import reply
 from ramify.rollout.sampler import Sampler
 from ramify.trace.message import Message
-
-
-class LocalizeConfig(Config):
-    """How a localizer is run; the defaults are the paper's."""
-
-    BASIC = "turns seed temperature max_tokens"
-    turns: int = Field(20, ge=1, le=200)
-    """most calls of the model, before the one that the final prompt asks for"""
-    seed: int = 0
-    """decides every sample"""
-    temperature: float = Field(0.99, ge=0)
-    """of the model"""
-    top_p: float = Field(0.95, gt=0, le=1)
-    """of the model"""
-    max_tokens: int = Field(81_920, ge=16)
-    """of one reply, thought included"""
-    context: int = Field(400_000, ge=4_000)
-    """most characters of the conversation; beyond, the oldest observations are dropped"""
-    zero_tool: bool = False
-    """take an answer that was given before any tool was called; it is flagged either way"""
-    without: tuple[str, ...] = ()
-    """tools that are not offered"""
-    keep_first: bool = True
-    """context: drop observations from the middle where the conversation is too long"""
-    warn_loops: bool = True
-    """warn of a call that was made before"""
-    implicit_calls: bool = True
-    """run a call without its wrapper where it can be read in one way only"""
-    shorten: bool = True
-    """ask for the same step with less thinking where a reply was cut off"""
-    final_prompt: bool = True
-    """ask for the answer where the turns are spent"""
 
 
 class TurnReply(NamedTuple):

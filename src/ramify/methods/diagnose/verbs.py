@@ -13,13 +13,11 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.files import read_regular, write_whole
 from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.diagnose import record
+from ramify.methods.diagnose.algorithm import AGENTS, METRICS, InjectionGate, LocalizeConfig, threshold
 from ramify.methods.diagnose.case import FIELDS, CaseFile, load_case, read_case
-from ramify.methods.diagnose.gate import AGENTS, InjectionGate, threshold
 from ramify.methods.diagnose.injection import inject as injected
 from ramify.methods.diagnose.localizer import Localizer, evaluate
-from ramify.methods.diagnose.loop import LocalizeConfig
 from ramify.methods.diagnose.masking import mask as masked
-from ramify.methods.diagnose.metrics import METRICS
 from ramify.methods.diagnose.phases import CLASSES
 from ramify.methods.diagnose.phases import cost as cost_of
 from ramify.methods.diagnose.snapshot import Snapshot
@@ -152,7 +150,7 @@ def inject_(
 def _gate(agent: str) -> InjectionGate:
     if "," not in agent:
         return InjectionGate.default(agent)
-    from ramify.methods.diagnose.gate import SolveRates
+    from ramify.methods.diagnose.algorithm import SolveRates
 
     try:
         nothing, right, wrong = (float(one) for one in agent.split(","))
