@@ -6,6 +6,8 @@ import { Tree } from "./model.js";
 import { TreeView } from "./tree.js";
 import { showStep } from "./panel.js";
 import { sideBySide } from "./compare.js";
+import { Tasks } from "./table.js";
+import { follow } from "./live.js";
 
 class Explorer {
   constructor(box, data) {
@@ -20,7 +22,9 @@ class Explorer {
     };
   }
 
+  // Draw a tree. What was open, chosen and in view in an earlier state of the same tree stays so.
   show(data) {
+    const before = this.view;
     this.tree = new Tree(data);
     this.panel = h("div", { class: "panel", tabindex: "0", role: "region", "aria-label": "the chosen step" });
     this.pair = h("div", { class: "sides", hidden: true });
@@ -29,6 +33,10 @@ class Explorer {
       if (choice.ids[0]) history.replaceState(null, "", `#step-${choice.ids[0]}`);
     });
     put(this.box, this.bar(), h("div", { class: "explore", style: `--tall:${Math.round(this.view.tall)}px` }, this.view.element, this.panel), this.pair);
+    if (before) {
+      this.view.adopt(before);
+      return showStep(this.panel, this.view.selected, this.tree, this);
+    }
     const first = this.tree.at.get(location.hash.replace(/^#step-/, ""));
     this.view.selected = this.tree.choices[first || (this.tree.lost > 0 ? this.tree.lost : this.tree.drop > 0 ? this.tree.drop : 0)];
     this.view.reveal(this.view.selected);
@@ -61,24 +69,33 @@ class Explorer {
   }
 }
 
-// The data of the page, and an explorer for each tree in it, made when it first comes into view.
+// The data of the page, its table of tasks, and an explorer for each tree in it, made when it first comes into view.
 function start() {
   const block = document.getElementById("data");
   if (!block) return;
-  const data = JSON.parse(block.textContent);
+  let data = JSON.parse(block.textContent);
+  document.documentElement.classList.add("scripted");
   const explorers = new Map();
   const make = (box) => {
-    if (!explorers.has(box)) {
-      explorers.set(box, new Explorer(box, data));
-      explorers.get(box).show(data.trees[Number(box.getAttribute("data-tree"))]);
+    const at = Number(box.getAttribute("data-tree"));
+    if (!explorers.has(at) && data.trees[at]) {
+      explorers.set(at, new Explorer(box, data));
+      explorers.get(at).show(data.trees[at]);
     }
-    return explorers.get(box);
+    return explorers.get(at);
   };
   const boxes = [...document.querySelectorAll("[data-tree]")];
-  document.documentElement.classList.add("scripted");
   const watch = new IntersectionObserver((seen) => seen.forEach((one) => one.isIntersecting && make(one.target)), { rootMargin: "400px" });
   for (const box of boxes) watch.observe(box);
-  const follow = () => {
+
+  const table = document.querySelector("[data-tasks]");
+  const link = (row) => {
+    const at = data.trees.findIndex((tree) => tree.name === row[0]);
+    return at >= 0 && boxes.length ? `#tree-${at}` : data.served ? `/tree/${encodeURIComponent(row[0])}` : "";
+  };
+  const tasks = table && data.tasks ? new Tasks(table, data.tasks, link) : null;
+
+  const go = () => {
     const wanted = location.hash.replace(/^#step-/, "");
     const box = wanted && boxes.find((one) => data.trees[Number(one.getAttribute("data-tree"))].choices.some((row) => (row.ids || []).includes(wanted)));
     if (!box) return;
@@ -86,8 +103,23 @@ function start() {
     box.scrollIntoView();
     explorer.select(explorer.tree.choices[explorer.tree.at.get(wanted)]);
   };
-  addEventListener("hashchange", follow);
-  follow();
+  addEventListener("hashchange", go);
+  go();
+
+  if (data.source) {
+    const status = h("span", { class: "soft", role: "status" });
+    document.querySelector("nav").append(status);
+    follow(data.source, (text) => put(status, text), (fresh) => {
+      for (const [at, explorer] of explorers) {
+        const now = fresh.trees.find((tree) => tree.name === data.trees[at].name);
+        if (now && JSON.stringify(now) !== JSON.stringify(data.trees[at])) {
+          explorer.show(now);
+          data.trees[at] = now;
+        }
+      }
+      if (tasks) tasks.update(fresh.tasks);
+    });
+  }
 }
 
 start();

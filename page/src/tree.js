@@ -6,7 +6,7 @@ import { zoom as makeZoom, zoomIdentity } from "d3-zoom";
 import { clip, colour, h, many, percent, s } from "./dom.js";
 import { endings } from "./model.js";
 
-const ROW = 40, FEW = 240, DETAIL = 700;
+const ROW = 40, FEW = 110, DETAIL = 700;
 const MARKS = { success: "M-4 0l3 3.5l5.5 -7", failure: "M-3.5 -3.5l7 7m0 -7l-7 7", cut: "M-4 0h8" };
 
 export class TreeView {
@@ -30,7 +30,7 @@ export class TreeView {
     this.transform = zoomIdentity;
     select(this.svg).call(this.zoom).on("dblclick.zoom", null);
     // Columns as wide as most texts need: short actions stand closer together.
-    const widths = tree.choices.slice(1).map((choice) => Math.min(24, choice.text.length)).sort((a, b) => a - b);
+    const widths = tree.choices.slice(1).map((choice) => Math.min(26, (choice.act || choice.text).length)).sort((a, b) => a - b);
     this.column = 52 + 6.6 * Math.max(8, widths[Math.floor(widths.length * 0.95)] || 0);
     this.expandFirst();
     new ResizeObserver(() => this.sized()).observe(this.svg);
@@ -63,6 +63,16 @@ export class TreeView {
     }
     for (const at of [lost, drop, ...[...findings.keys()].slice(0, 20)]) if (at > 0) this.reveal(choices[at]);
     this.arrange();
+  }
+
+  // Take over what was open, chosen and in view in the view of an earlier state of the same tree.
+  adopt(before) {
+    const now = (at) => (at ? this.tree.at.get(before.tree.choices[at].ids[0]) : 0);
+    this.open = new Set([...before.open].map(now).filter((at) => at !== undefined));
+    this.selected = this.tree.choices[now(before.selected ? before.selected.at : 0) || 0];
+    this.placed = true;
+    this.arrange();
+    this.move(before.transform);
   }
 
   reveal(choice) {
@@ -107,7 +117,7 @@ export class TreeView {
       .attr("transform", (node) => `translate(${node.y},${node.x})`)
       .attr("aria-selected", (node) => String(node.data === this.selected))
       .attr("aria-expanded", (node) => (node.data.children.length ? String(this.open.has(node.data.at)) : null))
-      .select(".more").text((node) => (this.open.has(node.data.at) || !node.data.children.length ? "" : `+${node.data.size - 1}`));
+      .select(".more").text((node) => (this.open.has(node.data.at) || !node.data.children.length ? "" : ` +${node.data.size - 1}`));
   }
 
   node(choice) {
@@ -122,7 +132,7 @@ export class TreeView {
     const flag = tree.findings.has(choice.at) ? s("path", { d: "M-12 -9v-11h11l-3 3.5l3 3.5h-11", class: "flag" }) : null;
     const ends = Object.keys(choice.ends || {});
     const mark = ends.length && MARKS[ends[0]] ? s("path", { d: MARKS[ends[0]], class: "mark", transform: "translate(20 0)" }) : null;
-    const name = choice.at ? clip(choice.text, Math.max(10, (this.column - 46) / 6.6)) || "(nothing)" : "task";
+    const name = choice.at ? clip(choice.act || choice.text, Math.max(10, (this.column - 46) / 6.6)) || "(nothing)" : "task";
     const facts = [choice.n > 1 ? `\u00d7${choice.n}` : "", choice.p ? percent(choice.p[0]) : "", choice.edit ? "edit" : ""].filter(Boolean).join(" \u00b7 ");
     const shift = ends.length && MARKS[ends[0]] ? 30 : 13;
     const label = choice.at ? `${clip(choice.text, 200)}, ${many(choice.n, "sample")}${choice.p ? `, success after it ${percent(choice.p[0])}` : ""}${choice.ends ? `, ${endings(choice.ends)}` : ""}` : "task";
@@ -130,8 +140,7 @@ export class TreeView {
       s("title", null, label), s("rect", { class: "hit", x: -12, y: -19, width: this.column - 16, height: 37 }),
       lost, ring, shape, flag, mark,
       s("text", { x: choice.at ? shift : 13, y: choice.children.length ? -6 : -1, class: "name" }, name),
-      s("text", { x: shift, y: choice.children.length ? 15 : 13, class: "facts" }, facts),
-      s("text", { x: 3, y: 24, class: "more" }));
+      s("text", { x: shift, y: choice.children.length ? 15 : 13, class: "facts" }, facts, s("tspan", { class: "more" })));
   }
 
   click(event, choice) {
@@ -186,7 +195,7 @@ export class TreeView {
       top = Math.min(top, x);
       bottom = Math.max(bottom, x);
     }
-    return { left: left - 30, right: right + 170, top: top - 40, bottom: bottom + 40 };
+    return { left: left - 30, right: right + this.column, top: top - 40, bottom: bottom + 40 };
   }
 
   fit(least = 0.02) {

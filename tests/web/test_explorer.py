@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from web_sample import make_run
 from ramify.trace.db import Run
 from ramify.trace.node import Provenance, Score, make_node
 from ramify.web.pages import report_html, tree_html
+from ramify.web.server import guarded_pages, open_server
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
@@ -31,12 +33,12 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-def opened(browser: Any, file: Path, faults: list[str], **view: Any) -> Any:
+def opened(browser: Any, file: Path | str, faults: list[str], **view: Any) -> Any:
     page = browser.new_context(viewport={"width": view.pop("width", 1280), "height": 900}, **view).new_page()
     page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
-    page.goto(file.as_uri())
+    page.goto(file if isinstance(file, str) else file.as_uri())
     return page
 
 
@@ -146,3 +148,48 @@ def test_ten_thousand_steps_are_a_few_hundred_elements(browser: Any, tmp_path: P
     assert "step 20" in tree.locator(".panel").inner_text()
     assert page.evaluate("document.querySelectorAll('[data-tree] *').length") < 8000
     assert faults == []
+
+
+def test_tasks_are_filtered_and_sorted(browser: Any, report: Path) -> None:
+    faults: list[str] = []
+    page = opened(browser, report, faults)
+    rows = page.locator("[data-tasks] tbody tr")
+    every = rows.count()
+    page.get_by_role("searchbox", name="filter tasks").fill("eval-before")
+    assert 0 < rows.count() < every
+    page.get_by_role("searchbox", name="filter tasks").fill("")
+    page.get_by_role("combobox", name="outcome").select_option("mixed")
+    assert 0 < rows.count() <= every
+    page.get_by_role("combobox", name="outcome").select_option("all")
+    page.locator("[data-tasks] th button", has_text="attempts").click()
+    counts = [int(text) for text in rows.locator("td:nth-child(4)").all_inner_texts()]
+    assert counts == sorted(counts, reverse=True)
+    assert faults == []
+
+
+def test_a_page_follows_a_run_that_grows(browser: Any, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", updates=1, tasks=1)
+    server, listener = open_server(guarded_pages(folder))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with Run.open(folder) as run:
+            name = run.trees()[-1].name
+            start = next(node for node in run.nodes(name) if node.role == "user")
+        faults: list[str] = []
+        page = opened(browser, f"http://127.0.0.1:{listener.getsockname()[1]}/tree/{name}", faults)
+        page.locator("g.choice").nth(1).click()
+        chosen = page.locator(".panel h4").first.inner_text()
+        with page.expect_response(lambda answer: answer.url.endswith("/changed")):
+            pass  # the state that is compared with
+        with Run.open(folder, write=True) as run:
+            reply = make_node(name, start.id, 1, "assistant", "a new way", index=99)
+            end = make_node(name, reply.id, 1, "user", "well done")
+            run.add(reply, end, Score(end.id, "env", 1.0))
+        page.locator("g.choice", has_text="a new way").wait_for()
+        assert page.locator(".panel h4").first.inner_text() == chosen
+        assert faults == []
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        listener.close()

@@ -12,8 +12,10 @@ from ramify.stats.drops import Counts
 from ramify.stats.intervals import wilson
 from ramify.trace.db import Run
 from ramify.trace.node import Finding, Node, Provenance, Score, make_node
+from ramify.trace.outcome import settled
 from ramify.web.outline import Outline, findings_json, outline, outline_json
 from ramify.web.steps import read_tree
+from ramify.web.tasks import task_rows
 
 BY = Provenance("m", "w", {}, 0)
 
@@ -150,3 +152,18 @@ def test_the_record_holds_every_step_once(tmp_path: Path) -> None:
             ids = [name for row in record["choices"] for name in row.get("ids", ())]
             assert sorted(ids) == sorted(step.id for step in tree.steps)
             assert [row["up"] < at for at, row in enumerate(record["choices"])] == [True] * len(record["choices"])
+
+
+def test_the_rows_of_the_table_are_the_trees(tmp_path: Path) -> None:
+    with Run.open(make_run(tmp_path / "run")) as run:
+        name = run.trees()[-1].name
+        end = run.scores(tree=name)[0].node
+        run_rows = task_rows(run, settled(run))
+        assert [row.name for row in run_rows] == [info.name for info in run.trees()]
+        for row in run_rows:
+            scores = run.scores(tree=row.name, scorer="env")
+            assert (row.attempts, row.successes) == (len(scores), sum(score.value or 0 for score in scores))
+    with Run.open(tmp_path / "run", write=True) as run:
+        run.conclude("why", [Finding("lost here", "why", "Lost", end, value=-0.5)])
+        row = task_rows(run, settled(run))[-1]
+        assert (row.drop, row.found) == (-0.5, 1)

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from web_sample import make_run
 
 from ramify.base.errors import UserError
 from ramify.trace.db import Run
+from ramify.trace.node import make_node
 from ramify.web.limits import is_loopback
+from ramify.web.pages import trees_html
 from ramify.web.server import guarded_pages, open_server
 
 
@@ -119,3 +123,48 @@ def test_bad_starts_are_one_sentence(folder: Path, tmp_path: Path, address: str)
         open_server(guarded_pages(folder), 99999)
     assert is_loopback("127.8.9.1")
     assert not is_loopback("localhost.")
+
+
+def test_the_data_of_a_page_are_those_in_it(address: str, folder: Path) -> None:
+    with Run.open(folder) as run:
+        name = run.trees()[-1].name
+    for page, path in (("/", "/data"), (f"/tree/{name}", f"/data/tree/{name}")):
+        status, headers, body = get(address, path)
+        assert (status, headers["content-type"]) == (200, "application/json")
+        block = get(address, page)[2].partition('id="data">')[2].partition("</script>")[0]
+        assert json.loads(body) == json.loads(block)
+        assert path.startswith(unquote(json.loads(body)["source"]))
+    assert get(address, "/data/tree/none")[0] == 404
+
+
+def test_a_run_that_grows_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", updates=1, tasks=1)
+    server, listener = open_server(guarded_pages(run))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        before = get(host, "/changed")[2]
+        assert get(host, "/changed")[2] == before
+        rows = len(json.loads(get(host, "/data")[2])["tasks"])
+        with Run.open(run, write=True) as opened:
+            opened.add_tree("more", {"id": "more"})
+            opened.add(make_node("more", None, 0, "user", "hello"))
+        assert get(host, "/changed")[2] != before
+        assert len(json.loads(get(host, "/data")[2])["tasks"]) == rows + 1
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        listener.close()
+
+
+def test_the_list_of_trees_has_pages(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        for at in range(450):
+            run.add_tree(f"tree-{at:03d}", {"id": at})
+        run.commit()
+        assert "tree-199" in trees_html(run)
+        assert "tree-200" not in trees_html(run)
+        last = trees_html(run, 99)
+        assert "tree-449" in last
+        assert "page 3 of 3" in last

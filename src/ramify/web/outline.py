@@ -308,6 +308,8 @@ def _step_row(
     row: dict[str, Any] = {"text": _text(choice.text), "ids": [step.id for step in choice.steps[:_SAMPLES]], "depth": first.depth}
     row["state"] = states.setdefault(first.before, len(states))
     row["lead"] = messages.nodes(first.lead)
+    if first.message.functions and first.message.text:
+        row["act"] = _text(clip(choice.text.removeprefix(first.message.text), 200))
     reasoning = first.message.reasoning
     if reasoning:
         row["thought"] = _text(reasoning)

@@ -11,10 +11,12 @@ import hashlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
 from ramify.render.escape import data_block, escape, visible
@@ -28,9 +30,10 @@ from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
-from ramify.web.outline import WHY, findings_json, number, numbers, outline, outline_json
+from ramify.web.outline import WHY, Outline, findings_json, number, numbers, outline, outline_json
 from ramify.web.potentials import potential_pictures
 from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
+from ramify.web.tasks import TaskRow, task_rows
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -51,6 +54,10 @@ def content_policy(served: bool = False) -> str:
 
 
 SHOWN_TREES = 3
+MOST_TASKS, MOST_FINDINGS = 100, 100
+"""Rows of the tables of tasks and findings of a page without a script."""
+LISTED = 200
+"""Trees of one page of the list of all."""
 _SCANNED = 90  # trees read to choose the shown ones: enough to find a mixed one, bounded for long runs
 _PICTURED = 80  # leaves a tree picture stays readable with
 
@@ -67,10 +74,12 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
     own = [update for update in every if update.get("arm", arm) == arm]
     evals = {entry.key: entry.payload for entry in run.journal("eval")}
     trees = [_tree_view(run, name, served, deciding) for name in interesting(run, deciding=deciding)]
+    tasks = task_rows(run, deciding, [tree["name"] for tree in trees])
     linked = {step["id"] for tree in trees for step in tree["steps"]}
     return _page(
         "report.html",
-        findings=[_finding_view(finding, served, linked) for finding in run.findings()],
+        findings=[_finding_view(finding, served, linked) for finding in run.findings()[:MOST_FINDINGS]],
+        left=max(0, len(run.findings()) - MOST_FINDINGS),
         title=f"Run {run.folder.resolve().name}",
         served=served,
         headline=_headline(evals),
@@ -79,7 +88,11 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
         budget=_budget(own, evals),
         updates=_update_rows(own),
         trees=trees,
-        data=_data(run, served, trees),
+        tasks=tasks,
+        most_tasks=MOST_TASKS,
+        data=_markup(data_block(_data(run, served, trees, tasks))),
+        trained=arm_given(run) or bool(every) or bool(evals),
+        kind=run.kind,
         abandoned=_abandoned(own),
         failed=failures(run).sentence(most=10),
         config=list(_flatten(run.config)),
@@ -91,12 +104,31 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
 def tree_html(run: Run, name: str, served: bool = False, scorer: str | None = None) -> str:
     """The page of one tree. Raises UserError when there is none of that name."""
     tree = _tree_view(run, name, served, settled(run, scorer))
-    return _page("tree.html", title=f"Tree {name}", served=served, tree=tree, data=_data(run, served, [tree]))
+    return _page(
+        "tree.html", title=f"Tree {name}", served=served, tree=tree, data=_markup(data_block(_data(run, served, [tree])))
+    )
 
 
-def _data(run: Run, served: bool, trees: Sequence[Mapping[str, Any]]) -> Any:
-    """The JSON block that the script draws from."""
-    return _markup(data_block({"run": run_name(run), "served": served, "trees": [tree["data"] for tree in trees]}))
+def report_data(run: Run, scorer: str | None = None) -> str:
+    """The data of the served report alone, for a page that is open while the run grows."""
+    deciding = settled(run, scorer)
+    trees = [_tree_view(run, name, True, deciding) for name in interesting(run, deciding=deciding)]
+    return data_block(_data(run, True, trees, task_rows(run, deciding, [tree["name"] for tree in trees])))
+
+
+def tree_data(run: Run, name: str, scorer: str | None = None) -> str:
+    """The data of the served page of one tree alone. Raises UserError when there is none of that name."""
+    return data_block(_data(run, True, [_tree_view(run, name, True, settled(run, scorer))]))
+
+
+def _data(run: Run, served: bool, trees: Sequence[Mapping[str, Any]], tasks: Sequence[TaskRow] | None = None) -> dict[str, Any]:
+    """What the script draws from."""
+    data: dict[str, Any] = {"run": run_name(run), "served": served, "trees": [tree["data"] for tree in trees]}
+    if tasks is not None:
+        data["tasks"] = [row.to_json() for row in tasks]
+    if served:
+        data["source"] = "/data" if tasks is not None else f"/data/tree/{quote(trees[0]['name'], safe='')}"
+    return data
 
 
 def run_name(run: Run) -> str:
@@ -107,9 +139,13 @@ def run_name(run: Run) -> str:
     return visible(str(folder))
 
 
-def trees_html(run: Run) -> str:
-    """The list of all trees of a run (served only)."""
-    return _page("trees.html", title="Trees", served=True, trees=[(tree.name, tree.group) for tree in run.trees()])
+def trees_html(run: Run, page: int = 1) -> str:
+    """The list of all trees of a run (served only), :data:`LISTED` a page; pages count from 1."""
+    infos = run.trees()
+    pages = max(1, -(-len(infos) // LISTED))
+    page = min(max(1, page), pages)
+    shown = [(tree.name, tree.group) for tree in infos[(page - 1) * LISTED : page * LISTED]]
+    return _page("trees.html", title="Trees", served=True, trees=shown, count=len(infos), page=page, pages=pages)
 
 
 def node_html(run: Run, name: str) -> str:
@@ -145,7 +181,10 @@ def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> di
 def _why_view(finding: Finding) -> dict[str, Any]:
     """What `ramify why` found, its code apart from its words."""
     parts = finding.why.split("`")
-    return {"parts": [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)], "command": finding.action}
+    return {
+        "parts": [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)],
+        "command": "" if finding.action.startswith("ramify show ") else finding.action,
+    }
 
 
 def _evidence(finding: Finding) -> str:
@@ -155,6 +194,11 @@ def _evidence(finding: Finding) -> str:
         if any(facts.values())
         else ""
     )
+
+
+def arm_given(run: Run) -> bool:
+    """Whether the run trains."""
+    return "arm" in run.config
 
 
 def own_arm(run: Run) -> str:
@@ -299,6 +343,7 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "prompt": tree.prompt,
         "attempts": len(tree.ends),
         "wins": wins,
+        "success": _success(found),
         "told": any(step.outcome != "done" for step in tree.ends),
         "scorers": undecided(run) if deciding is NOBODY else [],
         "picture": _markup(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
@@ -311,6 +356,17 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "why": [_why_view(one) for node in findings.values() for one in node if one.maker == WHY],
         "ask": f"ramify why {shlex.quote(run_name(run))} {shlex.quote(visible(name))}",
     }
+
+
+def _success(found: Outline) -> str:
+    """The chance of success where forks make it another one than the share of attempts; "" elsewhere."""
+    root = found.choices[0]
+    ends = sum((choice.ends for choice in found.choices), Counter())
+    told = ends["success"] + ends["failure"] + ends["cut"]
+    if root.chance is None or abs(root.chance.p * told - ends["success"]) < 0.01:
+        return ""
+    low, high = root.chance.interval
+    return f"{percent(root.chance.p)} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _step_view(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.render.terminal import say
+from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
@@ -39,21 +40,25 @@ def guarded_pages(run_path: str | Path, host: str = "127.0.0.1", token: str | No
 def make_app(run_path: str | Path, scorer: str | None = None) -> Starlette:
     """The application: ``/`` the report, ``/trees`` the list, ``/tree/NAME`` and ``/node/ID``. Only reads.
 
+    ``/data`` and ``/data/tree/NAME`` are the data of the first two as JSON, ``/changed`` is another text when the run has grown.
+
     ``scorer`` says which attempts succeeded. Raises UserError when there is no readable run at ``run_path``, or no such scorer in it.
     """
     from starlette.applications import Starlette
-    from starlette.responses import HTMLResponse
+    from starlette.responses import PlainTextResponse
+    from starlette.responses import Response as AnyResponse
     from starlette.routing import Route
 
     with Run.open(run_path) as run:
         settled(run, scorer)
 
-    def answer(make: Callable[..., str], name: str = "") -> Callable[[Request], Response]:
+    def answer(make: Callable[..., str], name: str = "", media: str = "text/html") -> Callable[[Request], Response]:
         # Not a coroutine, so it runs in a worker thread: a run belongs to the thread that opened it, and a long page blocks no other.
         def endpoint(request: Request) -> Response:
             try:
                 with Run.open(run_path) as run:
-                    return HTMLResponse(stored(make)(run, *((request.path_params[name],) if name else ())))
+                    text = stored(make)(run, *((request.path_params[name],) if name else ()))
+                    return AnyResponse(text, media_type=media)
             except UserError as error:
                 return _message("Not found", str(error), 404)
             except RamifyError as error:
@@ -64,9 +69,21 @@ def make_app(run_path: str | Path, scorer: str | None = None) -> Starlette:
     def missing(request: Request, error: Exception) -> Response:
         return _message("Not found", f"There is no page {request.url.path} here.", 404)
 
+    def listed(request: Request) -> Response:
+        page = request.query_params.get("page", "1")
+        return answer(lambda run: pages.trees_html(run, int(page) if page.isdecimal() and len(page) < 9 else 1))(request)
+
+    def changed(request: Request) -> Response:
+        files = [Path(run_path) / (FILE + end) for end in ("", "-wal")]
+        marks = [f"{known.st_mtime_ns}.{known.st_size}" for known in (file.stat() for file in files if file.exists())]
+        return PlainTextResponse(" ".join(marks))
+
     routes = [
         Route("/", answer(lambda run: pages.report_html(run, True, scorer))),
-        Route("/trees", answer(pages.trees_html)),
+        Route("/trees", listed),
+        Route("/changed", changed),
+        Route("/data", answer(lambda run: pages.report_data(run, scorer), media="application/json")),
+        Route("/data/tree/{name:path}", answer(lambda run, name: pages.tree_data(run, name, scorer), "name", "application/json")),
         Route("/tree/{name:path}", answer(lambda run, name: pages.tree_html(run, name, True, scorer), "name")),
         Route("/node/{name}", answer(pages.node_html, "name")),
     ]
