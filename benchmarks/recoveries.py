@@ -3,7 +3,7 @@
     python benchmarks/recoveries.py [--seeds 5] [--size cpu] [--workers 2] [--cache FOLDER] [--out repro/recoveries.json]
 
 Every arm generates the same number of tokens (size cpu: 40,000 in 16 updates; quick: 25,000 in 10) from the same start, on the same
-tasks in the same order, and is evaluated on the same held-out episodes (400; 200). ``ours`` is the recipe (learning rate 0.002, tuned for it at this size), ``imitate`` supervised training on the
+tasks in the same order, and is evaluated on the same held-out episodes (400; 200). ``infotree+g2po`` is the recipe (learning rate 0.002, tuned for it at this size), ``imitate`` supervised training on the
 successes (0.0005, tuned for it); the others train, at the learning rate of ``imitate``, on sets that maze-recovery's builder makes of the
 attempts of each update.
 """
@@ -34,7 +34,8 @@ SETS: dict[str, dict[str, Any]] = {
     "recovery mix": {"mode": "recovery_mix", "rho": 0.5},
     "recovery mix, mistakes masked": {"mode": "recovery_mix", "rho": 0.5, "mask_mistakes": True},
 }
-ARMS = ("start", "ours", "imitate", *SETS)
+TREES = "infotree+g2po"
+ARMS = ("start", TREES, "imitate", *SETS)
 
 
 class Recoveries(Job):
@@ -43,7 +44,7 @@ class Recoveries(Job):
     options: dict[str, Any]
     shown: list[dict[str, Any]]
 
-    def _rows(self, run: Run, group: str, arm: Any, grown: Any) -> Any:
+    def _rows(self, run: Run, group: str, *rest: Any) -> Any:
         try:
             made = build_sft(Traces(from_run(run, group)), **self.options)
         except UserError:  # an update without a success, or without one that shows a recovery, teaches nothing
@@ -54,8 +55,8 @@ class Recoveries(Job):
 
 def cell(arm: str, seed: int, size: str) -> dict[str, float]:
     """Success after the tokens that every arm gets, and what the sets held."""
-    rival = "ours" if arm in ("start", "ours") else "imitate"
-    lr = {"ours": 2e-3, "imitate": 5e-4}[rival]
+    rival = TREES if arm in ("start", TREES) else "imitate"
+    lr = {TREES: 2e-3, "imitate": 5e-4}[rival]
     config = check(ImproveConfig, {"arm": rival, "seed": seed, "train": {"lr": lr}, **SIZES[size]})
     kind = Recoveries if arm in SETS else Job
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +90,7 @@ def main() -> None:
     for arm in (arm for arm in args.arms if arm in SETS):
         for what in ("with recovery", "trained"):
             checks.mean(f"{arm}: {what}", of[arm][what])
-        for rival in (r for r in ("ours", "imitate") if r in args.arms):
+        for rival in (r for r in (TREES, "imitate") if r in args.arms):
             checks.paired(f"{arm} - {rival}", of[arm]["success"], of[rival]["success"])
     for found in checks:
         print(

@@ -77,10 +77,10 @@ def test_a_run_with_another_rule_is_not_continued(here: Path) -> None:
         resume(here / "run")
 
 
-@pytest.mark.parametrize("arm", ["ours", "grpo", "imitate"])
+@pytest.mark.parametrize("arm", ["infotree+g2po", "grpo", "imitate"])
 def test_old_names_choose_what_they_chose(arm: str) -> None:
     """``credit.rule`` is of arms with graph credit; a named rule is of the arm that was chosen, too."""
-    own = {"ours": "graph-credit", "grpo": "grpo", "imitate": "imitate"}[arm]
+    own = {"infotree+g2po": "graph-credit", "grpo": "grpo", "imitate": "imitate"}[arm]
     assert credit_rule(ImproveConfig(arm=arm), arm).maker == own
     old = credit_rule(ImproveConfig(arm=arm, credit={"rule": "gigpo", "gamma": 0.9}), arm)
     assert old.maker == own

@@ -98,7 +98,7 @@ def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Pa
 
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:
     record = verb("improve", "--dry-run", "--json").json
-    assert record["config"]["train"]["lr"] == ARMS["ours"].lr  # what will be used, not the 0 that stands for it
+    assert record["config"]["train"]["lr"] == ARMS["infotree+g2po"].lr  # what will be used, not the 0 that stands for it
     assert ImproveConfig.model_validate(record["config"]) == resolved(load(ImproveConfig))
 
 

@@ -46,7 +46,7 @@ def test_compacted_attempts_become_rows_that_train_each_sampled_token_once(tmp_p
             nodes = {turn.node.id: turn.node for a in played for turn in a.turns}
             assert any(node.context is not None for node in nodes.values()) == bool(window)
             credit = {id_: np.where(node.sampled, 1.0 + i, 0.0).astype(np.float32) for i, (id_, node) in enumerate(nodes.items())}
-            rows = training_rows(run, made.trees, attempts, credit, 1e9)
+            rows = training_rows(run, made.trees, played, credit, 1e9)
             got = np.concatenate([row.token_values["advantage"][row.mask] for row in rows])
             assert sorted(got) == sorted(np.concatenate([c[c != 0] for c in credit.values()])), "each sampled token in one row"
             if window:
@@ -55,8 +55,8 @@ def test_compacted_attempts_become_rows_that_train_each_sampled_token_once(tmp_p
             else:
                 paths = [made.trees[a.tree].path(a.leaf) for a in played if a.outcome]
                 weights = credit_group(run, Imitate(), CreditGroup.of(run, "g", made.trees))
-                wins = training_rows(run, made.trees, attempts, weights, 4.0)
+                wins = training_rows(run, made.trees, played, weights, 4.0)
                 assert [row.tokens.tolist() for row in wins] == [row_from_path(path).tokens.tolist() for path in paths]
             found = credit_group(run, G2po(), CreditGroup.of(run, "g", made.trees))
-            for row in training_rows(run, made.trees, attempts, found, 0.5):
+            for row in training_rows(run, made.trees, played, found, 0.5):
                 assert np.abs(row.token_values["advantage"]).max() <= 0.5

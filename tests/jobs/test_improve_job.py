@@ -35,7 +35,9 @@ def story(path: Path) -> list[Any]:
     """Everything the run concluded, without times and blob names."""
     with Run.open(path) as run:
         evals = [(e.key, e.payload["outcomes"]) for e in run.journal("eval")]
-        updates = [(e.key, e.payload["tokens"], e.payload["success"], e.payload["train"]) for e in run.journal("update")]
+        updates = [
+            [e.key, *(e.payload[name] for name in ("tokens", "success", "train", "critic"))] for e in run.journal("update")
+        ]
     return [*evals, *updates]
 
 
@@ -54,9 +56,11 @@ def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
         assert 0 < result["tokens"] <= 2700 * 1.3
         updates = [e.payload for e in run.journal("update")]
         assert [u["update"] for u in updates] == list(range(len(updates)))
-        assert 2 <= len(updates) <= 4, "about as many updates as asked for: attempts end where they end"
-        trees = run.trees("ours-0000")
-        assert len(trees) == 4
+        assert len(updates) == 3
+        assert result["updates"] == 3
+        assert result["attempts"] == sum(u["attempts"] for u in updates) > 0
+        trees = run.trees(f"{ImproveConfig().arm}-0000")
+        assert 1 <= len(trees) <= 4
         marks = run.annotations(name="why")
         assert marks
         assert {"A", "A_ep", "A_nc", "A_ec", "V", "V_next", "delta", "group_size"} <= set(marks[0].value)
@@ -131,14 +135,46 @@ def test_an_interrupted_run_continues(whole: Path, tmp_path: Path) -> None:
     assert story(path) == story(whole)
 
 
+SPLIT = {**SMALL, "arm": "auto", "sampling": "splitting", "critic": {"wins": 1}}
+"""Attempts are split from the first update on, and the critic is asked as soon as one was won."""
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("split") / "whole"
+    improve(ImproveConfig(**SPLIT), path)
+    return path
+
+
+def test_splitting_forks_and_asks_the_critic(split: Path) -> None:
+    with Run.open(split) as run:
+        updates = [e.payload for e in run.journal("update")]
+        result = run.journal("result")[0].payload
+    assert result["forks"] == sum(u["forks"] for u in updates) > 0
+    assert all(u["split"] == u["groups"] for u in updates)
+    assert updates[-1]["critic"]["spoke"]
+    assert 0.7 * 2700 <= result["tokens"] <= 1.3 * 2700
+
+
+def test_an_interrupted_run_with_splitting_continues(split: Path, tmp_path: Path) -> None:
+    path, rng = tmp_path / "cut", random.Random(2)
+    killed(improve, ImproveConfig(**SPLIT), path, path=path, after=rng.uniform(0.5, 3))
+    killed(resume, path, path=path, after=rng.uniform(0.5, 3))
+    resume(path)
+    assert hashes(path) == hashes(split)
+    assert story(path) == story(split)
+
+
 @pytest.mark.slow
-def test_workers_change_no_sample_and_no_update(whole: Path, tmp_path: Path) -> None:
-    improve(ImproveConfig(**SMALL, backend="processes:2"), tmp_path / "run")
-    assert hashes(tmp_path / "run") == hashes(whole)
-    assert story(tmp_path / "run") == story(whole)
+@pytest.mark.parametrize("settings", [SMALL, SPLIT])
+def test_workers_change_no_sample_and_no_update(settings: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    alone = request.getfixturevalue("whole" if settings is SMALL else "split")
+    improve(ImproveConfig(**settings, backend="processes:2"), tmp_path / "run")
+    assert hashes(tmp_path / "run") == hashes(alone)
+    assert story(tmp_path / "run") == story(alone)
 
 
-@pytest.mark.parametrize("arm", [name for name in ARMS if name != "ours"])
+@pytest.mark.parametrize("arm", [name for name in ARMS if name != ImproveConfig().arm])
 def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
     config = ImproveConfig(**{**SMALL, "updates": 1, "tokens": 900, "eval_episodes": 4, "arm": arm})
     result = improve(config, tmp_path / "run")

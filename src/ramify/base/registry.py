@@ -23,6 +23,7 @@ KINDS = {
     "drafter": "proposes a model's next tokens, which it verifies",
     "judge": "says whether a text or a path is right, or how good it is",
     "credit": "assigns each sampled token its share in how the attempt ended",
+    "sampling": "how an update of `ramify improve` spends its tokens",
     "searcher": "chooses what to expand",
     "loss": "a term of the training objective",
     "compactor": "shortens a context",
@@ -41,7 +42,7 @@ FORMER = {"scorer": "judge"}
 
 #: Kinds of which classes or functions are registered; of the others any record.
 _CALLABLE = (
-    "env", "model", "drafter", "judge", "credit", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion"
+    "env", "model", "drafter", "judge", "credit", "sampling", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion"
 )  # fmt: skip
 
 #: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own (``COMPONENTS``).
@@ -57,6 +58,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "model": ("ramify.model", "ramify.engine"),
     "judge": ("ramify.score",),
     "credit": ("ramify.score.credit",),
+    "sampling": ("ramify.jobs.sampling",),
     "searcher": ("ramify.search",),
     "loss": ("ramify.train.losses",),
     "compactor": ("ramify.rollout.compact", "ramify.rollout.compactors"),

@@ -15,7 +15,7 @@ from ramify.train.batch import Row, rows_from_path
 def training_rows(
     run: Run,
     trees: Mapping[str, Tree],
-    attempts: Mapping[str, Sequence[Attempt]],
+    attempts: Sequence[Attempt],
     credit: Mapping[str, np.ndarray],
     clip: float,
 ) -> list[Row]:
@@ -25,16 +25,16 @@ def training_rows(
     ``advantage`` and ``weight``, of which a loss reads its own."""
     rows: list[Row] = []
     done: set[str] = set()
-    for name, group in attempts.items():
-        for attempt in group:
-            path = trees[name].path(attempt.leaf)
-            fresh = {n.id: credit[n.id] for n, _ in path.segments if n.id in credit and n.id not in done and credit[n.id].any()}
-            if not fresh:
-                continue
-            done |= fresh.keys()
-            for row in rows_from_path(path, trees[name].node, run.context, {"advantage": fresh}):
-                advantage = row.token_values["advantage"].clip(-clip, clip)
-                mask = row.mask & (advantage != 0.0)
-                if mask.any():
-                    rows.append(Row(row.tokens, mask, {**row.token_values, "advantage": advantage, "weight": advantage}))
+    for attempt in attempts:
+        tree = trees[attempt.tree]
+        path = tree.path(attempt.leaf)
+        fresh = {n.id: credit[n.id] for n, _ in path.segments if n.id in credit and n.id not in done and credit[n.id].any()}
+        if not fresh:
+            continue
+        done |= fresh.keys()
+        for row in rows_from_path(path, tree.node, run.context, {"advantage": fresh}):
+            advantage = row.token_values["advantage"].clip(-clip, clip)
+            mask = row.mask & (advantage != 0.0)
+            if mask.any():
+                rows.append(Row(row.tokens, mask, {**row.token_values, "advantage": advantage, "weight": advantage}))
     return rows

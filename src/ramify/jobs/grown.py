@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import is_mixed, l1_mass
-from ramify.methods.tree_rollouts.record import GrownTree
-from ramify.methods.tree_rollouts.sampler import Grower
 from ramify.rollout.attempts import Attempt
+from ramify.rollout.backends import Player, Unit
 from ramify.trace.tree import Tree
 
 T = TypeVar("T")
@@ -23,35 +24,84 @@ T = TypeVar("T")
 class Grown:
     """What one update sampled."""
 
-    grown: Sequence[GrownTree]
     attempts: dict[str, list[Attempt]]
+    """By tree; an attempt that paused and continued is several, each with its own turns."""
     trees: dict[str, Tree]
+    split: frozenset[str] = frozenset()
+    """Trees at whose tasks attempts were split: those that ended there are no independent sample of the task's success."""
+    abandoned: Sequence[str] = ()
+
+    @property
+    def every(self) -> list[Attempt]:
+        """All attempts, trees in the order of their names."""
+        return [attempt for group in self.attempts.values() for attempt in group]
 
     @property
     def tokens(self) -> int:
         """Generated tokens."""
-        return sum(a.sampled_tokens for group in self.attempts.values() for a in group)
+        return sum(attempt.sampled_tokens for attempt in self.every)
+
+    @cached_property
+    def ends(self) -> list[Attempt]:
+        """The attempts with which a path ends: those that paused and continued left out."""
+        starts = {attempt.start for attempt in self.every}
+        return [one for one in self.every if one.turns and not (one.paused and one.leaf in starts)]
+
+    @property
+    def forks(self) -> int:
+        """How often a state other than a task's start was continued once more than it would have been."""
+        paused = {attempt.leaf for attempt in self.every if attempt.paused}
+        times = Counter(one.start for one in self.every if one.turns and one.start != self._first[one.tree])
+        return sum(times.values()) - sum(start in paused for start in times)
+
+    @property
+    def outcomes(self) -> list[bool]:
+        """How attempts ended that were played from start to end at tasks that were not split: a sample of the agent's success."""
+        own = (one for one in self.ends if one.tree not in self.split and one.start == self._first[one.tree])
+        return [one.outcome for one in own if one.outcome is not None]
+
+    @property
+    def cost(self) -> float:
+        """Mean tokens of an attempt from the start to its end, those that paused left out; 0 where none ended."""
+        paths = [self.trees[one.tree].path(one.leaf) for one in self.ends if one.outcome is not None]
+        return float(np.mean([sum(node.sampled_tokens for node, _ in path.segments) for path in paths])) if paths else 0.0
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        """The observation with which each tree's task starts."""
+        return {name: next((one.start for one in group if one.index == 0), "") for name, group in self.attempts.items()}
 
     def report(self) -> dict[str, Any]:
         """Shares over groups and attempts."""
-        counts = [(t.root.s, t.root.n) for t in self.grown]
+        counts = []
+        for group in self.attempts.values():
+            scored = [attempt.outcome for attempt in group if attempt.outcome is not None]
+            counts.append((sum(scored), len(scored)))
         n = sum(total for _, total in counts)
         return {
             "success": sum(k for k, _ in counts) / max(1, n),
             "mixed": float(np.mean([is_mixed(k, total) for k, total in counts])),
             "l1": float(np.mean([l1_mass(k, total) for k, total in counts])),
             "groups": len(counts),
+            "solved": sum(k > 0 for k, _ in counts),
+            "split": len(self.split),
             "leaves": n,
-            "abandoned": [t.prompt_id for t in self.grown if t.abandoned],
+            "attempts": len(self.ends),
+            "forks": self.forks,
+            "abandoned": list(self.abandoned),
         }
 
 
 class EpisodeRecorder:
-    """Plays episodes for the sampler and keeps the attempts by tree, in the order of their sample index."""
+    """Plays episodes for a sampling and keeps the attempts by tree, in the order of their sample index."""
 
-    def __init__(self, grower: Grower, on_attempt: Callable[[Attempt], object] = lambda attempt: None) -> None:
-        """``on_attempt`` is called with every attempt that ended."""
-        self.grower, self.on_attempt = grower, on_attempt
+    def __init__(
+        self, player: Player, max_turns: int = 1, on_attempt: Callable[[Attempt], object] = lambda attempt: None
+    ) -> None:
+        """``max_turns``: the environment's; ``on_attempt`` is called with every attempt that ended or paused."""
+        self.player, self.max_turns, self.on_attempt = player, max_turns, on_attempt
+        self.tokens = 0
+        """Tokens generated so far."""
         self._attempts: dict[str, dict[int, Attempt]] = {}
 
     @property
@@ -59,16 +109,17 @@ class EpisodeRecorder:
         """Attempts by tree name, trees and attempts in an order no concurrency changes."""
         return {name: [group[i] for i in sorted(group)] for name, group in sorted(self._attempts.items())}
 
-    async def attempt(self, tree: str, task: Task, index: int) -> Attempt:
-        """See :class:`Grower`."""
-        return self._keep(await self.grower.attempt(tree, task, index))
+    async def attempt(self, tree: str, task: Task, index: int, turns: int | None = None) -> Attempt:
+        """See :meth:`Player.tried`."""
+        return self._keep(await self.player.tried(Unit(tree, task, index, None, turns)))
 
-    async def branch(self, tree: str, task: Task, node_id: str, index: int) -> Attempt:
-        """See :class:`Grower`."""
-        return self._keep(await self.grower.branch(tree, task, node_id, index))
+    async def branch(self, tree: str, task: Task, node_id: str, index: int, turns: int | None = None) -> Attempt:
+        """See :meth:`Player.tried`."""
+        return self._keep(await self.player.tried(Unit(tree, task, index, node_id, turns)))
 
     def _keep(self, attempt: Attempt) -> Attempt:
         self._attempts.setdefault(attempt.tree, {})[attempt.index] = attempt
+        self.tokens += attempt.sampled_tokens
         self.on_attempt(attempt)
         return attempt
 

@@ -1,24 +1,23 @@
-"""The main job: branching rollouts -> credit for every step -> training -> before and after on held-out tasks.
+"""The main job: rollouts -> credit for every step -> training -> before and after on held-out tasks.
 
-One update samples a group of trees under a token budget (tree-rollouts), credits every step on their state-merged graphs
-(graph-credit), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run continues where it stopped,
-with the same result as an uninterrupted one."""
+One update samples attempts within its share of the tokens (``jobs/sampling.py``), credits every step (``score/credit``, for which a critic
+may be asked: ``jobs/critic.py``), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run continues
+where it stopped, with the same result as an uninterrupted one."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 import ramify
 from ramify.base import registry
@@ -31,17 +30,16 @@ from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.base.words import plural
 from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
-from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task
+from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task, close
 from ramify.jobs import components
 from ramify.jobs.credit import training_rows
+from ramify.jobs.critic import Critic, CriticConfig, States, outcomes_of, states_of
 from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
+from ramify.jobs.sampling import Plan, SamplingRule, SplittingConfig
 from ramify.methods.graph_credit.algorithm import CreditConfig, RuleName
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
-from ramify.methods.tree_rollouts.allocator import BudgetAllocator
-from ramify.methods.tree_rollouts.record import GrownTree
-from ramify.methods.tree_rollouts.sampler import TreeSampler
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
 from ramify.rollout.agent import Agent
@@ -61,34 +59,53 @@ from ramify.train.loop import TrainConfig, Trainer, with_reference
 
 @dataclass(frozen=True)
 class TrainingArm:
-    """One way to spend the tokens: how attempts are sampled, how steps are credited, what is learned from them."""
+    """One way to spend the tokens: how attempts are sampled, how steps are credited, how is learned from them."""
 
-    rule: Literal["uucb", "flat"]
-    allocator: bool
+    sampling: str
+    """Name of its sampling (see ``ramify list sampling``)."""
     credit: str
     """Name of its credit rule (see ``ramify list credit``)."""
-    resample: bool = False
     lr: float = 1e-3
     """Default learning rate; the comparison (``ramify repro improve``) chooses each arm's own on other seeds."""
+    epochs: int = 1
+    """Passes over the rows of an update."""
+    minibatches: int = 1
+    """Optimiser steps a pass."""
 
 
 ARMS = {
-    "ours": TrainingArm("uucb", True, "g2po"),
-    "credit": TrainingArm("flat", False, "g2po"),
-    "grpo": TrainingArm("flat", False, "grpo", lr=5e-4),
-    "grpo+allocator": TrainingArm("flat", True, "grpo"),
-    "grpo+resample": TrainingArm("flat", False, "grpo", resample=True, lr=5e-4),
-    "imitate": TrainingArm("flat", False, "imitate", lr=5e-4),
+    "auto": TrainingArm("auto", "self-imitate", epochs=4),
+    "infotree+g2po": TrainingArm("infotree", "g2po"),
+    "g2po": TrainingArm("flat", "g2po"),
+    "grpo": TrainingArm("flat", "grpo", lr=5e-4),
+    "grpo+allocator": TrainingArm("allocator", "grpo"),
+    "grpo+resample": TrainingArm("resample", "grpo", lr=5e-4),
+    "imitate": TrainingArm("flat", "imitate", epochs=4),
 }
-"""ours: branching rollouts and graph credit. credit: graph credit on independent attempts. grpo: independent attempts, one credit per
-attempt; with the allocator, or with uniform groups dropped and replaced by new ones. imitate: supervised training on successes."""
+"""auto: independent attempts, or splitting where success is rare, and imitation of the steps that raised the chance of success.
+infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent attempts, one
+credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks. imitate: supervised training on successes
+(RAFT)."""
+FORMER_ARMS = {"ours": "infotree+g2po", "credit": "g2po"}
+"""Arms as older versions call them."""
 
 
 class TrainingConfig(TrainConfig):
     """How ``ramify improve`` trains."""
 
     lr: float = Field(default=0.0, ge=0)
-    """Learning rate of AdamW at the start, from where it falls linearly to 0; 0 takes the arm's own (0.001 for ours)."""
+    """Learning rate of AdamW at the start, from where it falls linearly to 0; 0 takes the arm's own."""
+    minibatches: int = Field(default=0, ge=0)
+    """Optimiser steps per pass, each on its share of the rows; 0 takes the arm's own."""
+    epochs: int = Field(default=0, ge=0)
+    """Passes over the rows of an update; 0 takes the arm's own."""
+
+    OWN: ClassVar = ("lr", "minibatches", "epochs")
+    """Settings that an arm has of its own."""
+
+    def of(self, arm: str) -> TrainingConfig:
+        """These settings with the arm's own where they are 0."""
+        return self.model_copy(update={name: getattr(self, name) or getattr(ARMS[arm], name) for name in self.OWN})
 
 
 class CreditSettings(CreditConfig):
@@ -106,7 +123,7 @@ class ImproveConfig(Config):
     """Settings of ``ramify improve``."""
 
     BASIC = (
-        "model env tasks arm compare seed updates tokens tasks_per_update train_tasks eval_episodes "
+        "model env tasks arm sampling compare seed updates tokens tasks_per_update train_tasks eval_episodes "
         "temperature max_reply backend device credit train.lr"
     )
     model: str = "builtin"
@@ -117,8 +134,10 @@ class ImproveConfig(Config):
     """Environment the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
     """JSON lines of your own tasks; one in four is held out. Default: tasks the environment generates."""
-    arm: Literal["ours", "credit", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "ours"
-    """Way to spend the tokens: ours, or one of the comparison's other arms."""
+    arm: Literal["auto", "infotree+g2po", "g2po", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "infotree+g2po"
+    """Way to spend the tokens: a sampling, a credit rule, and how to train on them."""
+    sampling: str = ""
+    """How attempts are sampled: a name of ``ramify list sampling``; default: the arm's."""
     compare: bool = False
     """Run the other arms as well, each from the same start at the same generated tokens."""
     seed: int = 0
@@ -147,21 +166,28 @@ class ImproveConfig(Config):
     """Weight of the KL to the starting agent."""
     clip_credit: float = Field(default=4.0, gt=0)
     """Credit is clipped to plus and minus this for training: in a graph with little progress a small spread inflates it."""
-    tree: TreeConfig = TreeConfig(unit="tokens", roots=4, parallel=4, selector=UUCB(lam=0.0))
-    """How one task's tree is sampled. The selector's entropy weight is 0 here: this agent is least sure in lost states."""
+    tree: TreeConfig = TreeConfig(unit="tokens", roots=2, least=0.25, parallel=4, selector=UUCB(lam=0.0))
+    """How one task's tree is sampled by ``infotree``. The selector's entropy weight is 0 here: this agent is least sure in lost states."""
     allocation: Allocation = Allocation()
-    """How budget moves between tasks."""
+    """How ``infotree`` and ``allocator`` move budget between tasks."""
+    splitting: SplittingConfig = SplittingConfig()
+    """How ``splitting`` and ``auto`` continue attempts."""
+    critic: CriticConfig = CriticConfig()
+    """The critic of samplings and credit rules that ask one."""
     credit: CreditSettings = CreditSettings()
     """How steps are credited."""
     train: TrainingConfig = TrainingConfig()
     """How to train."""
 
+    @field_validator("arm", mode="before")
+    @classmethod
+    def _former(cls, value: Any) -> Any:
+        return FORMER_ARMS.get(value, value) if isinstance(value, str) else value
+
 
 def resolved(config: ImproveConfig) -> ImproveConfig:
-    """The settings with the learning rate that 0 stands for; a comparison keeps the 0, because each arm takes its own."""
-    if config.compare or config.train.lr:
-        return config
-    return config.model_copy(update={"train": config.train.model_copy(update={"lr": ARMS[config.arm].lr})})
+    """The settings with what 0 stands for in training; a comparison keeps the 0, because each arm takes its own."""
+    return config if config.compare else config.model_copy(update={"train": config.train.of(config.arm)})
 
 
 def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
@@ -177,7 +203,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
         path = folder / "run"
         with Job(few, path) as job, Run.create(path, {}, kind="improve") as run:
             trial, sizes = job.trial(run, progress)
-        turns = job.environment.make().max_turns
+        turns = job.max_turns
     per_token = trial["seconds"] / max(1, trial["tokens"])
     expected = arms * config.tokens + trial["tokens"] / trial["n"] * episodes
     seen = {name: trial[name] for name in ("success", "interval", "n", "failed")}
@@ -308,7 +334,10 @@ class Job:
             self.environment, self.task_set or config.tasks, config.train_tasks, config.eval_episodes, config.seed
         )
         self.agent().check(self.environment)
-        self.rules = {name: credit_rule(config, name) for name in (ARMS if config.compare else (config.arm,))}
+        names = ARMS if config.compare else (config.arm,)
+        self.rules = {name: credit_rule(config, name) for name in names}
+        self.samplings = {name: sampling_rule(config, name) for name in names}
+        self.max_turns = _max_turns(self.environment)
         self.weights = self.played_with = self.model.identity.weights
         env = self.own.stored(config)["env"]
         self.players = open_players(config.backend, config.model, env, self.agent(), config.seed, config.concurrency)
@@ -346,6 +375,7 @@ class Job:
                 after=after,
                 gain=gain,
                 tokens=spent,
+                **self._counts(run),
                 seconds=round(seconds, 1),
                 run=str(self.folder),
                 **components.caution(self.model),
@@ -451,12 +481,11 @@ class Job:
         try:
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": self.config.kl}
-            lr = self.config.train.lr or ARMS[self.config.arm].lr
-            trainer = Trainer(self.model.module, self.config.train.model_copy(update={"lr": lr}), self.config.seed)
+            trainer = Trainer(self.model.module, self.config.train.of(self.config.arm), self.config.seed)
             trainer.update(rows, losses)
             self.model.refresh()
-            packed = checkpoint.pack(*trainer.state())
-            trainer.restore(*checkpoint.unpack(packed))
+            saved_state = packed(trainer, Critic(self.config.critic, self.config.seed))
+            trainer.restore(*checkpoint.unpack(saved_state))
             sent = weights_of(self.model)
             self.player(run, "trial")  # which sends them to workers, where there are any
             self.save(self.folder / AGENT)
@@ -466,7 +495,12 @@ class Job:
                 f"a training step on {plural(len(rows), 'row')} of the trial could not be made and saved: {why}"
             ) from error
         saved = sum(file.stat().st_size for file in (self.folder / AGENT).iterdir())
-        return payload, {"training rows": len(rows), "checkpoint": len(packed), "weights": len(sent), "agent": saved}
+        return payload, {"training rows": len(rows), "checkpoint": len(saved_state), "weights": len(sent), "agent": saved}
+
+    def _counts(self, run: Run) -> dict[str, int]:
+        """Attempts and forks of the updates of the run's arm, and their number."""
+        own = [entry.payload for entry in run.journal("update") if entry.payload["arm"] == self.config.arm]
+        return {name: sum(int(one.get(name, 0)) for one in own) for name in ("attempts", "forks")} | {"updates": len(own)}
 
     def _gain(self, run: Run, first: str, second: str) -> dict[str, Any]:
         """Difference of success, paired by episode, with its 95 % interval."""
@@ -479,30 +513,23 @@ class Job:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, run: Run, name: str, progress: Progress = SILENT, arms: int = 1) -> int:
-        """Updates until the token budget is spent; returns the tokens generated. Continues after the last stored update. ``progress`` names
-        the arm where it is one of several ``arms``."""
-        arm = ARMS[name]
+        """The updates, each with its share of the tokens that are left; returns the tokens generated. Continues after the last stored update.
+        ``progress`` names the arm where it is one of several ``arms``."""
         c = self.config
-        train = c.train.model_copy(update={"lr": c.train.lr or arm.lr})
-        trainer = Trainer(self.model.module, train, c.seed)
+        train = c.train.of(name)
+        trainer, critic = Trainer(self.model.module, train, c.seed), Critic(c.critic, c.seed)
         reference = copy.deepcopy(self.model.module) if c.kl else None
-        done = [entry for entry in run.journal("update") if entry.payload["arm"] == name]
-        spent = 0
-        if done:
-            trainer.restore(*checkpoint.unpack(run.get_blob(done[-1].payload["checkpoint"])))
-            self.model.refresh()
-            spent = int(done[-1].payload["tokens"])
-        last = done[-1].payload["checkpoint"] if done else None
+        done = [entry.payload for entry in run.journal("update") if entry.payload["arm"] == name]
+        spent, cost = self._restored(run, trainer, critic, done)
+        last = done[-1]["checkpoint"] if done else None
         note = ""
 
         def phase(what: str, update: int) -> str:
             return f"{name} {what} {update + 1}/{c.updates}" if arms > 1 else f"{what} {update + 1}/{c.updates}"
 
         progress.begin(c.tokens, spent, phase("sample", len(done)), "tokens")
-        for update in itertools.count(len(done)):
-            share = min(c.tokens / c.updates, c.tokens - spent)
-            if share < 0.5 * c.tokens / c.updates:
-                break
+        for update in range(len(done), c.updates):
+            share = max((c.tokens - spent) / (c.updates - update), cost)
             times = {"sample": -time.monotonic()}
             success = Success()
 
@@ -513,23 +540,25 @@ class Job:
                 progress.at(min(spent + success.tokens, c.tokens), note, phase("sample", update))
 
             player = self.player(run, f"{name}-{update:04d}")
-            grown = self.players.run(self._sample(run, player, name, update, share, on_attempt))
+            grown = self.players.run(self._sample(run, player, name, update, share, cost, critic, on_attempt))
             times["sample"] += time.monotonic()
             progress.at(min(spent + success.tokens, c.tokens), note, phase("train", update))
             times["credit"] = -time.monotonic()
-            rows, losses, warned = self._rows(run, f"{name}-{update:04d}", self.rules[name], grown)
+            states = self._states(player, name, grown)
+            rows, losses, warned = self._rows(run, f"{name}-{update:04d}", self.rules[name], grown, critic, states)
             times["credit"] += time.monotonic()
             times["train"] = -time.monotonic()
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
-            trainer.set_rate(train.lr * max(0.0, 1.0 - spent / c.tokens))  # the decay reduces the noise of small groups
+            trainer.set_rate(train.lr * (1.0 - update / c.updates))  # the decay reduces the noise of small groups
             metrics = trainer.update(rows, losses)
             self.model.refresh()
+            judged = self._taught(critic, grown, states)
             times["train"] += time.monotonic()
-            spent += grown.tokens
-            blob = run.put_blob(checkpoint.pack(*trainer.state()))
+            spent, cost = spent + grown.tokens, grown.cost or cost
+            blob = run.put_blob(packed(trainer, critic))
             payload = {**grown.report(), "update": update, "arm": name, "tokens": spent, "train": metrics}
-            payload |= {"seconds": times, "checkpoint": blob, "warnings": warned}
+            payload |= {"seconds": times, "checkpoint": blob, "warnings": warned, "cost": cost, "critic": judged}
             with run.transaction():
                 run.log("update", f"{name}/{update:05d}", payload)
             if last and last != blob:
@@ -537,39 +566,38 @@ class Job:
             last = blob
         return spent
 
-    async def _sample(
-        self, run: Run, player: Player, name: str, update: int, share: float, on_attempt: Callable[[Attempt], object]
-    ) -> Grown:
-        """The trees of one update within ``share`` tokens; ``on_attempt`` is called with every attempt that ended."""
-        arm, c = ARMS[name], self.config
-        group = f"{name}-{update:04d}"
-        recorder = EpisodeRecorder(player, on_attempt)
-        tree = c.tree.model_copy(update={"rule": arm.rule if arm.rule == "flat" else c.tree.rule})
-        sampler = TreeSampler(recorder, tree, c.seed, f"{group}/")
-        tasks = self._tasks(update, c.tasks_per_update)
-        if arm.allocator:
-            trees = await BudgetAllocator(sampler, share, c.allocation).run(tasks)
-        elif arm.resample:
-            trees = await self._resampled(sampler, update, share)
-        else:
-            trees = await sampler.run_all(tasks, share / len(tasks))
-        run.commit()
-        return Grown(trees, recorder.attempts, player.episodes.trees)
+    def _restored(self, run: Run, trainer: Trainer, critic: Critic, done: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
+        """Bring trainer and critic to the state after the updates ``done``; the tokens spent, and those of one attempt."""
+        if not done:
+            known = [entry.payload for entry in run.journal("eval") if entry.key == "before"]
+            # a quarter of the longest reply a turn, where nothing was played yet
+            return 0, known[0]["tokens"] / known[0]["n"] if known else max(1.0, self.max_turns * self.config.max_reply / 4)
+        tensors, record = checkpoint.unpack(run.get_blob(done[-1]["checkpoint"]))
+        trainer.restore(tensors, record)
+        critic.restore(tensors, record["critic"])
+        self.model.refresh()
+        return int(done[-1]["tokens"]), float(done[-1]["cost"])
 
-    async def _resampled(self, sampler: TreeSampler, update: int, share: float) -> list[GrownTree]:
-        """Half of the share is spent on groups; uniform ones are dropped and the rest is spent on new tasks (DAPO's rule)."""
-        each = share / self.config.tasks_per_update
-        fresh = iter(self._tasks(update, 4 * self.config.tasks_per_update))
-        kept: list[GrownTree] = []
-        spent = 0.0
-        while share - spent >= each:
-            batch = [task for _, task in zip(range(max(1, int((share - spent) / each / 2))), fresh, strict=False)]
-            if not batch:
-                break
-            trees = await sampler.run_all(batch, each)
-            spent += sum(tree.cost for tree in trees)
-            kept += trees
-        return kept
+    async def _sample(
+        self,
+        run: Run,
+        player: Player,
+        name: str,
+        update: int,
+        share: float,
+        cost: float,
+        critic: Critic,
+        on_attempt: Callable[[Attempt], object],
+    ) -> Grown:
+        """The attempts of one update within ``share`` tokens; ``on_attempt`` is called with every attempt that ended."""
+        c, per = self.config, self.config.tasks_per_update
+        tasks, recorder = self._tasks(update, 4 * per), EpisodeRecorder(player, self.max_turns, on_attempt)
+        prefix = f"{name}-{update:04d}/"
+        settings = c.tree, c.allocation, c.splitting
+        plan = Plan(player, recorder, critic, tasks, min(per, len(tasks)), share, cost, c.seed, prefix, *settings)
+        await self.samplings[name].sample(plan)
+        run.commit()
+        return Grown(recorder.attempts, player.episodes.trees, frozenset(plan.split), plan.abandoned)
 
     def _tasks(self, update: int, n: int) -> list[Task]:
         """The tasks of an update: the task set in a shuffled order, reshuffled every pass."""
@@ -580,13 +608,56 @@ class Job:
             picks.append(task_set[int(generator(self.config.seed, "order", turn).permutation(len(task_set))[at])])
         return list({task.id: task for task in picks}.values())
 
-    def _rows(self, run: Run, group: str, rule: CreditRule, grown: Grown) -> tuple[list[Row], dict[str, float], list[str]]:
+    def _states(self, player: Player, name: str, grown: Grown) -> States | None:
+        """The states before the steps of an update, where its sampling or its credit rule asks the critic."""
+        if not (self.samplings[name].critic or self.rules[name].critic):
+            return None
+        return self.players.run(states_of(self.model, player.episodes, grown.trees, grown.ends, self.max_turns))
+
+    def _taught(self, critic: Critic, grown: Grown, states: States | None) -> dict[str, Any] | None:
+        """Train the critic on an update; what is told of it: how well it ranked these states before, and what it has seen."""
+        critic.note(sum(any(one.outcome for one in group) for group in grown.attempts.values()), grown.outcomes)
+        if states is None:
+            return None
+        spoke = critic.speaks
+        ranked = critic.learn(*outcomes_of(critic, states, grown.trees, grown.ends))
+        return {"spoke": spoke, "auroc": ranked, "won": critic.won, "rate": critic.rate}
+
+    def _rows(
+        self, run: Run, group: str, rule: CreditRule, grown: Grown, critic: Critic, states: States | None
+    ) -> tuple[list[Row], dict[str, float], list[str]]:
         """Training rows, the losses to train them with, and limits of the credit's validity."""
         losses = {rule.loss: 1.0}
-        if not any(a.outcome is not None for group_ in grown.attempts.values() for a in group_):
+        if not any(attempt.outcome is not None for attempt in grown.every):
             return [], losses, ["no attempt of this update could be scored"]
-        credit = credit_group(run, rule, CreditGroup.of(run, group, grown.trees, scorer="env"))
-        return training_rows(run, grown.trees, grown.attempts, credit, self.config.clip_credit), losses, list(rule.doubts)
+        attempts = CreditGroup.of(run, group, grown.trees, scorer="env")
+        if states is not None and rule.critic and critic.speaks:
+            attempts = replace(attempts, values=critic.value(states.of(attempts.columns["node"])))
+        credit = credit_group(run, rule, attempts)
+        return training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit), losses, list(rule.doubts)
+
+
+def packed(trainer: Trainer, critic: Critic) -> bytes:
+    """A checkpoint: everything that the next update needs."""
+    (tensors, record), (arrays, known) = trainer.state(), critic.state()
+    return checkpoint.pack({**tensors, **arrays}, {**record, "critic": known})
+
+
+def sampling_rule(config: ImproveConfig, arm: str) -> SamplingRule:
+    """The sampling of an arm: the one that was named, for the arm of the settings; else its own. Raises UserError where there is none."""
+    name = config.sampling if config.sampling and arm == config.arm else ARMS[arm].sampling
+    made = registry.get("sampling", name)()
+    if not isinstance(made, SamplingRule):
+        raise UserError(f"sampling '{name}' is no sampling: derive its class from ramify.jobs.sampling.SamplingRule")
+    return made
+
+
+def _max_turns(environment: Environment) -> int:
+    env = environment.make()
+    try:
+        return env.max_turns
+    finally:
+        close(env)
 
 
 def credit_rule(config: ImproveConfig, arm: str) -> CreditRule:

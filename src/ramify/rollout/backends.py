@@ -150,6 +150,13 @@ class Player:
         """As :meth:`Episodes.branch`."""
         return self.store(await self.sample(Unit(tree, task, index, node_id, turns)))
 
+    async def tried(self, unit: Unit) -> Attempt:
+        """Play one attempt and store it; an infrastructure failure is an attempt without turns."""
+        try:
+            return self.store(await self.sample(unit))
+        except InfrastructureError as error:
+            return self._failed(unit, error)
+
     async def sample(self, unit: Unit) -> Sampled:
         """Play one attempt. Raises BudgetSpentError before it, else as :meth:`Episodes.attempt`."""
         if self._pool is None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -12,9 +15,9 @@ from torch import Tensor
 from ramify.base.errors import UserError
 
 
-def pack(tensors: dict[str, Tensor], record: dict[str, Any]) -> bytes:
+def pack(tensors: Mapping[str, Tensor | np.ndarray], record: dict[str, Any]) -> bytes:
     """One safetensors blob; ``record`` travels in its header."""
-    return bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata={"record": json.dumps(record)}))
+    return bytes(save({k: torch.as_tensor(v).contiguous() for k, v in tensors.items()}, metadata={"record": json.dumps(record)}))
 
 
 def unpack(blob: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:

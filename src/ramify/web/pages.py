@@ -203,7 +203,7 @@ def arm_given(run: Run) -> bool:
 
 def own_arm(run: Run) -> str:
     """The arm of the run; the others were run for comparison."""
-    return str(run.config.get("arm", "ours"))
+    return str(run.config.get("arm", "infotree+g2po"))
 
 
 def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = None) -> list[str]:

@@ -94,8 +94,9 @@ class BudgetAllocator:
         return picks
 
     def _chunk(self, tree: GrownTree, base: float) -> float:
-        """Cost of one attempt from the root: the worst case where it is known, else the mean of those seen."""
-        return self.sampler.config.worst_attempt or tree.root.expected or base
+        """Cost of one attempt from the root: the worst case where it is known, else the mean of those seen, and what the tree has run over."""
+        over = max(0.0, tree.cost - tree.budget)  # without it the chunk would pay no attempt, and the tree would count as closed
+        return self.sampler.config.worst_attempt or (tree.root.expected or base) + over
 
     def _leaves(self, tree: GrownTree, chunk: float) -> float:
         """How many leaves a chunk buys: one from the root, more where the sampler may fork."""

@@ -92,7 +92,8 @@ class TreeSampler:
         if left <= 0 or (step >= self.config.roots and not tree.root.passes and tree.root.pending):
             return None  # spent, or nothing is known yet about what an attempt costs
         places = [tree.root] if self.config.rule == "flat" or step < self.config.roots else tree.places.values()
-        able = [place for place in places if place.forkable and self._need(place) <= left]
+        floor = self.config.least * tree.root.expected
+        able = [p for p in places if p.forkable and self._need(p) <= left and (p is tree.root or p.expected >= floor)]
         if not able:
             return None
         place, terms = self._choose(tree, able)

@@ -48,6 +48,8 @@ class CreditRule(ABC):
     """What each number of :meth:`explain` means, in the order in which they are shown."""
     loss: ClassVar[str] = "policy_gradient"
     """The registered loss that trains on the credit: its per-token values ``advantage``, which are also given as ``weight``."""
+    critic: ClassVar[bool] = False
+    """Whether it reads :attr:`CreditGroup.values`, for which a critic is trained."""
     doubts: Sequence[str] = ()
     """Caveats about the credit assigned last, a sentence each."""
 
@@ -73,6 +75,8 @@ class CreditGroup:
     """bool (A,): as the environment said, else whether the reward is above 0."""
     nodes: Mapping[str, Node]
     """The node of each step by id: its tokens, which of them were sampled, their log-probs."""
+    values: np.ndarray | None = None
+    """float (N,): chance of success before each step, as a critic says; None where none was asked."""
     _codes: dict[str, tuple[np.ndarray, list[Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -108,6 +112,10 @@ class CreditGroup:
             self._codes[name] = factorize(self.columns[name])
         return self._codes[name]
 
+    def codes(self, name: str) -> np.ndarray:
+        """int (N,): a number for each value of a column, equal where the values are."""
+        return np.asarray(self._factors(name)[0])
+
     @property
     def attempt(self) -> np.ndarray:
         """int (N,): which attempt each step belongs to, 0..A-1."""
@@ -131,13 +139,17 @@ class CreditGroup:
 
     def attempts_of(self, node: str) -> np.ndarray:
         """int (K,): the attempts that go through a node."""
-        return self._through[node]
+        return np.asarray(self.attempt[self._rows[node]])
+
+    def rows_of(self, node: str) -> np.ndarray:
+        """int (K,): the rows of a node's step, one an attempt that goes through it."""
+        return self._rows[node]
 
     @cached_property
-    def _through(self) -> dict[str, np.ndarray]:
+    def _rows(self) -> dict[str, np.ndarray]:
         codes, names = self._factors("node")
         order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))
-        return dict(zip(names, np.split(self.attempt[order], ends[:-1]), strict=True))
+        return dict(zip(names, np.split(order, ends[:-1]), strict=True))
 
     def spread(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Per-token values of one value an attempt (A,) or a step (N,): on each sampled token of a step's node, 0 on the others.
