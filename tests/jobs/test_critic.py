@@ -11,7 +11,7 @@ import torch
 
 from ramify.engine.checkpoints import load_model, model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
-from ramify.jobs.critic import Critic, CriticConfig, outcomes_of, states_at, states_of
+from ramify.jobs.critic import CriticConfig, SharedCritic, outcomes_of, states_at, states_of
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
 from ramify.rollout.run import Episodes
@@ -19,14 +19,14 @@ from ramify.trace.db import Run
 
 
 def made_up(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """States whose first feature decides, among others that do not."""
+    """StepStates whose first feature decides, among others that do not."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 9)).astype(np.float32)
     return x, (x[:, 0] > 0.5).astype(float)
 
 
 def test_it_is_silent_until_it_has_seen_wins_and_then_ranks_states() -> None:
-    critic = Critic(CriticConfig(wins=3))
+    critic = SharedCritic(CriticConfig(wins=3))
     x, y = made_up(400)
     assert critic.learn(x, np.zeros(400)) is None
     assert not critic._weights, "of failures alone nothing is learned"
@@ -42,11 +42,11 @@ def test_it_is_silent_until_it_has_seen_wins_and_then_ranks_states() -> None:
 
 
 def test_it_continues_from_its_state_to_the_same_end() -> None:
-    whole, cut = Critic(seed=4), Critic(seed=4)
+    whole, cut = SharedCritic(seed=4), SharedCritic(seed=4)
     for critic in (whole, cut):
         critic.note(9, [True])
         critic.learn(*made_up(300))
-    fresh = Critic(seed=4)
+    fresh = SharedCritic(seed=4)
     arrays, record = cut.state()
     fresh.restore({name: torch.as_tensor(value) for name, value in arrays.items()}, record)
     for critic in (whole, fresh):
@@ -58,8 +58,8 @@ def test_it_continues_from_its_state_to_the_same_end() -> None:
 
 
 def test_a_critic_that_was_never_trained_can_be_stored() -> None:
-    fresh = Critic()
-    fresh.restore(*Critic().state())
+    fresh = SharedCritic()
+    fresh.restore(*SharedCritic().state())
     assert not fresh.speaks
 
 
@@ -84,10 +84,10 @@ def test_states_are_those_before_steps_and_a_pause_has_the_one_of_the_step_after
                 assert float(row[turn.node.tokens[at]]) == pytest.approx(float(turn.node.logprobs[at]), abs=1e-3)
             paused = await states_at(model, episodes, [episodes.trees["t"].node(first.leaf)], environment.max_turns)
             assert np.allclose(paused[0], states.of([second.turns[0].node.id])[0], atol=1e-4)
-            features, targets = outcomes_of(Critic(), states, episodes.trees, [second])
+            features, targets = outcomes_of(SharedCritic(), states, episodes.trees, [second])
             assert (features == states.features).all()
             assert set(targets) == {float(bool(second.outcome))}
-            dropped = outcomes_of(Critic(), states, episodes.trees, [first])
+            dropped = outcomes_of(SharedCritic(), states, episodes.trees, [first])
             assert len(dropped[1]) == 0, "a critic that does not speak learns nothing of what was dropped"
 
         asyncio.run(work())

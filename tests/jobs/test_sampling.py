@@ -12,11 +12,11 @@ import pytest
 from ramify.base import registry
 from ramify.env.builtin.household import Household, HouseholdEnvironment, next_action
 from ramify.env.protocol import Task
-from ramify.jobs.critic import Critic
+from ramify.jobs.critic import SharedCritic
 from ramify.jobs.grown import EpisodeRecorder, Grown
 from ramify.jobs.improve import ARMS, ImproveConfig, Job
 from ramify.jobs.play import open_players
-from ramify.jobs.sampling import Plan, SplittingConfig, resampled
+from ramify.jobs.sampling import SplittingConfig, UpdatePlan, resampled
 from ramify.model.chat import TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import ScriptedModel
@@ -62,12 +62,12 @@ class Lucky(ScriptedModel):
         super().__init__(reply)
 
 
-def plan_of(run: Run, tasks: list[Task], skill: float, players: Any, share: float, seed: int = 0) -> Plan:
+def plan_of(run: Run, tasks: list[Task], skill: float, players: Any, share: float, seed: int = 0) -> UpdatePlan:
     model = Lucky(tasks[0], skill)
     template = TagTemplate(model.tokenizer)
     agent = Agent(model, template, Sampling(max_tokens=40, stop_tokens=template.stop_tokens))
     player = players.player(Episodes(agent, HouseholdEnvironment(), run, seed, "g"))
-    return Plan(player, EpisodeRecorder(player, 12), Critic(), tasks, len(tasks), share, 100.0, seed, "g/")
+    return UpdatePlan(player, EpisodeRecorder(player, 12), SharedCritic(), tasks, len(tasks), share, 100.0, seed, "g/")
 
 
 def sampled(path: Path, name: str, skill: float, share: float, concurrency: int = 64, count: int = 1) -> Grown:
@@ -118,8 +118,8 @@ def test_every_sampling_spends_its_share(name: str, tmp_path: Path) -> None:
 
 
 def test_auto_splits_where_wins_are_rare_and_only_there() -> None:
-    class Noted(Plan):
-        def __init__(self, critic: Critic) -> None:
+    class Noted(UpdatePlan):
+        def __init__(self, critic: SharedCritic) -> None:
             self.critic, self.splitting, self.calls = critic, CONFIG, []
 
         async def waves(self, play: Any, tasks: int) -> None:
@@ -134,7 +134,7 @@ def test_auto_splits_where_wins_are_rare_and_only_there() -> None:
         tasks = ()
 
     for wins, of, expected in ((0, 0, "flat"), (0, 100, "split"), (30, 100, "flat")):
-        critic = Critic()
+        critic = SharedCritic()
         critic.note(0, [True] * wins + [False] * (of - wins))
         plan = Noted(critic)
         asyncio.run(registry.get("sampling", "auto")().sample(plan))

@@ -48,7 +48,7 @@ class CriticConfig(Config):
     """decoupled weight decay"""
 
 
-class Critic:
+class SharedCritic:
     """The head, the states it was trained on last, and the success rate of independent attempts. Deterministic given its seed."""
 
     def __init__(self, config: CriticConfig | None = None, seed: int = 0) -> None:
@@ -151,7 +151,7 @@ class Critic:
 
 
 @dataclass(frozen=True, eq=False)
-class States:
+class StepStates:
     """The states in which the steps of an update were taken."""
 
     at: Mapping[str, int]
@@ -166,7 +166,7 @@ class States:
 
 async def states_of(
     model: LocalModel, episodes: Episodes, trees: Mapping[str, Tree], ends: Sequence[Attempt], max_turns: int
-) -> States:
+) -> StepStates:
     """The state before every step on the paths to ``ends``; paths are run through the agent once each."""
     at: dict[str, int] = {}
     used: list[float] = []
@@ -188,12 +188,12 @@ async def states_of(
                     at[steps[step].id] = len(at)
                     used.append(step / max_turns)
     if not rows:
-        return States({}, np.zeros((0, 0), np.float32))
-    return States(at, _features(await model.hidden(rows, positions), used))
+        return StepStates({}, np.zeros((0, 0), np.float32))
+    return StepStates(at, _features(await model.hidden(rows, positions), used))
 
 
 def outcomes_of(
-    critic: Critic, states: States, trees: Mapping[str, Tree], ends: Sequence[Attempt]
+    critic: SharedCritic, states: StepStates, trees: Mapping[str, Tree], ends: Sequence[Attempt]
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the critic learns from an update: features (N, F) of its states and how often each led to success (N,).
 

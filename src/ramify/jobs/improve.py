@@ -33,11 +33,11 @@ from ramify.engine.checkpoints import load_model, model_folder, save_model, weig
 from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task, close
 from ramify.jobs import components
 from ramify.jobs.credit import training_rows
-from ramify.jobs.critic import Critic, CriticConfig, States, outcomes_of, states_of
+from ramify.jobs.critic import CriticConfig, SharedCritic, StepStates, outcomes_of, states_of
 from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
-from ramify.jobs.sampling import Plan, SamplingRule, SplittingConfig
+from ramify.jobs.sampling import SamplingRule, SplittingConfig, UpdatePlan
 from ramify.methods.graph_credit.algorithm import CreditConfig, RuleName
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
@@ -484,7 +484,7 @@ class Job:
             trainer = Trainer(self.model.module, self.config.train.of(self.config.arm), self.config.seed)
             trainer.update(rows, losses)
             self.model.refresh()
-            saved_state = packed(trainer, Critic(self.config.critic, self.config.seed))
+            saved_state = packed(trainer, SharedCritic(self.config.critic, self.config.seed))
             trainer.restore(*checkpoint.unpack(saved_state))
             sent = weights_of(self.model)
             self.player(run, "trial")  # which sends them to workers, where there are any
@@ -517,7 +517,7 @@ class Job:
         ``progress`` names the arm where it is one of several ``arms``."""
         c = self.config
         train = c.train.of(name)
-        trainer, critic = Trainer(self.model.module, train, c.seed), Critic(c.critic, c.seed)
+        trainer, critic = Trainer(self.model.module, train, c.seed), SharedCritic(c.critic, c.seed)
         reference = copy.deepcopy(self.model.module) if c.kl else None
         done = [entry.payload for entry in run.journal("update") if entry.payload["arm"] == name]
         spent, cost = self._restored(run, trainer, critic, done)
@@ -566,7 +566,7 @@ class Job:
             last = blob
         return spent
 
-    def _restored(self, run: Run, trainer: Trainer, critic: Critic, done: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
+    def _restored(self, run: Run, trainer: Trainer, critic: SharedCritic, done: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
         """Bring trainer and critic to the state after the updates ``done``; the tokens spent, and those of one attempt."""
         if not done:
             known = [entry.payload for entry in run.journal("eval") if entry.key == "before"]
@@ -586,7 +586,7 @@ class Job:
         update: int,
         share: float,
         cost: float,
-        critic: Critic,
+        critic: SharedCritic,
         on_attempt: Callable[[Attempt], object],
     ) -> Grown:
         """The attempts of one update within ``share`` tokens; ``on_attempt`` is called with every attempt that ended."""
@@ -594,7 +594,7 @@ class Job:
         tasks, recorder = self._tasks(update, 4 * per), EpisodeRecorder(player, self.max_turns, on_attempt)
         prefix = f"{name}-{update:04d}/"
         settings = c.tree, c.allocation, c.splitting
-        plan = Plan(player, recorder, critic, tasks, min(per, len(tasks)), share, cost, c.seed, prefix, *settings)
+        plan = UpdatePlan(player, recorder, critic, tasks, min(per, len(tasks)), share, cost, c.seed, prefix, *settings)
         await self.samplings[name].sample(plan)
         run.commit()
         return Grown(recorder.attempts, player.episodes.trees, frozenset(plan.split), plan.abandoned)
@@ -608,14 +608,14 @@ class Job:
             picks.append(task_set[int(generator(self.config.seed, "order", turn).permutation(len(task_set))[at])])
         return list({task.id: task for task in picks}.values())
 
-    def _states(self, player: Player, name: str, grown: Grown) -> States | None:
+    def _states(self, player: Player, name: str, grown: Grown) -> StepStates | None:
         """The states before the steps of an update, where its sampling or its credit rule asks the critic."""
         if not (self.samplings[name].critic or self.rules[name].critic):
             return None
         return self.players.run(states_of(self.model, player.episodes, grown.trees, grown.ends, self.max_turns))
 
-    def _taught(self, critic: Critic, grown: Grown, states: States | None) -> dict[str, Any] | None:
-        """Train the critic on an update; what is told of it: how well it ranked these states before, and what it has seen."""
+    def _taught(self, critic: SharedCritic, grown: Grown, states: StepStates | None) -> dict[str, Any] | None:
+        """Train the critic on an update; what to report of it: how well it ranked these states before, and what it has seen."""
         critic.note(sum(any(one.outcome for one in group) for group in grown.attempts.values()), grown.outcomes)
         if states is None:
             return None
@@ -624,7 +624,7 @@ class Job:
         return {"spoke": spoke, "auroc": ranked, "won": critic.won, "rate": critic.rate}
 
     def _rows(
-        self, run: Run, group: str, rule: CreditRule, grown: Grown, critic: Critic, states: States | None
+        self, run: Run, group: str, rule: CreditRule, grown: Grown, critic: SharedCritic, states: StepStates | None
     ) -> tuple[list[Row], dict[str, float], list[str]]:
         """Training rows, the losses to train them with, and limits of the credit's validity."""
         losses = {rule.loss: 1.0}
@@ -637,7 +637,7 @@ class Job:
         return training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit), losses, list(rule.doubts)
 
 
-def packed(trainer: Trainer, critic: Critic) -> bytes:
+def packed(trainer: Trainer, critic: SharedCritic) -> bytes:
     """A checkpoint: everything that the next update needs."""
     (tensors, record), (arrays, known) = trainer.state(), critic.state()
     return checkpoint.pack({**tensors, **arrays}, {**record, "critic": known})

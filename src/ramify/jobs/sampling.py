@@ -19,7 +19,7 @@ from ramify.base.config import Config
 from ramify.base.registry import register
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task
-from ramify.jobs.critic import Critic, states_at
+from ramify.jobs.critic import SharedCritic, states_at
 from ramify.jobs.grown import EpisodeRecorder, gather_all
 from ramify.methods.tree_rollouts.algorithm import Allocation, TreeConfig
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
@@ -50,12 +50,12 @@ class SplittingConfig(Config):
 
 
 @dataclass(eq=False)
-class Plan:
+class UpdatePlan:
     """What one update may spend, and what it plays with."""
 
     player: Player
     recorder: EpisodeRecorder
-    critic: Critic
+    critic: SharedCritic
     tasks: Sequence[Task]
     """The update's tasks, the first :attr:`count` of which are its own; the others may replace them."""
     count: int
@@ -195,7 +195,7 @@ class SamplingRule(ABC):
     """Whether it asks the critic, which is then trained."""
 
     @abstractmethod
-    async def sample(self, plan: Plan) -> None:
+    async def sample(self, plan: UpdatePlan) -> None:
         """Play attempts until the plan's tokens are spent; what is played is kept by the plan's recorder."""
 
 
@@ -203,7 +203,7 @@ class SamplingRule(ABC):
 class Flat(SamplingRule):
     """Independent attempts, a group of them at each task."""
 
-    async def sample(self, plan: Plan) -> None:
+    async def sample(self, plan: UpdatePlan) -> None:
         """See :class:`SamplingRule`."""
         await plan.waves(plan.flat, plan.count)
 
@@ -214,7 +214,7 @@ class Splitting(SamplingRule):
 
     critic = True
 
-    async def sample(self, plan: Plan) -> None:
+    async def sample(self, plan: UpdatePlan) -> None:
         """See :class:`SamplingRule`."""
 
         async def play(tasks: list[Task]) -> None:
@@ -230,7 +230,7 @@ class Auto(SamplingRule):
 
     critic = True
 
-    async def sample(self, plan: Plan) -> None:
+    async def sample(self, plan: UpdatePlan) -> None:
         """See :class:`SamplingRule`."""
 
         async def play(tasks: list[Task]) -> None:
@@ -250,7 +250,7 @@ class InfoTree(SamplingRule):
 
     rule: ClassVar[str | None] = None
 
-    async def sample(self, plan: Plan) -> None:
+    async def sample(self, plan: UpdatePlan) -> None:
         """See :class:`SamplingRule`."""
         tree = plan.tree if self.rule is None else plan.tree.model_copy(update={"rule": self.rule})
         count = int(min(plan.count, max(1.0, plan.share / (LEAST * plan.cost))))
@@ -270,7 +270,7 @@ class Allocated(InfoTree):
 class Resample(SamplingRule):
     """Independent attempts; half of what is left at a time, so that tasks whose attempts ended alike are replaced by others (DAPO)."""
 
-    async def sample(self, plan: Plan) -> None:
+    async def sample(self, plan: UpdatePlan) -> None:
         """See :class:`SamplingRule`."""
         unit, at = plan.splitting.attempts * plan.cost, 0
         while (left := plan.left) >= unit / 2 and at < len(plan.tasks):
