@@ -1,4 +1,4 @@
-"""Two small models that more than one experiment, the built-in agent or an example is made of: the household and chain arithmetic.
+"""Small models that more than one experiment, the built-in agent or an example is made of: the households and chain arithmetic.
 
 ``python -m ramify_experiments.recipes household --out src/ramify/assets/household`` makes the built-in agent again.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from ramify.base.seeds import derive_key, generator
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.env.builtin import chain, household
+from ramify.env.builtin import chain, household, long_household
 from ramify.env.protocol import Task
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
@@ -38,22 +38,46 @@ class HouseholdRecipe(Recipe):
     """The same of a careless one."""
     vocab: int = 420
     """Size of the byte-level BPE vocabulary."""
+    context: int = 512
+    """Longest row, in tokens."""
+
+    @property
+    def environment(self) -> household.HouseholdEnvironment | long_household.LongHouseholdEnvironment:
+        """Where it is demonstrated."""
+        return household.HouseholdEnvironment()
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
         """Imitate the demonstrations."""
-        environment = household.HouseholdEnvironment()
+        environment = self.environment
         shown = []
         for i, task in enumerate(environment.task_set("demo", self.demonstrations, self.seed)):
             rng = generator(self.seed, "demo", i)
             noise = self.careful_noise if rng.random() < self.careful else self.careless_noise
-            shown.append(household.demonstrate(task, noise, rng))
+            shown.append(household.demonstrate(task, noise, rng, environment=environment))
         tokenizer, rows = chat_rows(shown, self.vocab)
         end = (tokenizer.token_id("<|end|>"),)
-        shape = TinyConfig(tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=512, eos=end)
+        shape = TinyConfig(
+            tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=self.context, eos=end
+        )
         model = TinyLM(shape, self.seed)
         weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
         report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
         return self.imitate(model, rows, report), tokenizer
+
+
+class LongHouseholdRecipe(HouseholdRecipe):
+    """The same crowd in the long household: its careful members slip less, for a house of many steps forgives less."""
+
+    NAME: ClassVar[str] = "long-household"
+    demonstrations: int = 5000
+    careful_noise: float = 0.05
+    context: int = 1536
+    steps: int = 1800
+
+    @property
+    def environment(self) -> long_household.LongHouseholdEnvironment:
+        """See :class:`HouseholdRecipe`."""
+        return long_household.LongHouseholdEnvironment()
 
 
 FILLERS = ("so", "then", "now", "next")
@@ -142,7 +166,7 @@ def chain_answers(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], 
     return np.array([chain.check(task, reply).right for task, reply in zip(tasks, asyncio.run(sample_all()), strict=True)])
 
 
-RECIPES: dict[str, type[Recipe]] = {recipe.NAME: recipe for recipe in (HouseholdRecipe, ChainRecipe)}
+RECIPES: dict[str, type[Recipe]] = {recipe.NAME: recipe for recipe in (HouseholdRecipe, LongHouseholdRecipe, ChainRecipe)}
 
 
 if __name__ == "__main__":

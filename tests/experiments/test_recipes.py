@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ramify.engine.checkpoints import load_model
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin import chain
 from ramify.train.batch import Row
@@ -76,3 +77,11 @@ def test_the_chain_recipe_stops_where_it_is_told_to(tmp_path: Path, monkeypatch:
     first, again = (recipes.chain_answers(model, tokenizer, tasks, 1.0, seed=3) for _ in range(2))
     assert first.shape == (9,)
     assert (first == again).all()
+
+
+def test_the_long_household_has_a_recipe_of_the_same_kind(tmp_path: Path) -> None:
+    small = recipes.LongHouseholdRecipe(demonstrations=30, steps=2, rows=4, width=32, layers=1, vocab=300)
+    small.write(tmp_path)
+    model, _ = load_model(tmp_path)
+    assert model.context >= 1024, "28 turns fit"
+    assert recipes.RECIPES["long-household"] is recipes.LongHouseholdRecipe

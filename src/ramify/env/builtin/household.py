@@ -7,7 +7,7 @@ agent wanders on until the turn limit, as agents do.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -120,7 +120,12 @@ class Household:
 
 def make_task(task_id: str, rng: np.random.Generator) -> Task:
     """A random house: a tree of four to six rooms with one extra way, two keys, a locked vault, a chute."""
-    rooms = [str(r) for r in rng.permutation(ROOMS)[: rng.integers(4, 7)]]
+    return Task(task_id, make_floor(rng, 4, 6))
+
+
+def make_floor(rng: np.random.Generator, least: int, most: int) -> dict[str, Any]:
+    """A tree of ``least`` to ``most`` rooms with one extra way, two keys, a locked vault with a thing in it, a chute."""
+    rooms = [str(r) for r in rng.permutation(ROOMS)[: rng.integers(least, most + 1)]]
     exits: dict[str, list[str]] = {room: [] for room in rooms}
     for i in range(1, len(rooms)):
         _connect(exits, rooms[i], rooms[int(rng.integers(0, i))])
@@ -130,8 +135,8 @@ def make_task(task_id: str, rng: np.random.Generator) -> Task:
     items = {f"{right}-key": str(rng.choice(rooms)), f"{wrong}-key": str(rng.choice(rooms)), thing: "vault"}
     chute = str(rng.choice(rooms))
     exits[chute].append("chute")
-    data = {"exits": exits, "items": items, "start": rooms[0], "door": right, "door_room": str(rng.choice(rooms)), "thing": thing}
-    return Task(task_id, data)
+    door_room = str(rng.choice(rooms))
+    return {"exits": exits, "items": items, "start": rooms[0], "door": right, "door_room": door_room, "thing": thing}
 
 
 def _connect(exits: dict[str, list[str]], a: str, b: str) -> None:
@@ -186,16 +191,41 @@ def possible_actions(task: Task, state: dict[str, Any]) -> list[str]:
     return actions
 
 
-def demonstrate(task: Task, noise: float, rng: np.random.Generator, max_turns: int = 12) -> list[tuple[str, str]]:
+class Demonstrated(Protocol):
+    """An environment of houses, with someone who knows them."""
+
+    max_turns: int
+
+    def make(self) -> Household:
+        """A fresh episode."""
+        ...
+
+    def best(self, task: Task, state: dict[str, Any]) -> str | None:
+        """The next step of a shortest way to win; None where nothing wins any more."""
+        ...
+
+    def actions(self, task: Task, state: dict[str, Any]) -> list[str]:
+        """Every action the text of ``state`` suggests, mistakes included."""
+        ...
+
+
+def demonstrate(
+    task: Task,
+    noise: float,
+    rng: np.random.Generator,
+    max_turns: int | None = None,
+    environment: Demonstrated | None = None,
+) -> list[tuple[str, str]]:
     """One noisy demonstration as (observation, action) pairs: each step is the next best one, or with probability ``noise``
     any action the text suggests, the irrevocable mistakes included. Ends at success, at the turn limit, or where nothing wins any
     more: nobody shows how to continue from there."""
-    env = Household(max_turns)
+    houses = environment or HouseholdEnvironment()
+    env = houses.make()
     observation, pairs = env.reset(task, 0), []
-    for _ in range(max_turns):
+    for _ in range(max_turns or houses.max_turns):
         state = env.snapshot()
-        options = possible_actions(task, state)
-        best = next_action(task, state)
+        options = houses.actions(task, state)
+        best = houses.best(task, state)
         if best is None:
             break
         action = best if rng.random() >= noise else str(rng.choice(options))
@@ -206,9 +236,9 @@ def demonstrate(task: Task, noise: float, rng: np.random.Generator, max_turns: i
     return pairs
 
 
-def shortest(task: Task) -> int:
+def shortest(task: Task, environment: Demonstrated | None = None) -> int:
     """Turns of the shortest win."""
-    return len(demonstrate(task, 0.0, np.random.default_rng(0), max_turns=99))
+    return len(demonstrate(task, 0.0, np.random.default_rng(0), 99, environment))
 
 
 @register("env", "household")
@@ -220,7 +250,7 @@ class HouseholdEnvironment:
     def __init__(self, max_turns: int = 12) -> None:
         self.max_turns = max_turns
 
-    actions = staticmethod(possible_actions)
+    actions, best = staticmethod(possible_actions), staticmethod(next_action)
 
     def make(self) -> Household:
         """A fresh episode."""
