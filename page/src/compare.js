@@ -7,6 +7,8 @@ export function sideBySide(box, left, right, tree, onselect, close) {
   const [a, b] = [tree.path(left).slice(1), tree.path(right).slice(1)];
   let shared = 0;
   while (shared < a.length && shared < b.length && a[shared] === b[shared]) shared++;
+  // What each step of the two paths got back: what stands before the next one, or at the end what answered it.
+  const got = new Map([a, b].flatMap((path) => path.map((one, i) => [one, (path[i + 1] ? path[i + 1].lead : (one.answers || []).map(([at]) => at)).map((at) => tree.messages[at][1]).join("\n")])));
   const rows = align(a.slice(shared), b.slice(shared), (one) => `${(one.lead || []).map((at) => tree.messages[at][1]).join("\n")}\u0000${one.text}`, (one) => one.text);
   put(box,
     h("div", { class: "head" }, h("h4", null, "Side by side"), h("button", { type: "button", onclick: close }, "close")),
@@ -16,8 +18,7 @@ export function sideBySide(box, left, right, tree, onselect, close) {
       h("tbody", null, rows.map(([one, other, same]) => h("tr", { class: same ? "same" : "differs" }, cell(one, other, same), cell(other, one, same)))))));
   function cell(one, other, same) {
     if (!one) return h("td", { class: "none" });
-    const answer = (one.answers || []).map(([at]) => tree.messages[at][1]).join("\n");
-    const theirs = other ? (other.answers || []).map(([at]) => tree.messages[at][1]).join("\n") : null;
+    const answer = got.get(one), theirs = other ? got.get(other) : null;
     return h("td", null,
       h("button", { class: "link", type: "button", onclick: () => onselect(one) }, same || !other ? one.text || "(nothing)" : marked(one.text, other.text)),
       one.p ? h("span", { class: "soft" }, ` ${percent(one.p[0])}`) : "",

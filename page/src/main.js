@@ -12,8 +12,7 @@ import { follow } from "./live.js";
 class Explorer {
   constructor(box, data) {
     this.box = box;
-    this.run = data.run;
-    this.node = data.served;
+    this.page = data;
     this.select = (choice) => this.view.select(choice);
     this.compare = (left, right) => {
       this.pair.hidden = false;
@@ -25,6 +24,8 @@ class Explorer {
   // Draw a tree. What was open, chosen and in view in an earlier state of the same tree stays so.
   show(data) {
     const before = this.view;
+    this.run = data.run || this.page.run;
+    this.node = this.page.served && !data.run;
     this.tree = new Tree(data);
     this.panel = h("div", { class: "panel", tabindex: "0", role: "region", "aria-label": "the chosen step" });
     this.pair = h("div", { class: "sides", hidden: true });
@@ -106,7 +107,7 @@ function start() {
   addEventListener("hashchange", go);
   go();
 
-  if (data.source) {
+  if (data.source && location.protocol.startsWith("http")) {
     const status = h("span", { class: "soft", role: "status" });
     document.querySelector("nav").append(status);
     follow(data.source, (text) => put(status, text), (fresh) => {

@@ -17,6 +17,8 @@ export class Tree {
       const choice = this.choices[i];
       choice.below = total(choice.ends) + choice.children.reduce((sum, child) => sum + child.below, 0);
       choice.size = choice.children.reduce((sum, child) => sum + child.size, 1);
+      // Of a call the call; of a reply that was forked out of another what is different.
+      choice.label = choice.act || (choice.from && choice.from[1] ? `\u2026${choice.text.slice(choice.from[1])}` : choice.text || "");
       const before = i && this.choices[choice.up].p;
       choice.change = before && choice.p && !choice.edit ? choice.p[0] - before[0] : null;
       choice.sure = choice.change !== null && (choice.p[2] < before[0] || choice.p[1] > before[0]);

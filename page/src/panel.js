@@ -8,7 +8,7 @@ export function showStep(box, choice, tree, page) {
   box.scrollTop = 0;
   const before = tree.parent(choice);
   put(box, choice.at ? [
-    h("div", { class: "head" }, h("span", { class: "soft" }, `step ${choice.depth}`), h("h4", null, clip(choice.text, 300) || "(nothing)")),
+    h("div", { class: "head" }, h("span", { class: "soft" }, `step ${choice.depth}`), h("h4", null, clip(choice.label, 120) || "(nothing)")),
     chance(choice, before),
     choice.edit ? h("p", null, h("strong", null, "Changed by a fork: "), h("code", null, choice.edit), " What follows does not count for the steps before it.") : "",
     (tree.findings.get(choice.at) || []).map(finding),
@@ -56,7 +56,7 @@ function others(choice, tree, page) {
   return section(`What others chose here (${many(all, "sample")})`, true, h("div", { class: "table" }, h("table", null,
     h("thead", null, h("tr", null, ["action", "samples", "then succeeded", ""].map((text) => h("th", { scope: "col" }, text)))),
     h("tbody", null, rivals.slice(0, 20).map((group) => h("tr", { class: group.here ? "here" : null },
-      h("td", null, h("button", { class: "link", type: "button", onclick: () => page.select(group.choices[0]) }, clip(group.text, 60) || "(nothing)")),
+      h("td", null, h("button", { class: "link", type: "button", onclick: () => page.select(group.choices[0]) }, clip(group.choices[0].label, 60) || "(nothing)")),
       h("td", { class: "n" }, group.n), h("td", { class: "n" }, group.p ? interval(group.p) : "-"),
       h("td", null, group.here ? "" : h("button", { type: "button", onclick: () => page.compare(tree.through(choice), tree.through(group.choices[0])) }, "compare"))))))),
     rivals.length > 20 ? h("p", { class: "soft" }, `and ${rivals.length - 20} more`) : "");

@@ -19,7 +19,7 @@ export function reply(choice, tree, run, onselect) {
     put(box, pieces.map((piece) => {
       const [value, scale] = valueOf(inside, shown.value, piece);
       const forks = alternatives(choice, tree, piece);
-      const cliff = (inside.cliffs || []).some(([t]) => t >= piece.from && t < piece.to);
+      const cliff = (inside.cliffs || []).some(([t]) => t > piece.from && t <= piece.to);
       return h("span", {
         class: `token${forks.length ? " forked" : ""}${cliff ? " cliff" : ""}`, tabindex: "0", role: "button",
         style: value === null ? null : `--heat:${colour(value, scale)}`, title: titleOf(inside, shown.value, piece, value),
@@ -29,8 +29,8 @@ export function reply(choice, tree, run, onselect) {
   }
   function at(piece) {
     const forks = alternatives(choice, tree, piece);
-    const before = measured(inside, piece.from), after = measured(inside, piece.to);
-    const cliffs = (inside.cliffs || []).filter(([t]) => t >= piece.from && t < piece.to);
+    const before = measured(inside, piece.from), after = next(inside, piece.to);
+    const cliffs = (inside.cliffs || []).filter(([t]) => t > piece.from && t <= piece.to);
     put(panel,
       h("p", null, h("strong", null, `\u201c${clip(piece.text, 80)}\u201d`), ` token ${piece.from}${piece.to - piece.from > 1 ? ` to ${piece.to - 1}` : ""}`,
         before && after ? `: success ${interval(before)} \u2192 ${interval(after)}` : "",
@@ -69,16 +69,21 @@ function sentences(choice) {
   return made;
 }
 
-// [p, low, high, n] behind token t, from the nearest measured position at or before it.
+// [p, low, high, n] at the last measured position up to token t, and at the first one from it on.
 function measured(inside, t) {
   let found = null;
   for (const [at, ...rest] of inside.potential || []) if (at <= t) found = rest;
   return found;
 }
 
+function next(inside, t) {
+  const found = (inside.potential || []).find(([at]) => at >= t);
+  return found ? found.slice(1) : null;
+}
+
 function valueOf(inside, kind, piece) {
   if (kind === "potential") {
-    const before = measured(inside, piece.from), after = measured(inside, piece.to);
+    const before = measured(inside, piece.from), after = next(inside, piece.to);
     return before && after ? [after[0] - before[0], 1] : [null, 1];
   }
   if (kind === "logprobs") return [Math.max(-1, sum(inside.logprobs, piece) / (piece.to - piece.from) / 5), 1];
@@ -88,7 +93,7 @@ function valueOf(inside, kind, piece) {
 }
 
 function titleOf(inside, kind, piece, value) {
-  const after = measured(inside, piece.to);
+  const after = next(inside, piece.to);
   if (kind === "potential") return value === null ? "" : `${points(value)} points, then ${interval(after)} of ${many(after[3], "fork")}`;
   if (kind === "logprobs") return `probability ${percent(Math.exp(sum(inside.logprobs, piece)))}`;
   return value === null ? "" : `${kind}: ${value.toPrecision(3)}`;

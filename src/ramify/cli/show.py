@@ -50,6 +50,9 @@ def show(
         str | None,
         option(metavar="NAME", help="Scorer that decides which attempts succeeded; default: env, or the imported reward."),
     ] = None,
+    beside: Annotated[
+        str | None, option(metavar="RUN", help="Another run to compare with, on the pages of --web and --html.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Summarise a run: how often its attempts succeeded; of an improve run before and after, the last updates, where the budget went."""
@@ -58,13 +61,16 @@ def show(
         raise UserError("choose one of --web and --html")
     if not web and (token or (host, port) != (HOST, PORT)):
         raise UserError("--host, --port and --token go with --web")
+    if beside is not None and not web and html is None:
+        raise UserError("--beside goes with --web or --html")
+    other = None if beside is None else find_run(beside)
     if web:
         from ramify.web.server import serve_run
 
-        serve_run(folder, host, port, os.environ.get(TOKEN, "") if token else None, scorer)
+        serve_run(folder, host, port, os.environ.get(TOKEN, "") if token else None, scorer, other)
         return
     if html is not None:
-        write_report(folder, html, scorer)
+        write_report(folder, html, scorer, other)
         emit({"run": str(folder), "html": str(html)}, as_json, f"wrote {html}")
         return
     from ramify.trace.db import Run
@@ -75,14 +81,16 @@ def show(
     stored(emit)(record, as_json, "" if as_json else stored(_text)(record))
 
 
-def write_report(folder: Path, out: Path, scorer: str | None = None) -> None:
-    """Write the run's report as one HTML file, whole or not at all."""
+def write_report(folder: Path, out: Path, scorer: str | None = None, beside: Path | None = None) -> None:
+    """Write the run's report as one HTML file, whole or not at all; ``beside`` is a run to compare with."""
+    from contextlib import nullcontext
+
     from ramify.trace.db import Run
     from ramify.trace.schema import stored
     from ramify.web.pages import report_html
 
-    with Run.open(folder) as run:
-        write_whole(out, stored(report_html)(run, scorer=scorer))
+    with Run.open(folder) as run, nullcontext() if beside is None else Run.open(beside) as other:
+        write_whole(out, stored(report_html)(run, scorer=scorer, beside=other))
 
 
 def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:

@@ -51,8 +51,10 @@ def clopper_pearson(successes: int, n: int, level: float = 0.95) -> Interval:
     return low, high
 
 
-def difference_of_proportions(k1: int, n1: int, k2: int, n2: int, level: float = 0.95) -> Interval:
-    """Interval of k1/n1 - k2/n2 for independent samples: hybrid of two Wilson intervals (Newcombe 1998, method 10)."""
+def difference_of_proportions(k1: float, n1: float, k2: float, n2: float, level: float = 0.95) -> Interval:
+    """Interval of k1/n1 - k2/n2 for independent samples: hybrid of two Wilson intervals (Newcombe 1998, method 10).
+
+    Counts may be fractions, as in :func:`wilson`."""
     if n1 == 0 or n2 == 0:
         return -1.0, 1.0
     (low1, high1), (low2, high2) = wilson(k1, n1, level), wilson(k2, n2, level)

@@ -30,7 +30,8 @@ from ramify.trace.db import Run
 from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
-from ramify.web.outline import WHY, Outline, findings_json, number, numbers, outline, outline_json
+from ramify.web.beside import compare_runs, pairs
+from ramify.web.outline import WHY, Outline, SuccessAfter, findings_json, number, numbers, outline, outline_json
 from ramify.web.potentials import potential_pictures
 from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
@@ -62,10 +63,11 @@ _SCANNED = 90  # trees read to choose the shown ones: enough to find a mixed one
 _PICTURED = 80  # leaves a tree picture stays readable with
 
 
-def report_html(run: Run, served: bool = False, scorer: str | None = None) -> str:
-    """The report of an ``improve`` run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`.
+def report_html(run: Run, served: bool = False, scorer: str | None = None, beside: Run | None = None) -> str:
+    """The report of a run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`.
 
-    ``scorer`` says which attempts succeeded, where several could. Raises UserError where nobody is called that.
+    ``scorer`` says which attempts succeeded, where several could; ``beside`` is another run to compare with. Raises UserError where nobody is
+    called that.
     """
     deciding = settled(run, scorer)
     arm = own_arm(run)
@@ -73,7 +75,7 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
     every = [update for update in journal if isinstance(update, Mapping) and {"update", "arm"} <= update.keys()]
     own = [update for update in every if update.get("arm", arm) == arm]
     evals = {entry.key: entry.payload for entry in run.journal("eval")}
-    trees = [_tree_view(run, name, served, deciding) for name in interesting(run, deciding=deciding)]
+    trees = _trees(run, served, deciding, beside, scorer)
     tasks = task_rows(run, deciding, [tree["name"] for tree in trees])
     linked = {step["id"] for tree in trees for step in tree["steps"]}
     return _page(
@@ -92,13 +94,61 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None) -> st
         most_tasks=MOST_TASKS,
         data=_markup(data_block(_data(run, served, trees, tasks))),
         trained=arm_given(run) or bool(every) or bool(evals),
-        kind=run.kind,
+        beside=None if beside is None else _beside(run, beside, deciding, settled(beside, scorer)),
         abandoned=_abandoned(own),
         failed=failures(run).sentence(most=10),
         config=list(_flatten(run.config)),
         environment=_environment(run),
         result=[json.dumps(entry.payload, ensure_ascii=False) for entry in run.journal("result")],
     )
+
+
+def _trees(run: Run, served: bool, deciding: Decider, beside: Run | None, scorer: str | None) -> list[dict[str, Any]]:
+    """The trees of the report, each followed by the other run's of the same task."""
+    theirs = {} if beside is None else {info.name: other.name for info, other in pairs(run, beside)}
+    trees = []
+    for name in interesting(run, deciding=deciding):
+        trees.append(_tree_view(run, name, served, deciding))
+        if beside is not None and name in theirs:
+            other = _tree_view(beside, theirs[name], False, settled(beside, scorer))
+            other["data"]["run"] = run_name(beside)
+            trees.append(other | {"name": f"{theirs[name]} in {run_name(beside)}"})
+    return trees
+
+
+def _beside(run: Run, other: Run, deciding: Decider, theirs: Decider) -> dict[str, Any]:
+    """Two runs beside each other as the report shows them."""
+
+    def chance(of: SuccessAfter | None) -> str:
+        return "-" if of is None else f"{percent(of.p)} ({_range(of.interval)})"
+
+    def taken(count: tuple[int, int]) -> str:
+        return f"{count[0]} of {count[1]}"
+
+    rows, parting = compare_runs(run, other, deciding, theirs)
+    shown = []
+    for row in rows:
+        gain = row.difference
+        change = "-" if gain is None else f"{signed_points(gain[0])} ({signed_points(gain[1][0])} to {signed_points(gain[1][1])})"
+        shown.append([row.name, chance(row.success), chance(row.other_success), change])
+    return {
+        "name": run_name(other),
+        "own": run_name(run),
+        "rows": shown[:MOST_TASKS],
+        "parting": [
+            [
+                one.tree,
+                one.history or "the start",
+                one.action,
+                taken(one.taken),
+                taken(one.other_taken),
+                f"{one.p:.2g}",
+                chance(one.success),
+            ]
+            for one in parting
+        ],
+        "sure": sum(one.p <= 0.05 for one in parting),
+    }
 
 
 def tree_html(run: Run, name: str, served: bool = False, scorer: str | None = None) -> str:
@@ -109,10 +159,10 @@ def tree_html(run: Run, name: str, served: bool = False, scorer: str | None = No
     )
 
 
-def report_data(run: Run, scorer: str | None = None) -> str:
+def report_data(run: Run, scorer: str | None = None, beside: Run | None = None) -> str:
     """The data of the served report alone, for a page that is open while the run grows."""
     deciding = settled(run, scorer)
-    trees = [_tree_view(run, name, True, deciding) for name in interesting(run, deciding=deciding)]
+    trees = _trees(run, True, deciding, beside, scorer)
     return data_block(_data(run, True, trees, task_rows(run, deciding, [tree["name"] for tree in trees])))
 
 
@@ -366,7 +416,8 @@ def _success(found: Outline) -> str:
     if root.chance is None or abs(root.chance.p * told - ends["success"]) < 0.01:
         return ""
     low, high = root.chance.interval
-    return f"{percent(root.chance.p)} ({100 * low:.1f} to {100 * high:.1f})"
+    how = "Forks counted at the start" if root.chance.measured else "Counting the forks of one step as one"
+    return f"{how}: {percent(root.chance.p)} ({100 * low:.1f} to {100 * high:.1f})."
 
 
 def _step_view(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import socket
@@ -31,26 +32,43 @@ DRAIN_SECONDS = 10.0
 BACKLOG = 512
 
 
-def guarded_pages(run_path: str | Path, host: str = "127.0.0.1", token: str | None = None, scorer: str | None = None) -> Guard:
+def guarded_pages(
+    run_path: str | Path,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    scorer: str | None = None,
+    beside: str | Path | None = None,
+) -> Guard:
     """The pages of a run as :func:`open_server` takes them, one request a connection. Raises like :func:`make_app`."""
     headers = {"content-security-policy": pages.content_policy(True) + "; frame-ancestors 'none'", "connection": "close"}
-    return Guard(make_app(run_path, scorer), host, token, _page, headers)
+    return Guard(make_app(run_path, scorer, beside), host, token, _page, headers)
 
 
-def make_app(run_path: str | Path, scorer: str | None = None) -> Starlette:
+def make_app(run_path: str | Path, scorer: str | None = None, beside: str | Path | None = None) -> Starlette:
     """The application: ``/`` the report, ``/trees`` the list, ``/tree/NAME`` and ``/node/ID``. Only reads.
 
     ``/data`` and ``/data/tree/NAME`` are the data of the first two as JSON, ``/changed`` is another text when the run has grown.
 
-    ``scorer`` says which attempts succeeded. Raises UserError when there is no readable run at ``run_path``, or no such scorer in it.
+    ``scorer`` says which attempts succeeded; ``beside`` is a run to compare with. Raises UserError when there is no readable run at
+    ``run_path``, or no such scorer in it.
     """
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse
     from starlette.responses import Response as AnyResponse
     from starlette.routing import Route
 
-    with Run.open(run_path) as run:
-        settled(run, scorer)
+    for path in (run_path, *([] if beside is None else [beside])):
+        with Run.open(path) as run:
+            settled(run, scorer)
+
+    def report(make: Callable[..., str]) -> Callable[[Run], str]:
+        def made(run: Run) -> str:
+            if beside is None:
+                return make(run, scorer=scorer)
+            with Run.open(beside) as other:
+                return make(run, scorer=scorer, beside=other)
+
+        return made
 
     def answer(make: Callable[..., str], name: str = "", media: str = "text/html") -> Callable[[Request], Response]:
         # Not a coroutine, so it runs in a worker thread: a run belongs to the thread that opened it, and a long page blocks no other.
@@ -79,10 +97,10 @@ def make_app(run_path: str | Path, scorer: str | None = None) -> Starlette:
         return PlainTextResponse(" ".join(marks))
 
     routes = [
-        Route("/", answer(lambda run: pages.report_html(run, True, scorer))),
+        Route("/", answer(report(functools.partial(pages.report_html, served=True)))),
         Route("/trees", listed),
         Route("/changed", changed),
-        Route("/data", answer(lambda run: pages.report_data(run, scorer), media="application/json")),
+        Route("/data", answer(report(pages.report_data), media="application/json")),
         Route("/data/tree/{name:path}", answer(lambda run, name: pages.tree_data(run, name, scorer), "name", "application/json")),
         Route("/tree/{name:path}", answer(lambda run, name: pages.tree_html(run, name, True, scorer), "name")),
         Route("/node/{name}", answer(pages.node_html, "name")),
@@ -155,14 +173,19 @@ def address(host: str, listener: socket.socket) -> str:
 
 
 def serve_run(
-    run_path: str | Path, host: str = "127.0.0.1", port: int = 0, token: str | None = None, scorer: str | None = None
+    run_path: str | Path,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    scorer: str | None = None,
+    beside: str | Path | None = None,
 ) -> None:
     """Serve the pages of a run until Ctrl-C. Port 0 takes a free one; the address is printed.
 
     An empty ``token`` has one made up, which is then part of the address. Raises like :func:`open_server` and :func:`guarded_pages`.
     """
     made = "" if token != "" else make_token()
-    server, listener = open_server(guarded_pages(run_path, host, made or token, scorer), port)
+    server, listener = open_server(guarded_pages(run_path, host, made or token, scorer, beside), port)
     with listener:
         where = address(host, listener) + (f"?token={made}" if made else "")
         say(f"Serving {run_path} on {where} (Ctrl-C stops)")
