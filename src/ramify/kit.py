@@ -39,6 +39,7 @@ RENAMED = {
     "--stream": "--token-values",
     "--max-rows": "--max-sequences",
     "--credit.name": "--credit",
+    "--behind": "--upstream",
 }
 """Old names of options: they still work and no help shows them."""
 SWITCH = ("true", "false")

@@ -278,6 +278,42 @@ def test_text_from_outside_never_becomes_memory_by_itself(memory: Memory) -> Non
         memory.review(short.id, True)
 
 
+def test_what_contradicts_a_fact_waits_and_takes_its_place_when_it_is_let_in(memory: Memory) -> None:
+    fact = memory.add("fact", "pages of notes", "A page of `notes.list` holds 20 notes.")
+    plan = memory.add("plan", "delete notes", "Call `notes.list` to the end, then `notes.delete`.")
+    memory.record(QUERIES[0], trajectory(QUERIES[0]), False)
+    trap = {"kind": "pitfall", "title": "too few notes seen", "body": "Whoever stops early misses notes. A page of `notes.list` holds 50 notes.", "quote": "notes.list("}  # fmt: skip
+    other = {
+        **trap,
+        "title": "nothing to do with it",
+        "body": "A page of `songs.list` holds 50 songs at most, as the player shows.",
+    }
+    assert went(memory.reflect(reflecting([trap, other])))["waiting"] == 1
+    waiting = next(e for e in memory.state.entries.values() if e.status == "review")
+    assert waiting.flag == f"it contradicts {fact}"
+    assert memory.state.entries[fact].status == "active"
+    memory.review(waiting.id, True)
+    assert [memory.state.entries[name].status for name in (fact, waiting.id, plan)] == ["superseded", "active", "active"]
+    assert memory.contradicted("fact", "Pages. A page of `notes.list` holds 20 notes.") == [waiting.id]
+    assert replay(memory.store)["equal"]
+
+
+def test_what_contradicts_a_fact_and_is_rejected_changes_nothing(memory: Memory) -> None:
+    fact = memory.add("fact", "deleting", "`notes.delete` takes the id of a note.")
+    memory.record(QUERIES[0], trajectory(QUERIES[0]), False)
+    against = {
+        "kind": "fact",
+        "title": "how notes go",
+        "body": "`notes.delete` does not take the id of a note.",
+        "quote": "notes.list(",
+    }
+    went(memory.reflect(reflecting([against])))
+    waiting = next(e for e in memory.state.entries.values() if e.status == "review")
+    memory.review(waiting.id, False)
+    assert memory.state.entries[fact].status == "active"
+    assert memory.contradicted("fact", "how notes go. `notes.delete` does not take the id of a note.") == [fact]
+
+
 def test_secrets_are_taken_out_before_anything_is_stored(memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "hunter2hunter2")
     query = f"use {KEY} and hunter2hunter2 for my notes"

@@ -12,6 +12,7 @@ from ramify.methods.earned_code_memory.algorithm import (
     anti_unify,
     break_even,
     closure,
+    contradicts,
     failing,
     followed,
     guard,
@@ -166,3 +167,26 @@ def test_retrieval_takes_any_text(texts: list[str], query: str) -> None:
     found = index.nearest(query, 3)
     assert len(found) <= 3
     assert [score for _, score, _ in found] == sorted((score for _, score, _ in found), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "at_odds"),
+    [
+        ("A page holds 20 items.", "A page holds 50 items.", True),
+        ("A page holds 20 items.", "A page holds 20 items.", False),
+        ("The token expires after login elsewhere.", "The token doesn't expire after login elsewhere.", True),
+        (
+            "The token expires after login.",
+            "Whoever logs in again finds the old token valid.",
+            False,
+        ),  # other wordings are not seen
+        ("A token lasts after login.", "A token never lasts after login.", True),
+        ("Mail pages hold 20 items.", "Music pages hold 50 items.", False),
+        ("Call `mail.send` once. It never fails twice.", "Call `mail.send` two times. It is slow.", False),
+        ("Read it first. A page of mail holds 20 letters.", "Wait a little. A page of mail holds 30 letters.", True),
+        ("20", "50", False),
+        ("", "A page holds 20 items.", False),
+    ],
+)
+def test_two_statements_are_at_odds(one: str, other: str, at_odds: bool) -> None:
+    assert contradicts(one, other) is contradicts(other, one) is at_odds

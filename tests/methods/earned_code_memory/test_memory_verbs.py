@@ -188,8 +188,8 @@ def test_an_mcp_client_recalls_records_and_calls_tools(tmp_path: Path) -> None:
             asyncio.run(memory.reflect(reflecting([PLAN])))
         asyncio.run(memory.codify(Codifier(candidate())))
     (tmp_path / "notes.py").write_text(SERVER)
-    behind = f"{shlex.quote(sys.executable)} {shlex.quote(str(tmp_path / 'notes.py'))}"
-    client = ToolServer([sys.executable, "-m", "ramify", "earned-code-memory", "mcp", str(file), "--behind", behind], 60.0)
+    upstream = f"{shlex.quote(sys.executable)} {shlex.quote(str(tmp_path / 'notes.py'))}"
+    client = ToolServer([sys.executable, "-m", "ramify", "earned-code-memory", "mcp", str(file), "--upstream", upstream], 60.0)
     try:
         assert [tool["function"]["name"] for tool in client.tools] == ["memory_recall", "memory_record", "delete_notes"]
         told = json.loads(client.call("memory_recall", {"request": "delete my 2 oldest notes"}).content[0].text)

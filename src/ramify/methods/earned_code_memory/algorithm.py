@@ -53,6 +53,10 @@ class MemoryConfig(Config):
     """Most text entries that are given where no manager chooses."""
     least: float = Field(default=0.5, ge=0, le=1)
     """Share of the words of a request, values left out, that an entry must hold to be given where no manager chooses."""
+    embed: str = ""
+    """MODEL@URL of an endpoint with /embeddings, by whose vectors entries are near a request; empty: by words (BM25), which needs none."""
+    embed_least: float = Field(default=0.5, ge=-1, le=1)
+    """Cosine with a request, by those vectors, from which an entry is given where no manager chooses."""
     max_chars: int = Field(default=4000, ge=100, le=100_000)
     """Longest entry; a longer one is dropped and counted."""
     repairs: int = Field(default=2, ge=0, le=10)
@@ -323,6 +327,45 @@ def similar(a: str, b: str) -> float:
     """How much two entries share: Jaccard's index of their words."""
     x, y = set(wording(a).split()), set(wording(b).split())
     return len(x & y) / len(x | y) if x | y else 1.0
+
+
+_NEGATIVE = frozenset(["not", "no", "never", "cannot", "without", "none", "neither", "nor", "nothing"])
+_NUMBER = re.compile(rf"\d[\d._]*|{_COUNTS}")
+AGREED = 0.8
+"""Words, numbers and negations left out, that two statements share where they are about the same thing."""
+
+
+def contradicts(one: str, other: str) -> bool:
+    """Whether two texts hold statements that say the same but for their numbers, or but for a negation: they cannot both be right.
+
+    Statements are compared one by one, and need three words in common. Other wordings of a contradiction are not seen.
+    """
+    return any(
+        _at_odds(mine, theirs) for mine in map(_statement, _sentences(one)) for theirs in map(_statement, _sentences(other))
+    )
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?;])\s+|\n+", text)[:40]
+
+
+_Statement = tuple[frozenset[str], frozenset[str], bool]
+
+
+def _statement(text: str) -> _Statement:
+    """Words, numbers, and whether it is negated."""
+    words = wording(text.replace("n't", " not").replace("n’t", " not")).split()
+    numbers = frozenset(word for word in words if _NUMBER.fullmatch(word))
+    plain = (word for word in words if word not in numbers and word not in _NEGATIVE and word not in ("do", "does"))
+    bare = frozenset(word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in plain)
+    return bare, numbers, sum(word in _NEGATIVE for word in words) % 2 == 1
+
+
+def _at_odds(one: _Statement, other: _Statement) -> bool:
+    (mine, numbers, denied), (theirs, others, also) = one, other
+    if len(mine & theirs) < 3 or len(mine & theirs) < AGREED * len(mine | theirs):
+        return False
+    return denied != also or bool(numbers and others and not numbers & others)
 
 
 def followed(steps: Sequence[str], calls: Sequence[str], share: float = 0.8) -> bool:

@@ -82,9 +82,7 @@ async def answer(memory: Memory, box: ToolBox | None, name: str, arguments: Mapp
         task = memory.record(str(arguments.get("request", "")), messages, ended, task=str(arguments.get("task") or ""))
         return json.dumps({"task": task}), False
     if box is None:
-        raise UserError(
-            f"there is no tool '{name}' here: tools of a memory are run where it stands before an MCP server (--behind)"
-        )
+        raise UserError(f"there is no tool '{name}' here: tools of a memory are run where an MCP server is named with --upstream")
     done = await box.call(name, arguments)
     return done.shown, not done.ok
 

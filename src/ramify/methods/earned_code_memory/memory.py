@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ramify.base.config import check as check_config
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.methods.earned_code_memory import algorithm, roles
 from ramify.methods.earned_code_memory import trajectory as traj
@@ -24,6 +26,9 @@ from ramify.methods.earned_code_memory.roles import Role, RoleReply
 from ramify.methods.earned_code_memory.store import MemoryEntry, MemoryState, MemoryStore, MemoryTask, ToolEntry, clean, entry_id
 from ramify.methods.earned_code_memory.tools import admit, is_atomic, read_candidate
 from ramify.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from ramify.methods.earned_code_memory.embedding import Embedder
 
 Reviewer = Callable[[MemoryEntry | ToolEntry], bool | None]
 """Says of an entry that waits, or of a tool, whether it may be used; None leaves it to a person."""
@@ -46,6 +51,62 @@ class Injection:
     """Tokens of the manager."""
 
 
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What is near a request: texts and tools, each with a share of words, or a cosine, and how much of it is enough without a manager."""
+
+    texts: list[tuple[MemoryEntry, float]]
+    tools: list[tuple[ToolEntry, float]]
+    least: float
+    tokens: int = 0
+    """Of the embedding endpoint, as it counted them."""
+    failed: str = ""
+    """Why its vectors could not be had; empty where they were, or none were wanted."""
+
+
+class Embedded:
+    """The vectors of what is active now, as one endpoint makes them; those that it made are kept in the memory's file."""
+
+    def __init__(self, address: str, embedder: Embedder) -> None:
+        from ramify.methods.earned_code_memory.embedding import VectorIndex
+
+        self.address, self._embedder = address, embedder
+        self._texts, self._tools = VectorIndex(), VectorIndex()
+        self._known: dict[str, str] = {}
+        """Name -> the text that its vector is of."""
+
+    async def find(
+        self, memory: Memory, query: str
+    ) -> tuple[list[tuple[MemoryEntry, float]], list[tuple[ToolEntry, float]], int]:
+        """Texts and tools near ``query`` by falling cosine, and the tokens that it took. Raises ProviderError."""
+        state, config = memory.state, memory.config
+        entries = {} if config.mode == "code-only" else {e.id: e.text for e in state.entries.values() if e.status == "active"}
+        tools = (
+            {} if config.mode == "text-only" else {t.name: tool_words(t) for t in state.tools.values() if t.status == "active"}
+        )
+        wanted = {name: text for name, text in (entries | tools).items() if self._known.get(name) != text}
+        stored = memory.store.vectors(self.address, [*wanted.values(), query])
+        missing = list(dict.fromkeys(text for text in (*wanted.values(), query) if text not in stored))
+        made, tokens = await self._embedder.vectors(missing) if missing else (np.zeros((0, 0), np.float32), 0)
+        fresh = dict(zip(missing, (row.tobytes() for row in made), strict=True))
+        memory.store.keep_vectors(self.address, {text: vector for text, vector in fresh.items() if text != query})
+        every = {text: np.frombuffer(vector, np.float32) for text, vector in (stored | fresh).items()}
+        for index, own in ((self._texts, entries), (self._tools, tools)):
+            if names := [name for name in own if name in wanted]:
+                index.add(names, np.stack([every[own[name]] for name in names]))
+        self._known.update(wanted)
+        near = self._texts.nearest(every[query], config.top_text, lambda name: name in entries)
+        may = self._tools.nearest(
+            every[query], config.top_tool, lambda name: name in tools and memory.may(state.tools[name], query)
+        )
+        return [(state.entries[name], share) for name, share in near], [(state.tools[name], share) for name, share in may], tokens
+
+
+def tool_words(tool: ToolEntry) -> str:
+    """What of a tool is searched: its name, its text, and the structures of the requests that it was made of."""
+    return " ".join((tool.name.replace("_", " "), tool.doc, *(algorithm.structure(query) for query in tool.queries[:20])))
+
+
 class Memory:
     """A memory in a file. ``settings`` are those of :class:`MemoryConfig`; those that the file has already stay unless given.
 
@@ -54,8 +115,13 @@ class Memory:
 
     def __init__(self, path: Path | str, *, create: bool = True, reviewer: Reviewer | None = None, **settings: Any) -> None:
         checked = check_config(MemoryConfig, settings, "the settings of a memory")
+        if checked.embed:
+            from ramify.methods.earned_code_memory.embedding import address_of
+
+            address_of(checked.embed)
         self.store, self.reviewer = MemoryStore(path, create), reviewer
         self._entries, self._tools = Index(), Index()
+        self._near: Embedded | None = None
         given = {name: value for name, value in checked.model_dump().items() if name in settings}
         now = self.store.state.config.model_dump()
         if self.store.state.seq == 0 or any(now[name] != value for name, value in given.items()):
@@ -84,10 +150,7 @@ class Memory:
                     self._entries.add(name, entry.text) if entry.status == "active" else self._entries.drop(name)
                 elif name in state.tools:
                     tool = state.tools[name]
-                    words = " ".join(
-                        (tool.name.replace("_", " "), tool.doc, *(algorithm.structure(q) for q in tool.queries[:20]))
-                    )
-                    self._tools.add(name, words) if tool.status == "active" else self._tools.drop(name)
+                    self._tools.add(name, tool_words(tool)) if tool.status == "active" else self._tools.drop(name)
         return state
 
     @property
@@ -127,11 +190,29 @@ class Memory:
         tools = (
             []
             if config.mode == "text-only"
-            else self._tools.nearest(query, config.top_tool, lambda name: self._may(state.tools[name], query), core)
+            else self._tools.nearest(query, config.top_tool, lambda name: self.may(state.tools[name], query), core)
         )
         return [(state.entries[name], held) for name, _, held in texts], [(state.tools[name], held) for name, _, held in tools]
 
-    def _may(self, tool: ToolEntry, query: str) -> bool:
+    async def near(self, query: str) -> Near:
+        """:meth:`candidates`, or where the setting ``embed`` names an endpoint, what is near by its vectors.
+
+        An endpoint that fails stops no task: what is near by words is found then, and ``failed`` says why.
+        """
+        if not self.config.embed:
+            return Near(*self.candidates(query), self.config.least)
+        from ramify.methods.earned_code_memory.embedding import Embedder
+
+        if self._near is None or self._near.address != self.config.embed:
+            self._near = Embedded(self.config.embed, Embedder(self.config.embed))
+        try:
+            texts, tools, tokens = await self._near.find(self, clean(query))
+        except InfrastructureError as error:
+            return Near(*self.candidates(query), self.config.least, failed=str(error))
+        return Near(texts, tools, self.config.embed_least, tokens)
+
+    def may(self, tool: ToolEntry, query: str) -> bool:
+        """Whether a tool may be offered for ``query``: in mode safe only where it holds the words that the tool's requests share."""
         return not self.config.safe or algorithm.guarded(tool.shared, query)
 
     async def select(self, query: str, manager: Role | None = None, task: str = "") -> Injection:
@@ -141,12 +222,16 @@ class Memory:
         """
         query = _query(query)
         task = task or stable_hash("task", query, self.store.refresh().seq)[:16]
-        texts, tools = self.candidates(query)
-        if not texts and not tools:
+        state = self.state
+        if "active" not in {*(e.status for e in state.entries.values()), *(t.status for t in state.tools.values())}:
             return Injection(task, query)
-        reply, dropped = RoleReply(""), list[str]()
+        found = await self.near(query)
+        texts, tools = found.texts, found.tools
+        if not texts and not tools and not found.tokens:
+            return Injection(task, query)
+        reply, dropped = RoleReply(""), ["no vectors: the endpoint failed"] if found.failed else []
         if manager is None:
-            least = self.config.least
+            least = found.least
             chosen = {entry.id for entry, held in texts[: self.config.inject] if held >= least} | {
                 t.name for t, held in tools if held >= least
             }
@@ -154,9 +239,10 @@ class Memory:
             shown = [{"id": e.id, "kind": e.kind, "title": e.title, "scope": e.scope} for e, _ in texts]
             shown += [{"id": t.name, "kind": "tool", "title": t.doc[:200], "scope": ""} for t, _ in tools]
             reply = await roles.ask(manager, roles.manager_prompt(query, shown))
-            chosen, dropped = _chosen(reply.text)
+            chosen, unread = _chosen(reply.text)
+            dropped += unread
         entries = sorted((e for e, _ in texts if e.id in chosen), key=lambda e: (algorithm.KINDS.index(e.kind), e.created))
-        return self._inject(task, query, entries, [t for t, _ in tools if t.name in chosen], reply, dropped)
+        return self._inject(task, query, entries, [t for t, _ in tools if t.name in chosen], reply, dropped, found.tokens)
 
     def _inject(
         self,
@@ -166,13 +252,15 @@ class Memory:
         tools: Sequence[ToolEntry],
         reply: RoleReply,
         dropped: Sequence[str],
+        embedded: int = 0,
     ) -> Injection:
         state = self.store.state
         plans = {head for tool in tools for head in state.heads(tool.plan) if head in state.entries}
         ids = tuple(dict.fromkeys([*(e.id for e in entries), *(t.name for t in tools)]))
-        if ids or reply.spent or dropped:
+        if ids or reply.spent or dropped or embedded:
+            spent = _spent("manager", reply) | ({"embedding": {"input": embedded}} if embedded else {})
             with self.store.writing() as write:
-                write("select", {"task": task, "query": query, "ids": ids, "spent": _spent("manager", reply), "dropped": dropped})
+                write("select", {"task": task, "query": query, "ids": ids, "spent": spent, "dropped": dropped})
         shown = [entry for entry in entries if entry.id not in plans]  # whose tool is offered
         return Injection(
             task, clean(query), render(shown), tuple(map(schema, sorted(tools, key=lambda t: t.created))), ids, reply.spent
@@ -269,7 +357,7 @@ class Memory:
         """What an entry replaces: the newest of each chain. Raises UserError on an id that is none of that kind."""
         state = self.store.state
         for name in names:
-            if name not in state.entries or state.entries[name].kind != kind:
+            if name not in state.entries or not _alike(state.entries[name].kind, kind):
                 raise UserError(f"{self.store.path} has no {kind} '{name}' ({nearest(name, state.entries)})")
         return tuple(dict.fromkeys(head for name in names for head in state.heads(name)))
 
@@ -407,7 +495,9 @@ class Memory:
         self, kind: str, title: str, body: str, scope: str, flag: str, quote: str, source: str, supersedes: Any
     ) -> dict[str, Any]:
         entries = self.state.entries
-        named = [n for n in (supersedes if isinstance(supersedes, list) else []) if n in entries and entries[n].kind == kind]
+        named = [
+            n for n in (supersedes if isinstance(supersedes, list) else []) if n in entries and _alike(entries[n].kind, kind)
+        ]
         near = [entries[name] for name, _, _ in self._entries.nearest(f"{title} {body}", 8)]
         alike = [(algorithm.similar(title, e.title), algorithm.similar(body, e.body), e.id) for e in near if e.kind == kind]
         same = [(min(titles, bodies), name) for titles, bodies, name in alike if min(titles, bodies) >= SAME]
@@ -416,6 +506,10 @@ class Memory:
         heads = self._heads(
             [*named, *(name for titles, bodies, name in alike if titles >= MERGE[0] and bodies >= MERGE[1])], kind
         )
+        against = self.contradicted(kind, f"{title}. {body}", heads)
+        if against:
+            flag = "; ".join(part for part in (flag, f"it contradicts {', '.join(against)}") if part)
+            heads = (*heads, *against)
         steps = self._steps(body) if kind == "plan" else ()
         status = "review" if flag else "active"
         name = entry_id(kind, title, body, heads)
@@ -428,6 +522,16 @@ class Memory:
             "id": name, "kind": kind, "title": title, "body": body, "scope": scope, "steps": steps, "evidence": entry.evidence, "quote": quote,
             "source": source, "flag": flag, "supersedes": heads, "status": status,
         }  # fmt: skip
+
+    def contradicted(self, kind: str, text: str, known: Sequence[str] = ()) -> list[str]:
+        """Active facts and pitfalls near ``text`` that cannot be right where it is, those in ``known`` left out; of a plan none."""
+        if kind == "plan":
+            return []
+        entries = self.state.entries
+        near = [entries[name] for name, _, _ in self._entries.nearest(text, 8)]
+        return [
+            e.id for e in near if e.kind != "plan" and e.id not in known and algorithm.contradicts(text, f"{e.title}. {e.body}")
+        ]
 
     def review(self, name: str, approve: bool, by: str = "a person") -> None:
         """Let an entry or tool that waits in, or not. Raises UserError where there is none of that name, or it does not wait."""
@@ -443,7 +547,9 @@ class Memory:
                 )
             body: dict[str, Any] = {"id": name, "approve": approve, "by": by}
             if name in state.entries:
-                body["supersedes"] = [head for old in state.entries[name].supersedes for head in state.heads(old) if head != name]
+                body["supersedes"] = list(
+                    dict.fromkeys(head for old in state.entries[name].supersedes for head in state.heads(old, name))
+                )
             write("review", body)
 
     # -- code (section 3.5)
@@ -607,6 +713,11 @@ def render(entries: Sequence[MemoryEntry]) -> str:
 def schema(tool: ToolEntry) -> dict[str, Any]:
     """A tool in OpenAI's JSON form."""
     return {"type": "function", "function": {"name": tool.name, "description": tool.doc, "parameters": dict(tool.parameters)}}
+
+
+def _alike(kind: str, other: str) -> bool:
+    """Whether an entry of one kind may replace one of another: facts and pitfalls may say the same of the environment, plans say what to do."""
+    return (kind == "plan") == (other == "plan")
 
 
 def _query(query: str) -> str:

@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from ramify.methods.earned_code_memory.algorithm import MemoryConfig, structure,
 
 APPLICATION_ID, SCHEMA = 0x4D454D31, 1
 _TABLES = "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL)"
+_VECTORS = "CREATE TABLE IF NOT EXISTS vectors (model TEXT NOT NULL, digest TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (model, digest))"
 WAIT = 30.0
 """Seconds that a writer waits for another."""
 LARGEST = 4 << 20
@@ -145,10 +146,14 @@ class MemoryState:
             self.dropped[why] = self.dropped.get(why, 0) + 1
         self.seq = seq
 
-    def heads(self, name: str) -> list[str]:
-        """The newest entries of the chain that ``name`` stands in: itself where nothing superseded it."""
-        later = [entry.id for entry in self.entries.values() if name in entry.supersedes and entry.status != "rejected"]
-        return [name] if not later else list(dict.fromkeys(head for one in later for head in self.heads(one)))
+    def heads(self, name: str, but: str = "") -> list[str]:
+        """The newest entries of the chain that ``name`` stands in, ``but`` that one: itself where nothing superseded it."""
+        later = [
+            entry.id
+            for entry in self.entries.values()
+            if name in entry.supersedes and entry.status != "rejected" and entry.id != but
+        ]
+        return [name] if not later else list(dict.fromkeys(head for one in later for head in self.heads(one, but)))
 
     def chain(self, name: str) -> list[str]:
         """``name`` and all that it superseded, newest first."""
@@ -410,6 +415,25 @@ class MemoryStore:
             row = self._db.execute("SELECT body FROM events WHERE seq = ?", (seq,)).fetchone()
         found: dict[str, Any] = json.loads(row[0]) if row else {}
         return found
+
+    def vectors(self, model: str, texts: Sequence[str]) -> dict[str, bytes]:
+        """Vectors of texts, float32, that ``model`` made earlier; they are kept beside the log and are no part of it."""
+        found: dict[str, bytes] = {}
+        with self.lock, self._clear_errors():
+            self._db.execute(_VECTORS)
+            for text in texts:
+                key = (model, stable_hash(text))
+                if row := self._db.execute("SELECT vector FROM vectors WHERE model = ? AND digest = ?", key).fetchone():
+                    found[text] = bytes(row[0])
+        return found
+
+    def keep_vectors(self, model: str, vectors: Mapping[str, bytes]) -> None:
+        """Keep vectors of texts."""
+        rows = [(model, stable_hash(text), vector) for text, vector in vectors.items()]
+        with self.lock, self._clear_errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", rows)
+            self._db.execute("COMMIT")
 
     @contextmanager
     def writing(self) -> Iterator[Any]:

@@ -103,8 +103,8 @@ def recall(
     from ramify.methods.earned_code_memory.memory import render
 
     with _open(file) as memory:
-        texts, tools = memory.candidates(query)
-        least, most = memory.config.least, memory.config.inject
+        found = asyncio.run(memory.near(query))
+        texts, tools, least, most = found.texts, found.tools, found.least, memory.config.inject
         near = [
             {"id": e.id, "kind": e.kind, "title": e.title, "share": held, "given": held >= least and i < most}
             for i, (e, held) in enumerate(texts)
@@ -114,11 +114,13 @@ def recall(
             for t, held in tools
         ]
         text = render([e for i, (e, held) in enumerate(texts) if held >= least and i < most])
+    if found.failed:
+        say(f"warning: near by words, since the embedding endpoint failed: {found.failed}")
     rows = [[one["id"], one["kind"], one["share"], "yes" if one["given"] else "no", one["title"]] for one in near]
     emit(
         {"near": near, "text": text},
         as_json,
-        table(["id", "kind", "share of words", "given", "title"], rows) + (f"\n\n{text}" if text else ""),
+        table(["id", "kind", "share of words, or cosine", "given", "title"], rows) + (f"\n\n{text}" if text else ""),
     )
 
 
@@ -237,7 +239,10 @@ def add(
     """Add an entry of your own."""
     with _open(file) as memory:
         name = memory.add(kind, title, body, scope, supersedes or ())
-    emit({"id": name}, as_json, name)
+        against = [one for one in memory.contradicted(kind, f"{title}. {body}") if one != name]
+    if against:
+        say(f"warning: it contradicts {', '.join(against)}, which stays as well: --supersedes {against[0]} would replace it")
+    emit({"id": name, "contradicts": against}, as_json, name)
 
 
 @app.verb()
@@ -358,7 +363,7 @@ def export(
 @app.verb()
 def mcp(
     file: File,
-    behind: Annotated[
+    upstream: Annotated[
         str,
         option(
             metavar="COMMAND",
@@ -366,12 +371,12 @@ def mcp(
         ),
     ] = "",
 ) -> None:
-    """Serve the memory over MCP (stdio): recall, record, and, with --behind, its active tools, run in the sandbox."""
+    """Serve the memory over MCP (stdio): recall, record, and, with --upstream, its active tools, run in the sandbox."""
     from ramify.methods.earned_code_memory.mcp_server import serve
 
     try:
-        words = shlex.split(behind)
+        words = shlex.split(upstream)
     except ValueError as error:
-        raise UserError(f"--behind: {error}") from None
+        raise UserError(f"--upstream: {error}") from None
     with _open(file) as memory:
         asyncio.run(serve(memory, words))
