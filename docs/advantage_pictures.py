@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
+
+from picture_files import read_checks, save
 
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
 ARMS = ("N0", "N5")
 LEFT, WIDTH, LINE, LOW, HIGH = 270.0, 700.0, 24.0, 0.35, 0.75
 
@@ -59,10 +57,8 @@ def rounds(checks: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Write both pictures."""
-    report = json.loads((ROOT / "repro" / "implicit-advantage-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
-    for name, draw in {"scorers": scorers, "rounds": rounds}.items():
-        (IMAGES / f"implicit-advantage-{name}.svg").write_text(draw(checks) + "\n", encoding="utf-8")
+    checks = read_checks("implicit-advantage")
+    save("implicit-advantage", {"scorers": scorers(checks), "rounds": rounds(checks)})
 
 
 if __name__ == "__main__":

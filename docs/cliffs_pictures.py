@@ -6,10 +6,10 @@ The potential over one reply of a reproduction's model, and the drops by class f
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from pathlib import Path
 from typing import Any
+
+from picture_files import IMAGES, read_checks
 
 from ramify.methods.cliffs.report import picture
 from ramify.methods.cliffs.run import ScanConfig, Scanned, scan
@@ -18,8 +18,6 @@ from ramify.render.potential import potential_svg
 from ramify.render.svg import frame, label, tag
 from ramify_experiments.cliffs.repro import FRESH, ForkLab
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
 CLASSES = ("deterministic", "uncertain", "sampled_off")
 LEFT, WIDTH, LINE, MOST = 190.0, 640.0, 26.0, 0.7
 
@@ -68,8 +66,7 @@ async def reply(lab: ForkLab, index: int) -> Scanned:
 def main() -> None:
     """Write both pictures."""
     seed, index = map(int, sys.argv[1:3] or (0, 9))
-    report = json.loads((ROOT / "repro" / "cliffs-cpu.json").read_text(encoding="utf-8"))
-    (IMAGES / "cliffs-drops.svg").write_text(drops({check["name"]: check for check in report["checks"]}), encoding="utf-8")
+    (IMAGES / "cliffs-drops.svg").write_text(drops(read_checks("cliffs")), encoding="utf-8")
     lab = ForkLab({}, seed)  # trains where no event loop runs
     scanned = asyncio.run(reply(lab, index))
     texts = [lab.tokenizer.decode([token]) + " " for token in scanned.trace.response_ids]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
+
+from picture_files import read_checks, save
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
-
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
 
 
 def bars(title: str, axis: str, about: str, rows: list[tuple[str, dict[str, Any], int]], low: float, high: float) -> str:
@@ -76,11 +73,8 @@ def reconstruction(checks: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Write the pictures."""
-    report = json.loads((ROOT / "repro" / "crosscoder-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
-    for name, picture in {"steering": steering(checks), "reconstruction": reconstruction(checks)}.items():
-        (IMAGES / f"crosscoder-{name}.svg").write_text(picture + "\n", encoding="utf-8")
-        print(f"wrote crosscoder-{name}.svg")
+    checks = read_checks("crosscoder")
+    save("crosscoder", {"steering": steering(checks), "reconstruction": reconstruction(checks)})
 
 
 if __name__ == "__main__":

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from picture_files import Checks, read_checks, save
 
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
 from ramify_experiments.diagnose.measure import RHOS
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
 CONDITIONS = {
     "baseline": "told nothing",
     "shuffled": "told another issue's finding",
@@ -20,7 +16,6 @@ CONDITIONS = {
     "filtered": "told what a judge with the patch lets through",
     "oracle": "told the truth",
 }
-Checks = dict[str, dict[str, Any]]
 
 
 def conditions(checks: Checks) -> str:
@@ -57,11 +52,8 @@ def anchoring(checks: Checks) -> str:
 
 def main() -> None:
     """Write the pictures."""
-    report = json.loads((ROOT / "repro" / "diagnose-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
-    for name, draw in {"conditions": conditions, "anchoring": anchoring}.items():
-        (IMAGES / f"diagnose-{name}.svg").write_text(draw(checks) + "\n", encoding="utf-8")
-    print("wrote 2 pictures")
+    checks = read_checks("diagnose")
+    save("diagnose", {"conditions": conditions(checks), "anchoring": anchoring(checks)})
 
 
 if __name__ == "__main__":

@@ -6,14 +6,11 @@ From repro/dspark-cpu.json, the frontier from benchmarks/results/speculation_loa
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from ramify.render.charts import Curve, curves_svg
+from picture_files import ROOT, Checks, read_checks, save
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
-Checks = dict[str, dict[str, Any]]
+from ramify.render.charts import Curve, curves_svg
 
 
 def curve(name: str, x: list[float], found: list[dict[str, Any]]) -> Curve:
@@ -78,17 +75,14 @@ def frontier(table: dict[str, Any]) -> str:
 
 def main() -> None:
     """Write the pictures."""
-    report = json.loads((ROOT / "repro" / "dspark-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
+    checks = read_checks("dspark")
     pictures = {f"acceptance-{domain}": acceptance(checks, domain) for domain in ("math", "code", "chat")}
     pictures["calibration"] = calibration(checks)
     pictures["schedules"] = schedules(checks, "T = 64 + B", "Simulated throughput over the best fixed length")
     pictures["staircase"] = schedules(checks, "staircase of 16", "The same where a step's time rises every 16 tokens")
     load = ROOT / "benchmarks" / "results" / "speculation_load.json"
     pictures["frontier"] = frontier(json.loads(load.read_text(encoding="utf-8")))
-    for name, picture in pictures.items():
-        (IMAGES / f"dspark-{name}.svg").write_text(picture + "\n", encoding="utf-8")
-        print(f"wrote dspark-{name}.svg")
+    save("dspark", pictures)
 
 
 if __name__ == "__main__":

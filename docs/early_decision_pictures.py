@@ -5,19 +5,16 @@ Both are made from repro/early-decision-cpu.json. A table stands between ``<!-- 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from picture_files import METHODS, Checks, read_checks, save
 
 from ramify.render.charts import Curve, curves_svg
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
-PAGE = ROOT / "docs" / "methods" / "early-decision.md"
+PAGE = METHODS / "early-decision-evidence.md"
 KEPT = "share of the thinking kept, %"
-Checks = dict[str, dict[str, Any]]
 
 
 def curve(checks: Checks, label: str, name: str, places: Sequence[int]) -> Curve:
@@ -124,13 +121,9 @@ def filled(page: str, checks: Checks) -> str:
 
 def main() -> None:
     """Write pictures and tables."""
-    report = json.loads((ROOT / "repro" / "early-decision-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
-    drawn = pictures(checks)
-    for name, picture in drawn.items():
-        (IMAGES / f"early-decision-{name}.svg").write_text(picture + "\n", encoding="utf-8")
+    checks = read_checks("early-decision")
+    save("early-decision", pictures(checks))
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
-    print(f"wrote {', '.join(drawn)} and the tables")
 
 
 if __name__ == "__main__":

@@ -5,18 +5,15 @@ From repro/earned-code-memory-cpu.json, which `ramify repro earned-code-memory -
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
+
+from picture_files import METHODS, Checks, read_checks, save
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "methods" / "earned-code-memory.md"
-IMAGES = ROOT / "docs" / "images"
-Checks = dict[str, dict[str, Any]]
+PAGE = METHODS / "earned-code-memory.md"
 NAMES = {
     "none": "no memory",
     "text": "`text-only`",
@@ -153,12 +150,9 @@ def pictures(checks: Checks) -> dict[str, str]:
 
 def main() -> None:
     """Fill the tables and write the pictures."""
-    report = json.loads((ROOT / "repro" / "earned-code-memory-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
+    checks = read_checks("earned-code-memory")
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
-    for name, picture in pictures(checks).items():
-        (IMAGES / f"earned-code-memory-{name}.svg").write_text(picture + "\n", encoding="utf-8")
-    print(f"filled {len(tables(checks))} tables, wrote {len(pictures(checks))} pictures")
+    save("earned-code-memory", pictures(checks))
 
 
 if __name__ == "__main__":

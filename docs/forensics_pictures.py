@@ -5,9 +5,7 @@ Rates by dose and tests by organism from repro/forensics-cpu.json; the heat-mapp
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from picture_files import Checks, read_checks, save
 
 from ramify.base.seeds import generator
 from ramify.methods.forensics.algorithm import sentence_scores
@@ -16,10 +14,6 @@ from ramify.render.svg import credit_colour, frame, label, tag
 from ramify_experiments.forensics.battery import CUT, DOSES, of_model
 from ramify_experiments.forensics.organisms import HUGE, KINDS, SENTENCES, K, taught
 from ramify_experiments.forensics.repro import OWN
-
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
-Checks = dict[str, dict[str, Any]]
 
 
 def doses(checks: Checks) -> str:
@@ -83,10 +77,8 @@ def trace(seed: int = 0, k: int = 100) -> str:
 
 def main() -> None:
     """Write the pictures."""
-    report = json.loads((ROOT / "repro" / "forensics-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
-    for name, text in {"dose": doses(checks), "tests": tests(checks), "trace": trace()}.items():
-        (IMAGES / f"forensics-{name}.svg").write_text(text + "\n", encoding="utf-8")
+    checks = read_checks("forensics")
+    save("forensics", {"dose": doses(checks), "tests": tests(checks), "trace": trace()})
 
 
 if __name__ == "__main__":

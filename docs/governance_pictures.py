@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from picture_files import Checks, read_checks, save
 
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
 from ramify_experiments.governance.repro import BUDGETS, DROPPED, HALF, RESTORED, survival
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
 CONDITIONS = {
     "control": "all turns, rule among them",
     "floor": "all turns but the rule",
@@ -25,7 +21,6 @@ CONDITIONS = {
     "volume attack, b = 12": "12 turns, notes made to look useful",
     "volume attack, b = 12, pin": "the same with the rule pinned",
 }
-Checks = dict[str, dict[str, Any]]
 
 
 def _curve(checks: Checks, name: str, start: str, end: str) -> Curve:
@@ -69,11 +64,8 @@ def conditions(checks: Checks) -> str:
 
 def main() -> None:
     """Write the pictures."""
-    report = json.loads((ROOT / "repro" / "governance-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
-    for name, draw in {"budget": budget, "conditions": conditions}.items():
-        (IMAGES / f"governance-{name}.svg").write_text(draw(checks) + "\n", encoding="utf-8")
-    print("wrote 2 pictures")
+    checks = read_checks("governance")
+    save("governance", {"budget": budget(checks), "conditions": conditions(checks)})
 
 
 if __name__ == "__main__":

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
+
+from picture_files import METHODS, Checks, read_checks, save
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
-PAGE = ROOT / "docs" / "methods" / "judge-evolution-evidence.md"
-Checks = dict[str, dict[str, Any]]
+PAGE = METHODS / "judge-evolution-evidence.md"
 TABLES = {
     "arms": ("arms: ",),
     "gaming": ("gaming: quality",),
@@ -23,12 +20,6 @@ TABLES = {
 }
 CAPS = ("none", ".10", ".15", ".20", ".25", ".50", "no cap")
 ARMS = ("fixed", "no-erasure", "labelled from the start", "full")
-
-
-def read() -> Checks:
-    """The committed figures, by name."""
-    report = json.loads((ROOT / "repro" / "judge-evolution-cpu.json").read_text(encoding="utf-8"))
-    return {check["name"]: check for check in report["checks"]}
 
 
 def _dots(
@@ -179,9 +170,8 @@ def page(text: str, checks: Checks) -> str:
 
 def main() -> None:
     """Write pictures and tables."""
-    checks = read()
-    for name, picture in PICTURES.items():
-        (IMAGES / f"judge-evolution-{name}.svg").write_text(picture(checks) + "\n", encoding="utf-8")
+    checks = read_checks("judge-evolution")
+    save("judge-evolution", {name: picture(checks) for name, picture in PICTURES.items()})
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
+
+from picture_files import read_checks, save
 
 from ramify.methods.maze_recovery.algorithm import train_exact
 from ramify.methods.maze_recovery.star import Maze
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
 REGIMES = ("pretrained", "golden SFT", "RL", "distilled", "distilled, loop-erased")
 
 
@@ -100,12 +98,9 @@ def network(checks: dict[str, dict[str, Any]]) -> str:
 
 def main() -> None:
     """Write the pictures."""
-    report = json.loads((ROOT / "repro" / "maze-recovery-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
+    checks = read_checks("maze-recovery")
     pictures = {"maze": maze(), "growth": growth(), "training": training(), "network": network(checks)}
-    for name, picture in pictures.items():
-        (IMAGES / f"maze-recovery-{name}.svg").write_text(picture + "\n", encoding="utf-8")
-    print(f"wrote {', '.join(pictures)}")
+    save("maze-recovery", pictures)
 
 
 if __name__ == "__main__":

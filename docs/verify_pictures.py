@@ -5,10 +5,9 @@ With --tables it prints the page's tables instead.
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
+
+from picture_files import Checks, read_checks, save
 
 from ramify.methods.verify_or_ship.algorithm import Kernel
 from ramify.methods.verify_or_ship.replay import regimes
@@ -17,12 +16,9 @@ from ramify.render.charts import Curve, curves_svg
 from ramify_experiments.verify_or_ship.programs import TESTS
 from ramify_experiments.verify_or_ship.repro import PRICES, REAL_PRICES, closed_case
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
 PROGRAMS = ("bayes", "greedy", "one table", "gate", "best of 3", "always", "null")
 REAL = ("bayes", "bayes greedy", "gate(tests)", "gate(types)", "best of 3", "always verify", "stop at once")
 NAMES = {"one table": "bayes, one table", "gate": "gate(tests)", "always": "always verify", "null": "stop at once"}
-Checks = dict[str, dict[str, Any]]
 
 
 def curves(checks: Checks, start: str, prices: tuple[float, ...], names: tuple[str, ...], title: str) -> str:
@@ -91,8 +87,7 @@ def tables(checks: Checks) -> str:
 
 def main() -> None:
     """Write the pictures, or print the tables."""
-    report = json.loads((ROOT / "repro" / "verify-or-ship-cpu.json").read_text(encoding="utf-8"))
-    checks = {check["name"]: check for check in report["checks"]}
+    checks = read_checks("verify-or-ship")
     if "--tables" in sys.argv[1:]:
         print(tables(checks))
         return
@@ -101,9 +96,7 @@ def main() -> None:
         "real": curves(checks, "real modules", REAL_PRICES, REAL, "Mutants of 21 modules of mpmath and networkx"),
         "map": regime_map(),
     }
-    for name, drawn in made.items():
-        (IMAGES / f"verify-or-ship-{name}.svg").write_text(drawn + "\n", encoding="utf-8")
-    print(f"wrote {len(made)} pictures")
+    save("verify-or-ship", made)
 
 
 if __name__ == "__main__":

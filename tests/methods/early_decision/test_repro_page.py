@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
+
+from tests.doc_scripts import doc_script
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_tables_and_pictures_are_made_from_the_committed_figures() -> None:
-    spec = importlib.util.spec_from_file_location("early_decision_pictures", ROOT / "docs/early_decision_pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = doc_script("early_decision_pictures")
     report = json.loads((ROOT / "repro/early-decision-cpu.json").read_text(encoding="utf-8"))
     page = script.PAGE.read_text(encoding="utf-8")
     checks = {check["name"]: check for check in report["checks"]}
@@ -22,5 +19,5 @@ def test_tables_and_pictures_are_made_from_the_committed_figures() -> None:
     assert page.count("<!-- table ") == len(script.tables(checks)) == 5
     assert page == script.filled(page, checks)
     for name, picture in script.pictures(checks).items():
-        assert (script.IMAGES / f"early-decision-{name}.svg").read_text(encoding="utf-8") == picture + "\n", name
+        assert (ROOT / "docs/images" / f"early-decision-{name}.svg").read_text(encoding="utf-8") == picture + "\n", name
         assert f"images/early-decision-{name}.svg" in page

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
+
+from tests.doc_scripts import doc_script
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/methods/governance-evidence.md").read_text(encoding="utf-8")
@@ -52,11 +53,7 @@ def test_the_costs_are_those_of_the_benchmark() -> None:
 
 
 def test_the_pictures_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("governance_pictures", ROOT / "docs/governance_pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = doc_script("governance_pictures")
     for name in ("budget", "conditions"):
         sampled = getattr(module, name)(CHECKS) + "\n"
         assert (ROOT / f"docs/images/governance-{name}.svg").read_text(encoding="utf-8") == sampled, name

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+
+from tests.doc_scripts import doc_script
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/methods/judge-evolution-evidence.md"
@@ -14,16 +15,11 @@ PAGE = ROOT / "docs/methods/judge-evolution-evidence.md"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("judge_evolution_pictures", ROOT / "docs/judge_evolution_pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return doc_script("judge_evolution_pictures")
 
 
 def test_tables_and_pictures_are_made_of_the_committed_figures(script) -> None:
-    checks, text = script.read(), PAGE.read_text(encoding="utf-8")
+    checks, text = script.read_checks("judge-evolution"), PAGE.read_text(encoding="utf-8")
     assert script.page(text, checks) == text
     judged = {name for name, check in checks.items() if check["op"] != "report" and not name.startswith("exact")}
     assert {name for name in judged if f"| {name} |" not in text} == set()

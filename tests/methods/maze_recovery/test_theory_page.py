@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
+
+from tests.doc_scripts import doc_script
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/methods/maze-recovery-evidence.md").read_text(encoding="utf-8")
@@ -56,11 +57,7 @@ def test_the_tables_by_regime_are_too() -> None:
 
 
 def test_the_pictures_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("maze_pictures", ROOT / "docs/maze_pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = doc_script("maze_pictures")
     pictures = {"maze": module.maze(), "network": module.network(CHECKS)}
     for name, picture in pictures.items():
         assert (ROOT / f"docs/images/maze-recovery-{name}.svg").read_text(encoding="utf-8") == picture + "\n", name
