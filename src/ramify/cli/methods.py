@@ -20,8 +20,8 @@ def summary(slug: str) -> str:
     return doc.partition("\n")[0].removeprefix(f"{slug}: ")
 
 
-_OF_JOBS = {"tree-rollouts": ("ramify.cli.rollout", "tree_app")}
-"""Verbs of a method that live in a job, which no method may import: their module and application."""
+_OF_JOBS = {"tree-rollouts": ("ramify.cli.rollout", "tree_app"), "orchestrator": ("ramify.cli.serve", "orchestrator_app")}
+"""Verbs of a method that need a job or the server, which no method may import: their module and application."""
 
 
 def method_path(slug: str) -> str:

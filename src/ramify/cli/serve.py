@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ramify.web.recording import Recorder
 
 app = Verbs("serve")
+orchestrator_app = Verbs("orchestrator")
+"""The verb of ``ramify orchestrator`` that needs the server."""
 
 TOKEN = "RAMIFY_TOKEN"
 ROWS = 64
@@ -101,6 +103,77 @@ def serve(
     finally:
         if recorder is not None:
             recorder.close()
+    say(_farewell(guard.cut + server.unread))
+
+
+@orchestrator_app.verb("serve")
+def serve_pool(
+    pool: Annotated[Path, argument("POOL", help="TOML file: [[workers]] with name, model, and optional price, context, tags.")],
+    router: Annotated[Path | None, option("--router", metavar="DIR", help="Serve this router as the model 'router'.")] = None,
+    composer: Annotated[
+        str | None, option("--composer", metavar="MODEL", help="Serve this model's workflows as 'composer'.")
+    ] = None,
+    shots: Annotated[bool, option(help="Show a composer worked examples.")] = True,
+    best: Annotated[str, option(metavar="WORKER", help="Answers where all else fails; default: the first.")] = "",
+    exclude: Annotated[
+        list[str] | None, option(metavar="WORD", help="A worker's name, or a tag: never asked; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, option(metavar="RUN", help="Keep every conversation in this run, for `trace`.")] = None,
+    host: Annotated[str, option(help="Address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        bool, option("--token", help="Require a token: RAMIFY_TOKEN, or one that is generated and printed once.")
+    ] = False,
+    max_sequences: Annotated[int, option(help="Requests that run at once.", min=1)] = ROWS,
+    timeout: Annotated[float, option(help="Seconds within which a request must be answered.", min=1)] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Serve a pool to OpenAI clients as the models 'router' and 'composer'; the header x-request-id of an answer names its trace.
+
+    The first worker, or --best, answers where every other fails, and is served under its own name, too.
+    """
+    from ramify.methods.orchestrator.middleware import Composed, Routed
+    from ramify.methods.orchestrator.pool import read_pool
+    from ramify.methods.orchestrator.router import TurnRouter
+    from ramify.methods.orchestrator.verbs import open_composer
+    from ramify.trace.db import Run
+    from ramify.web.api import Api
+    from ramify.web.limits import Guard, Slots, check_bind, make_token
+    from ramify.web.server import MAX_CONNECTIONS, address, open_server
+
+    if router is None and composer is None:
+        raise UserError("give --router DIR, --composer MODEL, or both")
+    made = make_token() if token and not os.environ.get(TOKEN) else ""
+    secret = (made or os.environ[TOKEN]) if token else None
+    check_bind(host, secret)
+    held = read_pool(pool)
+    held.available(exclude or ())
+    first = held.index(best) if best else 0
+    models: dict[str, Model] = {}
+    if router is not None:
+        models["router"] = Routed(held.models[first]).over(held, TurnRouter.load(router))
+    if composer is not None:
+        models["composer"] = Composed(held.models[first]).over(open_composer(composer, held, fallback=first, shots=shots))
+    run = None if out is None else Run.begin(out, "orchestrator serve", {}, {}, {"pool": held.identity})
+    try:
+        for one in models.values():
+            one.run, one.exclude = run, tuple(exclude or ())  # type: ignore[attr-defined]  # both kinds have them
+        public, *more = models
+        others = {name: models[name] for name in more} | {held.names[first]: held.models[first]}
+        api = Api(
+            models[public], public, Slots(max_sequences, 256, 0), None, dict, {k: v for k, v in others.items() if k != public}
+        )
+        guard = Guard(api.app(), host, secret, seconds=timeout, probe="/health", count=api.count)
+        server, listener = open_server(guard, port, MAX_CONNECTIONS + 2 * (max_sequences + 256))
+        with listener:
+            url = address(host, listener) + "v1"
+            named = [public, *others]
+            text = _welcome(url, public, made, token) + f"\n  models: {', '.join(named)}"
+            emit({"url": url, "model": public, "models": named, "token": made or None}, as_json, text)
+            server.run(sockets=[listener])
+    finally:
+        if run is not None:
+            run.close()
     say(_farewell(guard.cut + server.unread))
 
 

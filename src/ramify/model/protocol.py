@@ -33,6 +33,8 @@ CAPABILITIES = {
 
 #: The client that a sample is for: a model that queues samples is fair between clients. Tasks started meanwhile inherit it.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
+#: The id of the request that a sample is for, as its answer and the header ``x-request-id`` say it; empty outside a server.
+REQUEST: ContextVar[str] = ContextVar("request", default="")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from ramify.base.errors import RamifyError, nearest
 from ramify.model.endpoint import HttpModel
 from ramify.model.middleware import unwrapped
-from ramify.model.protocol import CLIENT, Model
+from ramify.model.protocol import CLIENT, REQUEST, Model
 from ramify.web.answers import Answer, refusal
 from ramify.web.chat_api import ChatForm
 from ramify.web.completions import TextForm
@@ -35,7 +35,7 @@ _GONE = 499
 
 
 class Api:
-    """``model`` served as ``name``. ``slots`` bounds running and waiting samples; ``record`` is called with every answer before its end is
+    """``model`` served as ``name``, and ``more`` models by their names. ``slots`` bounds running and waiting samples; ``record`` is called with every answer before its end is
     sent.
 
     ``gauges`` gives numbers of the engine for ``/metrics`` (:class:`Metrics`). Raises what the model's ``capabilities`` raise.
@@ -48,14 +48,17 @@ class Api:
         slots: Slots,
         record: Recorder | None = None,
         gauges: Callable[[], Gauges] = dict,
+        more: Mapping[str, Model] | None = None,
     ) -> None:
         self.served, self.slots, self.record = Served.of(model, name), slots, record
-        self.identity = model.identity
+        self.all = {name: self.served, **{other: Served.of(one, other) for other, one in (more or {}).items()}}
         self.created = int(time.time())
         self.metrics = Metrics(lambda: {"places_taken": slots.taken, "places": slots.most, **gauges()})
         self.gateway: Gateway | None = None
         layers, inner = unwrapped(model)
-        if isinstance(inner, HttpModel) and inner.mode == "chat":  # requests pass as they are, but for what middleware changes
+        if (
+            isinstance(inner, HttpModel) and inner.mode == "chat" and not more
+        ):  # requests pass as they are, but for what middleware changes
             self.gateway = Gateway(inner, layers, self.served, slots, self.metrics, record)
 
     def app(self) -> Any:
@@ -81,20 +84,20 @@ class Api:
     # -- models, health and metrics
 
     async def _models(self, request: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(one) for one in self.all.values()]})
 
     async def _model(self, request: HttpRequest) -> Response:
-        self._known(request.path_params["name"])
-        return JSONResponse(self._card())
+        return JSONResponse(self._card(self._known(request.path_params["name"])))
 
-    def _card(self) -> dict[str, Any]:
-        card = {"id": self.served.name, "object": "model", "created": self.created, "owned_by": "ramify"}
-        return card | ({} if self.served.context is None else {"max_model_len": self.served.context})
+    def _card(self, served: Served) -> dict[str, Any]:
+        card = {"id": served.name, "object": "model", "created": self.created, "owned_by": "ramify"}
+        return card | ({} if served.context is None else {"max_model_len": served.context})
 
-    def _known(self, name: str) -> None:
-        if name != self.served.name:
-            hint = nearest(name, [self.served.name])
+    def _known(self, name: str) -> Served:
+        if name not in self.all:
+            hint = nearest(name, self.all)
             raise RefusedRequestError(404, f"There is no model '{name[:80]}' here ({hint}).", "model", "model_not_found")
+        return self.all[name]
 
     async def _health(self, request: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})  # for anyone: a probe sends no token
@@ -106,34 +109,40 @@ class Api:
 
     async def _chat(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:
-            parsed, rest = self._read(body, ChatRequest)
-            return ChatForm.of(self.served, parsed, rest)
+            served, parsed, rest = self._read(body, ChatRequest)
+            return ChatForm.of(served, parsed, rest)
 
         return await self._answer(request, form)
 
     async def _complete(self, request: HttpRequest) -> Response:
         async def form(body: Mapping[str, Any]) -> Form:
-            parsed, rest = self._read(body, TextRequest)
-            return await TextForm.of(self.served, parsed, rest)
+            served, parsed, rest = self._read(body, TextRequest)
+            return await TextForm.of(served, parsed, rest)
 
         return await self._answer(request, form)
 
-    def _read(self, body: Mapping[str, Any], kind: type[R]) -> tuple[R, dict[str, Any]]:
-        """The request in ``body``, and the fields that only an endpoint can read. Raises RefusedError."""
-        rest = passed_on(body, kind) if self.served.passes else {}
+    def _read(self, body: Mapping[str, Any], kind: type[R]) -> tuple[Served, R, dict[str, Any]]:
+        """The model that is asked, the request in ``body``, and the fields that only an endpoint can read. Raises RefusedError."""
+        named = body.get("model")
+        served = self.all.get(named, self.served) if isinstance(named, str) else self.served
+        rest = passed_on(body, kind) if served.passes else {}
         request = read_request({name: value for name, value in body.items() if name not in rest}, kind)
-        self._known(request.model)
-        return request, rest
+        return self._known(request.model), request, rest
 
     async def _answer(self, request: HttpRequest, make: Callable[[Mapping[str, Any]], Awaitable[Form]]) -> Response:
         start = time.monotonic()
         body = read_json(await request.body())
         form = await make(body)
         CLIENT.set(client_of(body, request))
-        answer = Answer(form, self.identity, self.slots, self.metrics, self.record, start)
-        if not form.request.stream:
-            return JSONResponse(await unless_gone(request.receive, answer.whole()))
-        return await begun(request.receive, answer.events())
+        answer = Answer(form, form.served.model.identity, self.slots, self.metrics, self.record, start)
+        REQUEST.set(answer.id)
+        response: Response
+        if form.request.stream:
+            response = await begun(request.receive, answer.events())
+        else:
+            response = JSONResponse(await unless_gone(request.receive, answer.whole()))
+        response.headers["x-request-id"] = answer.id
+        return response
 
     async def _failed(self, request: HttpRequest, error: Any) -> Response:
         return error_answer(refusal(error, self.served))

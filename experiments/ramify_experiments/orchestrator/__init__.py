@@ -1,0 +1,1 @@
+"""The experiments of orchestrator: its reproduction, and its null and planted cases."""

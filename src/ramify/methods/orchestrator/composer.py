@@ -1,0 +1,448 @@
+"""The composer: a language model that writes a workflow, the executor that runs it in isolation, and its training by GRPO (sections 3.6, 3.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.budget import Budget
+from ramify.base.config import Config
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.base.progress import SILENT, Progress
+from ramify.base.seeds import generator
+from ramify.env.protocol import Task, TaskSet
+from ramify.methods.orchestrator.algorithm import (
+    STEPS,
+    CallEvent,
+    Workflow,
+    composer_reward,
+    group_advantages,
+    parse_workflow,
+    view,
+)
+from ramify.methods.orchestrator.conversation import (
+    TOOL_TURNS,
+    Orchestrated,
+    Orchestration,
+    Shows,
+    ToolUse,
+    WorkerCall,
+    messages_of,
+)
+from ramify.methods.orchestrator.pool import ModelPool
+from ramify.methods.orchestrator.table import prompt_of, reward_of
+from ramify.model.chat import ChatTemplate
+from ramify.model.protocol import Completion, Model, Sampling, sampling_of
+from ramify.rollout.sampler import Sampler, sampled_tokens
+from ramify.score.judge import Judge, reply_to
+from ramify.trace.db import Run
+from ramify.trace.message import Message
+from ramify.trace.node import Provenance
+
+PROMPT = """You coordinate several models. Write a workflow that answers the question: up to {steps} steps, as one JSON object of three lists of equal length.
+"subtasks": for each step, an instruction to the model that does it.
+"workers": for each step, the number of a model: {workers}. A model may be used more than once.{myself}
+"access": for each step, whose results that model sees besides the question: [] for none, "all" for all earlier steps, or a list of earlier steps, counted from 0.
+The result of the last step is the answer. Steps that see nothing of each other run at the same time.{again}
+
+{shots}Question: {question}
+Workflow:"""
+AGAIN = '\nYour last workflow was {plan}\nand its answer was: {answer}\nWrite a better workflow, or {{"subtasks": [], "workers": [], "access": []}} to accept that answer.'
+MYSELF = " {number} is yourself: the step is then planned by you."
+SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("A patient has a fever and a rash after a walk in the woods. What is the likeliest cause?",
+     {"subtasks": ["List likely causes with evidence for each.", "List dangerous causes that must not be missed.", "Weigh both lists and name one cause."],
+      "workers": [0, 1, 0], "access": [[], [], "all"]}),
+    ("Find all integers n such that n^2 + n + 41 is a square.",
+     {"subtasks": ["Solve the problem and show each step.", "Solve the problem in another way.", "Compare the solutions, find the error in the wrong one, and state the right answer."],
+      "workers": [1, 0, 1], "access": [[], [], "all"]}),
+    ("Use 3, 5, 7 and 9 once each to make 24.",
+     {"subtasks": ["Find an expression of the numbers that equals the target."], "workers": [0], "access": [[]]}),
+    ("Use 2, 2, 6 and 8 once each to make 31.",
+     {"subtasks": ["Try expressions that begin with a product.", "Try expressions that begin with a sum.", "Check both results, and give the one that is right."],
+      "workers": [0, 1, 1], "access": [[], [], "all"]}),
+)  # fmt: skip
+"""Worked examples out of domain: one medical, one of mathematics, two of arithmetic [C]; their numbers are taken modulo the pool's size."""
+
+
+class GrpoConfig(Config):
+    """Training a composer (section 3.7)."""
+
+    updates: int = Field(20, ge=1)
+    """Updates."""
+    questions: int = Field(4, ge=1)
+    """Questions of an update."""
+    group: int = Field(16, ge=2)
+    """Plans for each question."""
+    warm: int = Field(0, ge=0)
+    """Supervised steps on random plans of sensible shape before; without, a model that rarely writes several steps ends at one."""
+    lr: float = Field(1e-6, gt=0)
+    """Learning rate, cosine with 3 % of warm-up."""
+    warm_lr: float = Field(3e-4, gt=0)
+    """The same of the supervised steps."""
+    temperature: float = Field(1.0, gt=0)
+    """Of the plans."""
+    max_tokens: int = Field(1024, ge=1)
+    """Longest plan."""
+    shots: bool = True
+    """Show worked examples in the prompt; a model too small for them learns the form by the warm start."""
+    subset: int = Field(0, ge=0)
+    """Show a random choice of so many workers with each question, so that the pool may be restricted later; 0: all."""
+    seed: int = 0
+    """Decides every sample."""
+
+
+class Composer:
+    """``policy`` writes workflows over the workers of ``pool``, which it knows by number only.
+
+    ``rounds``: further workflows it may write with its own last one and the answer before it; ``depth``: how often a step may be its own.
+    """
+
+    def __init__(
+        self,
+        policy: Model,
+        pool: ModelPool,
+        template: ChatTemplate | None = None,
+        *,
+        max_steps: int = STEPS,
+        rounds: int = 0,
+        depth: int = 0,
+        shots: bool = True,
+        fallback: int = 0,
+        settings: Sampling | None = None,
+        price: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        if max_steps < 1 or rounds < 0 or depth < 0:
+            raise UserError(f"a composer has 1 step or more and no negative rounds and depth, not {max_steps}, {rounds}, {depth}")
+        self.policy, self.pool, self.template = policy, pool, template
+        self.max_steps, self.rounds, self.depth, self.shots, self.fallback, self.price = (
+            max_steps,
+            rounds,
+            depth,
+            shots,
+            fallback,
+            price,
+        )
+        self.settings = settings or sampling_of(policy, temperature=0.0, max_tokens=1024)
+        self._sampler = Sampler(policy, pool.seed)
+
+    # -- plans
+
+    def prompt(
+        self, question: str, numbers: Sequence[int], last: tuple[Workflow, str] | None = None, depth: int = 0
+    ) -> list[Message]:
+        """What the policy is shown: numbers of models, never names."""
+        again = "" if last is None else AGAIN.format(plan=json.dumps(last[0].to_json()), answer=last[1])
+        myself = MYSELF.format(number=len(self.pool)) if depth < self.depth else ""
+        shots = "".join(
+            f"Question: {asked}\nWorkflow: {json.dumps({**plan, 'workers': [numbers[w % len(numbers)] for w in plan['workers']]})}\n\n"
+            for asked, plan in SHOTS
+            if self.shots and len(plan["subtasks"]) <= self.max_steps
+        )
+        workers = ", ".join(map(str, numbers))
+        text = PROMPT.format(steps=self.max_steps, workers=workers, myself=myself, again=again, shots=shots, question=question)
+        return [Message("user", text)]
+
+    async def write(
+        self, messages: Sequence[Message], position: tuple[str | int, ...], settings: Sampling | None = None
+    ) -> Completion:
+        """One reply of the policy. Raises InfrastructureError where it fails."""
+        stops = () if self.template is None else tuple(self.template.stop_tokens)
+        chosen = settings or self.settings
+        if stops:
+            chosen = replace(chosen, stop_tokens=(*chosen.stop_tokens, *stops))
+        return await reply_to(self._sampler, self.template, messages, chosen, position)
+
+    # -- running
+
+    async def run(
+        self,
+        query: str | Sequence[Message],
+        *,
+        key: str = "query",
+        exclude: Collection[str] = (),
+        budget: Budget | None = None,
+        run: Run | None = None,
+        tools: ToolUse | None = None,
+        settings: Sampling | None = None,
+        parallel: bool = True,
+    ) -> Orchestrated:
+        """Plan and execute. A plan that cannot be read is requested once more; then the fallback answers alone, and ``notes`` say so. Raises
+        UserError where every worker is excluded, BudgetSpentError, and InfrastructureError where every worker failed."""
+        given = [Message("user", query)] if isinstance(query, str) else list(query)
+        chat = Orchestration(
+            self.pool, given, key, settings=settings, exclude=exclude, budget=budget, run=run, tools=tools, fallback=self.fallback
+        )
+        return await self.converse(chat, parallel)
+
+    async def converse(self, chat: Orchestration, parallel: bool = True, depth: int = 0) -> Orchestrated:
+        """As :meth:`run`, in a conversation that is there."""
+        spent: list[tuple[int, int, float]] = []
+        numbers = [at for at, ok in enumerate(chat.available()) if ok]
+        question = chat.given[-1].text
+        last: tuple[Workflow, str] | None = None
+        answer: WorkerCall | None = None
+        plans: list[dict[str, Any]] = []
+        for number in range(1 + self.rounds):
+            plan = await self._planned(chat, question, numbers, last, number, depth, spent)
+            if plan is None and answer is not None:
+                break
+            if plan is None:
+                answer = await self._alone(chat)
+                break
+            if not len(plan):
+                chat.notes.append(f"round {number}: the answer was accepted")
+                break
+            plans.append(plan.to_json())
+            answer = await self.execute(chat, plan, number, parallel, depth)
+            last = plan, answer.result.text
+        assert answer is not None
+        total = (sum(s[0] for s in spent), sum(s[1] for s in spent), sum(s[2] for s in spent))
+        return chat.result(answer, plans, total)
+
+    async def _alone(self, chat: Orchestration) -> WorkerCall:
+        """The fallback answers the question directly."""
+        while True:
+            worker, _ = chat.or_fallback(self.fallback)
+            call = await chat.ask(worker, chat.question(), 0, 0, "no workflow could be read", attempt=len(chat.failed))
+            if not call.result.failure:
+                chat.notes.append(f"no workflow could be read: '{call.worker}' answered alone")
+                return call
+
+    async def _planned(
+        self, chat: Orchestration, question: str, numbers: Sequence[int], last: tuple[Workflow, str] | None, number: int, depth: int,
+        spent: list[tuple[int, int, float]],
+    ) -> Workflow | None:  # fmt: skip
+        prompt = self.prompt(question, numbers, last, depth)
+        allowed = [*numbers, *([len(self.pool)] if depth < self.depth else [])]
+        for attempt in range(2):
+            try:
+                reply = await self.write(prompt, (chat.key, "plan", depth, number, attempt))
+            except InfrastructureError as error:
+                chat.notes.append(f"the composer failed: {error.message}")
+                continue
+            given = int(((reply.data or {}).get("usage") or {}).get("prompt_tokens") or 0)
+            usd = (given * self.price[0] + sampled_tokens(reply) * self.price[1]) / 1e6
+            spent.append((given, sampled_tokens(reply), usd))
+            why = ""
+            plan: Workflow | None = None
+            try:
+                plan = parse_workflow(reply.text, allowed, self.max_steps, last is not None)
+            except ValueError as error:
+                why = str(error)
+                chat.notes.append(f"round {number}, try {attempt}: the workflow cannot be read: {why}")
+            identity = self.policy.identity
+            provenance = Provenance(identity.name, identity.weights, self.settings.to_json(), self.pool.seed)
+            chat.planned(reply.text, prompt, provenance, {"round": number, "unreadable": why or None})
+            if plan is not None:
+                return plan
+        return None
+
+    async def execute(
+        self, chat: Orchestration, plan: Workflow, number: int = 0, parallel: bool = True, depth: int = 0
+    ) -> WorkerCall:
+        """Run a workflow, steps that see nothing of each other at the same time (one after the other with tools). The last step's call."""
+        if not any(event.workflow == number for event in chat.log):
+            chat.log.append(CallEvent(number, -1, "query", chat.given[-1].text))
+        calls: dict[int, WorkerCall] = {}
+        waves = plan.waves() if parallel and chat.tools is None else [[step] for step in range(len(plan))]
+        for wave in waves:
+            for step in wave:
+                chat.log.append(CallEvent(number, step, "subtask", plan.subtasks[step]))
+            done = await asyncio.gather(*(self._step(chat, plan, number, step, depth) for step in wave))
+            for step, call in zip(wave, done, strict=True):
+                calls[step] = call
+                chat.log.append(CallEvent(number, step, "output", call.result.text, call.node))
+        return calls[len(plan) - 1]
+
+    async def _step(self, chat: Orchestration, plan: Workflow, number: int, step: int, depth: int) -> WorkerCall:
+        """One agent: its worker, and where that fails the fallback. A step that is the composer's own is planned within its view."""
+        if plan.workers[step] == len(self.pool):
+            inner = Orchestration(
+                self.pool, messages_for(chat, number, step, plan), f"{chat.key}/{number}.{step}", settings=chat.settings,
+                exclude=chat.exclude, budget=chat.budget, run=chat.run, tools=chat.tools, fallback=self.fallback,
+            )  # fmt: skip
+            await self.converse(inner, depth=depth + 1)
+            chat.calls += inner.calls
+            chat.notes += inner.notes
+            return inner.calls[-1]
+        worker, why = chat.or_fallback(plan.workers[step])
+        why = why or "the composer's plan"
+        for turn in range(TOOL_TURNS + len(self.pool)):
+            pieces = shown_to(chat, number, step, plan.access[step])
+            call = await chat.ask(worker, pieces, number, step, why, attempt=turn)
+            if call.result.failure:
+                worker, why = chat.or_fallback(worker)
+                continue
+            message = None if call.result.completion is None else call.result.completion.message
+            if message is None or chat.tools is None or not message.calls or turn >= TOOL_TURNS:
+                return call
+            chat.log.append(CallEvent(number, step, "call", message.spoken(), call.node, dict(message.data)))
+            for answer in await chat.tools.run(message):
+                chat.log.append(CallEvent(number, step, "result", answer.text))
+        return call
+
+
+_ROLE = {"query": "user", "subtask": "user", "output": "assistant", "call": "assistant", "result": "user"}
+
+
+def shown_to(chat: Orchestration, number: int, step: int, access: Collection[int]) -> list[Shows]:
+    """What the worker of a step is shown: the conversation as given, then the log as :func:`view` has it."""
+    seen = [event for event in view(chat.log, number, step, access) if event.kind != "query" or event.workflow < number]
+    earlier = [event for event in seen if event.workflow < number and event.kind != "query"]
+    own = [event for event in seen if event.workflow == number]
+    return [*chat.question(), *(Shows(_ROLE[event.kind], event.text, event.node) for event in (*earlier, *own))]
+
+
+def messages_for(chat: Orchestration, number: int, step: int, plan: Workflow) -> list[Message]:
+    """The same as messages, for a step that the composer plans itself."""
+    return messages_of(shown_to(chat, number, step, plan.access[step]))
+
+
+# -- training
+
+
+def warm_plan(rng: np.random.Generator, numbers: Sequence[int], steps: int = STEPS) -> dict[str, Any]:
+    """A random plan of sensible shape: one to ``steps`` - 1 solvers, three quarters of them isolated, then one judge who sees all; a quarter
+    single-step plans; workers uniformly random."""
+    solvers = 1 if rng.random() < 0.25 or steps < 2 else int(rng.integers(1, steps))
+    single = solvers == 1 and rng.random() < 0.5
+    subtasks = ["Solve the problem."] * solvers + ([] if single else ["Compare the results and give the right one."])
+    access: list[Any] = [[] if rng.random() < 0.75 else "all" for _ in range(solvers)] + ([] if single else ["all"])
+    return {"subtasks": subtasks, "workers": [int(rng.choice(list(numbers))) for _ in subtasks], "access": access}
+
+
+async def train(
+    composer: Composer,
+    tasks: TaskSet,
+    judge: Judge,
+    config: GrpoConfig,
+    budget: Budget | None = None,
+    progress: Progress = SILENT,
+) -> list[dict[str, float]]:
+    """Supervised steps on random plans, then GRPO; the policy's weights change in place. One record an update: mean reward, share of plans
+    that could be read, steps of those, calls that failed.
+
+    An answer whose every worker failed, or that the judge could not judge, has no reward and leaves its group. Raises NeedsError where the
+    policy cannot be trained in this process.
+    """
+    from ramify.engine.local import LocalModel
+    from ramify.train.batch import Row
+    from ramify.train.loop import TrainConfig, Trainer
+
+    policy, template = composer.policy, composer.template
+    if not isinstance(policy, LocalModel) or template is None:
+        raise NeedsError(
+            f"'{policy.identity.name}' cannot be trained here: a composer that learns is hf:PATH, with a chat template"
+        )
+    composer.shots = config.shots
+    held = list(tasks)
+    rng = generator(config.seed, "warm")
+    everyone = list(range(len(composer.pool)))
+    trainer = Trainer(policy.module, TrainConfig(lr=config.warm_lr, beta2=0.999), config.seed)
+    progress.begin(config.warm + config.updates, 0, "train", "steps")
+    for step in range(config.warm):
+        rows = []
+        for _ in range(8):
+            task = held[int(rng.integers(len(held)))]
+            numbers = _subset(rng, everyone, config.subset)
+            plan = json.dumps(warm_plan(rng, numbers, composer.max_steps))
+            rows.append(_plan_row(template, composer.prompt(prompt_of(task), numbers), plan))
+        found = trainer.update(rows, {"cross_entropy": 1.0})
+        progress.at(step + 1, f"warm start: {found['cross_entropy']:.3f} a token")
+    policy.refresh()
+    trainer = Trainer(policy.module, TrainConfig(lr=config.lr, beta2=0.999), config.seed)
+    history = []
+    for update in range(config.updates):
+        share = (update + 1) / config.updates
+        trainer.set_rate(config.lr * (min(1.0, share / 0.03) * 0.5 * (1 + np.cos(np.pi * max(0.0, share - 0.03)))))
+        gathered: list[tuple[Row, float | None]] = []
+        facts: list[dict[str, float]] = []
+        for at in range(config.questions):
+            task = held[int(generator(config.seed, "question", update, at).integers(len(held)))]
+            rows_of, facts_of = await _group(composer, task, judge, config, update, at, budget)
+            gathered += rows_of
+            facts += facts_of
+        rows = [row for row, advantage in gathered if advantage]
+        if rows:
+            trainer.update(rows, {"policy_gradient": 1.0})
+            policy.refresh()
+        history.append(
+            {name: float(np.mean([one[name] for one in facts])) for name in facts[0]} if facts else {"reward": float("nan")}
+        )
+        progress.at(config.warm + update + 1, f"reward {history[-1]['reward']:.2f}")
+    return history
+
+
+def _subset(rng: np.random.Generator, everyone: Sequence[int], k: int) -> list[int]:
+    return sorted(int(one) for one in rng.permutation(list(everyone))[: k or len(everyone)])
+
+
+def _plan_row(template: ChatTemplate, prompt: Sequence[Message], reply: str) -> Any:
+    from ramify.model.rendered import laid_out
+    from ramify.train.batch import Row
+
+    given = laid_out(template, [(one.role, one.text) for one in prompt])
+    said = [*template.tokenizer.encode(reply), *template.close("assistant")]
+    return Row(np.array([*given, *said], np.int32), np.arange(len(given) + len(said)) >= len(given))
+
+
+async def _group(
+    composer: Composer, task: Task, judge: Judge, config: GrpoConfig, update: int, at: int, budget: Budget | None
+) -> tuple[list[tuple[Any, float | None]], list[dict[str, float]]]:
+    """The plans for one question as training rows with their advantages."""
+    from ramify.model.rendered import laid_out
+    from ramify.train.batch import Row
+
+    template = composer.template
+    assert template is not None
+    numbers = _subset(generator(config.seed, "subset", update, at), range(len(composer.pool)), config.subset)
+    prompt = composer.prompt(prompt_of(task), numbers)
+    given = np.array(laid_out(template, [(one.role, one.text) for one in prompt]), np.int32)
+    settings = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+
+    async def one(index: int) -> tuple[Completion, float | None, int]:
+        reply = await composer.write(prompt, ("train", update, at, index), settings)
+        try:
+            plan = parse_workflow(reply.text, numbers, composer.max_steps)
+        except ValueError:
+            return reply, composer_reward(False, 0.0), 0
+        chat = Orchestration(
+            composer.pool, [Message("user", prompt_of(task))], f"{task.id}/{update}.{at}.{index}", budget=budget, fallback=composer.fallback,
+            settings=Sampling(temperature=0.2, max_tokens=4096),
+        )  # fmt: skip
+        try:
+            call = await composer.execute(chat, plan)
+        except InfrastructureError:
+            return reply, None, len(plan)
+        if chat.failed:
+            return reply, None, len(plan)  # an outage is no fault of the plan
+        found = await reward_of(judge, task, call.result.text)
+        return reply, None if found.value is None else composer_reward(True, float(found.value)), len(plan)
+
+    done = await asyncio.gather(*(one(index) for index in range(config.group)))
+    rewards = [reward for _, reward, _ in done if reward is not None]
+    if not rewards:
+        return [], []
+    advantages = iter(group_advantages(rewards))
+    rows: list[tuple[Any, float | None]] = []
+    facts: list[dict[str, float]] = []
+    for reply, reward, steps in done:
+        if reward is None:
+            continue
+        advantage = float(next(advantages))
+        assert reply.tokens is not None
+        assert reply.logprobs is not None
+        tokens = np.concatenate([given, reply.tokens]).astype(np.int32)
+        mask = np.arange(len(tokens)) >= len(given)
+        values = {"logprobs": np.zeros(len(tokens), np.float32), "advantage": np.where(mask, advantage, 0).astype(np.float32)}
+        values["logprobs"][len(given) :] = reply.logprobs
+        rows.append((Row(tokens, mask, values), advantage))
+        facts.append({"reward": reward, "parsed": float(steps > 0), "steps": float(steps)})
+    return rows, facts

@@ -1,0 +1,349 @@
+"""One conversation: its only log, calls with who saw what, and their nodes in a run. The router and the composer both work on it.
+
+What a worker is shown is computed from the log, stored as the explicit context of its reply's node, and read back from there
+(`ramify orchestrator trace`): nothing is copied, so a leak would show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ramify.base.budget import Budget
+from ramify.base.errors import InfrastructureError, UserError
+from ramify.methods.orchestrator.algorithm import STEPS, CallEvent, choose, probabilities
+from ramify.methods.orchestrator.pool import CallResult, ModelPool
+from ramify.methods.orchestrator.table import about_call, provenance_of
+from ramify.model.protocol import Completion, Sampling
+from ramify.trace.db import Run
+from ramify.trace.foreign import root
+from ramify.trace.message import Message
+from ramify.trace.node import Annotation, Context, Insert, Span, make_node
+
+if TYPE_CHECKING:
+    from ramify.methods.orchestrator.router import TurnRouter
+
+MAKER = "orchestrator"
+ANSWER = "answer"
+TOOL_TURNS = 12
+"""Most tool calls in a row of one step."""
+Tools = Callable[[Message], Awaitable[Sequence[Message]]]
+"""Runs the tool calls of a message: one message of role tool for each."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Tools of a conversation: their schemas (OpenAI's form) and what runs a call. Steps then run one after the other: an environment is shared."""
+
+    schemas: Sequence[Mapping[str, Any]]
+    run: Tools
+
+
+@dataclass
+class WorkerCall:
+    """One call: who was asked, at which step, what it saw, what it said, and what that cost."""
+
+    workflow: int
+    step: int
+    worker: str
+    saw: list[Message]
+    result: CallResult
+    why: str = ""
+    """Why this worker: probabilities of the router, the composer's plan, or a fallback."""
+    role: str = ""
+    node: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For reports; ``reply`` is None where the call failed."""
+        one = self.result
+        return {
+            "workflow": self.workflow, "step": self.step, "worker": self.worker, "role": self.role or None, "why": self.why,
+            "saw": [m.to_openai() for m in self.saw], "reply": None if one.failure else one.text, "failure": one.failure or None,
+            "failure_why": one.why or None, "given_tokens": one.given, "sampled_tokens": one.sampled, "usd": one.usd, "cached": one.cached,
+        }  # fmt: skip
+
+
+@dataclass
+class Orchestrated:
+    """What a system made of a conversation: the answer, every candidate with who saw what, and what it cost."""
+
+    answer: str
+    calls: list[WorkerCall] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What went otherwise than planned: fallbacks, workers that failed, plans that could not be read."""
+    workflows: list[dict[str, Any]] = field(default_factory=list)
+    completion: Completion | None = None
+    """The completion that the answer is."""
+    trace: str = ""
+    """Its tree in the run."""
+    planned: tuple[int, int, float] = (0, 0, 0.0)
+    """The composer's own tokens, given and sampled, and their USD."""
+
+    @property
+    def usd(self) -> float:
+        """USD of all calls, and of the composer's."""
+        return sum(one.result.usd for one in self.calls) + self.planned[2]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all calls, prompts included, and of the composer's."""
+        return sum(one.result.given + one.result.sampled for one in self.calls) + sum(self.planned[:2])
+
+    @property
+    def candidates(self) -> list[dict[str, Any]]:
+        """All replies with their worker, in order."""
+        return [{"worker": one.worker, "step": one.step, "text": one.result.text} for one in self.calls if not one.result.failure]
+
+    def to_json(self) -> dict[str, Any]:
+        """For reports."""
+        return {
+            "answer": self.answer, "trace": self.trace, "usd": self.usd, "tokens": self.tokens, "notes": self.notes,
+            "workflows": self.workflows, "calls": [one.to_json() for one in self.calls],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shows:
+    """A piece of what a worker is shown: a message of ``role``; ``node`` where it is one of the run's."""
+
+    role: str
+    text: str
+    node: str = ""
+
+
+def messages_of(pieces: Sequence[Shows]) -> list[Message]:
+    """Pieces as messages; of two in a row by one role the second continues the first, as templates that alternate demand."""
+    found: list[Message] = []
+    for one in pieces:
+        if found and found[-1].role == one.role and one.role == "user":
+            found[-1] = Message(one.role, f"{found[-1].text}\n\n{one.text}")
+        else:
+            found.append(Message(one.role, one.text))
+    return found
+
+
+class Orchestration:
+    """A conversation under way. ``key`` (with workflow, step and attempt) decides every sample; ``run`` keeps it, where given."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        messages: Sequence[Message],
+        key: str,
+        *,
+        settings: Sampling | None = None,
+        exclude: Collection[str] = (),
+        budget: Budget | None = None,
+        run: Run | None = None,
+        tools: ToolUse | None = None,
+        fallback: int = 0,
+        tree: str = "",
+    ) -> None:
+        """``tree`` is its name in the run (default: ``key``). ``fallback``: the worker that answers where a plan cannot be had, such as the best single one. Raises UserError without a message,
+        and where ``exclude`` leaves no worker."""
+        if not messages:
+            raise UserError("there is no message to answer")
+        self.tree = tree or key
+        self.pool, self.key, self.exclude, self.budget, self.run, self.tools = pool, key, tuple(exclude), budget, run, tools
+        self.settings, self.fallback = settings or Sampling(max_tokens=4096), fallback
+        self.given = list(messages)
+        self.failed: set[int] = set()
+        self.calls: list[WorkerCall] = []
+        self.notes: list[str] = []
+        self.log: list[CallEvent] = []
+        self.offered: Sequence[Mapping[str, Any]] = () if tools is None else tools.schemas
+        self._nodes: list[str] = []
+        self._hung = 0
+        self.available()
+        if run is not None:
+            self._begin(run)
+
+    def available(self) -> list[bool]:
+        """Workers that may be chosen now. Raises InfrastructureError where every one that was allowed has failed."""
+        allowed = self.pool.available(self.exclude)
+        found = [ok and at not in self.failed for at, ok in enumerate(allowed)]
+        if not any(found):
+            last = self.calls[-1].result if self.calls else None
+            raise InfrastructureError("provider", f"every worker failed; the last: {last.why if last else 'none was asked'}")
+        return found
+
+    def likeliest(self, logits: np.ndarray) -> tuple[int, str]:
+        """The worker a router's scores choose, and why in words."""
+        allowed = self.available()
+        worker, p = choose(logits, allowed), probabilities(logits, allowed)
+        return worker, "router: " + ", ".join(
+            f"{name} {share:.2f}" for name, share in zip(self.pool.names, p, strict=True) if share > 0
+        )
+
+    def or_fallback(self, worker: int) -> tuple[int, str]:
+        """The worker, or where it may not be asked the fallback, or the first that may."""
+        allowed = self.available()
+        for one, why in (
+            (worker, ""),
+            (self.fallback, "fallback: the best single worker"),
+            (allowed.index(True), "fallback: the first left"),
+        ):
+            if allowed[one]:
+                return one, why
+        raise AssertionError("available() has one")
+
+    def question(self) -> list[Shows]:
+        """The conversation as it was given."""
+        nodes = self._nodes or [""] * len(self.given)
+        return [Shows(one.role, one.text, node) for one, node in zip(self.given, nodes, strict=True)]
+
+    async def ask(
+        self, worker: int, pieces: Sequence[Shows], workflow: int, step: int, why: str, *, role: str = "", attempt: int = 0
+    ) -> WorkerCall:
+        """Call a worker, and keep it. A failure masks the worker for the rest of the conversation."""
+        plain = not any(piece.role not in ("system", "user") for piece in pieces) or len(pieces) != len(self.given)
+        messages = (
+            messages_of(pieces) if plain else list(self.given)
+        )  # tool calls of a conversation as it was given stay as they are
+        position = (self.key, workflow, step, attempt)
+        result = await self.pool.call(worker, messages, self.settings, position, tools=self.offered, budget=self.budget)
+        made = WorkerCall(workflow, step, self.pool.names[worker], messages, result, why, role)
+        self.calls.append(made)
+        if result.failure:
+            self.failed.add(worker)
+            self.notes.append(f"'{made.worker}' failed ({result.failure}): {result.why}")
+        made.node = self._keep(made, pieces)
+        return made
+
+    # -- the run
+
+    def _begin(self, run: Run) -> None:
+        run.add_tree(self.tree, {"id": self.tree, "data": {"prompt": self.given[-1].text}})
+        above = root(run, self.tree)
+        for one in self.given:
+            node = make_node(self.tree, above.id, len(above), one.role, one.text, data=dict(one.data))
+            run.add(node)
+            above = node
+            self._nodes.append(node.id)
+        run.commit()
+
+    def _keep(self, call: WorkerCall, pieces: Sequence[Shows]) -> str:
+        if self.run is None:
+            return ""
+        provenance = provenance_of(self.pool, call.result.worker, self.settings)
+        data = about_call(self.pool, call.result) | {"workflow": call.workflow, "step": call.step, "why": call.why}
+        data |= {"role": call.role} if call.role else {}
+        completion = call.result.completion
+        data |= (
+            {"tool_calls": completion.data["tool_calls"]}
+            if completion is not None and completion.data and "tool_calls" in completion.data
+            else {}
+        )
+        own = pieces == self.question() and not call.result.dropped
+        return self._hang(
+            call.result.text, data, provenance, None if own else context_of(pieces, call), bool(call.result.failure)
+        )
+
+    def planned(self, text: str, prompt: Sequence[Message], provenance: Any, data: Mapping[str, Any]) -> str:
+        """Keep a composer's plan, shown its own prompt."""
+        if self.run is None:
+            return ""
+        context = Context(tuple(Insert(one.text, None, one.role) for one in prompt))
+        return self._hang(text, {"composer": True, **data}, provenance, context, False)
+
+    def _hang(self, text: str, data: Mapping[str, Any], provenance: Any, context: Context | None, failed: bool) -> str:
+        assert self.run is not None
+        asked = self.run.node(self._nodes[-1])
+        index, self._hung = self._hung, self._hung + 1
+        node = make_node(
+            self.tree, asked.id, len(asked), "assistant", text, index=index, provenance=provenance.hash,
+            context=None if context is None else context.hash, stop="failed" if failed else "eos", data=dict(data),
+        )  # fmt: skip
+        with self.run.transaction():
+            self.run.add(provenance, *([] if context is None else [context]), node)
+        return node.id
+
+    def result(
+        self, call: WorkerCall, workflows: Sequence[Mapping[str, Any]] = (), planned: tuple[int, int, float] = (0, 0, 0.0)
+    ) -> Orchestrated:
+        """The end: ``call`` is the answer."""
+        made = Orchestrated(
+            call.result.text,
+            self.calls,
+            self.notes,
+            [dict(one) for one in workflows],
+            call.result.completion,
+            self.tree if self.run else "",
+            planned,
+        )
+        if self.run is not None and call.node:
+            value = {"notes": self.notes, "workflows": made.workflows, "usd": made.usd, "tokens": made.tokens}
+            self.run.add(Annotation(call.node, 1, ANSWER, MAKER, value))
+            self.run.commit()
+        return made
+
+
+def context_of(pieces: Sequence[Shows], call: WorkerCall) -> Context:
+    """What a worker was shown, as spans of nodes and inserted text; where text was left out to fit, the messages as they were sent."""
+    if call.result.dropped:
+        return Context(tuple(Insert(one.text, None, one.role) for one in call.result.shown))
+    parts: list[Span | Insert] = []
+    before = ""
+    for one in pieces:
+        if one.role == before == "user":
+            parts.append(Insert(f"\n\n{one.text}", None, ""))
+        else:
+            parts.append(Span(one.node, 0, 1) if one.node else Insert(one.text, None, one.role))
+        before = one.role
+    return Context(tuple(parts))
+
+
+# -- the turn router at work
+
+
+async def route(chat: Orchestration, router: TurnRouter) -> Orchestrated:
+    """One turn: the router's choice answers; where it fails the next likeliest that is left. Raises InfrastructureError where all failed."""
+    logits, _ = router.logits(chat.given)
+    while True:
+        worker, why = chat.likeliest(logits)
+        call = await chat.ask(worker, chat.question(), 0, 0, why, attempt=len(chat.failed))
+        if not call.result.failure:
+            return chat.result(call)
+
+
+THINKER, WORKER, VERIFIER = 0, 1, 2
+TOLD = (
+    "You are the Thinker: plan and criticise, do not solve. You may end with NEXT: worker or NEXT: verifier.",
+    "You are the Worker: do the work, and end with the complete answer.",
+    "You are the Verifier: check the last answer of the Worker. Say ACCEPT where it is right, else REVISE and why.",
+)
+_NEXT = re.compile(r"\bNEXT:\s*(thinker|worker|verifier)\b", re.IGNORECASE)
+_VOTE = re.compile(r"\b(ACCEPT|REVISE)\b")
+
+
+async def turn_loop(chat: Orchestration, router: TurnRouter, turns: int = STEPS) -> Orchestrated:
+    """Section 3.5: up to ``turns`` turns of a worker in a role. A Verifier's ACCEPT ends it where a Worker has answered already; a Thinker
+    may name the next role; the answer is the last Worker's. Raises UserError of a router without roles."""
+    from ramify.methods.orchestrator.router import ROLES
+
+    if not router.roles:
+        raise UserError("the router has no roles: train it with --roles, or route single turns")
+    pieces, answer, suggested = chat.question(), None, None
+    for turn in range(turns):
+        logits, roles = router.logits(messages_of(pieces))
+        role = int(np.argmax(roles)) if suggested is None else suggested
+        role = WORKER if answer is None and turn == turns - 1 else role
+        suggested, call = None, None
+        while call is None or call.result.failure:
+            worker, why = chat.likeliest(logits)
+            call = await chat.ask(
+                worker, [*pieces, Shows("user", TOLD[role])], 0, turn, why, role=ROLES[role], attempt=len(chat.failed)
+            )
+        pieces += [Shows("user", TOLD[role]), Shows("assistant", call.result.text, call.node)]
+        if role == WORKER:
+            answer = call
+        elif role == THINKER and (named := _NEXT.findall(call.result.text)):
+            suggested = ROLES.index(named[-1].lower())
+        elif role == VERIFIER and answer is not None and _VOTE.findall(call.result.text)[-1:] == ["ACCEPT"]:
+            break
+    assert answer is not None
+    return chat.result(answer)

@@ -1,0 +1,166 @@
+"""The router's second stage: evolution on whole trajectories (section 3.4), in a conversation with a judge or in any environment.
+
+Every candidate of a generation plays the same tasks on the same samples of the same workers, so equal choices are paid once and luck decides
+nothing. The mean is kept, not the luckiest candidate, and only where it is better on fresh samples. Each generation is committed whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.budget import Budget
+from ramify.base.config import Config
+from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.progress import SILENT, Progress
+from ramify.base.seeds import derive_key, generator
+from ramify.env.protocol import Environment, Task, TaskSet
+from ramify.methods.orchestrator.algorithm import STEPS, SepCma, gain, population
+from ramify.methods.orchestrator.conversation import Orchestration, route, turn_loop
+from ramify.methods.orchestrator.middleware import Routed
+from ramify.methods.orchestrator.pool import ModelPool
+from ramify.methods.orchestrator.router import TurnRouter
+from ramify.methods.orchestrator.table import prompt_of, reward_of
+from ramify.model.protocol import Sampling
+from ramify.rollout.agent import Agent
+from ramify.rollout.run import Episodes
+from ramify.score.judge import Judge
+from ramify.trace.db import Run
+from ramify.trace.message import Message
+
+KIND = "orchestrator evolve"
+GENERATION = "generation"
+
+
+class EvolveRouterConfig(Config):
+    """Evolution of a router; defaults as in TRINITY."""
+
+    generations: int = Field(60, ge=1)
+    """Generations."""
+    size: int = Field(0, ge=0)
+    """Candidates of a generation; 0: 4 + 3 ln n, rounded up."""
+    episodes: int = Field(16, ge=1)
+    """Episodes of a candidate in a generation."""
+    sigma: float = Field(0.0, ge=0)
+    """First step size; 0: .03 of a router that was not trained, else 5 times the root mean square of its head."""
+    turns: int = Field(STEPS, ge=1)
+    """Most turns of a conversation, of a router with roles."""
+    check: int = Field(64, ge=2)
+    """Episodes on fresh samples on which the result must beat the start to be kept."""
+    temperature: float = Field(0.7, ge=0)
+    """Of the workers."""
+    max_tokens: int = Field(1024, ge=1)
+    """Longest reply of a worker."""
+    seed: int = 0
+    """Decides every sample."""
+
+
+class _Steady(Routed):
+    """One identity for all candidates of a generation, so that the same history has the same samples whoever came to it."""
+
+    @property
+    def settings(self) -> Any:
+        return None if self.pool is None else self.pool.identity
+
+
+class Trial:
+    """Plays episodes with a router: tasks with a judge, or an environment."""
+
+    def __init__(
+        self, pool: ModelPool, tasks: TaskSet, config: EvolveRouterConfig, judge: Judge | None = None, environment: Environment | None = None,
+        budget: Budget | None = None,
+    ) -> None:  # fmt: skip
+        """Raises UserError unless there is a judge or an environment, and not both."""
+        if (judge is None) == (environment is None):
+            raise UserError("evolution plays tasks with --judge, or an environment with --env: give one of them")
+        self.pool, self.tasks, self.config, self.judge, self.environment, self.budget = (
+            pool,
+            list(tasks),
+            config,
+            judge,
+            environment,
+            budget,
+        )
+        self.sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
+
+    async def rewards(self, router: TurnRouter, name: str, n: int) -> list[float | None]:
+        """Rewards of ``n`` episodes; ``name`` decides tasks and samples, the same for every router. None: an infrastructure failure."""
+        picks = generator(self.config.seed, name, "tasks").integers(len(self.tasks), size=n)
+        if self.environment is not None:
+            return await self._played(router, name, [self.tasks[int(i)] for i in picks])
+        return list(
+            await asyncio.gather(*(self._answered(router, self.tasks[int(i)], f"{name}/{at}") for at, i in enumerate(picks)))
+        )
+
+    async def _answered(self, router: TurnRouter, task: Task, key: str) -> float | None:
+        assert self.judge is not None
+        chat = Orchestration(self.pool, [Message("user", prompt_of(task))], key, settings=self.sampling, budget=self.budget)
+        try:
+            made = await (turn_loop(chat, router, self.config.turns) if router.roles else route(chat, router))
+        except InfrastructureError:
+            return None
+        found = await reward_of(self.judge, task, made.answer)
+        return None if found.value is None else float(found.value)
+
+    async def _played(self, router: TurnRouter, name: str, tasks: Sequence[Task]) -> list[float | None]:
+        assert self.environment is not None
+        model = _Steady(self.pool.models[0]).over(self.pool, router)
+        with tempfile.TemporaryDirectory() as scratch, Run.create(Path(scratch) / "run", {}) as run:
+            seed = derive_key(self.config.seed, name) % 2**31
+            episodes = Episodes(Agent(model, None, self.sampling), self.environment, run, seed, budget=self.budget)
+            done = await asyncio.gather(*(episodes.attempt(f"{at}", task, 0) for at, task in enumerate(tasks)))
+        return [None if one.failure else float(one.outcome) if one.outcome is not None else one.reward for one in done]
+
+
+def fitness(rewards: Sequence[float | None]) -> float:
+    """Mean of the rewards that there are. Raises InfrastructureError where every episode failed."""
+    known = [one for one in rewards if one is not None]
+    if not known:
+        raise InfrastructureError("provider", "every episode of a candidate failed: nothing can be said of it")
+    return float(np.mean(known))
+
+
+async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress = SILENT) -> dict[str, Any]:
+    """Evolve ``router`` in place, from the last generation in ``run``. Raises BudgetSpentError: finished generations are kept."""
+    config = trial.config
+    begun = router.vector()
+    search = SepCma(begun, config.sigma or router.step_size(), config.seed, config.size or population(router.size))
+    stored = run.journal(GENERATION)
+    if stored:
+        search = SepCma.from_json(stored[-1].payload["state"])
+    best = [float(entry.payload["mean"]) for entry in stored]
+    progress.begin(config.generations, search.generation, "", "generations")
+    while search.generation < config.generations:
+        trial.pool.forget()
+        candidates, name = search.ask(), f"generation {search.generation}"
+        scores = []
+        for candidate in candidates:
+            router.set_vector(candidate)
+            scores.append(fitness(await trial.rewards(router, name, config.episodes)))
+        search.tell(candidates, scores)
+        best.append(float(np.mean(scores)))
+        run.log(GENERATION, str(search.generation), {"state": search.to_json(), "mean": best[-1], "best": max(scores)})
+        run.commit()
+        progress.at(search.generation, f"mean reward {best[-1]:.3f}")
+    trial.pool.forget()
+    old: list[float | None] = []
+    new: list[float | None] = []
+    for vector, rewards in ((begun, old), (search.mean, new)):
+        router.set_vector(vector)
+        rewards += await trial.rewards(router, "check", config.check)
+    pairs = [(a, b) for a, b in zip(new, old, strict=True) if a is not None and b is not None]
+    better = gain(np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])) if len(pairs) > 1 else None
+    kept = better is not None and better["value"] > 0
+    router.set_vector(search.mean if kept else begun)
+    if kept:
+        router.history.append(f"evolve {config.generations}")
+    return {
+        "generations": search.generation, "parameters": router.size, "size": search.size, "sigma": search.sigma, "means": best,
+        "start": fitness(old), "end": fitness(new), "gain": better, "kept": kept,
+    }  # fmt: skip

@@ -1,0 +1,179 @@
+"""A trained router or a composer around a model that is served: requests go to the pool's workers, the served model answers where all fail.
+
+``--middleware route:POOL.toml,ROUTER`` and ``--middleware compose:POOL.toml,MODEL``; ``ramify orchestrator serve`` puts both on one server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.base.registry import register
+from ramify.engine.named import find_model
+from ramify.methods.orchestrator.composer import Composer
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, route
+from ramify.methods.orchestrator.pool import ModelPool, read_pool
+from ramify.model.middleware import Middleware
+from ramify.model.protocol import REQUEST, Completion, Model, Prefix, Sampling
+from ramify.model.streaming import Pieces, whole
+from ramify.trace.db import Run
+
+
+class _OverPool(Middleware):
+    """What both are: without a pool it does nothing. ``data["orchestrator"]`` of a reply holds the trace's name, who answered, notes, tokens and
+    USD. Token ids, which are one model's, are refused (NeedsError)."""
+
+    pool: ModelPool | None = None
+    run: Run | None = None
+    """Where conversations are kept."""
+    exclude: tuple[str, ...] = ()
+    rewrites = True
+    context: int | None
+    passes: bool
+    forwards: frozenset[str]
+
+    def _over(self, pool: ModelPool) -> None:
+        self.pool = pool
+        self.context, self.passes, self.forwards = None, False, frozenset()
+        self.tokenizer = self.template = None
+        self.eos: tuple[int, ...] = ()
+        self.defaults: dict[str, Any] = {}
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Nothing but messages, since workers differ; those of the inner model where it does nothing."""
+        return frozenset() if self.pool is not None else super().capabilities
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """See :class:`Middleware`. Raises NeedsError on token ids."""
+        if self.pool is None:
+            return await super().sample(prefix, n, settings, keys)
+        if prefix.tokens is not None:
+            raise NeedsError(f"middleware '{self.name}' takes the messages of a chat: use /v1/chat/completions")
+        return list(await asyncio.gather(*(self._one(self.pool, prefix, settings, key, at) for at, key in enumerate(keys))))
+
+    async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        """The answer in one piece, when it is there: which call it is, is known then."""
+        if self.pool is None:
+            async for piece in super().stream(prefix, settings, key):
+                yield piece
+            return
+        (completion,) = await self.sample(prefix, 1, settings, [key])
+        yield whole(completion)
+
+    async def _one(self, pool: ModelPool, prefix: Prefix, settings: Sampling, key: int, at: int) -> Completion:
+        tree = f"{REQUEST.get() or secrets.token_hex(8)}" + (f"/{at}" if at else "")
+        chat = Orchestration(pool, prefix.messages, str(key), settings=settings, exclude=self.exclude, run=self.run, tree=tree)
+        chat.offered = prefix.tools
+        try:
+            made = await self._answer(chat)
+        except InfrastructureError as error:
+            (completion,) = await self.inner.sample(prefix, 1, settings, [key])
+            note = {"trace": tree if self.run else "", "worker": self.inner.identity.name, "notes": [*chat.notes, error.message]}
+            return replace(_text_only(completion), data={**(completion.data or {}), "orchestrator": note})
+        return _told(made)
+
+    async def _answer(self, chat: Orchestration) -> Orchestrated:
+        raise NotImplementedError
+
+
+def _text_only(completion: Completion) -> Completion:
+    """Without tokens, which are those of one worker."""
+    return Completion(completion.text, completion.stop if completion.stop in ("eos", "length") else "eos", data=completion.data)
+
+
+def _told(made: Orchestrated) -> Completion:
+    assert made.completion is not None
+    answered = next((one.worker for one in reversed(made.calls) if one.result.completion is made.completion), "")
+    note = {
+        "trace": made.trace,
+        "worker": answered,
+        "calls": len(made.calls),
+        "usd": made.usd,
+        "tokens": made.tokens,
+        "notes": made.notes,
+    }
+    return replace(_text_only(made.completion), data={**(made.completion.data or {}), "orchestrator": note})
+
+
+def _parts(name: str, argument: str) -> tuple[Path, str]:
+    pool, comma, rest = argument.partition(",")
+    if not comma or not rest:
+        what = "ROUTER" if name == "route" else "MODEL"
+        raise UserError(f"middleware '{name}' is named {name}:POOL.toml,{what}, not '{name}:{argument}'")
+    return Path(pool), rest
+
+
+@register("middleware", "route")
+class Routed(_OverPool):
+    """``route:POOL.toml,ROUTER``: each turn of a chat is answered by the worker that the router chooses; tools pass through to it."""
+
+    name = "route"
+
+    def __init__(self, inner: Model, argument: str = "") -> None:
+        super().__init__(inner, argument)
+        self.router: Any = None
+        if argument:
+            from ramify.methods.orchestrator.router import TurnRouter
+
+            pool, folder = _parts(self.name, argument)
+            self.over(read_pool(pool), TurnRouter.load(Path(folder)))
+
+    def over(self, pool: ModelPool, router: Any) -> Routed:
+        """Put it over a pool. Raises UserError where the router was trained for other workers."""
+        if list(router.workers) != pool.names:
+            raise UserError(f"the router chooses among {', '.join(router.workers)}, and the pool has {', '.join(pool.names)}")
+        self._over(pool)
+        self.router = router
+        return self
+
+    @property
+    def settings(self) -> Any:
+        """Pool and router."""
+        return None if self.pool is None else [self.pool.identity, self.router.identity]
+
+    async def _answer(self, chat: Orchestration) -> Orchestrated:
+        return await route(chat, self.router)
+
+
+@register("middleware", "compose")
+class Composed(_OverPool):
+    """``compose:POOL.toml,MODEL``: a model writes a workflow over the pool for each request. Tools are refused (NeedsError)."""
+
+    name = "compose"
+
+    def __init__(self, inner: Model, argument: str = "") -> None:
+        super().__init__(inner, argument)
+        self.composer: Composer | None = None
+        if argument:
+            path, spec = _parts(self.name, argument)
+            pool = read_pool(path)
+            policy, template = find_model(spec)
+            self.over(Composer(policy, pool, template))
+
+    def over(self, composer: Composer) -> Composed:
+        """Put it over a composer and its pool."""
+        self._over(composer.pool)
+        self.composer = composer
+        return self
+
+    @property
+    def settings(self) -> Any:
+        """Pool, policy and limits."""
+        if self.composer is None:
+            return None
+        one = self.composer
+        return [one.pool.identity, one.policy.identity.weights, one.max_steps, one.rounds, one.depth, one.shots]
+
+    async def _answer(self, chat: Orchestration) -> Orchestrated:
+        assert self.composer is not None
+        if chat.offered:
+            raise NeedsError(
+                "a composer's workers share no client: send tools to the model 'router', or run the composer in your own program"
+            )
+        return await self.composer.converse(chat)
