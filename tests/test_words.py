@@ -34,7 +34,15 @@ KERNEL = (
 #: What is held to the words: folders with Python or Markdown, and files.
 METHODS = (
     *("cliffs", "crosscoder", "diagnose", "dspark", "early_decision", "earned_code_memory", "forensics", "governance"),
-    *("graph_credit", "implicit_advantage", "judge_evolution", "maze_recovery", "tree_rollouts", "verify_or_ship"),
+    *(
+        "graph_credit",
+        "implicit_advantage",
+        "judge_evolution",
+        "maze_recovery",
+        "orchestrator",
+        "tree_rollouts",
+        "verify_or_ship",
+    ),
 )
 HELD = (
     *(f"src/ramify/{name}" for name in KERNEL),

@@ -107,7 +107,7 @@ def reinforced(bench: TwoPhases, seed: int, episodes: int, batch: int = 112, lr:
             p = np.exp(logits - logits.max(axis=1, keepdims=True))
             p /= p.sum(axis=1, keepdims=True)
             probs.append(p)  # noqa: B023
-            return np.minimum((p.cumsum(axis=1) < rng.random((len(x), 1))).sum(axis=1), WORKERS - 1)
+            return np.asarray(np.minimum((p.cumsum(axis=1) < rng.random((len(x), 1))).sum(axis=1), WORKERS - 1))
 
         rewards, turns = bench.play(act, batch, seed, "reinforce", step)
         advantage = rewards - rewards.mean()

@@ -54,7 +54,9 @@ async def slow(messages: list[dict[str, Any]]) -> str:
 
 def planner(messages: list[dict[str, Any]]) -> str:
     """A composer: both specialists in isolation, then the first of them looks at all."""
-    return "I plan.\n" + json.dumps({"subtasks": ["Solve it.", "Solve it.", "Judge."], "workers": [0, 1, 0], "access": [[], [], "all"]})
+    return "I plan.\n" + json.dumps(
+        {"subtasks": ["Solve it.", "Solve it.", "Judge."], "workers": [0, 1, 0], "access": [[], [], "all"]}
+    )
 
 
 def rambler(messages: list[dict[str, Any]]) -> str:

@@ -91,9 +91,12 @@ async def collect_into(
         progress.at(ended, f"{failed} failed" if failed else "")
 
     for at in range(0, len(wanted), 64):
-        async with asyncio.TaskGroup() as group:
-            for cell in wanted[at : at + 64]:
-                group.create_task(one(*cell))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for cell in wanted[at : at + 64]:
+                    group.create_task(one(*cell))
+        except ExceptionGroup as failed_tasks:  # what the first said; the others were cancelled
+            raise failed_tasks.exceptions[0] from None
 
 
 def provenance_of(pool: ModelPool, worker: int, settings: Sampling) -> Provenance:
@@ -156,9 +159,13 @@ def collect(
     from ramify.base.waiting import wait_for
 
     held, chosen = task_set_of(tasks), settings or Sampling(max_tokens=1024)
-    with begin_collect(folder, pool, held, judge, n, chosen) as run:
-        wait_for(lambda: collect_into(run, pool, held, judge, n, chosen, budget or Budget()))
-        return table_of(run)
+
+    async def work() -> RewardTable:  # a run belongs to the thread that opened it
+        with begin_collect(folder, pool, held, judge, n, chosen) as run:
+            await collect_into(run, pool, held, judge, n, chosen, budget or Budget())
+            return table_of(run)
+
+    return wait_for(work)
 
 
 def begin_collect(folder: Path, pool: ModelPool, tasks: TaskSet, judge: Judge, n: int, settings: Sampling) -> Run:
