@@ -48,6 +48,7 @@ FILES = {
             "dspark/drafter_files.py:save_drafter",
             "dspark/run.py:calibrate",
         ),
+        "orchestrator/router.py:save",
         *("dspark/training.py:kept_text", "dspark/training.py:train_drafter", "early_decision/states.py:capture"),
     },
     "a case.toml, which the user edits": {"forensics/old.py:import_case", "forensics/verbs.py:init"},

@@ -137,6 +137,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     use.ran("diagnose", "diagnose", "run", "--repo", "shop", "--issue", "issue.md", "--out", "found")
     record(tmp_path / "run")
     audited_by(tmp_path, use)
+    orchestrated(tmp_path, use)
     use.ran("earned-code-memory", "earned-code-memory", "new", "memory.sqlite")
     use.ran("earned-code-memory", "earned-code-memory", "learn", "memory.sqlite", "run")
     assert use.methods("runs") == set(builtin_methods())
@@ -149,9 +150,21 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
         "implicit-advantage",
         "judge-evolution",
         "maze-recovery",
+        "orchestrator",
         "verify-or-ship",
     }
     assert use.methods("forks") >= {"cliffs", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"}
+
+
+def orchestrated(folder: Path, use: Use) -> None:
+    """Every call of a worker is asked for by a sampler, every reward is a judge's."""
+    (folder / "workers.py").write_text("def yes(messages):\n    return 'yes'\ndef no(messages):\n    return 'no'\n")
+    (folder / "pool.toml").write_text("".join(f'[[workers]]\nname = "{n}"\nmodel = "workers.py:{n}"\n' for n in ("yes", "no")))
+    rows = [{"id": f"q{i}", "prompt": f"well {i}?", "answer": ("yes", "no")[i % 2]} for i in range(6)]
+    (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = use.ran("orchestrator", "orchestrator", "collect", "pool.toml", "--tasks", "asked.jsonl", "--n", 5, "--out", "rewards")
+    assert asked["models"] == asked["sampler"] == asked["judged"] == 60
+    use.ran("orchestrator", "orchestrator", "headroom", "rewards")
 
 
 def audited_by(folder: Path, use: Use) -> None:

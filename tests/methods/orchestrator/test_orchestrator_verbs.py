@@ -1,0 +1,302 @@
+"""The verbs, as a user calls them: from a pool file to a trained router, on runs that continue; and with every kind of bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ramify.cli.main import main
+from ramify.methods.orchestrator.router import TurnRouter
+from ramify.trace.db import Run
+from ramify.trace.message import Message
+from tests.methods.orchestrator.workers import HERE, pool_file, task_file
+
+
+def run(*words: object) -> int:
+    return main(["orchestrator", *map(str, words)])
+
+
+@pytest.fixture
+def asked(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Calls a verb and gives what it printed as JSON."""
+
+    def ask(*words: object, code: int = 0) -> dict[str, Any]:
+        capsys.readouterr()
+        try:
+            assert run(*words, "--json") == code, capsys.readouterr().err
+        except SystemExit as ended:
+            assert ended.code == code  # noqa: PT017
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pool, tasks, a table, a router on the built-in backbone."""
+    folder = tmp_path_factory.mktemp("orchestrator")
+    pool, tasks = pool_file(folder, "adder", "turner"), task_file(folder, 16)
+    assert run("collect", pool, "--tasks", tasks, "--out", folder / "table", "--n", 6, "--max-tokens", 32, "--json") == 0
+    assert run("train-router", folder / "table", "--out", folder / "router", "--steps", 200, "--holdout", 0.25, "--json") == 0
+    return folder
+
+
+def test_pool_check_says_who_does_not_answer(tmp_path: Path, asked: Any) -> None:
+    pool = pool_file(tmp_path, "adder", "refusing", more="retries = 0")
+    found = asked("pool-check", pool, code=1)
+    assert [row["failure"] for row in found["workers"]] == [None, "refusal"]
+    assert found["workers"][0]["says"] == "ok"
+
+
+def test_collect_headroom_and_the_finding_in_the_run(made: Path, asked: Any) -> None:
+    found = asked("headroom", made / "table")
+    assert found["worth"] is True
+    assert found["groups"]["value"] > 0.8
+    with Run.open(made / "table") as run:
+        (finding,) = run.findings(maker="orchestrator headroom")
+    assert finding.value == pytest.approx(found["gain"]["value"])
+    assert main(["show", str(made / "table"), "--json"]) == 0
+    plan = asked("collect", made / "pool.toml", "--tasks", made / "tasks.jsonl", "--out", made / "other", "--dry-run")
+    assert plan["plan"]["calls"] == 16 * 2 * 8
+    assert not (made / "other").exists()
+
+
+def test_headroom_reads_json_lines_and_any_run_with_scores_of_several_models(tmp_path: Path, asked: Any) -> None:
+    rows = [
+        {"task": f"t{i}", "worker": f"w{w}", "reward": float(i % 2 == w), "usd": 0.1, "group": ["even", "odd"][i % 2]}
+        for i in range(12)
+        for w in range(2)
+        for _ in range(5)
+    ]
+    rows.append({"task": "t0", "worker": "w0", "reward": None, "failure": "timeout"})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    found = asked("headroom", path)
+    assert found["worth"] is True
+    assert found["workers"][0]["failures"] == {"timeout": 1}
+    assert found["gain"]["value"] == pytest.approx(0.5)
+
+
+def test_a_router_chooses_specialists_and_is_read_back(made: Path, asked: Any) -> None:
+    router = TurnRouter.load(made / "router")
+    assert router.workers == ("adder", "turner")
+    own = [int(np.argmax(router.logits([Message("user", text)])[0])) for text in ("add 31 12", "turn gfed")]
+    assert own == [0, 1]
+    found = asked("run", made / "pool.toml", "add 31 12", "--router", made / "router", "--out", made / "conv")
+    assert [call["worker"] for call in found["calls"]] == ["adder"]
+    assert found["calls"][0]["why"].startswith("router: adder 0.")
+    excluded = asked("run", made / "pool.toml", "add 31 12", "--router", made / "router", "--exclude", "add")
+    assert [call["worker"] for call in excluded["calls"]] == ["turner"]
+
+
+def test_a_composers_workflow_and_who_saw_what(made: Path, asked: Any) -> None:
+    found = asked("run", made / "pool.toml", "turn abcd", "--composer", f"{HERE}:planner", "--out", made / "conv2")
+    assert [call["worker"] for call in found["calls"]] == ["adder", "turner", "adder"]
+    assert [len(call["saw"]) for call in found["calls"]] == [1, 1, 5]
+    traced = asked("trace", made / "conv2", found["trace"])
+    assert [call["saw"] for call in traced["calls"][1:]] == [call["saw"] for call in found["calls"]]
+    assert [call["answer"] for call in traced["calls"]] == [False, False, False, True]
+    listed = asked("trace", made / "conv2")["traces"]
+    assert listed[0]["usd"] == pytest.approx(found["usd"])
+
+
+def test_eval_compares_and_continues(made: Path, asked: Any) -> None:
+    words = ("eval", made / "pool.toml", "--tasks", made / "tasks.jsonl", "--out", made / "eval", "--max-tokens", 32)
+    words += ("--router", made / "router", "--composer", f"{HERE}:planner", "--table", made / "table")
+    found = asked(*words)
+    assert [row["system"] for row in found["systems"]] == [
+        *("single adder", "random", "majority", "mixture of agents", "router", "composer", "oracle")
+    ]
+    assert asked(*words)["systems"] == found["systems"]
+    rows = {row["system"]: row for row in found["systems"]}
+    assert rows["router"]["gain"]["value"] > 0.2
+    with Run.open(made / "eval") as run:
+        assert {one.name for one in run.findings()} == {"router compared", "composer compared"}
+
+
+def test_evolution_continues_from_its_last_generation(made: Path, asked: Any) -> None:
+    words = ("evolve", made / "router", "--pool", made / "pool.toml", "--tasks", made / "tasks.jsonl", "--judge", "exact")
+    words += ("--size", 4, "--episodes", 4, "--check", 6, "--sigma", 0.5)
+    half = asked(*words, "--generations", 1, "--out", made / "half", "--run", made / "evolution")
+    assert half["generations"] == 1
+    whole = asked(*words, "--generations", 3, "--out", made / "whole", "--run", made / "evolution")
+    fresh = asked(*words, "--generations", 3, "--out", made / "fresh", "--run", made / "evolution2")
+    assert whole["means"] == fresh["means"]
+    assert whole["means"][:1] == half["means"]
+    assert whole["kept"] == (whole["end"] > whole["start"])
+    assert (TurnRouter.load(made / "whole").vector() == TurnRouter.load(made / "fresh").vector()).all()
+
+
+def test_evolution_plays_an_environment(tmp_path: Path, made: Path, asked: Any) -> None:
+    """The router chooses a worker for every turn of an episode; here only one of the workers acts."""
+    actors = tmp_path / "actors.py"
+    actors.write_text("def adder(messages):\n    return 'look'\ndef turner(messages):\n    return 'look'\n")
+    pool = tmp_path / "pool.toml"
+    pool.write_text("".join(f'[[workers]]\nname = "{n}"\nmodel = "{actors}:{n}"\n' for n in ("adder", "turner")))
+    found = asked(
+        *("evolve", made / "router", "--pool", pool, "--env", "household", "--count", 2, "--out", tmp_path / "out"),
+        *("--run", tmp_path / "run", "--generations", 1, "--size", 4, "--episodes", 2, "--check", 2),
+    )
+    assert (found["start"], found["end"], found["kept"]) == (0.0, 0.0, False)
+    assert found["cached"]  # equal choices on equal histories were paid once
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("pool-check", "empty.toml"), "names no worker"), (("pool-check", "nothing.toml"), "cannot read"), (("pool-check", "twice.toml"), "two workers"),
+        (("pool-check", "typo.toml"), "did you mean"), (("headroom", "rows.jsonl"), "rows.jsonl:2: 'reward'"), (("headroom", "high.jsonl"), "rewards lie between 0 and 1"),
+        (("headroom", "one.jsonl"), "2 or more workers"), (("train-router", "table", "--out", "router"), "there already"),
+        (("train-router", "table", "--out", "r", "--svf", "layer.9"), "--svf 'layer.9'"), (("run", "pool.toml", "add 1 2"), "give --router"),
+        (("run", "pool.toml", "add 1 2", "--router", "table"), "holds no router"), (("run", "other.toml", "add 1 2", "--router", "router"), "the pool has"),
+        (("run", "pool.toml", "q", "--composer", f"{HERE}:planner", "--exclude", "addr"), "--exclude 'addr'"),
+        (("run", "pool.toml", "q", "--composer", f"{HERE}:planner", "--exclude", "adder", "--exclude", "tur"), "none is left"),
+        (("collect", "pool.toml", "--tasks", "noprompt.jsonl", "--out", "x"), "has no text 'prompt'"), (("trace", "table", "t00"), "no conversation 't00'"),
+        (("evolve", "router", "--pool", "pool.toml", "--out", "x", "--run", "y"), "give one of them"),
+        (("evolve", "router", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x", "--run", "y"), "--judge"),
+        (("train-composer", "chat:x@http://127.0.0.1:9/v1", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x"), "this needs weights"),
+        (("serve", "pool.toml"), "give --router"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(
+    words: tuple[str, ...],
+    why: str,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("pool.toml", "tasks.jsonl", "table", "router"):
+        (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, tmp_path / name)
+    one = (made / "pool.toml").read_text().split("[[workers]]")[1]
+    texts = {
+        "empty.toml": "seconds = 3.0\n", "twice.toml": f"[[workers]]{one}[[workers]]{one}", "typo.toml": f"[[workers]]{one.replace('price', 'prize')}",
+        "other.toml": f"[[workers]]{one}", "rows.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n{"task": "a", "worker": "v", "reward": "x"}\n',
+        "high.jsonl": '{"task": "a", "worker": "w", "reward": 3}\n', "one.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n', "noprompt.jsonl": '{"id": "a"}\n',
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    code = run(*words)
+    said = capsys.readouterr().err.strip()
+    assert code in (2, 4), said
+    assert why in said
+    assert said.count("\n") == 0 or "ramify:" in said.splitlines()[-1]
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["router.json", "router.safetensors"])
+def test_a_damaged_router_is_one_sentence(name: str, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(made / "router", tmp_path / "router")
+    whole = (tmp_path / "router" / name).read_bytes()
+    for data in (
+        b"",
+        whole[: len(whole) // 2],
+        b"[]",
+        whole.replace(b"workers", b"workerz") if name.endswith("json") else whole[:-4],
+    ):
+        (tmp_path / "router" / name).write_bytes(data)
+        capsys.readouterr()
+        assert run("run", made / "pool.toml", "add 1 1", "--router", tmp_path / "router") == 2
+        assert "router" in capsys.readouterr().err
+
+
+def test_only_vectors_are_tuned_and_zero_is_the_backbone(made: Path) -> None:
+    from ramify.engine.checkpoints import model_folder
+    from ramify.engine.local import LocalModel
+
+    torch = pytest.importorskip("torch")
+    from ramify.methods.orchestrator.router import SingularScale
+
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    scale = SingularScale(weight)
+    assert torch.allclose(scale(weight), weight, atol=1e-5)
+    for delta in (torch.full((4,), 1.7), torch.randn(4, generator=torch.Generator().manual_seed(1))):
+        scale.delta.data = delta
+        tuned = scale(weight).detach()
+        assert float(torch.linalg.svdvals(tuned).sum()) == pytest.approx(float(torch.linalg.svdvals(weight).sum()), rel=1e-4)
+        assert torch.allclose(tuned, weight, atol=1e-5) == bool((delta == delta[0]).all())
+    assert [name for name, one in scale.named_parameters() if one.requires_grad] == ["delta"]
+    model = LocalModel.load(model_folder("builtin"))
+    plain, tuned_router = TurnRouter.of(model, ["a", "b"]), TurnRouter.of(model, ["a", "b"], svf=["layers.0.mlp"])
+    assert plain.size == 2 * plain.head.shape[1]
+    assert torch.allclose(plain.features(["user: hi\n"]), tuned_router.features(["user: hi\n"]), atol=1e-4)
+    weights = {name for name, one in tuned_router.module.named_parameters() if one.requires_grad}
+    assert weights
+    assert all(name.endswith("delta") for name in weights)
+    with_last = TurnRouter.of(model, ["a"], hidden_pos=-1)
+    assert not torch.allclose(plain.features(["user: hi\n"]), with_last.features(["user: hi\n"]))
+    rows = plain.tokens("user: hi there\n")
+    assert torch.allclose(
+        plain._states([rows])[0], with_last._states([rows[:-1]])[0], atol=1e-5
+    )  # -2 is the token before the last
+
+
+@pytest.mark.slow
+def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any) -> None:
+    """A tiny checkpoint learns to write plans that can be read: the warm start, then GRPO, then a run with what was written."""
+    from ramify.engine.checkpoints import load_model, model_folder
+    from ramify.engine.tiny import TinyConfig, TinyLM
+    from ramify.methods.orchestrator.composer import PROMPT
+    from ramify_experiments.models import train_tokenizer
+
+    texts = [
+        PROMPT,
+        json.dumps(
+            {
+                "subtasks": ["Solve the problem.", "Compare the results and give the right one."],
+                "workers": [0, 1],
+                "access": [[], "all"],
+            }
+        ),
+    ]
+    tokenizer = train_tokenizer(texts * 8, 420)
+    end = (tokenizer.token_id("<|end|>"),)
+    TinyLM(TinyConfig(tokenizer.size, 64, 2, 2, 2, 32, 192, context=1024, eos=end), 0).save(tmp_path / "start", tokenizer)
+    shutil.copy(model_folder("builtin") / "tokenizer_config.json", tmp_path / "start")
+    for name in ("chat_template.jinja", "special_tokens_map.json"):
+        if (model_folder("builtin") / name).is_file():
+            shutil.copy(model_folder("builtin") / name, tmp_path / "start")
+    pool, tasks = pool_file(tmp_path, "adder", "turner"), task_file(tmp_path, 8)
+    load_model(tmp_path / "start")
+    words = (
+        "train-composer",
+        f"hf:{tmp_path}/start",
+        "--pool",
+        pool,
+        "--tasks",
+        tasks,
+        "--out",
+        tmp_path / "composer",
+        "--no-shots",
+    )
+    found = asked(
+        *words,
+        "--warm",
+        250,
+        "--warm-lr",
+        0.003,
+        "--updates",
+        3,
+        "--questions",
+        2,
+        "--group",
+        4,
+        "--lr",
+        1e-4,
+        "--max-tokens",
+        96,
+    )
+    assert [set(one) for one in found["history"]] == [{"reward", "parsed", "steps"}] * 3
+    assert np.mean([one["parsed"] for one in found["history"]]) > 0.5
+    answered = asked("run", pool, "add 2 3", "--composer", f"hf:{tmp_path}/composer", "--no-shots")
+    assert answered["calls"]
+    asyncio.run(asyncio.sleep(0))
