@@ -162,7 +162,9 @@ def orchestrated(folder: Path, use: Use) -> None:
     (folder / "pool.toml").write_text("".join(f'[[workers]]\nname = "{n}"\nmodel = "workers.py:{n}"\n' for n in ("yes", "no")))
     rows = [{"id": f"q{i}", "prompt": f"well {i}?", "answer": ("yes", "no")[i % 2]} for i in range(6)]
     (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = use.ran("orchestrator", "orchestrator", "collect", "pool.toml", "--tasks", "asked.jsonl", "--n", 5, "--out", "rewards")
+    asked = use.ran(
+        "orchestrator", "orchestrator", "collect", "pool.toml", "--tasks", "asked.jsonl", "--n", 5, "--out", "rewards"
+    )
     assert asked["models"] == asked["sampler"] == asked["judged"] == 60
     use.ran("orchestrator", "orchestrator", "headroom", "rewards")
 

@@ -19,7 +19,7 @@ from ramify.env.protocol import Task, TaskSet
 from ramify.methods.orchestrator.algorithm import by_group, cross_fitted
 from ramify.methods.orchestrator.evolution import EvolveRouterConfig, Trial, evolve
 from ramify.methods.orchestrator.pool import ModelPool, PoolWorker
-from ramify.methods.orchestrator.router import FitConfig, TurnRouter, render
+from ramify.methods.orchestrator.router import RouterFitConfig, TurnRouter, render
 from ramify.methods.orchestrator.table import RewardTable, begin_collect, collect_into, subset, table_of
 from ramify.model.protocol import Prefix, Sampling
 from ramify.score.judge import find_judge
@@ -129,7 +129,7 @@ def tiny(seed: int, steps: int = 260, tasks: int = 160, generations: int = 8, fr
         table = _table(pool, _tasks("train", tasks, seed), 4, Path(scratch) / "train")
         test = _table(pool, _tasks("test", fresh, seed), 4, Path(scratch) / "test")
         router = TurnRouter.of(base, list(DOMAINS), hidden_pos=-2, svf=("layers.0.mlp",))
-        config = FitConfig(steps=120, lr=3e-3)
+        config = RouterFitConfig(steps=120, lr=3e-3)
         router.fit(table, config, seed)
         first = choices(router, test)
         order = [2, 0, 3, 1]

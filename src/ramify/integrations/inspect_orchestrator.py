@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def inspect_orchestrator(
-    system: Composer | TurnRouter, pool: ModelPool | None = None, *, exclude: Collection[str] = (), settings: Sampling | None = None
+    system: Composer | TurnRouter,
+    pool: ModelPool | None = None,
+    *,
+    exclude: Collection[str] = (),
+    settings: Sampling | None = None,
 ) -> Any:
     """A solver that answers a sample's messages with a composer, or with a router over ``pool``; inspect's own model is not asked.
 

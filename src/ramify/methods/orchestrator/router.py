@@ -38,7 +38,7 @@ KNOWN = 20_000
 FILES = ("router.json", "router.safetensors")
 
 
-class FitConfig(Config):
+class RouterFitConfig(Config):
     """The first stage: soft targets (section 3.3)."""
 
     tau: float = Field(0.3, ge=0)
@@ -218,12 +218,12 @@ class TurnRouter:
         return stable_hash("router", self.backbone_hash, json_hash(self.record()), self.vector().tobytes().hex())
 
     def fit(
-        self, table: RewardTable, config: FitConfig | None = None, seed: int = 0, progress: Progress = SILENT
+        self, table: RewardTable, config: RouterFitConfig | None = None, seed: int = 0, progress: Progress = SILENT
     ) -> dict[str, Any]:
         """Stage one: KL(softmax(r / tau) || router) over the table's tasks, by gradient. Tasks on which all workers are equal teach nothing
         and are left out. Raises UserError where no task tells workers apart, and where the table's workers are others.
         """
-        config = config or FitConfig()
+        config = config or RouterFitConfig()
         means = self._means(table)
         rows = np.flatnonzero(np.isfinite(means).all(axis=1) & informative(np.nan_to_num(means)))
         if not len(rows):

@@ -24,7 +24,7 @@ from ramify.methods.orchestrator.conversation import ANSWER, MAKER, Orchestrated
 from ramify.methods.orchestrator.evolution import KIND as EVOLVE
 from ramify.methods.orchestrator.evolution import EvolveRouterConfig, Trial
 from ramify.methods.orchestrator.pool import ModelPool, read_pool
-from ramify.methods.orchestrator.router import POSITION, FitConfig, TurnRouter
+from ramify.methods.orchestrator.router import POSITION, RouterFitConfig, TurnRouter
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.views import approximate_tokens
@@ -208,9 +208,9 @@ def _gained(one: Mapping[str, Any]) -> str:
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(one["value"], *one["interval"]) + (" tie" if one["tie"] else "")
 
 
-@app.verb(settings=FitConfig)
+@app.verb(settings=RouterFitConfig)
 def train_router(
-    options: FitConfig,
+    options: RouterFitConfig,
     source: Source,
     out: Annotated[Path, option("--out", metavar="DIR", help="Folder of the router to write.")],
     backbone: Annotated[
@@ -500,28 +500,20 @@ def eval_(
 
     held, made, chosen = read_task_set(tasks), read_pool(pool, seed), _judge(judge)
     known = None if source is None else tables.read_table(source)
-    first = 0 if best is None else made.index(best)
-    if best is None and known is not None:
-        means = [tables._mean(column) for column in known.means().T]
-        first = made.index(max(zip(means, known.workers, strict=True), key=lambda pair: pair[0] or 0.0)[1])
-    chosen_systems = [
-        systems.single(made, first),
-        systems.at_random(made, seed),
-        systems.majority(made),
-        systems.mixture(made, first),
-    ]
+    first = _best(made, best, known)
     parts: dict[str, Any] = {"pool": made.identity, "tasks": held.hash, "judge": chosen.identity}
+    compared = [systems.single(made, first), systems.at_random(made, seed), systems.majority(made), systems.mixture(made, first)]
     if router is not None:
         loaded = TurnRouter.load(router)
         _fits(loaded, made)
         parts["router"] = loaded.identity
-        chosen_systems.append(systems.routed(loaded, STEPS))
+        compared.append(systems.routed(loaded, STEPS))
     if composer is not None:
         composing = open_composer(composer, made, rounds, fallback=first, shots=shots)
         parts["composer"] = composing.policy.identity.weights
-        chosen_systems.append(systems.composed(composing))
+        compared.append(systems.composed(composing))
     if known is not None:
-        chosen_systems.append(systems.oracle(made, known))
+        compared.append(systems.oracle(made, known))
     decides = {
         **options.to_json(),
         "judge": judge,
@@ -530,23 +522,12 @@ def eval_(
         "rounds": rounds,
         "exclude": exclude or [],
     }
+    asked: dict[str, Any] = {"settings": options.sampling, "budget": _budget(max_usd, None), "exclude": exclude or ()}
     with (
         Run.begin(out, "orchestrator eval", decides, {}, parts) as opened,
         progress("eval", 0, "answers", as_json, kept=f"every answer is kept in {out}: the same command continues") as bar,
     ):
-        found = asyncio.run(
-            systems.evaluate(
-                chosen_systems,
-                made,
-                held,
-                chosen,
-                settings=options.sampling,
-                budget=_budget(max_usd, None),
-                exclude=exclude or (),
-                run=opened,
-                progress=bar,
-            )
-        )
+        found = asyncio.run(systems.evaluate(compared, made, held, chosen, run=opened, progress=bar, **asked))
         opened.conclude("orchestrator eval", _findings(found))
     columns = [
         "system",
@@ -558,11 +539,16 @@ def eval_(
         "tokens a task",
         "unanswered",
     ]
-    emit(
-        found | {"out": str(out), "spent": made.ledger.to_json()["spent"]},
-        as_json,
-        table(columns, [systems.plain_row(r) for r in found["systems"]]),
-    )
+    text = table(columns, [systems.plain_row(row) for row in found["systems"]])
+    emit(found | {"out": str(out), "spent": made.ledger.to_json()["spent"]}, as_json, text)
+
+
+def _best(pool: ModelPool, named: str | None, known: tables.RewardTable | None) -> int:
+    """The best single worker: as named, else by the table, else the first."""
+    if named is not None or known is None:
+        return 0 if named is None else pool.index(named)
+    means = [tables._mean(column) for column in known.means().T]
+    return pool.index(max(zip(means, known.workers, strict=True), key=lambda pair: pair[0] or 0.0)[1])
 
 
 def _findings(found: Mapping[str, Any]) -> list[Finding]:
