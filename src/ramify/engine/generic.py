@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ramify.base.errors import NeedsError, UserError
 from ramify.engine.cache import KVCache
 from ramify.engine.forward import ForwardBatch, padded
+from ramify.engine.sharing import shared_rows
 from ramify.engine.tiny import Tap
 
 _NAME = "ramify"
@@ -27,6 +28,8 @@ _batch: ContextVar[ForwardBatch | None] = ContextVar("ramify_forward_batch", def
 def _attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> tuple[Tensor, None]:
     """The attention function transformers calls: q [B, H, T, E], k and v [B, G, T, E]; returns [B, T, H, E]."""
     batch = _batch.get()
+    if batch is None and (rows := shared_rows.get()) is not None:
+        return rows.attend(q, k, v, options.get("scaling")).transpose(1, 2), None
     if batch is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -47,8 +50,8 @@ def _attention(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor 
 
 
 def _mask(*args: Any, **options: Any) -> Any:
-    """The mask function: none inside a batch, that of ``sdpa`` elsewhere."""
-    if _batch.get() is not None:
+    """The mask function: none inside a batch or for shared rows, that of ``sdpa`` elsewhere."""
+    if _batch.get() is not None or shared_rows.get() is not None:
         return None
     from transformers.masking_utils import sdpa_mask
 
@@ -227,6 +230,12 @@ class HfForward:
             reference = self.module(input_ids=tokens[None], use_cache=False).logits[0]
         if not torch.allclose(cached, reference, rtol=near, atol=near * float(reference.abs().max())):
             raise NeedsError(f"the engine cannot run '{kind}': its attention does more than the engine's cache reproduces")
+
+
+def attends_here(module: nn.Module) -> bool:
+    """Whether a transformers model's attention calls land here, as :class:`HfForward` sets it."""
+    text_config = getattr(getattr(module, "config", None), "get_text_config", None)
+    return text_config is not None and getattr(text_config(), "_attn_implementation", None) == _NAME
 
 
 def _context_of(config: Any) -> tuple[int, str]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ramify.base.errors import UserError
 from ramify.base.files import read_record, write_whole
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.engine.sharing import SharedRows
 from ramify.model.tokenizer import HfTokenizer
 
 #: Called with (layer, hidden state); what it returns continues. Layer 0 is the embedding, layer i the output of block i.
@@ -175,8 +176,8 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(c.head_size, c.norm_eps)
             self.k_norm = RMSNorm(c.head_size, c.norm_eps)
 
-    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """[B, T, D] to [B, T, D]."""
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | SharedRows | None) -> Tensor:
+        """[B, T, D] to [B, T, D]; with ``mask`` :class:`SharedRows` B is 1."""
         B, T, _ = x.shape
         c = self.c
         q = self.q_proj(x).view(B, T, c.heads, c.head_size)
@@ -185,7 +186,10 @@ class Attention(nn.Module):
         if c.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q.transpose(1, 2), *tables), rotate(k.transpose(1, 2), *tables)
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=c.kv_heads != c.heads)
+        if isinstance(mask, SharedRows):
+            mixed = mask.attend(q, k, v)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=c.kv_heads != c.heads)
         return F.linear(mixed.transpose(1, 2).reshape(B, T, -1), self.o_proj.weight)
 
 
@@ -213,7 +217,7 @@ class ResidualBlock(nn.Module):
         self.input_layernorm = RMSNorm(c.width, c.norm_eps)
         self.post_attention_layernorm = RMSNorm(c.width, c.norm_eps)
 
-    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | SharedRows | None) -> Tensor:
         """[B, T, D] to [B, T, D]."""
         attended: Tensor = x + self.self_attn(self.input_layernorm(x), tables, mask)
         out: Tensor = attended + self.mlp(self.post_attention_layernorm(attended))
@@ -274,8 +278,17 @@ class TinyLM(nn.Module):
         where row may attend to column, broadcastable to [B, H, T, T]; None is causal. ``tap`` sees and may replace each layer's
         hidden state [B, T, D]: layer 0 is the embedding, layer i the output of block i.
         """
+        return self._through(tokens, self.tables(tokens.shape[1]), mask, tap)
+
+    def hidden_shared(self, rows: SharedRows) -> Tensor:
+        """Last hidden state of the distinct tokens of ``rows``, [T, D]: each is what :meth:`hidden` gives in a row of its own."""
+        cos, sin = self.tables(int(rows.positions.max()) + 1)
+        return self._through(rows.tokens[None], (cos[rows.positions], sin[rows.positions]), rows, None)[0]
+
+    def _through(
+        self, tokens: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor | SharedRows | None, tap: Tap | None
+    ) -> Tensor:
         x = self.model.embed_tokens(tokens)
-        tables = self.tables(tokens.shape[1])
         if tap is not None:
             x = tap(0, x)
         for layer, block in enumerate(self.model.layers, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.words import plural
+from ramify.engine.sharing import SharedRows, common, in_order
 from ramify.trace.context import context_of_parts, resolve, whole_tokens
 from ramify.trace.node import Insert
 
@@ -105,10 +107,14 @@ class Batch:
     tokens: Tensor
     mask: Tensor
     token_values: Mapping[str, Tensor]
+    shared: SharedRows | None = None
+    """Their tokens (the last of each row left out) with what rows share once, where they are computed like that."""
+    source: Tensor | None = None
+    """For each masked token, row after row, the place in ``shared`` of the token before it; int64 [N]."""
 
 
-def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> Batch:
-    """Pad ``rows`` to their longest; token values missing from a row are 0 there."""
+def collate(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = False) -> Batch:
+    """Pad ``rows`` to their longest; token values missing from a row are 0 there. ``share``: lay out what neighbours share once."""
     width = max(len(row.tokens) for row in rows)
     names = sorted({name for row in rows for name in row.token_values})
     tokens = np.zeros((len(rows), width), np.int64)
@@ -120,11 +126,42 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> Batch:
         for name, values in row.token_values.items():
             token_values[name][i, :n] = values
     mask[:, 0] = False  # nothing precedes the first token, so nothing predicts it
+    shared = SharedRows.of([row.tokens[:-1] for row in rows], device) if share else None
+    source = None
+    if shared is not None:
+        found = [place[row.mask[1:]] for place, row in zip(shared.places, rows, strict=True)]
+        source = torch.from_numpy(np.concatenate(found)).to(device)
     return Batch(
         torch.from_numpy(tokens).to(device),
         torch.from_numpy(mask).to(device),
         {name: torch.from_numpy(values).to(device) for name, values in token_values.items()},
+        shared,
+        source,
     )
+
+
+def shared_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+    """Rows in the order of their tokens, cut where their distinct tokens would pass ``max_tokens``, or the tokens they look at eight times
+    that."""
+    pack: list[Row] = []
+    distinct = looked = 0
+    for i in in_order([row.tokens for row in rows]):
+        row = rows[i]
+        new = len(row.tokens) - (common(pack[-1].tokens, row.tokens) if pack else 0)
+        if pack and (distinct + new > max_tokens or looked + len(row.tokens) > 8 * max_tokens):
+            yield pack
+            pack, distinct, looked, new = [], 0, 0, len(row.tokens)
+        pack.append(row)
+        distinct, looked = distinct + new, looked + len(row.tokens)
+    if pack:
+        yield pack
+
+
+def share_of_rows(rows: Sequence[Row]) -> float:
+    """Share of the tokens of ``rows`` that a row has in common with an earlier one."""
+    ordered = [rows[i].tokens for i in in_order([row.tokens for row in rows])]
+    shared = sum(common(a, b) for a, b in pairwise(ordered))
+    return shared / max(1, sum(map(len, ordered)))
 
 
 def micro_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -15,9 +16,15 @@ from ramify.base import registry
 from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
+from ramify.engine.generic import attends_here
+from ramify.engine.sharing import SharedRows, sharing
 from ramify.engine.tiny import TinyLM, distinct_weights, set_distinct_weights
-from ramify.train.batch import Batch, Row, collate, micro_batches
+from ramify.train.batch import Batch, Row, collate, micro_batches, share_of_rows, shared_batches
 from ramify.train.losses import LossConfig, Scores
+
+SHARED = 0.125
+"""Least share of tokens in common at which rows are computed as a tree."""
+_shares: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class TrainConfig(Config):
@@ -38,7 +45,9 @@ class TrainConfig(Config):
     epochs: int = Field(default=1, ge=1)
     """Passes over the rows per call."""
     micro_tokens: int = Field(default=16384, ge=1)
-    """Padded tokens of one forward pass: bounds memory, changes no result beyond rounding."""
+    """Tokens of one forward pass, padding included: bounds memory, changes no result beyond rounding."""
+    share_prefixes: bool = True
+    """Compute what rows have in common at their start once, as in a tree of attempts: faster, no other result beyond rounding."""
     loss: LossConfig = LossConfig()
     """Constants of the losses."""
 
@@ -54,7 +63,9 @@ def score_batch(module: nn.Module, batch: Batch) -> Scores:
     Raises UserError where a rival is not a token of the model.
     """
     where = batch.mask[:, 1:]
-    if isinstance(module, TinyLM):
+    if batch.shared is not None and batch.source is not None:
+        logits = _shared_logits(module, batch.shared, batch.source)
+    elif isinstance(module, TinyLM):
         logits = nn.functional.linear(module.hidden(batch.tokens[:, :-1])[where], module.head)
     else:
         logits = module(input_ids=batch.tokens[:, :-1], use_cache=False).logits[where].float()
@@ -75,15 +86,56 @@ def score_batch(module: nn.Module, batch: Batch) -> Scores:
     return Scores(of(batch.tokens), of(rival.long()))
 
 
+def batches(module: nn.Module, rows: Sequence[Row], max_tokens: int, share: bool = True) -> Iterator[tuple[list[Row], Batch]]:
+    """Every row in one batch of at most ``max_tokens`` tokens through the model, with the rows of that batch in its order. With ``share``
+    and a model that allows it, what rows have in common at their start is in a batch once, where that is an eighth of them or more."""
+    device = next(module.parameters()).device
+    share = share and share_of_rows(rows) >= SHARED and shares(module)
+    for pack in shared_batches(rows, max_tokens) if share else micro_batches(rows, max_tokens):
+        yield pack, collate(pack, device, share)
+
+
+def shares(module: nn.Module) -> bool:
+    """Whether the model can compute what rows share once: the decoders here, and transformers models with attention calls that land in
+    the engine and that give two short rows the same logits so, tried once."""
+    if module not in _shares:
+        _shares[module] = isinstance(module, TinyLM) or (attends_here(module) and _tried(module))
+    return _shares[module]
+
+
+def _tried(module: nn.Module) -> bool:
+    rows = [np.array(numbers, np.int32) for numbers in ((1, 0, 1, 1, 0, 0), (1, 0, 1, 0, 0, 1, 1))]
+    device = next(module.parameters()).device
+    with torch.no_grad():
+        try:
+            laid_out = SharedRows.of(rows, device)
+            found = _shared_logits(module, laid_out, torch.from_numpy(np.concatenate(laid_out.places)).to(device))
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+            return False
+        alone = [module(input_ids=torch.from_numpy(row[None]).long().to(device), use_cache=False).logits[0] for row in rows]
+    wanted = torch.cat(alone).float()
+    return torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
+
+
+def _shared_logits(module: nn.Module, rows: SharedRows, source: Tensor) -> Tensor:
+    """Logits after the tokens at ``source``, [N, V]."""
+    if isinstance(module, TinyLM):
+        return nn.functional.linear(module.hidden_shared(rows)[source], module.head)
+    with sharing(rows):
+        made = module(input_ids=rows.tokens[None], position_ids=rows.positions[None], use_cache=False)
+    logits: Tensor = made.logits[0][source].float()
+    return logits
+
+
 def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 16384) -> list[Row]:
     """Rows with the token values ``reference``: log-probs of their trained tokens under another model, for the KL to it.
 
-    Rows of pairs (token values ``rival``) get ``rival_reference`` as well. Rows are returned in order of length.
+    Rows of pairs (token values ``rival``) get ``rival_reference`` as well. Rows are returned in the order of their batches.
     """
     out = []
     with torch.no_grad():
-        for pack in micro_batches(rows, max_tokens):
-            scores = score_batch(reference, collate(pack, next(reference.parameters()).device))
+        for pack, batch in batches(reference, rows, max_tokens):
+            scores = score_batch(reference, batch)
             found = {"reference": scores.logprobs, "rival_reference": scores.rivals}
             known = {name: values.cpu().numpy() for name, values in found.items() if values is not None}
             for i, row in enumerate(pack):
@@ -133,8 +185,7 @@ class Trainer:
         device = next(self.module.parameters()).device
         self.module.eval()  # no dropout: rows are scored by the model that sampled them, and a resumed run must end as this one
         self.optimizer.zero_grad(set_to_none=True)
-        for pack in micro_batches(rows, self.config.micro_tokens):
-            batch = collate(pack, device)
+        for _, batch in batches(self.module, rows, self.config.micro_tokens, self.config.share_prefixes):
             scores = score_batch(self.module, batch)
             total = torch.zeros((), device=device)
             for name, weight in losses.items():
