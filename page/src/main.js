@@ -31,7 +31,7 @@ class Explorer {
     this.pair = h("div", { class: "sides", hidden: true });
     this.view = new TreeView(this.tree, (choice) => {
       showStep(this.panel, choice, this.tree, this);
-      if (choice.ids[0]) history.replaceState(null, "", `#step-${choice.ids[0]}`);
+      if (choice.ids[0] && location.protocol !== "about:") history.replaceState(null, "", `#step-${choice.ids[0]}`); // a frame has no address
     });
     put(this.box, this.bar(), h("div", { class: "explore", style: `--tall:${Math.round(this.view.tall)}px` }, this.view.element, this.panel), this.pair);
     if (before) {

@@ -52,7 +52,7 @@ export class Tasks {
     }
     const pages = Math.max(1, Math.ceil(kept.length / PAGE));
     this.page = Math.min(this.page, pages - 1);
-    const grouped = this.rows.some((row) => row[1]), found = this.rows.some((row) => row[8]);
+    const grouped = this.rows.some((row) => row[1] && !row[0].startsWith(`${row[1]}/`)), found = this.rows.some((row) => row[8]);
     const columns = COLUMNS.map((column, at) => [column, at]).filter(([[name]]) => (name !== "group" || grouped) && (name !== "found" || found));
     const cells = {
       task: (row) => {

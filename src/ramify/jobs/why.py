@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ramify.base import notebook
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.waiting import complete
@@ -155,6 +156,9 @@ class Why:
 
     def __str__(self) -> str:
         return self.headline
+
+    def _repr_html_(self) -> str:
+        return notebook.html(self)
 
     def __repr__(self) -> str:
         return f"<why {self.tree!r}:\n {self.headline}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ramify.base import notebook
 from ramify.base.seeds import derive_key
 from ramify.env.protocol import Task
 from ramify.trace.graph import short
@@ -55,6 +56,9 @@ class Attempt:
     def sampled_tokens(self) -> int:
         """Newly generated tokens; of text-only replies as many as their server says."""
         return sum(sampled_tokens(turn.node) for turn in self.turns)
+
+    def _repr_html_(self) -> str:
+        return notebook.html(self)
 
     def __repr__(self) -> str:
         ended = "" if self.failure is None else f",\n failed: {short(self.failure, 85)}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base import notebook
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import json_hash
 from ramify.env.protocol import Task
@@ -100,6 +101,9 @@ class Fork:
         if self.kept_logprob is not None:
             record["kept_logprob"] = self.kept_logprob
         return record
+
+    def _repr_html_(self) -> str:
+        return notebook.html(self)
 
     def __repr__(self) -> str:
         edit = "no edit" if self.edit is None else short(dict(self.edit), 60)

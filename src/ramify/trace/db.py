@@ -25,6 +25,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 import ramify
+from ramify.base import notebook
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
@@ -594,6 +595,9 @@ class Run:
     def __len__(self) -> int:
         """How many nodes there are."""
         return next(int(row[0]) for row in self._rows("SELECT count(*) FROM nodes"))
+
+    def _repr_html_(self) -> str:
+        return notebook.html(self)
 
     def __repr__(self) -> str:
         return f"<run {str(self.folder)!r}>"

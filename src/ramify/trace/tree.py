@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ramify.base import notebook
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import stable_hash
 from ramify.base.words import plural
@@ -84,6 +85,9 @@ class Tree:
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def _repr_html_(self) -> str:
+        return notebook.html(self)
 
     def __repr__(self) -> str:
         return f"<tree {self.name[:90]!r}:\n {plural(len(self), 'node')}, {plural(len(self.leaves()), 'leaf')}>"

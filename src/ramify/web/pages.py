@@ -215,6 +215,12 @@ def node_html(run: Run, name: str) -> str:
     )
 
 
+def cell_html(picture: str = "", **values: Any) -> str:
+    """What a notebook's cell shows, for :mod:`ramify.web.notebook`; ``picture`` is our own SVG."""
+    empty = dict.fromkeys(("headline", "lines", "head", "rows", "others", "diff", "command", "page", "name"), "")
+    return _templates().get_template("cell.html").render(picture=_markup(picture) if picture else "", **(empty | values))
+
+
 def message_html(title: str, text: str) -> str:
     """A page that says one sentence (an unknown tree, a refused request)."""
     return _page("message.html", title=title, served=True, text=text)
@@ -235,6 +241,12 @@ def _why_view(finding: Finding) -> dict[str, Any]:
         "parts": [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)],
         "command": "" if finding.action.startswith("ramify show ") else finding.action,
     }
+
+
+def in_code(text: str) -> list[tuple[str, bool]]:
+    """``text`` in pieces, each with whether it stood between backticks."""
+    parts = text.split("`")
+    return [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)]
 
 
 def _evidence(finding: Finding) -> str:

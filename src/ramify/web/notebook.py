@@ -1,0 +1,128 @@
+"""Runs, trees, attempts, forks and answers of `why` as HTML for the cell of a notebook.
+
+A run is its whole page in a frame of its own, which has no access to the notebook; the others are plain tables and pictures. Every text goes
+through the one escape function, as on the pages.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ramify.jobs.why import Why
+from ramify.render.escape import visible
+from ramify.render.svg import clip
+from ramify.render.trees import TreeStep, tree_svg
+from ramify.rollout.attempts import Attempt
+from ramify.rollout.fork import Arm, Fork
+from ramify.trace.db import Run
+from ramify.trace.tree import Tree
+from ramify.web import pages
+
+MOST_PAGE = 8 << 20
+"""Bytes of a run's page that a cell holds; of larger runs it holds the picture of one tree."""
+_MOST_STEPS = 300
+
+
+@functools.singledispatch
+def shown(value: object) -> str:
+    """``value`` as HTML. Raises TypeError where it is nothing that a notebook shows."""
+    raise TypeError(f"a {type(value).__name__} has no page")
+
+
+def _cell(**values: Any) -> str:
+    return pages.cell_html(**values)
+
+
+@shown.register
+def _run(run: Run) -> str:
+    page = pages.report_html(run)
+    if len(page) <= MOST_PAGE:
+        return _cell(kind="run", page=page, name=pages.run_name(run))
+    return _cell(kind="text", lines=[f"{pages.run_name(run)}: too large for a cell. Open it with `ramify show RUN --web`."])
+
+
+@shown.register
+def _tree(tree: Tree) -> str:
+    steps: list[TreeStep] = []
+    above: dict[str, str] = {}
+    stack = [(tree.root, "")] if len(tree) else []
+    while stack and len(steps) <= _MOST_STEPS:
+        node, parent = stack.pop()
+        if not steps:
+            steps.append(TreeStep("root", None, clip(node.text or tree.name, 300)))
+            parent = "root"
+        if node.role == "assistant" and node.id not in above:
+            ends = "" if any(child.offset >= len(node) for child in tree.children(node.id)) else "done"
+            steps.append(TreeStep(node.id, parent, clip(node.message.spoken(), 300) or "(nothing)", None, ends))
+            above[node.id] = parent
+            parent = node.id
+        # What hangs inside a reply replaces the rest of it: it stands beside the reply.
+        stack += [
+            (child, above[node.id] if node.id in above and child.offset < len(node) else parent)
+            for child in reversed(tree.children(node.id))
+        ]
+    picture = tree_svg(steps, f"Steps of {visible(tree.name)}") if steps else ""
+    left = [f"The first {_MOST_STEPS} steps; `ramify show RUN --web` has them all."] if stack else []
+    return _cell(kind="tree", name=tree.name, picture=picture, lines=left)
+
+
+@shown.register
+def _attempt(attempt: Attempt) -> str:
+    how = {True: "succeeded", False: "failed", None: "has no outcome"}[attempt.outcome]
+    head = f"Attempt {attempt.index} at {attempt.task.id} {how}, reward {attempt.reward:g}."
+    lines = [head + (f" An infrastructure failure ended it: {attempt.failure}" if attempt.failure else "")]
+    rows = [
+        [str(at), turn.node.message.spoken(), turn.answer.text, "" if turn.answer.reward is None else f"{turn.answer.reward:g}"]
+        for at, turn in enumerate(attempt.turns, 1)
+    ]
+    return _cell(kind="table", lines=lines, head=["step", "the agent wrote", "the environment answered", "reward"], rows=rows)
+
+
+@shown.register
+def _fork(fork: Fork) -> str:
+    record = fork.to_json()
+    where = f"Fork at {fork.node[:12]}:{fork.offset}"
+    lines = [where + (f", after the edit {fork.edit}" if fork.edit else "")]
+    if record["difference"] is not None:
+        low, high = record["difference"]["interval"]
+        lines.append(
+            f"The edit changed success by {pages.signed_points(record['difference']['success'])} points, 95 % interval "
+            f"{pages.signed_points(low)} to {pages.signed_points(high)}."
+        )
+    if fork.kept_logprob is not None:
+        lines.append(f"The recorded rest is {fork.kept_logprob:+.3f} nats more likely after the edit.")
+    arms: list[tuple[str, Arm | None]] = [("edited" if fork.edit else "forked", fork.arm), ("unedited", fork.control)]
+    rows = []
+    for name, arm in arms:
+        if arm is not None:
+            counted = arm.to_json()
+            success = "-" if counted["success"] is None else _share(counted["success"], counted["interval"])
+            rows.append([name, f"{arm.successes} of {arm.scored}", success])
+    return _cell(kind="table", lines=lines, head=["", "successes", "success"], rows=rows, diff=fork.diff)
+
+
+@shown.register
+def _why(why: Why) -> str:
+    rows = []
+    for at, step in enumerate(why.steps, 1):
+        after = "-" if step.after is None or step.after.p is None else _share(step.after.p, step.after.interval)
+        change = "-" if step.change is None else pages.signed_points(step.change)
+        rows.append([str(at), clip(step.action, 120), after, change, "stands out" if step.stands_out else ""])
+    others = [
+        [clip(one.action, 120), str(one.chance.n), "-" if one.chance.p is None else _share(one.chance.p, one.chance.interval)]
+        for one in why.alternatives
+    ]
+    return _cell(
+        kind="table",
+        headline=pages.in_code(why.headline),
+        lines=[],
+        head=["step", "action", "success after it", "change in points", ""],
+        rows=rows,
+        others=others,
+        command=why.command,
+    )
+
+
+def _share(p: float, interval: Any) -> str:
+    return f"{pages.percent(p)} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
