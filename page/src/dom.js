@@ -67,3 +67,9 @@ export function colour(change, scale, sure = true) {
   const mix = Math.sqrt(Math.abs(share)) * (sure ? 1 : 0.35);
   return `rgb(${NEUTRAL.map((a, i) => Math.round(a + (end[i] - a) * mix)).join(",")})`;
 }
+
+// The same behind a text: nothing where nothing changes.
+export function heat(change, scale) {
+  const share = Math.max(-1, Math.min(1, change / (scale || 1)));
+  return `rgba(${(share > 0 ? POSITIVE : NEGATIVE).join(",")},${(0.6 * Math.sqrt(Math.abs(share))).toFixed(3)})`;
+}

@@ -132,7 +132,7 @@ export class TreeView {
     const flag = tree.findings.has(choice.at) ? s("path", { d: "M-12 -9v-11h11l-3 3.5l3 3.5h-11", class: "flag" }) : null;
     const ends = Object.keys(choice.ends || {});
     const mark = ends.length && MARKS[ends[0]] ? s("path", { d: MARKS[ends[0]], class: "mark", transform: "translate(20 0)" }) : null;
-    const name = choice.at ? clip(choice.label, Math.max(10, (this.column - 46) / 6.6)) || "(nothing)" : "task";
+    const name = choice.at ? clip(choice.label, Math.max(10, (this.column - (choice.ends ? 62 : 46)) / 6.6)) || "(nothing)" : "task";
     const facts = [choice.n > 1 ? `\u00d7${choice.n}` : "", choice.p ? percent(choice.p[0]) : "", choice.edit ? "edit" : ""].filter(Boolean).join(" \u00b7 ");
     const shift = ends.length && MARKS[ends[0]] ? 30 : 13;
     const label = choice.at ? `${clip(choice.text, 200)}, ${many(choice.n, "sample")}${choice.p ? `, success after it ${percent(choice.p[0])}` : ""}${choice.ends ? `, ${endings(choice.ends)}` : ""}` : "task";

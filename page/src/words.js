@@ -1,6 +1,6 @@
 // The text of a reply, coloured by what was measured inside it: per token or per sentence, with the alternatives at a position.
 
-import { clip, colour, command, h, interval, many, percent, points, quoted, put } from "./dom.js";
+import { clip, command, h, heat, interval, many, percent, points, quoted, put } from "./dom.js";
 
 export function reply(choice, tree, run, onselect) {
   const inside = choice.inside;
@@ -22,7 +22,7 @@ export function reply(choice, tree, run, onselect) {
       const cliff = (inside.cliffs || []).some(([t]) => t > piece.from && t <= piece.to);
       return h("span", {
         class: `token${forks.length ? " forked" : ""}${cliff ? " cliff" : ""}`, tabindex: "0", role: "button",
-        style: value === null ? null : `--heat:${colour(value, scale)}`, title: titleOf(inside, shown.value, piece, value),
+        style: value === null ? null : `--heat:${heat(value, scale)}`, title: titleOf(inside, shown.value, piece, value),
         onclick: () => at(piece), onkeydown: (event) => (event.key === "Enter" ? at(piece) : 0),
       }, piece.text);
     }));
