@@ -25,7 +25,7 @@ def make_run(
 ) -> Path:
     """Write a run; ``twist`` changes every text, task id and name that comes from outside (hostile tests)."""
     rng = random.Random(seed)
-    config = {"train": {"lr": 3e-4, "updates": updates}, "world": "keydoor", "note": twist("plain")}
+    config = {"arm": "ours", "train": {"lr": 3e-4, "updates": updates}, "env": "keydoor", "note": twist("plain")}
     with Run.create(folder, config) as run:
         provenance = Provenance("tiny", "w0", {"temperature": 1.0}, seed)
         run.add(provenance)
