@@ -25,9 +25,12 @@ from ramify.methods.maze_recovery.attempts import Traces, from_run
 from ramify.methods.maze_recovery.build import build_sft
 from ramify.render.terminal import progress
 from ramify.trace.db import Run
-from ramify_experiments.improve import SIZES
 from ramify_experiments.lab import Checks, ResultCache, columns
 
+SIZES = {
+    "cpu": {"updates": 16, "tokens": 40_000, "eval_episodes": 400},
+    "quick": {"updates": 10, "tokens": 25_000, "eval_episodes": 200},
+}
 SETS: dict[str, dict[str, Any]] = {
     "loops cut": {"mode": "success_loop_erased"},
     "mistakes masked": {"mode": "success_raw", "mask_mistakes": True},

@@ -1,96 +1,292 @@
-"""The comparison for ``ramify improve``: ways to spend the same generated tokens, each at its own best learning rate.
+"""The comparison for ``ramify improve``: ways to spend the same generated tokens, each with its own best training settings.
 
-Learning rates are chosen on tuning seeds from a stated grid; the comparison runs on other seeds, all arms from the same starting
-agent, on the same tasks in the same order, evaluated on the same held-out episodes. Differences are paired by seed.
+Arms are tuned on seeds of their own (their tasks are others, too) and then frozen. The comparison runs on other seeds: all arms of a seed from
+one starting agent, on the same tasks in the same order and with as many updates, evaluated on one fixed task set. Differences are paired by
+seed, and corrected over the rivals (Holm). Every cell is a small record in ``repro/improve-cells`` of a checkout: an interrupted comparison
+continues there, on this machine or another; all arms of one seed run on one kind of processor, which is in the record.
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
+import ramify
 from ramify.base.config import check
-from ramify.jobs.improve import ARMS, ImproveConfig, Job
-from ramify.stats.intervals import mean_t, paired_t
+from ramify.base.seeds import generator
+from ramify.engine.devices import kernels
+from ramify.engine.profile import machine_name
+from ramify.jobs.improve import ImproveConfig, Job
+from ramify.render.terminal import say
+from ramify.score.credit.imitate import Imitate
+from ramify.score.credit.protocol import CreditGroup, CreditRule
+from ramify.stats.evidence import holm
+from ramify.stats.intervals import paired_t
+from ramify.stats.tests import paired_permutation
 from ramify.trace.db import Run
-from ramify_experiments.lab import Checks, ResultCache, columns, sized, tuned
+from ramify_experiments.lab import Checks, ResultCache, sized
+from ramify_experiments.recipes import LongHouseholdRecipe
 
+EDITION = "1"
+"""Of the cells: raised when a change of the code changes what they hold."""
 DEFAULT = ImproveConfig().arm
-GRID = (5e-4, 1e-3, 2e-3)
-TUNE_SEEDS = (100, 101)
-JOB_SEEDS = (0, 1, 2)
-RIVAL = "imitate"
-"""The other arm that is also run at the default budget: the comparison's best mean."""
-SIZES: dict[str, dict[str, int]] = {
-    "job": {},
-    "cpu": {"updates": 16, "tokens": 40_000, "eval_episodes": 400},
-    "tune": {"updates": 12, "tokens": 30_000, "eval_episodes": 300},
-    "quick": {"updates": 10, "tokens": 25_000, "eval_episodes": 200},
+TREES = "infotree+g2po"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "auto": {"arm": "auto"},
+    "auto, no forks": {"arm": "auto", "sampling": "flat"},
+    "imitate": {"arm": "imitate"},
+    "grpo": {"arm": "grpo"},
+    TREES: {"arm": TREES},
+    "imitate, other tasks for settled ones": {"arm": "imitate", "sampling": "resample"},
+    "grpo, other tasks for settled ones": {"arm": "grpo+resample"},
+    "random credit": {"arm": "imitate", "credit": "factory:ramify_experiments.improve:RandomCredit"},
+    "shuffled credit": {"arm": "imitate", "credit": "factory:ramify_experiments.improve:ShuffledCredit"},
+    "trees, flat credit": {"arm": "grpo", "sampling": "infotree"},
+    "no trees, graph credit": {"arm": "g2po"},
 }
+"""Name of an arm -> its settings of ``ramify improve``."""
+MAIN = ("auto", "auto, no forks", "imitate", "grpo", TREES)
+"""Arms of the whole grid; the others are compared on the household at the small budget."""
+BUDGETS: dict[str, dict[str, int]] = {
+    "quick": {"updates": 10, "tokens": 25_000},
+    "tune": {"updates": 12, "tokens": 30_000},
+    "40k": {"updates": 16, "tokens": 40_000},
+    "150k": {"updates": 50, "tokens": 150_000},
+}
+ENVS = ("household", "long-household")
+TUNED = [{"lr": lr, "epochs": epochs} for lr in (5e-4, 1e-3, 2e-3) for epochs in (1, 4)]
+TUNE_SEEDS, EXTRA_SEEDS = (100, 101, 102), 5
+EVALUATED, TIMES = 500, 4
+"""Held-out tasks and attempts at each: 2,000 episodes, and pass@4."""
+SECONDS = {"household": 2.2, "long-household": 5.0}
+"""Seconds a thousand tokens take, sampling and training, on one idle core of an EPYC: for the estimate alone."""
 
 
-def cell(arm: str, seed: int, lr: float, size: str) -> dict[str, float]:
-    """One arm on one seed: success after the tokens that every arm gets (arm ``start``: before any)."""
-    settings = {"arm": DEFAULT if arm == "start" else arm, "seed": seed, "train": {"lr": lr}, **SIZES[size]}
-    config = check(ImproveConfig, settings)
+class RandomCredit(CreditRule):
+    """A control: successes are weighted by a random number a step, so their mean is kept and where it lies is not."""
+
+    maker, loss = "random-credit", "cross_entropy"
+    numbers: ClassVar[Mapping[str, str]] = {}
+
+    def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
+        """See :class:`CreditRule`."""
+        values = Imitate().assign(group)
+        return {node: one * np.float32(2 * generator(0, "random credit", node).random()) for node, one in values.items()}
+
+
+class ShuffledCredit(CreditRule):
+    """A control: whole attempts are imitated, as many as succeeded at each task, whichever they are."""
+
+    maker, loss = "shuffled-credit", "cross_entropy"
+    numbers: ClassVar[Mapping[str, str]] = {}
+
+    def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
+        """See :class:`CreditRule`."""
+        values = np.zeros(len(group.success))
+        for task in range(int(group.task.max(initial=-1)) + 1):
+            rows = np.flatnonzero(group.task == task)
+            name = str(group.columns["task_id"][int(np.flatnonzero(group.task[group.attempt] == task)[0])])
+            values[generator(0, "shuffled credit", name).permutation(rows)] = group.success[rows]
+        return group.spread(values)
+
+
+def agent_of(env: str) -> str:
+    """The starting agent of an environment, made on first use where it is not built in."""
+    return "builtin" if env == "household" else f"hf:{LongHouseholdRecipe().folder()}"
+
+
+def cell(
+    arm: str, seed: int, budget: str, env: str = "household", train: Mapping[str, Any] | None = None, episodes: int = 0
+) -> dict[str, Any]:
+    """One arm on one seed: what it can do after the tokens that every arm gets (arm ``start``: before any), and what it spent.
+
+    ``episodes`` 0: the fixed task set. Arm ``start, sharper``: the starting agent at temperature .5, to tell learning from sharpening."""
+    settings = {"env": env, "model": agent_of(env), "seed": seed, **BUDGETS[budget], **SETTINGS.get(arm, {"arm": DEFAULT})}
+    settings |= {"train": dict(train or {}), "eval_episodes": episodes or EVALUATED * TIMES}
+    config, began = check(ImproveConfig, settings), time.perf_counter()
+    if arm == "start, sharper":
+        config = config.model_copy(update={"temperature": 0.5})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with Job(config, path) as job, Run.create(path, config.to_json()) as run:
-            spent = 0 if arm == "start" else job.learn(run, arm)
-            success = job.evaluate(run, "after")["success"]
-            mixed = [entry.payload["mixed"] for entry in run.journal("update")]
-    return {"success": success, "tokens": float(spent), "mixed": sum(mixed) / max(1, len(mixed))}
+            if not episodes:
+                job.eval_task_set = job.environment.task_set("eval", EVALUATED, 0)
+            spent = 0 if arm.startswith("start") else job.learn(run, config.arm)
+            after, updates = job.evaluate(run, "after"), [entry.payload for entry in run.journal("update")]
+            tasks = job.eval_task_set.hash
+    outcomes = [bool(one) for one in after["outcomes"]]
+    found: dict[str, Any] = {
+        "success": after["success"],
+        "n": after["n"],
+        "tokens": spent,
+        "updates": len(updates),
+        "tasks": tasks,
+    }
+    if not episodes:
+        found[f"pass@{TIMES}"] = float(np.reshape(outcomes, (TIMES, EVALUATED)).any(axis=0).mean())
+    found |= {name: sum(int(one[name]) for one in updates) for name in ("attempts", "forks", "solved", "split")}
+    found["mixed"] = float(np.mean([one["mixed"] for one in updates])) if updates else 0.0
+    found["curve"] = [[one["tokens"], round(one["success"], 4), one["solved"]] for one in updates]
+    ranked = [one["critic"]["auroc"] for one in updates if one["critic"] and one["critic"]["auroc"] is not None]
+    found["critic auroc"] = float(np.mean(ranked)) if ranked else None
+    found |= {f"{what} s": round(sum(one["seconds"][what] for one in updates), 1) for what in ("sample", "credit", "train")}
+    found |= {"seconds": round(time.perf_counter() - began, 1), "processor": f"{machine_name()} ({kernels()})"}
+    return found | {"version": ramify.__version__}
 
 
-TIE = "a tie: five seeds at 40,000 tokens do not tell the arms apart (docs/improve.md)"
-LOSS = "imitation wins by a little at 40,000 tokens, and does not at the default job's budget (docs/improve.md)"
-KNOWN = {f"{DEFAULT} - {arm}: lower 95 % bound": LOSS if arm == "imitate" else TIE for arm in ARMS if arm != DEFAULT}
-"""Arms that the default arm (:data:`DEFAULT`) does not beat, with the reason."""
+@dataclass(frozen=True)
+class Comparison:
+    """Arms on an environment at a budget."""
+
+    env: str
+    budget: str
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """How checks name it."""
+        return f"{self.env}, {self.budget}"
+
+    def cells(self, seed: int, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Key and arguments of every cell of one seed; ``settings``: arm -> its frozen training settings."""
+        common = {"seed": seed, "budget": self.budget, "env": self.env}
+        return {self.key(arm, seed): {"arm": arm, "train": dict(settings.get(arm, {})), **common} for arm in self.arms}
+
+    def key(self, arm: str, seed: int) -> str:
+        """Of a cell."""
+        return f"{self.env} {self.budget} {arm}, seed {seed}"
 
 
-@sized("improve", quick=1, cpu=5)
+def comparisons(seeds: Sequence[int]) -> list[Comparison]:
+    """The grid on ``seeds``: first the small budget, the environment where the claims differ before the other."""
+    few = tuple(seeds[:EXTRA_SEEDS])
+    grid = [Comparison(env, budget, ("start", *MAIN), tuple(seeds)) for budget in ("40k", "150k") for env in ENVS]
+    others = tuple(arm for arm in SETTINGS if arm not in MAIN)
+    return [*grid[:2], Comparison("household", "40k", ("start, sharper", *others), few), *grid[2:]]
+
+
+def tuning(env: str) -> dict[str, dict[str, Any]]:
+    """Cells of the tuning of every main arm, on seeds of their own; 200 episodes on tasks of the seed."""
+    cells = {}
+    for arm, (number, train), seed in itertools.product(MAIN, enumerate(TUNED), TUNE_SEEDS):
+        common = {"seed": seed, "budget": "tune", "env": env, "episodes": 200}
+        cells[f"tune {env} {arm} {number}, seed {seed}"] = {"arm": arm, "train": train, **common}
+    return cells
+
+
+def frozen(done: Mapping[str, Mapping[str, Any]], env: str) -> dict[str, dict[str, Any]]:
+    """The best settings of each main arm by mean success, the first of equals; the other arms take those of the arm they vary."""
+    found = {}
+    for arm in MAIN:
+        means = [
+            np.mean([done[f"tune {env} {arm} {number}, seed {seed}"]["success"] for seed in TUNE_SEEDS])
+            for number in range(len(TUNED))
+        ]
+        found[arm] = TUNED[int(np.argmax(means))]
+    return found | {
+        arm: found["imitate" if one["arm"] == "imitate" else "grpo"] for arm, one in SETTINGS.items() if arm not in MAIN
+    }
+
+
+def hours(cells: Mapping[str, Mapping[str, Any]], workers: int = 2) -> float:
+    """About how long ``cells`` take with ``workers`` cores."""
+    seconds = 0.0
+    for one in cells.values():
+        tokens = 0 if one["arm"].startswith("start") else BUDGETS[one["budget"]]["tokens"]
+        evaluated = (one.get("episodes") or EVALUATED * TIMES) * (33 if one["env"] == "household" else 110) / 3  # sampling only
+        seconds += SECONDS[one["env"]] * (tokens + evaluated) / 1000
+    return seconds / workers / 3600
+
+
+def kept(cells: ResultCache) -> ResultCache:
+    """The cells of the comparison: in ``repro/improve-cells`` of a checkout, else in the folder of ``cells``."""
+    home = Path(__file__).resolve().parents[2] / "repro"
+    folder = home / "improve-cells" if home.is_dir() else cells.folder
+    return ResultCache(folder, cells.progress, cells.runner, edition=EDITION)
+
+
+def may_continue(here: str, done: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a seed, of which ``done`` are the finished cells, can go on with the processor ``here``."""
+    return all(one["processor"] == here for one in done.values())
+
+
+@sized("improve", quick=1, cpu=10)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Run the comparison. ``quick`` checks the headline gain of the default arm only, on one seed."""
-    checks = Checks(seeds, KNOWN)
     if size == "quick":
-        jobs = {arm: {"arm": arm, "lr": ARMS[DEFAULT].lr, "size": size} for arm in ("start", DEFAULT)}
-        start, default = (one["success"] for (one,) in cells.grid(cell, jobs, seeds).values())
+        checks = Checks(seeds)
+        few = {arm: {"arm": arm, "budget": "quick", "episodes": 200} for arm in ("start", DEFAULT)}
+        start, default = (one["success"] for (one,) in cells.grid(cell, few, seeds).values())
         checks.value(f"{DEFAULT}: gain", default - start, 1, ">=", 0.05)
         return checks
-    tuning = {arm: {"arm": arm, "size": "tune"} for arm in ARMS}
-    found = tuned(cells, cell, tuning, GRID, TUNE_SEEDS, lambda one: float(one["success"]))
-    arms = {"start": 0.0, **{arm: lr for arm, (lr, _) in found.items()}}
-    done = cells.grid(cell, {arm: {"arm": arm, "lr": lr, "size": size} for arm, lr in arms.items()}, seeds)
-    got = {arm: columns(runs) for arm, runs in done.items()}
-    start, default = (np.array(got[arm]["success"]) for arm in ("start", DEFAULT))
-    checks.mean("success before", start)
-    checks.mean(f"{DEFAULT}: gain", default - start, ">=", 0.10)
-    for arm in ARMS:
-        checks.mean(f"{arm}: success after (lr {arms[arm]:g})", got[arm]["success"])
-        checks.mean(f"{arm}: groups with mixed outcomes", got[arm]["mixed"])
-    for arm in (arm for arm in ARMS if arm != DEFAULT):
-        interval = paired_t(default, got[arm]["success"])
-        # wanted is an interval above 0, so its lower end is what is checked
-        checks.value(f"{DEFAULT} - {arm}: lower 95 % bound", interval[0], len(seeds), ">", 0.0, interval)
-    checks += default_job(cells, start[: len(JOB_SEEDS)], seeds[0])
+    return compared(kept(cells), comparisons(seeds), f"{machine_name()} ({kernels()})")
+
+
+def compared(cells: ResultCache, grid: Sequence[Comparison], here: str) -> Checks:
+    """The comparisons, cell by cell. A seed that another kind of processor began is left to it, and counts where it is complete."""
+    first = {key: one for env in ENVS for key, one in tuning(env).items()}
+    every = first | {
+        key: one for comparison in grid for seed in comparison.seeds for key, one in comparison.cells(seed, {}).items()
+    }
+    known = cells.known(cell, first)
+    settings = {env: frozen(known, env) for env in ENVS if tuning(env).keys() <= known.keys()}
+    done = sum(len(_known(cells, c, seed, settings)) for c in grid for seed in c.seeds) + len(known)
+    say(f"about {hours(every):.1f} hours on two idle cores in all; {done} of {len(every)} cells are there")
+    for env in ENVS:
+        if env not in settings:
+            settings[env] = frozen(cells.map(cell, tuning(env)), env)
+    checks = Checks(tuple(sorted({seed for comparison in grid for seed in comparison.seeds})))
+    for comparison in grid:
+        runs: dict[int, dict[str, Any]] = {}
+        for seed in comparison.seeds:
+            wanted, found = comparison.cells(seed, settings[comparison.env]), _known(cells, comparison, seed, settings)
+            if may_continue(here, found):
+                found = cells.map(cell, wanted)
+            if wanted.keys() <= found.keys():
+                runs[seed] = {arm: found[comparison.key(arm, seed)] for arm in comparison.arms}
+        checks += judged(comparison, runs)
     return checks
 
 
-def default_job(cells: ResultCache, start: np.ndarray, first: int = 0) -> Checks:
-    """The main job at its default budget, and the comparison's best rival at the same."""
-    checks = Checks([first + seed for seed in JOB_SEEDS])
-    done = cells.grid(
-        cell, {f"job {arm}": {"arm": arm, "lr": ARMS[arm].lr, "size": "job"} for arm in (DEFAULT, RIVAL)}, checks.seeds
-    )
-    after = {arm: [one["success"] for one in done[f"job {arm}"]] for arm in (DEFAULT, RIVAL)}
-    gain = np.subtract(after[DEFAULT], start)
-    interval = mean_t(gain)
-    # 24 points on one processor, 18 to 20 on others: the threshold leaves room for what kernels change
-    checks.mean(f"default job: gain of {DEFAULT}", gain, ">=", 0.20)
-    checks.value(f"default job: gain of {DEFAULT}, lower 95 % bound", interval[0], len(gain), ">", 0.10, interval)
-    for arm, values in after.items():
-        checks.mean(f"default job: {arm}, success after", values)
+def _known(cells: ResultCache, comparison: Comparison, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    frozen_ones = settings.get(comparison.env)
+    return {} if frozen_ones is None else cells.known(cell, comparison.cells(seed, frozen_ones))
+
+
+def judged(comparison: Comparison, runs: Mapping[int, Mapping[str, Any]]) -> Checks:
+    """What the complete seeds of a comparison say: means, and the claims that were fixed before the runs."""
+    checks = Checks(tuple(runs))
+    if not runs:
+        return checks
+    got = {arm: np.array([one[arm]["success"] for one in runs.values()]) for arm in comparison.arms}
+    for arm in comparison.arms:
+        checks.mean(f"{comparison.name}, {arm}: success", got[arm])
+        for what in () if arm.startswith("start") else (f"pass@{TIMES}", "solved", "forks"):
+            checks.mean(f"{comparison.name}, {arm}: {what}", [one[arm][what] for one in runs.values()])
+    if "auto" not in got or len(runs) < 2:
+        return checks
+    rivals = [arm for arm in MAIN if arm != "auto"]
+    corrected = holm([paired_permutation(got["auto"], got[arm]) for arm in rivals])
+    for arm, p in zip(rivals, corrected, strict=True):
+        interval = paired_t(got["auto"], got[arm])
+        op, bound = dict(claims(comparison.env)).get(arm, ("report", None))
+        name = f"{comparison.name}, auto - {arm}: lower 95 % bound"
+        checks.value(name, interval[0], len(runs), op, bound, interval)
+        checks.value(f"{comparison.name}, auto - {arm}: p, corrected", p, len(runs))
     return checks
+
+
+def claims(env: str) -> Iterator[tuple[str, tuple[str, float | None]]]:
+    """Rival -> what was claimed of the lower bound of auto's advantage before any run."""
+    yield "grpo", (">", 0.0)
+    yield "imitate", (">", -0.01 if env == "household" else 0.0)
+    if env == "long-household":
+        yield "auto, no forks", (">", 0.0)

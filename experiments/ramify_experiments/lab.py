@@ -149,7 +149,8 @@ def tuned(
 
 class ResultCache:
     """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None). ``uses``: modules that cells reach in other
-    ways than by imports.
+    ways than by imports. ``edition`` stands for the code where it is given: cells that take days, and are committed, outlive changes that
+    their author says alter no result.
 
     ``progress`` is called after every cell of :meth:`map`; those that were done already do not count towards its rate. ``runner(function,
     missing)`` runs missing cells elsewhere (a cluster) and yields (key, result) as they finish; it raises CellError like :meth:`map`.
@@ -161,9 +162,10 @@ class ResultCache:
         progress: Progress = SILENT,
         runner: Callable[[Callable[..., Any], Mapping[str, Any]], Generator[tuple[str, Any], None, None]] | None = None,
         uses: Sequence[str] = (),
+        edition: str = "",
     ) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.uses = tuple(uses)
+        self.uses, self.edition = tuple(uses), edition
         self.seconds = 0.0
         """Seconds it took to make the requested cells, now or in earlier calls."""
         self.progress = progress
@@ -182,6 +184,12 @@ class ResultCache:
             return value
         began = time.perf_counter()
         return self._write(key, call, code, _run(key, function, kwargs), time.perf_counter() - began)
+
+    def known(self, function: Callable[..., Any], cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The results of those ``cells`` (see :meth:`map`) that are there already."""
+        code = self._code(function)
+        read = {key: self._read(key, _describe_call(function, kwargs), code) for key, kwargs in cells.items()}
+        return {key: value for key, (found, value) in read.items() if found}
 
     def grid(
         self, function: Callable[..., Any], arms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], workers: int = 2
@@ -228,7 +236,7 @@ class ResultCache:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', key)[:80].strip('.-')}-{stable_hash(key)[:8]}.json"
 
     def _code(self, function: Callable[..., Any]) -> str:
-        return "" if self.folder is None else code_of(function.__module__, *self.uses)
+        return self.edition or ("" if self.folder is None else code_of(function.__module__, *self.uses))
 
     def _read(self, key: str, call: str, code: str) -> tuple[bool, Any]:
         if self.folder is None:

@@ -1,0 +1,90 @@
+"""The comparison of ``ramify improve``: its cells on real runs, how they are tuned and judged, and whose processor may continue a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.jobs.improve import ImproveConfig
+from ramify.score.credit.battery import check_credit, example_group
+from ramify.score.credit.protocol import assigned
+from ramify_experiments import improve
+from ramify_experiments.improve import MAIN, SETTINGS, TUNED, Comparison, compared, comparisons, hours, tuning
+from ramify_experiments.lab import ResultCache
+
+EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
+
+
+def made_up(arm: str, seed: int, budget: str, env: str, train: Mapping[str, Any], episodes: int = 0) -> dict[str, Any]:
+    """A result that is known: the arm's effect, better with the fourth setting, and a little that the seed decides."""
+    success = EFFECT.get(arm, 0.25) + 0.01 * (seed % 3) + 0.05 * (train == TUNED[3])
+    return {"success": success, "pass@4": success, "solved": 1, "forks": 0, "processor": "here"}
+
+
+def in_turn(function: Any, missing: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, arguments in missing.items():
+        yield key, improve.cell(**arguments)
+
+
+@pytest.fixture
+def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultCache:
+    monkeypatch.setattr(improve, "cell", made_up)
+    return ResultCache(tmp_path / "cells", runner=in_turn, edition="test")
+
+
+def test_every_arm_is_one_that_improve_takes() -> None:
+    for settings in SETTINGS.values():
+        ImproveConfig.model_validate(settings)
+    assert set(MAIN) <= SETTINGS.keys()
+
+
+def test_a_cell_holds_what_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(improve.BUDGETS, "tiny", {"updates": 2, "tokens": 600, "tasks_per_update": 4})
+    found = improve.cell("auto", 3, "tiny", episodes=4, train={"lr": 1e-3, "epochs": 2})
+    assert found["updates"] == len(found["curve"]) == 2
+    assert 400 < found["tokens"] == found["curve"][-1][0] < 900
+    assert found["attempts"] > 0
+    assert found["processor"]
+    assert improve.cell("start", 3, "tiny", episodes=4)["tokens"] == 0
+
+
+def test_arms_are_tuned_frozen_compared_and_corrected(cells: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = [Comparison("household", "40k", ("start", *MAIN), (0, 1, 2, 3))]
+    found = {check.name: check for check in compared(cells, grid, "here")}
+    assert "hours on two idle cores in all; 0 of" in capsys.readouterr().err
+    assert found["household, 40k, auto: success"].value == pytest.approx(0.45 + 0.01 * 3 / 4), "tuned to the fourth setting"
+    assert found["household, 40k, start: success"].value == pytest.approx(0.1 + 0.01 * 3 / 4)
+    bound = found["household, 40k, auto - imitate: lower 95 % bound"]
+    assert (bound.threshold, bound.status) == (-0.01, "pass")
+    assert found["household, 40k, auto - grpo: p, corrected"].value == pytest.approx(4 * 2 / 2**4)
+    again = compared(cells, grid, "here")
+    assert {check.name: check.value for check in again} == {name: check.value for name, check in found.items()}
+
+
+def test_a_seed_that_another_processor_began_is_left_to_it(cells: ResultCache) -> None:
+    grid = [Comparison("household", "40k", ("start", *MAIN), (0, 1))]
+    compared(cells, grid, "here")
+    for path in sorted(cells.folder.glob("household*grpo*seed-1*")):  # type: ignore[union-attr]
+        path.unlink()
+    found = {check.name: check.n for check in compared(cells, grid, "elsewhere")}
+    assert found["household, 40k, auto: success"] == 1, "the complete seed counts, the other waits"
+
+
+def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> None:
+    every = {key: one for env in improve.ENVS for key, one in tuning(env).items()}
+    seeds = {one["seed"] for one in every.values()}
+    grid = {key: one for c in comparisons(range(10)) for seed in c.seeds for key, one in c.cells(seed, {}).items()}
+    assert not seeds & {one["seed"] for one in grid.values()}
+    assert len(grid) == 10 * 2 * 2 * 6 + 5 * (1 + len(SETTINGS) - len(MAIN))
+    assert hours(every | grid) < 24
+
+
+@pytest.mark.parametrize("rule", [improve.RandomCredit, improve.ShuffledCredit])
+def test_controls_conform_and_keep_the_amount_of_credit(rule: Any) -> None:
+    assert check_credit(rule()) == []
+    group = example_group(["mixed"])
+    credited = sum(float(values.max()) > 0 for values in assigned(rule(), group).values())
+    assert 0 < credited < len(group.nodes)
