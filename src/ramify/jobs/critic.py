@@ -35,7 +35,7 @@ class CriticConfig(Config):
     """The critic that credit rules and samplings may ask."""
 
     wins: int = Field(default=4, ge=1)
-    """tasks won before it is asked; until then states that were not seen before take its place"""
+    """tasks won before it is asked; until then states that were not seen before are preferred"""
     units: int = Field(default=32, ge=1)
     """units of its head"""
     recent: int = Field(default=4096, ge=1)
