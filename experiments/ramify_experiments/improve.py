@@ -142,7 +142,7 @@ def cell(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ArmGrid:
     """Arms on an environment at a budget."""
 
     env: str
@@ -165,12 +165,12 @@ class Comparison:
         return f"{self.env} {self.budget} {arm}, seed {seed}"
 
 
-def comparisons(seeds: Sequence[int]) -> list[Comparison]:
+def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     """The grid on ``seeds``: first the small budget, the environment where the claims differ before the other."""
     few = tuple(seeds[:EXTRA_SEEDS])
-    grid = [Comparison(env, budget, ("start", *MAIN), tuple(seeds)) for budget in ("40k", "150k") for env in ENVS]
+    grid = [ArmGrid(env, budget, ("start", *MAIN), tuple(seeds)) for budget in ("40k", "150k") for env in ENVS]
     others = tuple(arm for arm in SETTINGS if arm not in MAIN)
-    return [*grid[:2], Comparison("household", "40k", ("start, sharper", *others), few), *grid[2:]]
+    return [*grid[:2], ArmGrid("household", "40k", ("start, sharper", *others), few), *grid[2:]]
 
 
 def tuning(env: str) -> dict[str, dict[str, Any]]:
@@ -230,7 +230,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return compared(kept(cells), comparisons(seeds), f"{machine_name()} ({kernels()})")
 
 
-def compared(cells: ResultCache, grid: Sequence[Comparison], here: str) -> Checks:
+def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
     """The comparisons, cell by cell. A seed that another kind of processor began is left to it, and counts where it is complete."""
     first = {key: one for env in ENVS for key, one in tuning(env).items()}
     every = first | {
@@ -256,12 +256,12 @@ def compared(cells: ResultCache, grid: Sequence[Comparison], here: str) -> Check
     return checks
 
 
-def _known(cells: ResultCache, comparison: Comparison, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cells: ResultCache, comparison: ArmGrid, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     frozen_ones = settings.get(comparison.env)
     return {} if frozen_ones is None else cells.known(cell, comparison.cells(seed, frozen_ones))
 
 
-def judged(comparison: Comparison, runs: Mapping[int, Mapping[str, Any]]) -> Checks:
+def judged(comparison: ArmGrid, runs: Mapping[int, Mapping[str, Any]]) -> Checks:
     """What the complete seeds of a comparison say: means, and the claims that were fixed before the runs."""
     checks = Checks(tuple(runs))
     if not runs:

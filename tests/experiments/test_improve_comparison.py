@@ -12,7 +12,7 @@ from ramify.jobs.improve import ImproveConfig
 from ramify.score.credit.battery import check_credit, example_group
 from ramify.score.credit.protocol import assigned
 from ramify_experiments import improve
-from ramify_experiments.improve import MAIN, SETTINGS, TUNED, Comparison, compared, comparisons, hours, tuning
+from ramify_experiments.improve import MAIN, SETTINGS, TUNED, ArmGrid, compared, comparisons, hours, tuning
 from ramify_experiments.lab import ResultCache
 
 EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
@@ -52,7 +52,7 @@ def test_a_cell_holds_what_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arms_are_tuned_frozen_compared_and_corrected(cells: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = [Comparison("household", "40k", ("start", *MAIN), (0, 1, 2, 3))]
+    grid = [ArmGrid("household", "40k", ("start", *MAIN), (0, 1, 2, 3))]
     found = {check.name: check for check in compared(cells, grid, "here")}
     assert "hours on two idle cores in all; 0 of" in capsys.readouterr().err
     assert found["household, 40k, auto: success"].value == pytest.approx(0.45 + 0.01 * 3 / 4), "tuned to the fourth setting"
@@ -65,7 +65,7 @@ def test_arms_are_tuned_frozen_compared_and_corrected(cells: ResultCache, capsys
 
 
 def test_a_seed_that_another_processor_began_is_left_to_it(cells: ResultCache) -> None:
-    grid = [Comparison("household", "40k", ("start", *MAIN), (0, 1))]
+    grid = [ArmGrid("household", "40k", ("start", *MAIN), (0, 1))]
     compared(cells, grid, "here")
     for path in sorted(cells.folder.glob("household*grpo*seed-1*")):  # type: ignore[union-attr]
         path.unlink()
