@@ -40,13 +40,13 @@ def test_the_step_and_what_would_have_helped(verb, halls: Path) -> None:
     done = verb(*words, "--json").json
     (tried,) = done["do"]
     assert (tried["do"], tried["value"], tried["changed"]["success"]) == ("action", "left", 1.0)
-    assert tried["control"]["n"] == 32
+    assert tried["control"]["n"] == 48
     nodes = len(Run.open(halls))
     assert verb(*words, "--json").json == done
     assert len(Run.open(halls)) == nodes
     shown = verb("show", halls).out
     assert "lost here" in shown
-    assert "action `left` instead: 32 of 32 succeeded" in shown
+    assert "action `left` instead: 48 of 48 succeeded" in shown
 
 
 def test_every_kind_of_change(verb, halls: Path, here: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_fleet(verb, halls: Path) -> None:
 
 def test_budgets_and_dry_runs(verb, halls: Path) -> None:
     plan = verb("why", halls, "--dry-run", "--json").json
-    assert (plan["attempts"], plan["steps"], plan["samples"], plan["counterfactual"]) == (1, 3, 96, True)
+    assert (plan["attempts"], plan["steps"], plan["samples"], plan["counterfactual"]) == (1, 3, 144, True)
     code, out, err = verb("why", halls, "--samples", 4, "--json")
     assert (code, json.loads(out)["samples"]) == (3, 4)
     assert "larger --samples" in err
@@ -106,4 +106,4 @@ def test_mistakes(verb, halls: Path, chats: Path) -> None:
     assert "has no node 'zzz'" in verb.refused("why", halls, "zzz")
     assert "no run 'nowhere'" in verb.refused("why", "nowhere")
     assert "that somebody judged" in verb.refused("why", chats)
-    assert "cannot be more than n=4" in verb.refused("why", halls, "--n", 4)
+    assert "cannot be more than n=4" in verb.refused("why", halls, "--n", 4, "--first", 8)

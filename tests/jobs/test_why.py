@@ -46,7 +46,7 @@ def test_the_step_that_decides_is_found_and_stored(tmp_path: Path) -> None:
     played.clear()
     assert ramify.why(run, model=agent(), env=Halls(), on_attempt=played.append) == why
     assert not played
-    more = ramify.why(run, model=agent(), env=Halls(), first=32, n=64, on_attempt=played.append)
+    more = ramify.why(run, model=agent(), env=Halls(), first=32, n=128, on_attempt=played.append)
     assert len(played) == more.samples - why.samples > 0
     with Run.open(run) as stored:
         assert found(stored) == [more]
@@ -102,7 +102,7 @@ def search(chances: list[float], rng: np.random.Generator, **settings: float) ->
 
 @pytest.mark.parametrize(
     "chances",
-    [[0.0] * 6, [0.1] * 5 + [0.0], [0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.0], [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]],
+    [[0.0] * 6, [0.05] * 5 + [0.0], [0.2, 0.15, 0.1, 0.05, 0.0], [0.05, 0.0], [0.45 - 0.05 * t for t in range(10)]],
 )
 def test_nothing_is_found_where_no_step_lost_more_than_the_least(chances: list[float]) -> None:
     rng = np.random.default_rng(1)

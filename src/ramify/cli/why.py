@@ -38,10 +38,10 @@ def why(
         int | None,
         option(help="At most this many continuations in all; 0 runs nothing and compares the attempts that are there.", min=0),
     ] = None,
-    n: Annotated[int, option(help="At most this many continuations from one position.", min=1)] = 32,
-    first: Annotated[int, option(help="This many continuations from a position to begin with.", min=1)] = 8,
+    n: Annotated[int, option(help="At most this many continuations from one position.", min=1)] = 48,
+    first: Annotated[int, option(help="This many continuations from a position to begin with.", min=1)] = 4,
     level: Annotated[float, option(help="Chance of naming a step where none stands out.", min=1e-9, max=0.5)] = 0.05,
-    least: Annotated[float, option(help="Change of success that a step must exceed to stand out.", min=0, max=0.99)] = 0.1,
+    least: Annotated[float, option(help="Change of success that a step must exceed to stand out.", min=0, max=0.99)] = 0.05,
     do: Annotated[
         list[str] | None,
         option(

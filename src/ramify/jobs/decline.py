@@ -4,8 +4,8 @@ The chance of success along a path changes only where something was decided. So 
 position, until two neighbouring positions are left, and forks these until the fall between them stands out of chance or cannot any more.
 Positions that other forks passed through anyway are counted with those: they are samples of the same continuation.
 
-A step stands out where the lower end of Newcombe's interval of the fall lies above ``least``, at a level that is divided by the number of
-steps and by the number of looks at one of them: the chance of calling any step of a path on which none fell by more than ``least`` is at
+A step stands out where the lower end of the interval of the fall (Newcombe's; Clopper and Pearson's where the attempt ended there) lies
+above ``least``, at a level that is divided by the number of steps and by the number of looks at one of them: the chance of calling any step of a path on which none fell by more than ``least`` is at
 most ``level``.
 
 Axis legend: T steps of the path; position t lies after step t, position 0 before the first.
@@ -23,10 +23,10 @@ from statistics import NormalDist
 import numpy as np
 
 from ramify.stats.drops import Counts
-from ramify.stats.intervals import Interval
+from ramify.stats.intervals import Interval, clopper_pearson
 from ramify.stats.sequential import chance_of
 
-MISS = 0.05
+MISS = 0.1
 """A step is given up once the predictive chance that all its forks would make it stand out is below this."""
 _EDGE = 1e-12  # a fall of exactly ``least`` must not stand out by a rounding error
 
@@ -51,10 +51,10 @@ class Decline:
     positions whose chance is known (the end of a path that has ended). ``gain``: look for the largest rise instead.
     """
 
-    n: int = 32
-    first: int = 8
+    n: int = 48
+    first: int = 4
     level: float = 0.05
-    least: float = 0.1
+    least: float = 0.05
     samples: float = math.inf
     passing: Callable[[Mapping[int, Counts]], Mapping[int, Counts]] = lambda counts: {}
     known: frozenset[int] = frozenset()
@@ -62,8 +62,7 @@ class Decline:
 
     def z(self, steps: int) -> float:
         """The quantile of one look at one of ``steps`` steps."""
-        looks = 1 + math.ceil(math.log2(self.n / min(self.first, self.n)))
-        return NormalDist().inv_cdf(1 - self.level / (max(steps, 1) * looks))
+        return _quantile(self.level, max(steps, 1), min(self.first, self.n), self.n, self.least)
 
     def looks(self, positions: Sequence[int]) -> Generator[Mapping[int, int], dict[int, Counts], tuple[int, ...]]:
         """See :class:`ramify.rollout.potential.ForkRule`; finds the steps that stand out, the largest fall first."""
@@ -172,6 +171,9 @@ def fall_between(
     p1, p2 = before.k / before.n, after.k / after.n
     (l1, u1), (l2, u2) = (_ends(p, c.n, z, exact) for p, c, exact in ((p1, before, known), (p2, after, known_after)))
     d = p1 - p2
+    if known_after and not known:  # one rate against a number: exact
+        low, high = clopper_pearson(before.k, before.n, _level(z))
+        return d, (low - p2, high - p2)
     return d, (float(d - np.hypot(p1 - l1, u2 - p2)), float(d + np.hypot(u1 - p1, p2 - l2)))
 
 
@@ -182,9 +184,27 @@ def _ends(p: float, n: int, z: float, exact: bool) -> Interval:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def _level(z: float) -> float:
+    return 1 - 2 * NormalDist().cdf(-z)
+
+
+@lru_cache(maxsize=256)
+def _quantile(level: float, steps: int, first: int, n: int, least: float) -> float:
+    """Of one look at one step, where only those looks count at which a step could stand out at all."""
+    sizes = [min(first * 2**i, n) for i in range(1 + math.ceil(math.log2(n / first)))]
+    for looks in range(1, len(sizes) + 1):
+        z = NormalDist().inv_cdf(1 - level / (steps * looks))
+        if sum(fall_between(Counts(m, m), Counts(0, m), z)[1][0] > least + _EDGE for m in sizes) <= looks:
+            return z
+    return NormalDist().inv_cdf(1 - level / (steps * len(sizes)))
+
+
 @lru_cache(maxsize=256)
 def _table(z: float, least: float, n1: int, n2: int, known: bool, known_after: bool) -> np.ndarray:
     """Whether (k1, k2) stands out, bool (n1 + 1, n2 + 1)."""
+    if known_after and not known:
+        ends = np.array([clopper_pearson(k, n1, _level(z))[0] for k in range(n1 + 1)])
+        return np.asarray(ends[:, None] - np.arange(n2 + 1) / n2 > least + _EDGE)
     low = np.array([_ends(k / n1, n1, z, known)[0] for k in range(n1 + 1)])
     high = np.array([_ends(k / n2, n2, z, known_after)[1] for k in range(n2 + 1)])
     p1, p2 = np.arange(n1 + 1)[:, None] / n1, np.arange(n2 + 1) / n2

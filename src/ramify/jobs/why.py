@@ -38,7 +38,9 @@ from ramify.trace.view import Step, View
 
 MAKER = "why"
 """Maker of its findings and annotations."""
-LEVEL, LEAST, N, FIRST = 0.05, 0.1, 32, 8
+LEVEL, LEAST, N, FIRST = 0.05, 0.05, 48, 4
+REPEATS = 8
+"""How often the last action is repeated, where it is the one that stands out: its outcome was seen once."""
 OTHER = "something else"
 """The alternatives of agents that never say the same twice, as one."""
 
@@ -347,6 +349,8 @@ class _Forks(Steps):
     def __init__(self, episodes: Episodes, case: AskedAttempt, purpose: str) -> None:
         super().__init__(episodes, truncated="graded")
         self.case = case
+        self.flaky = False
+        """Whether the answer to the last action is another one each time."""
         low = first_index(purpose)
         mine = {node: t for t, node in reversed(list(enumerate(case.trace.nodes)))}
         self.made: dict[tuple[int, int], Passage] = {}
@@ -359,9 +363,9 @@ class _Forks(Steps):
                 self.others.append(one)
 
     async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
-        """See :class:`ramify.rollout.steps.Steps`."""
+        """See :class:`ramify.rollout.steps.Steps`; of an end that chance decides, how often the last action's answer is a success."""
         if t == trace.length and trace.ended:
-            return Counts(n * bool(trace.correct), n)
+            return await self.repeated(n) if self.flaky else Counts(n * bool(trace.correct), n)
         counts = Counts(0, 0)
         missing = []
         for i in range(start, start + n):
@@ -373,6 +377,14 @@ class _Forks(Steps):
         if missing:
             counts += await self._play(trace, t, missing, purpose)
         return counts
+
+    async def repeated(self, n: int) -> Counts:
+        """Successes among ``n`` repetitions of the last action as it was, in the state it was done in: what the environment alone decides."""
+        trace = self.case.trace
+        before = self.episodes.load(trace.tree).node(trace.nodes[-2])
+        said = [self.case.replies[-1].reply.message.written()]
+        ends = [await self.episodes.reissue(trace.tree, trace.task, before, said) for _ in range(n)]
+        return Counts.of(end.outcome for end in ends)
 
     async def _play(self, trace: StepTrace, t: int, missing: Sequence[int], purpose: str) -> Counts:
         low = first_index(purpose)
@@ -401,7 +413,7 @@ class _Forks(Steps):
 
     def passing(self, own: Mapping[int, Counts]) -> dict[int, Counts]:
         """The counts of :meth:`through`; at an end that is known none are needed."""
-        last = self.case.trace.length if self.case.trace.ended else -1
+        last = self.case.trace.length if self.case.trace.ended and not self.flaky else -1
         return {t: Counts.of(one.success for one in ones) for t, ones in self.through(own).items() if ones and t != last}
 
 
@@ -464,17 +476,27 @@ def why(
         case = read_case(episodes.run, view, episodes.provenance.hash, scorer)
         purpose = f"why {episodes.provenance.hash[:12]}"
         forks = _Forks(episodes, case, purpose)
-        last = case.trace.length
-        known = frozenset({last} if case.trace.ended else ())
-        rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, known, bool(view.success))
+        rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, gain=bool(view.success))
         with episodes.committing():
-            own, stood = complete(potential(forks, case.trace, range(last + 1), rule, purpose, _Shown(episodes.run)))
+            rule, own, stood = complete(_search(forks, rule, purpose))
         result = _result(case, forks, rule, own, stood, level)
         result = replace(result, command=_command(episodes.run, result))
         if forks.first_failure and not result.before.n:
             raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
         _keep(episodes.run, result, settings)
         return result
+
+
+async def _search(forks: _Forks, rule: Decline, purpose: str) -> tuple[Decline, dict[int, Counts], tuple[int, ...]]:
+    """The rule with the positions it knows, the counts of forks, and the steps that stand out, the largest change first."""
+    trace, store = forks.case.trace, _Shown(forks.episodes.run)
+    positions = range(trace.length + 1)
+    rule = replace(rule, known=frozenset({trace.length} if trace.ended else ()))
+    own, stood = await potential(forks, trace, positions, rule, purpose, store)
+    if trace.ended and trace.length in stood[:1] and (again := await forks.repeated(REPEATS)).k != bool(trace.correct) * again.n:
+        forks.flaky, rule = True, replace(rule, known=frozenset())
+        own, stood = await potential(forks, trace, positions, rule, purpose, store)
+    return rule, own, stood
 
 
 def first_reply(view: View) -> Node:
@@ -524,7 +546,7 @@ def _result(
         interval = None if one is None else _signed(one.interval, sign)
         stands = one is not None and t in stood
         steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], at.get(t), change, interval, stands))
-    played = sum(c.forks for t, c in own.items() if t not in known)
+    played = sum(c.forks for t, c in own.items() if t != last or not case.trace.ended)
     through = forks.through(own)
     free = len({one.leaf for t in own for one in through[t] if one in forks.others})
     end = at.get(last, Chance.of(Counts(0, 0)))
