@@ -108,12 +108,12 @@ def _named(result: Why) -> int | None:
 
 
 def why_of(one: Errand, states: bool, seed: int = 0) -> Why:
-    """What ``ramify.why`` says of the errand's failed attempt, recorded in a run of its own. ``seed`` decides the continuations."""
+    """What ``ramify.why`` says of the errand's failed attempt, recorded in a run of its own, with the continuations to the verdict alone. ``seed`` decides the continuations."""
     environment = ErrandEnvironment(one, states, seed)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         ramify.play(recorded(one), ErrandEnvironment(one, states), [{"id": "errand"}], out=run, seed=seed)
-        return ramify.why(run, model=agent(one), env=environment)
+        return ramify.why(run, model=agent(one), env=environment, describe=0)
 
 
 def _column(rows: dict[str, list[list[float]]], at: int, *kinds: str) -> list[float]:

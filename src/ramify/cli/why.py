@@ -42,6 +42,10 @@ def why(
     first: Annotated[int, option(help="This many continuations from a position to begin with.", min=1)] = 4,
     level: Annotated[float, option(help="Chance of naming a step where none stands out.", min=1e-9, max=0.5)] = 0.05,
     least: Annotated[float, option(help="Change of success that a step must exceed to stand out.", min=0, max=0.99)] = 0.05,
+    describe: Annotated[
+        int,
+        option(help="Continuations to have from before the step that stands out, to say what else was possible there.", min=0),
+    ] = 16,
     do: Annotated[
         list[str] | None,
         option(
@@ -84,6 +88,7 @@ def why(
         emit(plan, as_json, table(["cost estimate", "at most"], list(plan.items())))
         return
     settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
+    settings["describe"] = describe
     who: dict[str, Any] = {"model": model, "env": env, "trust": trust}
     found, changes = _ask(folder, views, do or [], settings, who, most + extra, as_json)
     with Run.open(folder) as opened:

@@ -38,7 +38,7 @@ from ramify.trace.view import Step, View
 
 MAKER = "why"
 """Maker of its findings and annotations."""
-LEVEL, LEAST, N, FIRST = 0.05, 0.05, 48, 4
+LEVEL, LEAST, N, FIRST, DESCRIBE = 0.05, 0.05, 48, 4, 16
 REPEATS = 8
 """How often the last action is repeated, where it is the one that stands out: its outcome was seen once."""
 OTHER = "something else"
@@ -441,6 +441,7 @@ def why(
     samples: int | None = None,
     level: float = LEVEL,
     least: float = LEAST,
+    describe: int = DESCRIBE,
     model: AnyModel | None = None,
     env: AnyEnvironment | None = None,
     scorer: str | None = None,
@@ -451,7 +452,8 @@ def why(
 
     ``where`` names a tree or a node, see :func:`choose`. ``first`` forks a position to begin with and at most ``n``; at most ``samples`` in
     all (None: no limit; 0: nothing is run again, and the attempts that are there are compared). A step stands out where success changed by
-    more than ``least`` at ``level``, corrected over the steps. ``model`` and ``env`` are needed where the run names none: without them
+    more than ``least`` at ``level``, corrected over the steps. ``describe``: continuations to have from before the step that stands out, to
+    say what else was possible there. ``model`` and ``env`` are needed where the run names none: without them
     nothing is run again. The result is stored as a finding; the same call again loads it, another one loads the forks there are. Raises
     UserError, and RamifyError where every continuation failed.
     """
@@ -461,6 +463,7 @@ def why(
         view = choose(run, where, scorer)
         again = samples != 0 and can_play(run, model, env)
     settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
+    settings["describe"] = describe
     if not again:
         with Run.open(path, write=True) as run:
             result = _recorded(run, read_case(run, view, None, scorer), level, scorer)
@@ -478,7 +481,7 @@ def why(
         forks = _Forks(episodes, case, purpose)
         rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, gain=bool(view.success))
         with episodes.committing():
-            rule, own, stood = complete(_search(forks, rule, purpose))
+            rule, own, stood = complete(_search(forks, rule, purpose, describe))
         result = _result(case, forks, rule, own, stood, level)
         result = replace(result, command=_command(episodes.run, result))
         if forks.first_failure and not result.before.n:
@@ -487,7 +490,9 @@ def why(
         return result
 
 
-async def _search(forks: _Forks, rule: Decline, purpose: str) -> tuple[Decline, dict[int, Counts], tuple[int, ...]]:
+async def _search(
+    forks: _Forks, rule: Decline, purpose: str, describe: int
+) -> tuple[Decline, dict[int, Counts], tuple[int, ...]]:
     """The rule with the positions it knows, the counts of forks, and the steps that stand out, the largest change first."""
     trace, store = forks.case.trace, _Shown(forks.episodes.run)
     positions = range(trace.length + 1)
@@ -496,6 +501,13 @@ async def _search(forks: _Forks, rule: Decline, purpose: str) -> tuple[Decline, 
     if trace.ended and trace.length in stood[:1] and (again := await forks.repeated(REPEATS)).k != bool(trace.correct) * again.n:
         forks.flaky, rule = True, replace(rule, known=frozenset())
         own, stood = await potential(forks, trace, positions, rule, purpose, store)
+    if stood:
+        t = stood[0] - 1
+        have, there = own.get(t, Counts(0, 0)), len(forks.through(own)[t])
+        left = rule.samples - sum(c.forks for t, c in own.items() if t != trace.length or not trace.ended)
+        if (more := int(min(describe - have.forks - there, left))) > 0:
+            own[t] = have + await forks.count(trace, t, more, purpose, start=have.forks)
+            store.keep(trace, purpose, {t: own[t]})
     return rule, own, stood
 
 
@@ -548,7 +560,9 @@ def _result(
         steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], at.get(t), change, interval, stands))
     played = sum(c.forks for t, c in own.items() if t != last or not case.trace.ended)
     through = forks.through(own)
-    free = len({one.leaf for t in own for one in through[t] if one in forks.others})
+    free = len(
+        {one.leaf for t in at for one in through[t] if one.start != case.trace.nodes[t]} & {one.leaf for one in forks.others}
+    )
     end = at.get(last, Chance.of(Counts(0, 0)))
     whole = Why(
         case.view.info.name, case.view.leaf, bool(case.view.success), "none", "", at.get(0, Chance.of(Counts(0, 0))), end,
