@@ -1,23 +1,64 @@
-"""Draw the pictures of docs/methods/verify-or-ship.md: python docs/verify_pictures.py (from repro/verify-or-ship-cpu.json).
+"""Draw the pictures of verify-or-ship's pages and write the tables of docs/methods/verify-or-ship-evidence.md: python docs/verify_pictures.py.
 
-With --tables it prints the page's tables instead.
+Both are made from repro/verify-or-ship-cpu.json. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
 
-import sys
+import re
+from typing import Any
 
-from picture_files import Checks, read_checks, save
+from picture_files import METHODS, Checks, read_checks, save
 
 from ramify.methods.verify_or_ship.algorithm import Kernel
 from ramify.methods.verify_or_ship.replay import regimes
 from ramify.methods.verify_or_ship.report import map_svg
 from ramify.render.charts import Curve, curves_svg
-from ramify_experiments.verify_or_ship.programs import TESTS
 from ramify_experiments.verify_or_ship.repro import PRICES, REAL_PRICES, closed_case
 
 PROGRAMS = ("bayes", "greedy", "one table", "gate", "best of 3", "always", "null")
 REAL = ("bayes", "bayes greedy", "gate(tests)", "gate(types)", "best of 3", "always verify", "stop at once")
+PAGE = METHODS / "verify-or-ship-evidence.md"
+MADE_UP = {
+    "null": "null",
+    "always": "always",
+    "best of 3": "best of 3",
+    "gate": "gate(tests)",
+    "greedy": "greedy",
+    "one table": "one table",
+    "bayes": "bayes",
+}
+REAL_NAMES = {
+    "stop at once": "null",
+    "always verify": "always",
+    "best of 3": "best of 3",
+    "gate(tests)": "gate(tests)",
+    "gate(types)": "gate(types)",
+    "all critics": "all critics",
+    "bayes greedy": "greedy",
+    "bayes": "bayes",
+}
+JUDGED = {
+    "regime 1: distance to always verify beyond the gain of critics": (
+        "cheap verifier, good generator: distance to always verifying beyond what critics are worth",
+        1,
+    ),
+    "regime 1: questions to critics that toss coins": ("critics that toss coins are asked", 0),
+    "regime 2: gate(tests) - bayes where it is best": ("the gate ties or beats planning somewhere", 1),
+    "regime 3: prices of 15 to 50 at which planning gains 1.5 or more over the best fixed rule": (
+        "prices of 15 to 50 at which planning gains 1.5 or more over the best fixed rule",
+        0,
+    ),
+    "order of winners along the price: steps back from null, gate, verify": (
+        "steps back in the order verify, gate, stop along the price",
+        0,
+    ),
+    "PRR: belief - best critic": ("PRR of the belief - best critic", 2),
+    "PRR with two coins: belief - share of critics passed": (
+        "PRR of the belief - share of critics passed, two coins among them",
+        2,
+    ),
+}
 NAMES = {"one table": "bayes, one table", "gate": "gate(tests)", "always": "always verify", "null": "stop at once"}
 
 
@@ -40,63 +81,75 @@ def regime_map() -> str:
     return map_svg(rows, "Which policy is within 1 of the optimum: syntax, tests and review of the closed cases")
 
 
-def tables(checks: Checks) -> str:
+def _cell(check: dict[str, Any], digits: int = 1) -> str:
+    low_high = " ({:.{d}f} to {:.{d}f})".format(*check["interval"], d=digits) if check["interval"] else ""
+    return f"{check['value']:.{digits}f}{low_high}"
+
+
+def _rows(head: str, rows: list[list[str]]) -> str:
+    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _prices(checks: Checks, start: str, prices: tuple[float, ...], names: dict[str, str]) -> str:
+    """One row a price: what each policy got, and the gains of planning."""
+    rows = []
+    for price in prices:
+        own = f"{start}, c_v {price:g}"
+        gains = [_cell(checks[f"{own}: bayes - {over}"]) for over in ("always verify", "best fixed rule")]
+        rows.append([f"{price:g}", *(_cell(checks[f"{own}: utility, {name}"]) for name in names), *gains])
+    return _rows(f"| c_v | {' | '.join(names.values())} | over always | over best fixed rule |", rows)
+
+
+def tables(checks: Checks) -> dict[str, str]:
     """The page's tables, as Markdown."""
-
-    def cell(name: str, interval: bool = False) -> str:
-        one = checks[name]
-        low_high = " ({:.1f} to {:.1f})".format(*one["interval"]) if interval and one["interval"] else ""
-        return f"{one['value']:.1f}{low_high}"
-
-    lines = []
-    for test in TESTS:
-        lines += [
-            f"\n{test}\n",
-            "| c_v | null | always | best of 3 | gate(tests) | greedy | one table | bayes | over always | over best fixed rule |",
-        ]
-        lines.append("|---|---|---|---|---|---|---|---|---|---|")
-        for price in PRICES:
-            start = f"{test}, c_v {price:g}"
-            values = [
-                cell(f"{start}: utility, {name}")
-                for name in ("null", "always", "best of 3", "gate", "greedy", "one table", "bayes")
+    made = {start: _prices(checks, start, PRICES, MADE_UP) for start in ("weak", "strong", "learned")}
+    made["real"] = _prices(checks, "real modules", REAL_PRICES, REAL_NAMES)
+    wanted = {"<=": "at most", ">=": "at least", "==": ""}
+    made["judged"] = _rows(
+        "| what was to be reproduced | here | wanted |",
+        [
+            [text, _cell(checks[name], digits), f"{wanted[checks[name]['op']]} {checks[name]['threshold']:g}"]
+            for name, (text, digits) in JUDGED.items()
+        ],
+    )
+    learnt = [name for name in checks if name.startswith("learned rewriter: ")]
+    made["rewriter"] = _rows(
+        "| | here | wanted |",
+        [
+            [
+                name.removeprefix("learned rewriter: "),
+                _cell(checks[name], 0 if checks[name]["value"] >= 10 else 2),
+                "" if checks[name]["op"] == "report" else f"{wanted[checks[name]['op']]} {checks[name]['threshold']:g}",
             ]
-            gains = [cell(f"{start}: bayes - always verify"), cell(f"{start}: bayes - best fixed rule", True)]
-            lines.append(f"| {price:g} | {' | '.join([*values, *gains])} |")
-    lines += [
-        "\nreal\n",
-        "| c_v | null | always | best of 3 | gate(tests) | gate(types) | all critics | greedy | bayes | over always | over best fixed rule |",
-    ]
-    lines.append("|---|---|---|---|---|---|---|---|---|---|---|")
-    for price in REAL_PRICES:
-        start = f"real modules, c_v {price:g}"
-        names = (
-            "stop at once",
-            "always verify",
-            "best of 3",
-            "gate(tests)",
-            "gate(types)",
-            "all critics",
-            "bayes greedy",
-            "bayes",
-        )
-        gains = [cell(f"{start}: bayes - always verify"), cell(f"{start}: bayes - best fixed rule", True)]
-        lines.append(f"| {price:g} | {' | '.join([*(cell(f'{start}: utility, {name}') for name in names), *gains])} |")
-    return "\n".join(lines)
+            for name in learnt
+        ],
+    )
+    return made
+
+
+def filled(page: str, checks: Checks) -> str:
+    """The page with its tables as the results have them."""
+    made = tables(checks)
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page, flags=re.S
+    )
 
 
 def main() -> None:
-    """Write the pictures, or print the tables."""
+    """Write pictures and tables."""
     checks = read_checks("verify-or-ship")
-    if "--tables" in sys.argv[1:]:
-        print(tables(checks))
-        return
-    made = {
+    save("verify-or-ship", pictures(checks))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+
+
+def pictures(checks: Checks) -> dict[str, str]:
+    """The pictures by name."""
+    return {
         "programs": curves(checks, "weak", PRICES, PROGRAMS, "Made-up programs, a weak public test"),
+        "learned": curves(checks, "learned", PRICES, PROGRAMS, "Made-up programs, rewritten by a small transformer"),
         "real": curves(checks, "real modules", REAL_PRICES, REAL, "Mutants of 21 modules of mpmath and networkx"),
         "map": regime_map(),
     }
-    save("verify-or-ship", made)
 
 
 if __name__ == "__main__":
