@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -67,20 +67,20 @@ class TrainingArm:
     """Name of its credit rule (see ``ramify list credit``)."""
     lr: float = 1e-3
     """Default learning rate; the comparison (``ramify repro improve``) chooses each arm's own on other seeds."""
-    epochs: int = 1
-    """Passes over the rows of an update."""
+    passes: int = 0
+    """Passes over the rows in all updates together, about: few updates take more passes each, many one."""
     minibatches: int = 1
     """Optimiser steps a pass."""
 
 
 ARMS = {
-    "auto": TrainingArm("auto", "self-imitate", epochs=4),
+    "auto": TrainingArm("auto", "self-imitate", passes=64),
     "infotree+g2po": TrainingArm("infotree", "g2po"),
     "g2po": TrainingArm("flat", "g2po"),
     "grpo": TrainingArm("flat", "grpo", lr=5e-4),
     "grpo+allocator": TrainingArm("allocator", "grpo"),
     "grpo+resample": TrainingArm("resample", "grpo", lr=5e-4),
-    "imitate": TrainingArm("flat", "imitate", epochs=4),
+    "imitate": TrainingArm("flat", "imitate", passes=64),
 }
 """auto: independent attempts, or splitting where success is rare, and imitation of the steps that raised the chance of success.
 infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent attempts, one
@@ -100,12 +100,11 @@ class TrainingConfig(TrainConfig):
     epochs: int = Field(default=0, ge=0)
     """Passes over the rows of an update; 0 takes the arm's own."""
 
-    OWN: ClassVar = ("lr", "minibatches", "epochs")
-    """Settings that an arm has of its own."""
-
-    def of(self, arm: str) -> TrainingConfig:
-        """These settings with the arm's own where they are 0."""
-        return self.model_copy(update={name: getattr(self, name) or getattr(ARMS[arm], name) for name in self.OWN})
+    def of(self, arm: str, updates: int) -> TrainingConfig:
+        """These settings with the arm's own where they are 0, for so many ``updates``."""
+        own = ARMS[arm]
+        defaults = {"lr": own.lr, "minibatches": own.minibatches, "epochs": max(1, round(own.passes / updates))}
+        return self.model_copy(update={name: getattr(self, name) or value for name, value in defaults.items()})
 
 
 class CreditSettings(CreditConfig):
@@ -187,7 +186,7 @@ class ImproveConfig(Config):
 
 def resolved(config: ImproveConfig) -> ImproveConfig:
     """The settings with what 0 stands for in training; a comparison keeps the 0, because each arm takes its own."""
-    return config if config.compare else config.model_copy(update={"train": config.train.of(config.arm)})
+    return config if config.compare else config.model_copy(update={"train": config.train.of(config.arm, config.updates)})
 
 
 def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
@@ -481,7 +480,7 @@ class Job:
         try:
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": self.config.kl}
-            trainer = Trainer(self.model.module, self.config.train.of(self.config.arm), self.config.seed)
+            trainer = Trainer(self.model.module, self.config.train.of(self.config.arm, self.config.updates), self.config.seed)
             trainer.update(rows, losses)
             self.model.refresh()
             saved_state = packed(trainer, SharedCritic(self.config.critic, self.config.seed))
@@ -516,7 +515,7 @@ class Job:
         """The updates, each with its share of the tokens that are left; returns the tokens generated. Continues after the last stored update.
         ``progress`` names the arm where it is one of several ``arms``."""
         c = self.config
-        train = c.train.of(name)
+        train = c.train.of(name, c.updates)
         trainer, critic = Trainer(self.model.module, train, c.seed), SharedCritic(c.critic, c.seed)
         reference = copy.deepcopy(self.model.module) if c.kl else None
         done = [entry.payload for entry in run.journal("update") if entry.payload["arm"] == name]
