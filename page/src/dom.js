@@ -73,3 +73,6 @@ export function heat(change, scale) {
   const share = Math.max(-1, Math.min(1, change / (scale || 1)));
   return `rgba(${(share > 0 ? POSITIVE : NEGATIVE).join(",")},${(0.6 * Math.sqrt(Math.abs(share))).toFixed(3)})`;
 }
+
+// A sentence with what stands between backticks as code.
+export const sentence = (text) => text.split("`").map((part, at, all) => (at % 2 && at < all.length - 1 ? h("code", null, part) : part));

@@ -13,19 +13,27 @@ export class Tree {
       if (choice.at) this.choices[choice.up].children.push(choice);
       for (const id of choice.ids) this.at.set(id, choice.at);
     }
+    const lost = (data.why || []).find((one) => one.lost && one.at > 0);
     for (let i = this.choices.length - 1; i >= 0; i--) {
       const choice = this.choices[i];
       choice.below = total(choice.ends) + choice.children.reduce((sum, child) => sum + child.below, 0);
       choice.size = choice.children.reduce((sum, child) => sum + child.size, 1);
       // Of a call the call; of a reply that was forked out of another what is different.
       choice.label = choice.act || (choice.from && choice.from[1] ? `\u2026${choice.text.slice(choice.from[1])}` : choice.text || "");
-      const before = i && this.choices[choice.up].p;
+      const counted = lost && lost.at === i && lost.before && lost.after ? lost : null; // what `ramify why` counted there, comes first
+      if (counted) [choice.p, choice.was, choice.measured] = [counted.after, counted.before, 1];
+      const before = i && (choice.was || this.choices[choice.up].p);
       choice.change = before && choice.p && !choice.edit ? choice.p[0] - before[0] : null;
       choice.sure = choice.change !== null && (choice.p[2] < before[0] || choice.p[1] > before[0]);
     }
+    // How often an attempt comes here: forks of one step count as one.
+    for (const choice of this.choices) {
+      if (!choice.at) choice.reach = 1;
+      const all = choice.children.reduce((sum, child) => sum + (child.edit ? 0 : child.n), 0) || 1;
+      for (const child of choice.children) child.reach = (choice.reach * (child.edit ? 0.1 : child.n)) / all;
+    }
     this.creditScale = Math.max(0, ...this.choices.map((c) => Math.abs(c.credit || 0)));
     this.coloursBy = this.choices.some((c) => c.change) || !this.creditScale ? "success" : "credit";
-    const lost = (data.why || []).find((one) => one.lost);
     this.lost = lost ? lost.at : -1;
     this.drop = data.drop === undefined ? -1 : data.drop;
     this.findings = new Map();

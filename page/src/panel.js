@@ -1,6 +1,6 @@
 // One step: what it was shown, did and got back; its potential; what others chose there; the command that forks it.
 
-import { clip, colour, command, h, interval, many, percent, points, put, quoted } from "./dom.js";
+import { clip, colour, command, h, interval, many, percent, points, put, quoted, sentence } from "./dom.js";
 import { endings } from "./model.js";
 import { reply } from "./words.js";
 
@@ -39,13 +39,13 @@ function section(title, open, ...children) {
 function chance(choice, before) {
   if (!choice.p) return h("p", { class: "soft" }, `${many(choice.n, "sample")}; nobody said which attempts succeeded.`);
   const [p, low, high, n] = choice.p;
-  const was = before && before.p && !choice.edit ? before.p : null;
+  const was = choice.was || (before && before.p && !choice.edit ? before.p : null);
   return h("div", { class: "chance" },
     h("div", { class: "big" }, was ? `${percent(was[0])} \u2192 ` : "", percent(p),
       was ? h("span", { class: choice.change < 0 ? "down" : "up" }, ` ${points(p - was[0])}`) : ""),
     h("div", { class: "bar", style: `--low:${100 * low}%;--high:${100 * high}%;--p:${100 * p}%;--was:${was ? 100 * was[0] : -9}%;--heat:${colour(choice.change, 1, choice.sure)}` }),
     h("div", { class: "soft" }, `success after this step, 95 % interval ${Math.round(100 * low)} to ${Math.round(100 * high)}; `,
-      choice.measured ? many(n, "fork") : `${many(choice.below, "attempt")} here${Math.abs(n - choice.below) > 0.5 ? `, worth ${n.toFixed(1)} independent ones` : ""}`,
+      choice.was ? `${many(n, "attempt")} counted by ramify why` : choice.measured ? many(n, "fork") : `${many(choice.below, "attempt")} here${Math.abs(n - choice.below) > 0.5 ? `, worth ${n.toFixed(1)} independent ones` : ""}`,
       was && !choice.sure ? "; the change may be chance" : ""));
 }
 
@@ -73,9 +73,9 @@ function shown(choice, tree) {
 }
 
 function finding(found) {
-  return h("div", { class: "found" }, h("strong", null, found.name), ` (${found.maker})`, found.value ? `: ${found.value}. ` : ". ", found.why,
+  return h("div", { class: "found" }, h("strong", null, found.name), ` (${found.maker})`, found.value ? `: ${found.value}. ` : ". ", sentence(found.why),
     found.evidence && found.evidence.length ? h("details", null, h("summary", null, "evidence"), table(null, found.evidence)) : "",
-    found.action ? h("div", { class: "soft" }, found.action) : "");
+    found.action ? h("div", { class: "soft" }, sentence(found.action)) : "");
 }
 
 export function table(head, rows) {

@@ -6,7 +6,7 @@ import { zoom as makeZoom, zoomIdentity } from "d3-zoom";
 import { clip, colour, h, many, percent, s } from "./dom.js";
 import { endings } from "./model.js";
 
-const ROW = 40, FEW = 110, DETAIL = 700;
+const ROW = 40, FEW = 64, DETAIL = 700;
 const MARKS = { success: "M-4 0l3 3.5l5.5 -7", failure: "M-3.5 -3.5l7 7m0 -7l-7 7", cut: "M-4 0h8" };
 
 export class TreeView {
@@ -49,12 +49,12 @@ export class TreeView {
   // Open the most travelled branches first, until there is enough to read; and the ways to what was found.
   expandFirst() {
     const { choices, lost, drop, findings } = this.tree;
-    const most = innerWidth < 700 ? FEW / 3 : FEW;
+    const most = innerWidth < 700 ? FEW / 2 : FEW;
     const queue = [choices[0]];
     let shown = 1;
     while (queue.length && shown < most) {
       let best = 0;
-      for (let i = 1; i < queue.length; i++) if (queue[i].below > queue[best].below) best = i;
+      for (let i = 1; i < queue.length; i++) if (queue[i].reach > queue[best].reach) best = i;
       const [next] = queue.splice(best, 1);
       if (!next.children.length) continue;
       this.open.add(next.at);

@@ -264,7 +264,9 @@ def findings_json(run: Run, tree: TaskTree, found: Outline) -> dict[str, Any]:
     for one in run.findings(tree=tree.info.name):
         at = found.of.get(one.node or "", 0)
         if one.maker == WHY:
-            out["why"].append({"at": at, "lost": one.name != NOTHING, "says": _text(one.why), "command": _text(one.action)})
+            said = {"at": at, "lost": one.name != NOTHING, "says": _text(one.why), "command": _text(one.action)}
+            ends = {name: _counted_chance(one.evidence, name) for name in ("before", "after")} if said["lost"] else {}
+            out["why"].append(said | {name: chance for name, chance in ends.items() if chance is not None})
         value = "" if one.value is None else f"{one.value:.4g} {one.unit}"
         shown = {"name": one.name, "maker": one.maker, "why": one.why, "action": one.action, "value": value}
         evidence = one.evidence if one.maker != WHY else None
@@ -272,6 +274,18 @@ def findings_json(run: Run, tree: TaskTree, found: Outline) -> dict[str, Any]:
     if found.drop is not None:
         out["drop"] = found.drop[1]
     return out
+
+
+def _counted_chance(evidence: Any, name: str) -> list[float] | None:
+    """[p, low, high, n] of one of the chances that `ramify why` counted; None where there is none."""
+    known = evidence.get(name) if isinstance(evidence, Mapping) else None
+    if not isinstance(known, Mapping):
+        return None
+    k, n, interval = known.get("k"), known.get("n"), known.get("interval")
+    if type(k) is not int or type(n) is not int or not 0 <= k <= n or not n or not isinstance(interval, list | tuple):
+        return None
+    low, high = (float(end) if isinstance(end, int | float) and math.isfinite(end) else math.nan for end in (*interval, 0, 0)[:2])
+    return None if math.isnan(low) or math.isnan(high) else [round(v, 4) for v in (k / n, low, high)] + [n]
 
 
 WHY, NOTHING = "why", "no step stands out"
