@@ -74,6 +74,41 @@ def make_inputs(folder: Path) -> None:
     _lines(folder / "gold.jsonl", [{"issue_id": "issue", "spans": [["sums.py", 2, 2]]}])
     (folder / "edit.json").write_text(json.dumps({"append": " wait,"}))
     (folder / "case.toml").write_text(CASE)
+    workers = "".join(
+        f'[[workers]]\nname = "{name}"\nmodel = "{Path(__file__).resolve()}:{name}"\n' for name in ("reds", "blues")
+    )
+    (folder / "pool.toml").write_text(workers)
+    _lines(folder / "asked.jsonl", [{"id": f"q{i}", "prompt": f"word{i}", "answer": ["red", "blue"][i % 2]} for i in range(6)])
+    save_planner(folder / "planner")
+
+
+def save_planner(folder: Path) -> None:
+    """A random model with a chat template and room for a composer's prompt."""
+    from ramify.engine.checkpoints import model_folder
+    from ramify.engine.tiny import TinyConfig, TinyLM
+    from ramify.model.tokenizer import HfTokenizer
+
+    tokenizer = HfTokenizer.load(model_folder("builtin"))
+    shape = TinyConfig(tokenizer.size, 32, 1, 1, 1, 32, 64, context=2048, eos=(tokenizer.token_id("<|end|>"),))
+    TinyLM(shape, 5).save(folder, tokenizer)
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (model_folder("builtin") / name).is_file():
+            (folder / name).write_bytes((model_folder("builtin") / name).read_bytes())
+
+
+def reds(messages: list[dict[str, Any]]) -> str:
+    """A worker that knows one answer."""
+    return "red"
+
+
+def blues(messages: list[dict[str, Any]]) -> str:
+    """Another one."""
+    return "blue"
+
+
+def plans(messages: list[dict[str, Any]]) -> str:
+    """A composer: both answer, the second sees the first."""
+    return json.dumps({"subtasks": ["Answer.", "Check."], "workers": [0, 1], "access": [[], "all"]})
 
 
 def save_checkpoint(folder: Path, seed: int) -> None:

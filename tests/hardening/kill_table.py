@@ -6,13 +6,14 @@ test_kills.py; so does one that writes and is listed under READS.
 
 from __future__ import annotations
 
-from verb_jobs import Serve, Verb
+from verb_jobs import Serve, ServeComposer, Verb
 
 WORDS = "--model {parts}:wander --out run --json"
 FORKED = "--model hf:{in}/tuned --verifier {parts}:begins_well --truncated graded"
 PAIR = "--tuned hf:{in}/tuned --base hf:{in}/base --layer 1 --tool {in}/tool.jsonl --plain {in}/plain.jsonl --raw"
 DRAFTER = "dspark {} hf:{{in}}/tuned {} --prompts {{in}}/tool.jsonl --raw --json"
 ORGANISM = "factory:tests.methods.forensics.scripted_organisms"
+POOL, ASKED = "{in}/pool.toml", "--tasks {in}/asked.jsonl"
 GRID = "--out bench --tasks email,spend --reps 1 --turns 4 --json"
 
 VERBS: tuple[Verb, ...] = (
@@ -78,6 +79,15 @@ VERBS: tuple[Verb, ...] = (
     Verb("judge-evolution rescore run reviewer --judge regex:new --json", after="import-candidates"),
     Verb("verify-or-ship calibrate run --judge new=regex:new --out tables.json --json", after="import-candidates"),
     Verb("governance attack --budget 20 " + GRID),
+    Verb(f"orchestrator collect {POOL} {ASKED} --n 5 --out run --json"),
+    Verb(
+        f"orchestrator evolve router --pool {POOL} {ASKED} --judge exact --generations 3 --size 4 --episodes 4 --check 4 --run evolution "
+        "--out evolved --json",
+        after="orchestrator train-router",
+        once="evolved",
+    ),
+    Verb(f"orchestrator eval {POOL} {ASKED} --out run --json"),
+    Verb(f"orchestrator run {POOL} what? --composer {{parts}}:plans --out run --json", readers=("orchestrator trace run --json",)),
     # What is written whole or not at all.
     Verb("import {in}/chats.jsonl --run run --json", once="run"),
     Verb("import {in}/candidates.jsonl --run run --json", name="import-candidates", once="run"),
@@ -126,11 +136,16 @@ VERBS: tuple[Verb, ...] = (
     Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
     Verb("check method maze-recovery --quick --out counts.json --json", warm=False, timed=("cache/*seconds.json", "counts.json")),
     Verb("repro maze-recovery --quick --out figures.json --json", warm=False, timed=("cache/*seconds.json", "figures.json")),
+    Verb("orchestrator headroom run --json", after="orchestrator collect"),
+    Verb("orchestrator train-router run --backbone hf:{in}/tuned --steps 20 --out router --json", after="orchestrator collect", once="router"),
+    Verb(f"orchestrator train-composer hf:{{in}}/planner --pool {POOL} {ASKED} --warm 2 --updates 1 --questions 1 --group 2 --max-tokens 8 "
+         "--no-shots --out composer --json", once="composer"),
     Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
     Verb("verify-or-ship regimes {in}/candidates.jsonl --sweep c_ver=15,50 --out map.csv --json", old="map.csv"),
     Verb("verify-or-ship replay run --json", after="import-candidates"),
     Verb("verify-or-ship score run --out request.md --json", after="import-candidates", old="request.md"),
     Verb("verify-or-ship shadow run --json", after="import-candidates"),
+    ServeComposer(f"orchestrator serve {POOL} --composer {{parts}}:plans --port {{port}} --out run --json"),
     Serve("serve builtin --port {port} --record ./run --json"),
 )  # fmt: skip
 JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
@@ -164,6 +179,8 @@ READERS: tuple[Verb, ...] = (
     Verb("graph-credit why {in}/steps.jsonl --task t0 --attempt 1 --step 0 --json"),
     Verb("implicit-advantage report --scores scores --json", after="implicit-advantage score"),
     Verb("judge-evolution show run --json", after="judge-evolution rescore"),
+    Verb(f"orchestrator pool-check {POOL} --json"),
+    Verb("orchestrator trace run --json", after="orchestrator run"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
     Verb("tree-rollouts report run --json", after="tree-rollouts run"),
     Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),

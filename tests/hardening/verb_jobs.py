@@ -245,7 +245,7 @@ class Verb(Job):
 class Serve(Verb):
     """A server that records; its client asks until it is killed. What was answered is in the run."""
 
-    ASKED = 6
+    ASKED, MODEL = 6, "builtin"
 
     def act(self, folder: Path) -> int:
         """See :class:`Job`."""
@@ -271,7 +271,7 @@ class Serve(Verb):
     def _ask(self, port: int) -> None:
         for number in range(self.ASKED):
             text = f"hello {number}"
-            body = {"model": "builtin", "messages": [{"role": "user", "content": text}], "seed": number, "max_tokens": 4}
+            body = {"model": self.MODEL, "messages": [{"role": "user", "content": text}], "seed": number, "max_tokens": 4}
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
             )
@@ -324,3 +324,9 @@ def _shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _shape(item) for key, item in value.items()}
     return [_shape(item) for item in value] if isinstance(value, list) else type(value).__name__
+
+
+class ServeComposer(Serve):
+    """The same of a composer over a pool."""
+
+    MODEL = "composer"
