@@ -253,7 +253,7 @@ class Serve(Verb):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         threading.Thread(target=self._ask, args=(port,), daemon=True).start()
-        return self._run(self.words.format(port=port), folder)
+        return self._run(self.words.replace("{port}", str(port)), folder)
 
     def check(self, folder: Path, promised: list[str]) -> None:
         """See :class:`Job`."""

@@ -119,7 +119,7 @@ def permuted(table: RewardTable, order: list[int]) -> RewardTable:
     return one
 
 
-def tiny(seed: int, steps: int = 260, tasks: int = 160, generations: int = 8, fresh: int = 240) -> dict[str, Any]:
+def tiny(seed: int, steps: int = 140, tasks: int = 80, generations: int = 4, fresh: int = 160) -> dict[str, Any]:
     """Everything of A3: models, the first stage on n = 4 repeats, singular values and evolution, and fresh tasks to measure on."""
     torch.set_num_threads(1)
     models = [specialist(domain, seed, steps) for domain in DOMAINS]
