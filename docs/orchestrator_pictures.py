@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
+
+from picture_files import METHODS, Checks, read_checks, save
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
-PAGE = ROOT / "docs" / "methods" / "orchestrator-evidence.md"
-Checks = dict[str, dict[str, Any]]
+PAGE = METHODS / "orchestrator-evidence.md"
 TABLES = {"routing": ("A1: ",), "composing": ("A2: ",), "tiny": ("A3: ",), "exact": ("exact: ",)}
 BUDGETS = (6_720, 20_160, 80_640)
 ARMS = {"evolution": "es", "first stage, then evolution": "sft, es", "random search": "random search", "REINFORCE": "reinforce"}
-
-
-def read() -> Checks:
-    """The committed figures, by name."""
-    report = json.loads((ROOT / "repro" / "orchestrator-cpu.json").read_text(encoding="utf-8"))
-    return {check["name"]: check for check in report["checks"]}
 
 
 def _dots(title: str, axis: str, rows: list[tuple[str, list[dict[str, Any]]]], series: list[str]) -> str:
@@ -107,9 +98,8 @@ def page(text: str, checks: Checks) -> str:
 
 def main() -> None:
     """Write pictures and tables."""
-    checks = read()
-    for name, picture in PICTURES.items():
-        (IMAGES / f"orchestrator-{name}.svg").write_text(picture(checks) + "\n", encoding="utf-8")
+    checks = read_checks("orchestrator")
+    save("orchestrator", {name: picture(checks) for name, picture in PICTURES.items()})
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
 
 

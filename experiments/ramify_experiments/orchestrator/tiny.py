@@ -119,7 +119,7 @@ def permuted(table: RewardTable, order: list[int]) -> RewardTable:
     return one
 
 
-def tiny(seed: int, steps: int = 140, tasks: int = 80, generations: int = 4, fresh: int = 160) -> dict[str, Any]:
+def tiny(seed: int, steps: int = 140, tasks: int = 160, generations: int = 2, fresh: int = 160) -> dict[str, Any]:
     """Everything of A3: models, the first stage on n = 4 repeats, singular values and evolution, and fresh tasks to measure on."""
     torch.set_num_threads(1)
     models = [specialist(domain, seed, steps) for domain in DOMAINS]
@@ -129,7 +129,7 @@ def tiny(seed: int, steps: int = 140, tasks: int = 80, generations: int = 4, fre
         table = _table(pool, _tasks("train", tasks, seed), 4, Path(scratch) / "train")
         test = _table(pool, _tasks("test", fresh, seed), 4, Path(scratch) / "test")
         router = TurnRouter.of(base, list(DOMAINS), hidden_pos=-2, svf=("layers.0.mlp",))
-        config = RouterFitConfig(steps=120, lr=3e-3)
+        config = RouterFitConfig(steps=300, lr=3e-3)
         router.fit(table, config, seed)
         first = choices(router, test)
         order = [2, 0, 3, 1]

@@ -107,6 +107,14 @@ def test_a_budget_stops_before_the_call_that_could_exceed_it() -> None:
         asyncio.run(pool.call(0, [Message("user", "add 1 2")], SAMPLING, ("c",), budget=Budget({"money": 1e-6})))
 
 
+def test_a_local_models_reply_has_no_end_token_in_it() -> None:
+    pool = ModelPool([PoolWorker("local", "builtin")])
+    found = [asyncio.run(pool.call(0, [Message("user", "hello")], Sampling(max_tokens=64), ("x", i))) for i in range(4)]
+    assert any(one.completion is not None and one.completion.stop != "length" for one in found)
+    assert all("<|" not in one.text for one in found)
+    assert all(one.given > 0 for one in found)
+
+
 def test_old_text_is_left_out_where_a_worker_has_no_room() -> None:
     given = [Message("system", "rule"), Message("user", "a" * 400), Message("assistant", "b" * 400), Message("user", "c" * 40)]
     held, dropped = fitted(given, 60)

@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ramify.base.errors import RamifyError
+from ramify.base.seeds import generator
 from ramify.cli.main import main
+from ramify.methods.orchestrator.pool import read_pool_config
 from ramify.methods.orchestrator.router import TurnRouter
+from ramify.methods.orchestrator.table import headroom, read_table
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from tests.methods.orchestrator.workers import HERE, pool_file, task_file
@@ -206,6 +210,30 @@ def test_a_damaged_router_is_one_sentence(name: str, made: Path, tmp_path: Path,
         capsys.readouterr()
         assert run("run", made / "pool.toml", "add 1 1", "--router", tmp_path / "router") == 2
         assert "router" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["pool.toml", "rows.jsonl"])
+def test_broken_bytes_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    """Bytes changed, left out and doubled: a pool or a table, or one sentence, and nothing else."""
+    pool_file(tmp_path, "adder", "turner")
+    rows = [{"task": f"t{i}", "worker": f"w{w}", "reward": i % 2, "usd": 0.5, "group": "g"} for i in range(3) for w in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole, rng, refused = (tmp_path / name).read_bytes(), generator(0, "broken", name), 0
+    for _ in range(150):
+        data, at = bytearray(whole), int(rng.integers(len(whole)))
+        way = int(rng.integers(3))
+        data[at : at + int(rng.integers(1, 9))] = (
+            bytes(rng.integers(0, 256, 3).tolist()) if way == 0 else b"" if way == 1 else data[at // 2 : at]
+        )
+        (tmp_path / name).write_bytes(bytes(data))
+        try:
+            if name == "pool.toml":
+                read_pool_config(tmp_path / name)
+            else:
+                headroom(read_table(tmp_path / name))
+        except RamifyError:
+            refused += 1
+    assert refused > 30
 
 
 def test_only_vectors_are_tuned_and_zero_is_the_backbone(made: Path) -> None:

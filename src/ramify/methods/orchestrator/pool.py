@@ -17,9 +17,10 @@ from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError,
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.engine.named import find_model
+from ramify.model.chat import own_template
 from ramify.model.function import AnyModel, model_of
 from ramify.model.laid import Layout, TooLongError
-from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, context_of
+from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, context_of, eos_of
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.sampler import SamplePosition, Sampler, sampled_tokens
 from ramify.rollout.views import approximate_tokens
@@ -115,6 +116,15 @@ def open_worker(given: AnyModel) -> Model:
         return model if template is None else Layout(model, template)
     found, template = find_model(given)
     return found if template is None else Layout(found, template)
+
+
+def spoken(model: Model, completion: Completion) -> Completion:
+    """A reply without the token that ends it, whose text a local model's reply holds."""
+    template, tokens, ends = own_template(model), completion.tokens, completion.ends
+    enders = {*eos_of(model), *(() if template is None else template.stop_tokens)}
+    if tokens is None or ends is None or not len(tokens) or int(tokens[-1]) not in enders:
+        return completion
+    return replace(completion, text=completion.text[: int(ends[-2]) if len(ends) > 1 else 0])
 
 
 class ModelPool:
@@ -235,7 +245,9 @@ class ModelPool:
     ) -> tuple[Completion | None, str, str]:
         try:
             async with asyncio.timeout(self.seconds):
-                completion = await self._samplers[worker].one(prefix, settings, position, index, "worker")
+                completion = spoken(
+                    self.models[worker], await self._samplers[worker].one(prefix, settings, position, index, "worker")
+                )
         except TimeoutError:
             return None, "timeout", f"no answer within {self.seconds:g} s"
         except InfrastructureError as error:
