@@ -110,6 +110,9 @@ VERBS = {
         "implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s", "score .* rows",
         "implicit-advantage score --trajectories {many} --policy {policy} --reference {reference} --out s", "nothing was written",
     ),
+    "verify-or-ship calibrate": Verb(
+        "verify-or-ship calibrate candidates --judge new=regex:ab", "calibrate .*candidates", before=("import {candidates.jsonl} --run candidates",),
+    ),
 }  # fmt: skip
 
 
@@ -156,6 +159,20 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write("problems", [{"id": f"p{i}", "prompt_ids": ids[i], "answer": "a"} for i in range(8)])
     for name in ("tool", "plain"):
         write(name, [{"id": f"{name}{i}", "prompt": f"go {name} {i}"} for i in range(24)])
+    write(
+        "candidates.jsonl",
+        [
+            {
+                "instance_id": f"bug {i}",
+                "step": step,
+                "Y": (i + step) % 2,
+                "critics": {"tests": bool(i % 3)},
+                "payload": f"a{'b' * ((i + step) % 2)} = {i}",
+            }
+            for i in range(40)
+            for step in range(2)
+        ],
+    )
     write("attempts", [attempt(i) for i in range(8)])
     write("many", [attempt(i) for i in range(4000)])
     return {path.name: path for path in base.iterdir()}

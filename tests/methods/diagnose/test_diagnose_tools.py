@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,31 @@ def write(folder: Path, files: dict[str, str | bytes] | dict[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder
+
+
+def found_by(folder: Path, query: str) -> str:
+    return RepoTools(Snapshot.open(folder)).call("codebase_search", {"query": query}).text
+
+
+def test_ripgrep_changes_nothing_of_what_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("rg") is None:
+        pytest.skip("ripgrep is not installed: ITS PRESELECTION IN LARGE REPOSITORIES IS NOT TESTED")
+    folder = write(tmp_path / "repo", PACKAGE)
+    monkeypatch.setattr("ramify.methods.diagnose.snapshot.MANY", 2)
+    queries = ("TOTAL", "[a-z]+", "5.0", "def of(", "nothing of the kind")
+    with_it = [found_by(folder, query) for query in queries]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert with_it == [found_by(folder, query) for query in queries]
+
+
+def test_a_ripgrep_that_fails_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin/rg"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("ramify.methods.diagnose.snapshot.MANY", 2)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    assert "shop/taxes.py: 2" in found_by(write(tmp_path / "repo", PACKAGE), "len(items)")
 
 
 @pytest.fixture

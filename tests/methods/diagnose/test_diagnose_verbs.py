@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ramify.cli.main import main
+from ramify.methods.diagnose.code import parser
 from ramify.trace.db import Run
 from tests.methods.diagnose.test_diagnose_tools import write
 
@@ -115,6 +116,19 @@ def test_a_dry_run_makes_nothing(place: Path, capsys: pytest.CaptureFixture[str]
     assert run("run", "--repo", "repo", "--issue", "issue.md", "--dry-run", "--json", "--out", "kept") == 0
     assert found(capsys)["cost_estimate"]["files"] == 3
     assert not (place / "kept").exists()
+
+
+def test_a_missing_grammar_is_said_with_its_extra(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "repo/shop/app.js").write_text("import './a.js';\n", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "tree_sitter", None)
+    parser.cache_clear()
+    try:
+        assert run("run", "--repo", "repo", "--issue", "issue.md", "--dry-run") == 0
+    finally:
+        parser.cache_clear()
+    assert 'imports of .js files are not read: pip install "ramify[diagnose]"' in capsys.readouterr().err
 
 
 def test_masking_and_the_threshold(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

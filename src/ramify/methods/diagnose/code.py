@@ -74,6 +74,11 @@ def parser(suffix: str) -> Any:
     return tree_sitter.Parser(tree_sitter.Language(getattr(grammar, name)()))
 
 
+def unread(paths: Sequence[str]) -> list[str]:
+    """Ends of names of ``paths`` whose imports could be told if the grammar was installed."""
+    return sorted({suffix for path in paths if (suffix := PurePosixPath(path).suffix) in GRAMMARS and parser(suffix) is None})
+
+
 @lru_cache(maxsize=4096)
 def python_facts(text: str) -> Facts:
     """Imports and definitions of a Python file; nothing of one that does not parse."""

@@ -17,7 +17,7 @@ def serve(tools: RepoTools) -> None:
             importlib.import_module(name) for name in ("mcp.server.lowlevel", "mcp.server.stdio", "mcp.types")
         )
     except ImportError:
-        raise NeedsError("serving tools over MCP needs the package 'mcp': pip install \"ramify[environments]\"") from None
+        raise NeedsError("serving tools over MCP needs the package 'mcp': pip install \"ramify[diagnose]\"") from None
     asyncio.run(_serve(tools, lowlevel, stdio, types))
 
 

@@ -184,6 +184,8 @@ class RepoTools:
             return self.snapshot.paths
         argv = [program, "--no-config", "--no-ignore", "--hidden", "--no-messages", "-l", "-0", "-i", "-F", "--", query, "."]
         done = subprocess.run(argv, cwd=self.snapshot.root, capture_output=True, check=False)
+        if done.returncode not in (0, 1):  # it could not search: 1 says that it found nothing
+            return self.snapshot.paths
         named = {name.decode("utf-8", "surrogateescape").removeprefix("./") for name in done.stdout.split(b"\0")}
         return [path for path in self.snapshot.paths if path in named]
 

@@ -15,6 +15,7 @@ from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.diagnose import record
 from ramify.methods.diagnose.algorithm import AGENTS, METRICS, InjectionGate, LocalizeConfig, threshold
 from ramify.methods.diagnose.case import FIELDS, CaseFile, load_case, read_case
+from ramify.methods.diagnose.code import unread
 from ramify.methods.diagnose.injection import inject as injected
 from ramify.methods.diagnose.localizer import Localizer, evaluate
 from ramify.methods.diagnose.masking import mask as masked
@@ -67,6 +68,8 @@ def run(
     if not text.strip():
         raise UserError(f"the issue {issue} is empty: say in a sentence what goes wrong")
     snapshot = Snapshot.open(repo)
+    if suffixes := unread(snapshot.paths):
+        say(f'imports of {", ".join(suffixes)} files are not read: pip install "ramify[diagnose]"')
     name = issue_id or ("issue" if issue == "-" else Path(issue).stem)
     if dry_run:
         estimate = {
