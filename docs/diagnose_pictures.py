@@ -1,8 +1,14 @@
-"""Draw the pictures of docs/methods/diagnose.md: python docs/diagnose_pictures.py (from repro/diagnose-cpu.json)."""
+"""Draw the pictures and write the tables of docs/methods/diagnose-evidence.md: python docs/diagnose_pictures.py.
+
+Both are made from repro/diagnose-cpu.json. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+"""
 
 from __future__ import annotations
 
-from picture_files import Checks, read_checks, save
+import re
+from typing import Any
+
+from picture_files import METHODS, Checks, read_checks, save
 
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
@@ -16,6 +22,76 @@ CONDITIONS = {
     "filtered": "told what a judge with the patch lets through",
     "oracle": "told the truth",
 }
+
+
+PAGE = METHODS / "diagnose-evidence.md"
+LOCALIZERS = {
+    "BM25": "BM25 over functions, no tools",
+    "L0": "L0: words only",
+    "L1": "L1: the rules",
+    "L1 masked": "L1, paths masked",
+    "L2": "L2: trained",
+    "L2 masked": "L2, paths masked",
+    "L2 no tools": "L2 without tools",
+    "L2 with the encoder": "L2 with the encoder",
+    "Ochiai": "Ochiai, which runs the tests",
+}
+
+
+def tables(checks: Checks) -> dict[str, str]:
+    """The page's tables, as Markdown."""
+
+    def rows(head: str, found: list[list[str]]) -> str:
+        return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *(f"| {' | '.join(row)} |" for row in found)])
+
+    def value(check: dict[str, Any]) -> str:
+        return f"{check['value']:.4g}" + (" [{:.3f}, {:.3f}]".format(*check["interval"]) if check["interval"] else "")
+
+    judged = [one for name, one in checks.items() if one["op"] != "report" and not name.startswith("the paper's table")]
+    places = [
+        (text, [checks.get(f"{name}: {what} of the first place right") for what in ("file", "function")])
+        for name, text in LOCALIZERS.items()
+    ]
+    lost = sorted((name for name in checks if name.startswith("ablation, loss ")), key=lambda name: -checks[name]["value"])
+    return {
+        "judged": rows(
+            "| check | value | n | wanted | status |",
+            [
+                [one["name"], value(one), str(one["n"]), f"{one['op']} {one['threshold']:g}", one["status"].replace("_", " ")]
+                for one in judged
+            ],
+        ),
+        "localizers": rows(
+            "| localizer | file right | function right |",
+            [[text, *(f"{one['value']:.3f}" for one in both if one)] for text, both in places if all(both)],
+        ),
+        "others": rows(
+            "| | value | n |",
+            [
+                [name, value(checks[name]), str(checks[name]["n"])]
+                for name in ("L2: turns", "L2: composite at least 4", "ablation, whole: file F1")
+            ],
+        ),
+        "ablation": rows(
+            "| L2 under faults | file F1 lost | 95 % interval |",
+            [
+                [
+                    name.removeprefix("ablation, loss "),
+                    f"{checks[name]['value']:.3f}",
+                    "{:.3f} to {:.3f}".format(*checks[name]["interval"]),
+                ]
+                for name in lost
+            ],
+        ),
+    }
+
+
+def filled(page: str, checks: Checks) -> str:
+    """The page with its tables as the results have them."""
+    made = tables(checks)
+    return re.sub(
+        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page, flags=re.S
+    )
 
 
 def conditions(checks: Checks) -> str:
@@ -50,10 +126,16 @@ def anchoring(checks: Checks) -> str:
     )
 
 
+def pictures(checks: Checks) -> dict[str, str]:
+    """The pictures by name."""
+    return {"conditions": conditions(checks), "anchoring": anchoring(checks)}
+
+
 def main() -> None:
-    """Write the pictures."""
+    """Write pictures and tables."""
     checks = read_checks("diagnose")
-    save("diagnose", {"conditions": conditions(checks), "anchoring": anchoring(checks)})
+    save("diagnose", pictures(checks))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
 
 
 if __name__ == "__main__":

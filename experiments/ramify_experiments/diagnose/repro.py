@@ -43,7 +43,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-_PAGE = "docs/methods/diagnose.md, where we differ"
+_PAGE = "docs/methods/diagnose-evidence.md, where we differ"
 KNOWN = {
     "(iii) strong agent: gated - all": f"the strong agent solves nine in ten untold, so a wrong finding costs it little and there is little to keep from it: {_PAGE}, 5",
     "(v) strong agent: fall of test runs before the true function, all": f"coverage takes the strong agent to the true function almost at once, told or not: {_PAGE}, 5",
