@@ -148,6 +148,8 @@ def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: 
         f"; {plural(why.failed, 'continuation')} failed, not counted: the same command tries them again" if why.failed else ""
     )
     parts.append(f"{counted if why.counterfactual else plural(why.free, 'other attempt') + ' compared'}{failed}.")
+    if why.note:
+        parts.append(why.note)
     parts.append("\n".join(_next(why, folder, did)))
     return "\n\n".join(parts)
 

@@ -130,6 +130,8 @@ class Why:
     """False where nothing was run again: attempts that did other things may differ in more than that."""
     failed: int = 0
     """Continuations that an infrastructure failure ended: not counted, and tried again by the next call."""
+    note: str = ""
+    """What a reader must know besides: that another agent continued than the one that sampled the attempt."""
     spent: bool = False
     """The budget ended the search."""
     command: str = ""
@@ -482,7 +484,7 @@ def why(
         rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, gain=bool(view.success))
         with episodes.committing():
             rule, own, stood = complete(_search(forks, rule, purpose, describe))
-        result = _result(case, forks, rule, own, stood, level)
+        result = replace(_result(case, forks, rule, own, stood, level), note=_other(episodes, view))
         result = replace(result, command=_command(episodes.run, result))
         if forks.first_failure and not result.before.n:
             raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
@@ -509,6 +511,18 @@ async def _search(
             own[t] = have + await forks.count(trace, t, more, purpose, start=have.forks)
             store.keep(trace, purpose, {t: own[t]})
     return rule, own, stood
+
+
+def _other(episodes: Episodes, view: View) -> str:
+    """A note where another agent continues than the one that sampled the attempt."""
+    sampled = first_reply(view).provenance
+    then = "" if sampled is None else episodes.run.provenance(sampled).weights
+    if then in ("", episodes.provenance.weights):
+        return ""
+    return (
+        f"The attempt was sampled by other weights than those that continue ({then[:12]}, now {episodes.provenance.weights[:12]}): "
+        "this says where the present agent loses it."
+    )
 
 
 def first_reply(view: View) -> Node:
