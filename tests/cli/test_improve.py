@@ -13,6 +13,7 @@ from test_chat_templates import ADDS
 from ramify.base.config import load
 from ramify.cli.improve import next_run
 from ramify.jobs.improve import ARMS, ImproveConfig, resolved
+from ramify.trace.db import Run
 
 
 def test_dry_run_prints_settings_and_bill_and_makes_nothing(verb: Any, here: Path) -> None:
@@ -94,6 +95,19 @@ def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Pa
     assert tried.code == 0, tried.err
     done = verb(*small(folder, "LookEnvironment"), "--json", "--out", "run")
     assert done.code == 0, done.err
+
+
+def test_splitting_works_with_any_template_and_environment(verb: Any, here: Path, agent: Path) -> None:
+    """A checkpoint of transformers' with a template of its own; an environment that is not built in; the critic asked from the first win."""
+    split = ["--arm", "auto", "--sampling", "splitting", "--splitting.turns", "1", "--critic.wins", "1"]
+    done = verb(*small(agent, "LookEnvironment"), *split, "--updates", "2", "--json", "--out", "run")
+    assert done.code == 0, done.err
+    assert done.json["updates"] == 2
+    assert done.json["attempts"] > 0 <= done.json["forks"]
+    with Run.open(here / "run") as run:
+        assert all(update.payload["split"] for update in run.journal("update"))
+    assert f"{done.json['attempts']} attempt" in verb("resume", "run").out
+    assert "unknown sampling 'flatt' (did you mean 'flat'?)" in verb.refused("improve", "--sampling", "flatt")
 
 
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:

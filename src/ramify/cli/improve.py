@@ -119,6 +119,9 @@ def summary(result: dict[str, Any]) -> str:
     if "caution" in result:
         text += f"\n\nNote: {result['caution']}."
     spent = f"{short(result['tokens'])} tokens, {result['seconds']:.0f} s"
+    if "updates" in result:  # runs of older versions did not count them
+        counts = plural(result["attempts"], "attempt"), plural(result["forks"], "fork"), plural(result["updates"], "update")
+        spent = f"{', '.join(counts)}, {spent}"
     run = result["run"]
     return f"\n{text}\n\n{spent}.\nReport: {run}/{REPORT}, or `ramify show {run} --web`. The improved agent: {run}/agent."
 
