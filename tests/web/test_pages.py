@@ -14,7 +14,8 @@ import ramify
 from ramify.base.errors import UserError
 from ramify.stats.intervals import paired_proportions
 from ramify.trace.db import Run
-from ramify.web.pages import interesting, node_html, report_html, script, tree_html, trees_html
+from ramify.trace.node import Finding
+from ramify.web.pages import interesting, node_html, report_html, run_name, script, tree_html, trees_html
 from ramify.web.steps import merged, read_tree
 
 SOURCE = Path(ramify.__file__).parent
@@ -196,3 +197,20 @@ def test_one_function_escapes_and_one_place_trusts() -> None:
         )
         scripts = re.findall(r"<script.*", template.read_text())
         assert template.name == "base.html" or not scripts, template
+
+
+def test_the_headline_is_the_stored_finding(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    with Run.open(folder, write=True) as run:
+        name = run.trees()[-2].name
+        step = read_tree(run, name).steps[0]
+        assert f"ramify why {run_name(run)} {name}" in Balanced(tree_html(run, name)).words
+        lost = Finding(
+            "lost here", "why", "Lost at `go <b>`: success 73 % -> 0 %.", step.id, action="ramify fork x y", value=-0.73
+        )
+        other = Finding("no step stands out", "why", "No step stands out.", read_tree(run, run.trees()[1].name).steps[0].id)
+        run.conclude("why", [other, lost])
+        html = tree_html(run, name)
+        assert '<p class="why">Lost at <code>go &lt;b&gt;</code>: success 73 % -&gt; 0 %.</p>' in html
+        assert "ramify why" not in Balanced(html.partition("<script")[0] + "</body></html>").words
+        assert interesting(run)[0] == name

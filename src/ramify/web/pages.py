@@ -31,7 +31,7 @@ from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.beside import compare_runs, pairs
-from ramify.web.outline import WHY, Outline, SuccessAfter, findings_json, number, numbers, outline, outline_json
+from ramify.web.outline import NOTHING, WHY, Outline, SuccessAfter, findings_json, number, numbers, outline, outline_json
 from ramify.web.potentials import potential_pictures
 from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
@@ -226,11 +226,11 @@ def message_html(title: str, text: str) -> str:
     return _page("message.html", title=title, served=True, text=text)
 
 
-def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> dict[str, str]:
+def _finding_view(finding: Finding, served: bool, linked: Collection[str]) -> dict[str, Any]:
     node = finding.node or ""
     href = f"#step-{node}" if node in linked else f"/node/{node}" if served and node else ""
     value = "" if finding.value is None else f"{finding.value:.4g} {finding.unit}"
-    found = {"maker": finding.maker, "name": finding.name, "why": finding.why, "action": finding.action}
+    found = {"maker": finding.maker, "name": finding.name, "why": in_code(finding.why), "action": in_code(finding.action)}
     return found | {"where": node[:12] or "the run", "href": href, "value": value, "evidence": _evidence(finding)}
 
 
@@ -291,12 +291,12 @@ def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = N
     seen: set[str] = set()
     fresh = [item for item in ranked if not (item[2].group in seen or seen.add(item[2].group))]  # type: ignore[func-returns-value]
     chosen = (fresh + [item for item in ranked if item not in fresh])[:count]
-    return [info.name for _, _, info in sorted(chosen, key=lambda item: item[1])]
+    return [info.name for _, _, info in sorted(chosen, key=lambda item: (item[0][0], item[1]))]
 
 
 def _found_in(run: Run) -> set[str]:
-    """Trees in which a method found something."""
-    nodes = {finding.node for finding in run.findings() if finding.node is not None}
+    """Trees in which a method found something; that no step stands out is nothing."""
+    nodes = {finding.node for finding in run.findings() if finding.node is not None and finding.name != NOTHING}
     return {run.node(node).tree for node in nodes}
 
 

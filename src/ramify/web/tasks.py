@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ def _read(run: Run, info: TreeInfo, deciding: Decider, found: Mapping[str, list[
     drop, at = choices.drop or (None, 0)
     text = choices.choices[at].text if at else ""
     for one in found.get(info.name, ()):
-        if one.maker == WHY and one.name != NOTHING and one.value is not None:
+        if one.maker == WHY and one.name != NOTHING and one.value is not None and math.isfinite(one.value):
             drop, text = one.value, choices.choices[choices.of.get(one.node, 0)].text
     tokens = sum(sampled_tokens(node) for node in run.nodes(info.name) if node.role == "assistant")
     wins = sum(told) if told else None
