@@ -1,0 +1,470 @@
+"""Training a world model on recorded turns: next-token loss on observations (cpt), its own best predictions (sft), GSPO (rl).
+
+The checkpoint, and the world that uses it (``world.toml``), lie in the run that trained it. A call that was stopped continues there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ramify.base.config import Config
+from ramify.base.errors import NeedsError, UserError
+from ramify.base.files import write_whole
+from ramify.base.ids import canonical_json, json_hash, stable_hash
+from ramify.base.progress import SILENT, Progress
+from ramify.base.seeds import generator
+from ramify.base.words import plural
+from ramify.engine.checkpoints import load_model, model_folder, save_model
+from ramify.engine.local import LocalModel
+from ramify.engine.tiny import TinyConfig, TinyLM
+from ramify.methods.world_model.algorithm import KEEP, group_advantages, keeps, reward, same, turn_class, turn_statistics
+from ramify.methods.world_model.environment import FILE
+from ramify.methods.world_model.judging import prediction_item, rubric_judge
+from ramify.methods.world_model.predict import initial_state
+from ramify.methods.world_model.trajectories import EnvTrajectory, first_seen, read_trajectories, tasks_of
+from ramify.model.chat import ChatTemplate, TagTemplate
+from ramify.model.protocol import Completion, Prefix, Sampling
+from ramify.model.rendered import laid_out
+from ramify.model.tokenizer import HfTokenizer
+from ramify.rollout.sampler import Sampler
+from ramify.score.judge import Judge, judged
+from ramify.trace.db import Run
+from ramify.train.batch import Row
+from ramify.train.checkpoint import pack, unpack
+from ramify.train.loop import TrainConfig, Trainer
+from ramify.train.losses import LossConfig
+
+TRAIN = "world-model train"
+MODEL, TASKS = "model", "tasks.jsonl"
+SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+EVERY = 50
+"""Steps between two kept states of a training."""
+Mask = Literal["info", "none"]
+
+
+class WorldTraining(Config):
+    """How a world model is trained."""
+
+    BASIC: ClassVar[str] = "stage steps lr rows width layers mask seed"
+    stage: Literal["cpt", "sft", "rl"] = "cpt"
+    """cpt: next-token loss on recorded observations; sft: on the best of its own predictions; rl: GSPO on the rubric"""
+    steps: int = Field(1000, ge=1)
+    """optimiser steps"""
+    rows: int = Field(16, ge=1)
+    """trajectories of a step; prompts of a step with rl"""
+    lr: float = Field(2e-3, ge=0)
+    """peak learning rate of AdamW: warm-up over a tenth, cosine decay to a tenth"""
+    mask: Mask = "info"
+    """info: turns that repeat their action are trained on seldom (5 % of echoes, 10 % of boilerplate, half of transforms); none: on all"""
+    width: int = Field(64, ge=16)
+    """width of a new model"""
+    layers: int = Field(3, ge=1)
+    """its layers"""
+    vocab: int = Field(800, ge=270)
+    """size of its vocabulary, learnt from the data"""
+    context: int = Field(1024, ge=64)
+    """its longest row in tokens; of longer trajectories the oldest turns are left out"""
+    samples: int = Field(4, ge=2)
+    """predictions of each prompt with sft and rl"""
+    prompts: int = Field(64, ge=1)
+    """recorded turns that sft predicts"""
+    threshold: float = Field(3.5, ge=1, le=5)
+    """sft keeps a prompt's best prediction from this mean of the rubric's five scores on"""
+    judge: str = "rules"
+    """rubric of sft and rl: rules, judge:MODEL, or any judge"""
+    max_tokens: int = Field(192, ge=4)
+    """longest prediction"""
+    seed: int = 0
+    """decides weights, rows, masks and samples"""
+
+
+@dataclass
+class WorldStart:
+    """The model a training begins with."""
+
+    model: LocalModel
+    template: ChatTemplate
+    folder: Path | None = None
+    """Where it came from; None of a new one."""
+
+
+def read_sources(sources: Iterable[Path | str], form: str | None = None) -> list[EnvTrajectory]:
+    """The trajectories of several runs and logs, in the order given."""
+    return [one for source in sources for one in read_trajectories(source, form)]
+
+
+def mask_of(trajectories: Sequence[EnvTrajectory], mask: Mask, seed: int) -> list[list[bool]]:
+    """Of every turn whether it is trained on: seen first here, and kept by its class."""
+    found = []
+    for one, new in zip(trajectories, first_seen(trajectories), strict=True):
+        kinds = [turn_class(turn_statistics(turn.action, turn.observation)) for turn in one.turns]
+        table = KEEP if mask == "info" else {}
+        found.append([n and keeps(k, seed, one.id, i, keep=table) for i, (n, k) in enumerate(zip(new, kinds, strict=True))])
+    return found
+
+
+def classes_of(trajectories: Sequence[EnvTrajectory]) -> Counter[str]:
+    """How many turns each class has; turns that branches share count once."""
+    return Counter(
+        turn_class(turn_statistics(turn.action, turn.observation))
+        for one, new in zip(trajectories, first_seen(trajectories), strict=True)
+        for turn, first in zip(one.turns, new, strict=True)
+        if first
+    )
+
+
+def opening_text(one: EnvTrajectory) -> str:
+    """What stands before the turns: the task's data and the first observation."""
+    return "\n".join(filter(None, [initial_state(one.data), one.opening]))
+
+
+# -- rows
+
+
+def world_rows(
+    trajectories: Sequence[EnvTrajectory], kept: Sequence[Sequence[bool]], template: ChatTemplate, context: int
+) -> list[Row]:
+    """Rows of whole trajectories: observations of kept turns are trained on (with the token that ends them), all else is shown.
+
+    A trajectory longer than ``context`` gives several rows; each begins with its opening and two turns of context, and no turn is
+    trained on twice. A turn that does not fit alone is left out.
+    """
+    rows = []
+    for one, wanted in zip(trajectories, kept, strict=True):
+        head = list(template.render("system", opening_text(one), "")[0])
+        turns = [_turn_tokens(template, turn.action, turn.whole, i) for i, turn in enumerate(one.turns)]
+        start = 0
+        while start < len(turns):
+            first = max(0, start - 2) if start else 0
+            while first < start and _size(head, turns[first : start + 1]) > context:
+                first += 1
+            end = start
+            while end < len(turns) and _size(head, turns[first : end + 1]) <= context:
+                end += 1
+            if end == start:  # one turn alone is too long
+                start += 1
+                continue
+            tokens, mask = list(head), [False] * len(head)
+            for i in range(first, end):
+                given, said = turns[i]
+                tokens += given + said
+                mask += [False] * len(given) + [i >= start and wanted[i]] * len(said)
+            if any(mask):
+                rows.append(Row(np.asarray(tokens, np.int32), np.asarray(mask, np.bool_)))
+            start = end
+    return rows
+
+
+def _turn_tokens(template: ChatTemplate, action: str, observation: str, number: int) -> tuple[list[int], list[int]]:
+    after = "assistant" if number else "system"
+    given = list(template.render("user", action, after)[0])
+    header = list(template.open("assistant", "user"))
+    said = list(template.render("assistant", observation, "user")[0])
+    return given + header, said[len(header) :]
+
+
+def _size(head: list[int], turns: Sequence[tuple[list[int], list[int]]]) -> int:
+    return len(head) + sum(len(given) + len(said) for given, said in turns)
+
+
+def prompt_tokens(template: ChatTemplate, one: EnvTrajectory, turn: int, context: int) -> np.ndarray:
+    """The prompt of one prediction on true history, int32 (T,); as many oldest turns left out as do not fit."""
+    for dropped in range(turn + 1):
+        messages = [("system", opening_text(one))]
+        for earlier in one.turns[dropped:turn]:
+            messages += [("user", earlier.action), ("assistant", earlier.whole)]
+        tokens = np.array(laid_out(template, [*messages, ("user", one.turns[turn].action)]), np.int32)
+        if len(tokens) < context:
+            return tokens
+    raise UserError(f"turn {turn + 1} of trajectory '{one.id}' is longer than the model's context of {context} tokens")
+
+
+# -- models
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int) -> HfTokenizer:
+    """A byte-level BPE tokenizer with chat tags; words keep their leading space, punctuation stands alone, any text round-trips."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    cut = pre_tokenizers.Split(Regex(r" ?\w+|\s|[^\w\s]"), "isolated")
+    raw.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    raw.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False)
+    raw.train_from_iterator(texts, trainer)
+    return HfTokenizer(raw)
+
+
+def new_start(trajectories: Sequence[EnvTrajectory], settings: WorldTraining) -> WorldStart:
+    """A new model, its tokenizer learnt from the data."""
+    texts = (
+        text for one in trajectories for text in (opening_text(one), *(word for t in one.turns for word in (t.action, t.whole)))
+    )
+    tokenizer = train_tokenizer(texts, settings.vocab)
+    heads = max(1, settings.width // 32)
+    size = settings.width // heads
+    shape = TinyConfig(
+        tokenizer.size, settings.width, settings.layers, heads, heads, size - size % 2, 3 * settings.width,
+        context=settings.context, eos=(tokenizer.token_id("<|end|>"),),
+    )  # fmt: skip
+    template = TagTemplate(tokenizer)
+    return WorldStart(LocalModel(TinyLM(shape, settings.seed), tokenizer, template=template, name="world"), template)
+
+
+def open_start(spec: str) -> WorldStart:
+    """A checkpoint to train on: hf:FOLDER, a folder, or a run that ``train`` made. Raises NeedsError where its template cannot be used."""
+    path = Path(spec)
+    if (path / MODEL / "config.json").is_file():
+        spec = f"hf:{path / MODEL}"
+    elif path.is_dir():
+        spec = f"hf:{spec}"
+    folder = model_folder(spec)
+    model, template = load_model(folder)
+    if "train" not in model.capabilities:
+        raise NeedsError(f"'{spec}' cannot be trained here: float32 on the local engine is needed")
+    said = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    end_to_end: list[int] = []
+    for (role, text), after in zip(said, ("", "system", "user", "assistant"), strict=True):
+        end_to_end += list(template.render(role, text, after)[0])
+    if list(laid_out(template, said)) != [*end_to_end, *template.open("assistant", "user")]:
+        raise NeedsError(
+            f"the chat template of '{spec}' rewrites earlier messages, so a trajectory is no single row: use one that does not"
+        )
+    return WorldStart(model, template, folder)
+
+
+# -- the three stages
+
+
+class WorldTrainer:
+    """One training, in a run of its own: what is kept of it is the optimiser's state, each fifty steps, and what was sampled."""
+
+    def __init__(self, run: Run, start: WorldStart, trajectories: Sequence[EnvTrajectory], settings: WorldTraining) -> None:
+        self.run, self.start, self.trajectories, self.settings = run, start, trajectories, settings
+        loss = LossConfig(clip_low=3e-4, clip_high=4e-4)
+        self.trainer = Trainer(start.model.module, TrainConfig(lr=settings.lr, weight_decay=0.01, loss=loss), settings.seed)
+        self.context = min(settings.context, start.model.context)
+        self.last: dict[str, float] = {}
+        self.skipped = 0
+        """Groups with equal rewards, which teach nothing."""
+
+    def train(self, progress: Progress = SILENT) -> dict[str, Any]:
+        """All steps of the stage; the last losses, and what was trained on. Raises UserError where nothing can be trained on."""
+        rows = self._rows(progress)
+        self._continue()
+        s = self.settings
+        progress.begin(s.steps, self.trainer.steps, s.stage, "steps")
+        for step in range(self.trainer.steps, s.steps):
+            warm, left = max(1, s.steps // 10), 0.55 + 0.45 * float(np.cos(np.pi * step / s.steps))
+            self.trainer.set_rate(s.lr * min(1.0, (step + 1) / warm) * left)
+            if s.stage == "rl":
+                self.last = asyncio.run(self._reinforce(step))
+            else:
+                picks = generator(s.seed, "world-model rows", step).integers(0, len(rows), s.rows)
+                self.last = self.trainer.update([rows[i] for i in picks], {"cross_entropy": 1.0})
+            progress.at(step + 1, ", ".join(f"{name} {value:.3g}" for name, value in self.last.items() if name != "tokens"))
+            if (step + 1) % EVERY == 0 or step + 1 == s.steps:
+                self._keep()
+        self.start.model.refresh()
+        trained = sum(int(row.mask.sum()) for row in rows)
+        return {"stage": s.stage, "steps": s.steps, "rows": len(rows), "observation tokens": trained, **self.last} | (
+            {"groups without a difference": self.skipped} if s.stage == "rl" else {}
+        )
+
+    def _rows(self, progress: Progress) -> list[Row]:
+        if self.settings.stage == "rl":
+            return []
+        if self.settings.stage == "cpt":
+            kept = mask_of(self.trajectories, self.settings.mask, self.settings.seed)
+            rows = world_rows(self.trajectories, kept, self.start.template, self.context)
+        else:
+            rows = asyncio.run(self._chosen(progress))
+        if not rows:
+            raise UserError("no turn is left to train on: every one was masked, refused, or longer than the model's context")
+        return rows
+
+    # what is kept
+
+    def _keep(self) -> None:
+        tensors, record = self.trainer.state()
+        before = [entry.payload["blob"] for entry in self.run.journal("state")]
+        name = self.run.put_blob(pack(tensors, {**record, "skipped": self.skipped}))
+        self.run.log("state", f"{self.trainer.steps:07d}", {"blob": name, "last": self.last})
+        self.run.commit()
+        for blob in {*before} - {name}:
+            self.run.drop_blob(blob)
+
+    def _continue(self) -> None:
+        kept = self.run.journal("state")
+        if kept:
+            newest = max(kept, key=lambda entry: entry.key)
+            tensors, record = unpack(self.run.get_blob(newest.payload["blob"]))
+            self.trainer.restore(tensors, record)
+            self.last, self.skipped = dict(newest.payload["last"]), int(record["skipped"])
+            self.start.model.refresh()
+
+    # sft: the best of several predictions, where it is good enough
+
+    async def _chosen(self, progress: Progress) -> list[Row]:
+        s, judge = self.settings, rubric_judge(self.settings.judge)
+        turns = self._turns(s.prompts, "sft")
+        known = {entry.key: entry.payload for entry in self.run.journal("sampled")}
+        progress.begin(len(turns), len(known), "sample and judge", "prompts")
+        rows = []
+        for number, (one, turn) in enumerate(turns):
+            prompt = prompt_tokens(self.start.template, one, turn, self.context)
+            key = f"{number:06d}"
+            if key not in known:
+                completions = await self._sampled(prompt, s.samples, ("sft", number))
+                scores = await self._scores(judge, one, turn, completions)
+                best = int(np.argmax(scores))
+                tokens = completions[best].tokens
+                known[key] = {"score": scores[best], "tokens": [] if tokens is None else tokens.tolist()}
+                self.run.log("sampled", key, known[key])
+                self.run.commit()
+                progress.at(number + 1)
+            if known[key]["score"] >= s.threshold and known[key]["tokens"]:
+                said = np.asarray(known[key]["tokens"], np.int32)
+                rows.append(Row(np.concatenate((prompt, said)), np.arange(len(prompt) + len(said)) >= len(prompt)))
+        return rows
+
+    # rl: one turn of a trajectory at a time, so that rows do not share long prefixes
+
+    async def _reinforce(self, step: int) -> dict[str, float]:
+        s, judge = self.settings, rubric_judge(self.settings.judge)
+        self.start.model.refresh()
+        turns = self._turns(s.rows, f"rl {step}")
+        prompts = [prompt_tokens(self.start.template, one, turn, self.context) for one, turn in turns]
+        groups = await asyncio.gather(*(self._sampled(p, s.samples, ("rl", step, i)) for i, p in enumerate(prompts)))
+        rows: list[Row] = []
+        rewards: list[float] = []
+        for (one, turn), prompt, group in zip(turns, prompts, groups, strict=True):
+            scores = await self._scores(judge, one, turn, group)
+            truth = one.turns[turn].whole
+            each = [reward([score], same(self._text(c), truth)) for score, c in zip(scores, group, strict=True)]
+            rewards += each
+            advantages = group_advantages(each)
+            if not advantages.any():
+                self.skipped += 1
+                continue
+            rows += [sampled_row(prompt, c, float(a)) for c, a in zip(group, advantages, strict=True) if c.tokens is not None]
+        found = self.trainer.update(rows, {"gspo": 1.0}) if rows else {"gspo": 0.0}
+        return {"reward": float(np.mean(rewards)), **found}
+
+    def _turns(self, n: int, purpose: str) -> list[tuple[EnvTrajectory, int]]:
+        """``n`` turns, each of another trajectory while there are enough."""
+        rng = generator(self.settings.seed, "world-model turns", purpose)
+        order = rng.permutation(len(self.trajectories))
+        chosen = [self.trajectories[int(order[i % len(order)])] for i in range(n)]
+        return [(one, int(rng.integers(0, len(one.turns)))) for one in chosen]
+
+    async def _sampled(self, prompt: np.ndarray, n: int, position: tuple[str | int, ...]) -> list[Completion]:
+        stops = tuple(self.start.template.stop_tokens)
+        room = max(1, min(self.settings.max_tokens, self.start.model.context - len(prompt)))
+        sampler = Sampler(self.start.model, self.settings.seed)
+        made = await sampler.sample(
+            Prefix(prompt), n, Sampling(max_tokens=room, stop_tokens=stops), position, purpose="world model"
+        )
+        return [one for one in made if one is not None]
+
+    async def _scores(self, judge: Judge, one: EnvTrajectory, turn: int, completions: Sequence[Completion]) -> list[float]:
+        truth, action = one.turns[turn].whole, one.turns[turn].action
+        history = "\n".join([opening_text(one), *(f"{t.action}\n{t.observation}" for t in one.turns[:turn])])
+        items = [
+            prediction_item(f"{one.id}:{turn}:{i}", self._text(c), truth, action, history) for i, c in enumerate(completions)
+        ]
+        found = await judged(judge, items)
+        return [1.0 if f.value is None or c.stop == "length" else float(f.value) for f, c in zip(found, completions, strict=True)]
+
+    def _text(self, completion: Completion) -> str:
+        end = (
+            self.start.template.tokenizer.decode([self.start.template.stop_tokens[0]]) if self.start.template.stop_tokens else ""
+        )
+        return completion.text.removesuffix(end)
+
+
+def sampled_row(prompt: np.ndarray, completion: Completion, advantage: float) -> Row:
+    """A sampled prediction as a training row with its advantage at each token."""
+    assert completion.tokens is not None
+    tokens = np.concatenate((prompt, completion.tokens)).astype(np.int32)
+    mask = np.arange(len(tokens)) >= len(prompt)
+    logprobs = np.zeros(len(tokens), np.float32)
+    if completion.logprobs is not None:
+        logprobs[len(prompt) :] = completion.logprobs
+    return Row(tokens, mask, {"advantage": (mask * advantage).astype(np.float32), "logprobs": logprobs})
+
+
+# -- the verb's work
+
+
+def train_world(
+    sources: Sequence[Path | str],
+    model: str,
+    settings: WorldTraining,
+    out: Path,
+    progress: Progress = SILENT,
+    form: str | None = None,
+) -> dict[str, Any]:
+    """Train ``model`` (``new``, or a checkpoint) on recorded turns in the run ``out``, and write the world that uses it.
+
+    Raises UserError where nothing can be trained on, and where ``out`` began otherwise.
+    """
+    trajectories = read_sources(sources, form)
+    start = new_start(trajectories, settings) if model == "new" else open_start(model)
+    parts = {"turns": data_hash(trajectories), "weights": start.model.identity.weights}
+    decides = {**settings.to_json(), "model": model}
+    with Run.begin(out, TRAIN, decides, {"data": [str(source) for source in sources]}, parts) as run:
+        found = WorldTrainer(run, start, trajectories, settings).train(progress)
+        save_model(start.model, start.folder, out / MODEL)
+        write_world(out, trajectories, settings)
+        found |= {"weights": sum(w.numel() for w in start.model.module.parameters()), "world": f"simulated:{out}"}
+        run.log("trained", "done", found)
+    return found
+
+
+def data_hash(trajectories: Sequence[EnvTrajectory]) -> str:
+    """Hash of all recorded turns."""
+    return stable_hash(
+        "turns", json_hash([[one.task, opening_text(one), [[t.action, t.whole] for t in one.turns]] for one in trajectories])
+    )
+
+
+def write_world(out: Path, trajectories: Sequence[EnvTrajectory], settings: WorldTraining) -> None:
+    """``world.toml`` and the recorded tasks, with which ``simulated:OUT`` is an environment."""
+    write_whole(out / TASKS, "".join(canonical_json(task) + "\n" for task in tasks_of(trajectories)))
+    decided = any(turn.ended not in ("", "[over]") for one in trajectories for turn in one.turns)
+    turns = max(len(one.turns) for one in trajectories)
+    record = {
+        "model": f"hf:{MODEL}",
+        "layout": "plain",
+        "tasks": TASKS,
+        "verify": "model" if decided else "",
+        "system": trajectories[0].system,
+        "role": trajectories[0].role if trajectories[0].role in ("user", "tool") else "user",
+        "max_turns": turns,
+        "max_tokens": settings.max_tokens,
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in record.items()]
+    text = f"# Written by `ramify world-model train` from {plural(len(trajectories), 'trajectory')}.\n"
+    text += '# verify = "model" believes the model\'s own mark of success: `ramify world-model audit` compares it with the real one.\n'
+    write_whole(out / FILE, text + "\n".join(lines) + "\n")
+
+
+def masked_tokens(trajectories: Sequence[EnvTrajectory], kept: Sequence[Sequence[bool]]) -> Mapping[str, int]:
+    """Characters of observations that are trained on, and all of them."""
+    sizes = [
+        (len(t.observation), keep)
+        for one, each in zip(trajectories, kept, strict=True)
+        for t, keep in zip(one.turns, each, strict=True)
+    ]
+    return {"characters": sum(size for size, _ in sizes), "characters kept": sum(size for size, keep in sizes if keep)}
