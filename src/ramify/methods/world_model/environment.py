@@ -28,6 +28,7 @@ from ramify.methods.world_model.algorithm import invented
 from ramify.methods.world_model.control import Control, Controls, read_controls
 from ramify.methods.world_model.predict import (
     BASELINES,
+    FunctionPredictor,
     Instructions,
     Layout,
     ModelPredictor,
@@ -64,7 +65,7 @@ class SimulationSettings(Config):
 
     BASIC: ClassVar[str] = "model tools state control tasks verify"
     model: str = ""
-    """Who predicts: hf:FOLDER, chat:MODEL@URL, ...; table:RUN, retrieval:RUN, majority:RUN; copy."""
+    """Who predicts: hf:FOLDER, chat:MODEL@URL, ...; table:RUN, retrieval:RUN, majority:RUN; copy; predict:FILE.py:FUNCTION."""
     tools: str = ""
     """JSON file with the tools, in OpenAI's form; empty: actions are words."""
     state: str = ""
@@ -459,6 +460,8 @@ def _predictor(settings: SimulationSettings, folder: Path, tools: Sequence[Mappi
         )
     if kind in (*BASELINES, "table"):
         return baseline(kind, [] if kind == "copy" else read_trajectories(folder / argument))
+    if kind == "predict":
+        return FunctionPredictor(own_function(_beside(argument, folder), "situation"), argument)
     if settings.layout not in ("plain", "tags"):
         raise UserError(f"layout is plain or tags, not '{settings.layout}' ({nearest(settings.layout, ['plain', 'tags'])})")
     layout: Layout = "plain" if settings.layout == "plain" else "tags"
@@ -469,12 +472,13 @@ def _predictor(settings: SimulationSettings, folder: Path, tools: Sequence[Mappi
 
 
 def _verifier(spec: str, folder: Path) -> Verify | str:
-    if spec in ("", "model"):
-        return spec
-    own = own_path(spec)
-    if own is not None and ".py:" in spec and not Path(spec.partition(".py:")[0] + ".py").is_absolute():
-        spec = f"{folder / spec}"
-    return own_function(spec, "task", "answer", "state")
+    return spec if spec in ("", "model") else own_function(_beside(spec, folder), "task", "answer", "state")
+
+
+def _beside(spec: str, folder: Path) -> str:
+    """``FILE.py:NAME`` with the file in ``folder`` where its path is relative."""
+    file, colon, name = spec.partition(".py:")
+    return f"{folder / file}.py:{name}" if colon and own_path(spec) is not None and ":" not in file else spec
 
 
 def _tools(path: Path) -> list[dict[str, Any]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import InfrastructureError, RamifyError, UserError, nearest
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.plugins import source_of
 from ramify.methods.world_model.algorithm import TAG, extract
 from ramify.methods.world_model.store import read_calls
 from ramify.methods.world_model.trajectories import EnvTrajectory
@@ -314,6 +315,26 @@ def words_of(text: str) -> frozenset[str]:
 
 def _alike(a: frozenset[str], b: frozenset[str]) -> float:
     return len(a & b) / len(a | b) if a or b else 1.0
+
+
+class FunctionPredictor:
+    """A function of your own as the environment: ``function(situation)`` returns the observation, or None where it has none."""
+
+    def __init__(self, function: Callable[[Situation], str | None], spec: str) -> None:
+        self._function, self.name = function, spec
+        self.identity = stable_hash("predict", spec, source_of(function))
+
+    async def predict(self, situation: Situation, attempt: int = 0) -> Prediction:
+        """See :class:`Predictor`. Raises InfrastructureError("env") where the function fails or returns something else."""
+        try:
+            text = self._function(situation)
+        except RamifyError:
+            raise
+        except Exception as error:  # code of the user's own may raise anything
+            raise InfrastructureError("env", f"{self.name} raised {type(error).__name__}: {error}") from error
+        if text is not None and not isinstance(text, str):
+            raise InfrastructureError("env", f"{self.name} returned a {type(text).__name__}, not a text")
+        return Prediction(text, text or "", "" if text is not None else f"{self.name} returned None")
 
 
 BASELINES = ("copy", "majority", "retrieval")

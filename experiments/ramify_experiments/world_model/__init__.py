@@ -1,0 +1,1 @@
+"""world-model: its reproduction, and cases of which the truth is known."""
