@@ -141,7 +141,7 @@ class Shell(_Worded):
 
 
 class SearchEngine(_Worded):
-    """search NAME shows a snippet, which holds the price in a share of all searches; open NAME shows the page; answer VALUE ends it."""
+    """search NAME shows a snippet, which holds the price for a share of all names; open NAME shows the page; answer VALUE ends it."""
 
     def __init__(self, max_turns: int, share: float) -> None:
         super().__init__(max_turns)
@@ -168,11 +168,11 @@ class SearchEngine(_Worded):
     def does(self, words: list[str]) -> str | None:
         """See the class."""
         assert self._task is not None
-        rows, asked = self._task.data["rows"], self.state["asked"]
-        self.state["asked"] = asked + 1
+        rows = self._task.data["rows"]
+        self.state["asked"] += 1
         match words:
             case ["search", name] if name in rows:
-                whole = generator(self._seed, "snippet", self._task.id, asked).random() < self.share
+                whole = generator(self._seed, "snippet", self._task.id, name).random() < self.share
                 return f"{name} price {rows[name]['price']}" if whole else f"{name} ..."
             case ["open", name] if name in rows:
                 return page(name, rows[name])

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from ramify.base.config import Config, load
 from ramify.base.errors import InfrastructureError, RamifyError, UserError, nearest
+from ramify.base.files import read_record, read_regular
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.plugins import own_function, own_path
 from ramify.base.registry import register
@@ -41,7 +42,6 @@ from ramify.methods.world_model.predict import (
 )
 from ramify.methods.world_model.store import EnvCall, StateStore, StoreAnswer, check_call, fits, read_calls, read_effects
 from ramify.methods.world_model.trajectories import LOST, OVER, WON, read_trajectories, split_end
-from ramify.trace.lines import read_document
 
 T = TypeVar("T")
 FILE = "world.toml"
@@ -483,7 +483,10 @@ def _beside(spec: str, folder: Path) -> str:
 
 def _tools(path: Path) -> list[dict[str, Any]]:
     """Tools of a JSON list, in OpenAI's form, the function alone, or MCP's. Raises UserError naming file and entry."""
-    listed = read_document(path)
+    try:
+        listed = json.loads(read_regular(path, "the tools"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"cannot read the tools {path}: {error}") from None
     if isinstance(listed, dict):
         listed = listed.get("tools")
     if not isinstance(listed, list):
@@ -501,9 +504,7 @@ def _tools(path: Path) -> list[dict[str, Any]]:
 
 
 def _state(path: Path) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
-    record = read_document(path)
-    if not isinstance(record, dict):
-        raise UserError(f"{path} is no object of tables")
+    record = read_record(path, "the tables")
     effects = read_effects(record.pop("effects", []), str(path))
     outputs = record.pop("outputs", {})
     if not isinstance(outputs, dict) or not all(isinstance(one, dict) for one in outputs.values()):
