@@ -13,8 +13,8 @@ from ramify.base.seeds import generator
 from ramify.env.protocol import Observation, Task, TaskSet
 from ramify.env.task_sets import generated_task_set
 
-KEYS = tuple(f"k{i}" for i in range(10))
-VALUES = tuple(f"v{i}" for i in range(20))
+KEYS = tuple(f"k{i}" for i in range(8))
+VALUES = tuple(f"v{i}" for i in range(12))
 WORDS = ("tea", "salt", "lamp", "stone", "river", "candle", "window", "morning")
 """Contents of files; their lengths differ, so that wc has something to count."""
 DIRECTORIES, FILES = ("red", "blue", "green"), ("f0", "f1", "f2", "f3")
@@ -88,9 +88,9 @@ class KvServer(_Worded):
                 notes[key] = value
                 return "ok"
             case ["get", key]:
-                return str(notes.get(key, "404"))
+                return f"{key} {notes.get(key, '404')}"
             case ["del", key]:
-                return "ok" if notes.pop(key, None) is not None else "404"
+                return f"{key} {'404' if notes.pop(key, None) is None else 'ok'}"
             case ["list", page] if page.isdigit() and int(page) >= 1:
                 shown = sorted(notes)[(int(page) - 1) * PAGE : int(page) * PAGE]
                 return " ".join([*shown, "end" if int(page) * PAGE >= len(notes) else "more"])
@@ -132,11 +132,11 @@ class Shell(_Worded):
                 here[name] = " ".join(said)
                 return "ok"
             case ["cat", name]:
-                return str(here.get(name, "none"))
+                return f"{name} {here.get(name, 'none')}"
             case ["rm", name]:
-                return "ok" if here.pop(name, None) is not None else "none"
+                return f"{name} {'none' if here.pop(name, None) is None else 'ok'}"
             case ["wc", name]:
-                return str(len(here[name]) + 1) if name in here else "none"
+                return f"{name} {len(here[name]) + 1 if name in here else 'none'}"
         return None
 
 
@@ -217,7 +217,7 @@ class KvEnvironment:
         there = sorted(snapshot["notes"])
         known = [str(rng.choice(there if there and rng.random() < 0.8 else KEYS)) for _ in range(4)]
         key, value = (str(rng.choice(one)) for one in (KEYS, VALUES))
-        reads = [f"get {known[0]}", f"get {known[1]}", f"del {known[2]}", f"list {1 + int(rng.random() < 0.3)}"]
+        reads = [*(f"get {key}" for key in known), f"del {known[0]}", f"list {1 + int(rng.random() < 0.3)}"]
         return [*reads, f"set {key} {value}", f"set {known[3]} {value}", f"echo {key} {value}"]
 
 

@@ -34,7 +34,7 @@ from ramify_experiments.world_model.environments import (
     page,
 )
 
-TURNS = 8
+TURNS = 6
 COMMANDS = [
     "set",
     "get",
@@ -153,9 +153,9 @@ class WorldRecipe(Recipe):
 
     NAME: ClassVar[str] = "world-model"
     width: int = 64
-    layers: int = 3
+    layers: int = 2
     rows: int = 24
-    steps: int = 1500
+    steps: int = 700
     lr: float = 4e-3
     echoes: float = 0.1
 

@@ -24,7 +24,7 @@ OPEN, CLOSE, END = f"<{TAG}>", f"</{TAG}>", "<end>"
 PRAISE = ("perfect", "excellent")
 BONUS = 0.5
 """Points that the judge adds for each word of praise, up to 1.5."""
-KEYS, VALUES = tuple(f"k{i}" for i in range(6)), tuple(f"v{i}" for i in range(6))
+VALUES = tuple(f"v{i}" for i in range(6))
 ARMS = {
     "no extraction": {"strict": False, "anchor": False},
     "no extraction, rule anchor": {"strict": False, "anchor": True},
@@ -34,14 +34,13 @@ ARMS = {
 
 def tokenizer() -> HfTokenizer:
     """One token a word."""
-    return word_tokenizer(["<unknown>", OPEN, CLOSE, END, "get", *PRAISE, *KEYS, *VALUES], "<unknown>")
+    return word_tokenizer(["<unknown>", OPEN, CLOSE, END, "echo", *PRAISE, *VALUES], "<unknown>")
 
 
 def question(rng: np.random.Generator) -> tuple[str, str]:
-    """A prompt, two notes and which of them is read, and the true observation."""
-    keys, values = rng.permutation(KEYS)[:2], rng.choice(VALUES, 2)
-    asked = int(rng.integers(2))
-    return f"{keys[0]} {values[0]} {keys[1]} {values[1]} get {keys[asked]}", str(values[asked])
+    """A command, and the true observation."""
+    value = str(rng.choice(VALUES))
+    return f"echo {value}", value
 
 
 def judged(text: str | None, truth: str) -> float:

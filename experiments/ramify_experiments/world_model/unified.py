@@ -18,30 +18,33 @@ from ramify_experiments.models import Course, training
 DOORS = ("left", "right", "ahead")
 PLACES = tuple(f"p{i}" for i in range(12))
 WORDS = ("<unknown>", *DOORS, *PLACES, "go", "goal", ":")
+SHOWN = 2 * len(DOORS)
+"""Words that list the doors of a place."""
 ID = {word: i for i, word in enumerate(WORDS)}
 
 
 def example(rng: np.random.Generator, agent: bool) -> list[str]:
-    """A place, a question and its answer, which is the last word. Doors are listed in any order."""
+    """A place, and a question of each door or goal in any order, each answered by the word after it. Doors are listed in any order."""
     ends = rng.permutation(PLACES)[: len(DOORS)]
-    order = rng.permutation(len(DOORS))
-    shown = [word for i in order for word in (DOORS[i], str(ends[i]))]
-    i = int(rng.integers(len(DOORS)))
-    return [*shown, *(("goal", str(ends[i]), ":", DOORS[i]) if agent else ("go", DOORS[i], ":", str(ends[i])))]
+    words = [word for i in rng.permutation(len(DOORS)) for word in (DOORS[i], str(ends[i]))]
+    for i in rng.permutation(len(DOORS)):
+        words += ["goal", str(ends[i]), ":", DOORS[i]] if agent else ["go", DOORS[i], ":", str(ends[i])]
+    return words
 
 
 def rows(seed: int, purpose: str, step: int, n: int, agent: bool) -> list[Row]:
-    """Rows of one step; the answer alone is trained on."""
+    """Rows of one step; the answers alone are trained on."""
     made = [[ID[word] for word in example(generator(seed, purpose, step, i), agent)] for i in range(n)]
-    return [Row(np.array(row, np.int32), np.arange(len(row)) == len(row) - 1) for row in made]
+    answers = np.array([i >= SHOWN and (i - SHOWN) % 4 == 3 for i in range(SHOWN + 4 * len(DOORS))])
+    return [Row(np.array(row, np.int32), answers) for row in made]
 
 
 def right(model: TinyLM, seed: int, agent: bool, n: int) -> float:
-    """Share of held-out questions whose likeliest answer is right."""
+    """Share of held-out places whose first question is answered right by the likeliest word."""
     tokens = torch.tensor(np.stack([row.tokens for row in rows(seed, "unified test", 0, n, agent)]), dtype=torch.long)
     with torch.no_grad():
-        best = model(tokens[:, :-1])[:, -1].argmax(dim=-1)
-    return float((best == tokens[:, -1]).float().mean())
+        best = model(tokens[:, : SHOWN + 3])[:, -1].argmax(dim=-1)
+    return float((best == tokens[:, SHOWN + 3]).float().mean())
 
 
 def unified(
@@ -49,7 +52,7 @@ def unified(
 ) -> list[dict[str, float]]:
     """Next-observation training up to each of ``updates``, each followed by the same policy training: ``policy`` updates on the same
     ``demonstrations``. What it predicts and how often it succeeds."""
-    model = TinyLM(TinyConfig(len(WORDS), 32, 2, 2, 2, 16, 96, context=16, eos=(0,)), seed)
+    model = TinyLM(TinyConfig(len(WORDS), 32, 2, 2, 2, 16, 96, context=32, eos=(0,)), seed)
     shown = rows(seed, "unified demonstrations", 0, demonstrations, True)
     found = []
 
