@@ -19,15 +19,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
         "fidelity": {"recipe": {}, "test": 120, "known": 600},
         "masking": {"recipe": {}, "base": 350, "steps": 120, "echoes": 0.7, "test": 90, "lr": 1e-3},
-        "hacking": {"start": 80, "steps": 100, "prompts": 8, "samples": 8, "lr": 2e-3},
+        "hacking": {"start": 400, "steps": 100, "prompts": 6, "samples": 8, "lr": 2e-3},
         "stingy": {"updates": [60, 240, 1000], "recipe": {}, "batch": 64, "lr": 0.5, "test": 4000},
         "unified": {"updates": [0, 2000, 8000], "policy": 60, "demonstrations": 200, "batch": 16, "lr": 4e-3, "test": 500},
         "seeds": {"fidelity": 1, "masking": 1, "hacking": 1, "stingy": 5, "unified": 2},
     },
     "quick": {
         "fidelity": {"recipe": {"steps": 60, "width": 32, "rows": 12}, "test": 24, "known": 60},
-        "hacking": {"start": 60, "steps": 40, "prompts": 6, "samples": 8, "lr": 3e-3},
-        "stingy": {"updates": [60], "recipe": {"steps": 60, "width": 32, "rows": 12}, "batch": 64, "lr": 0.5, "test": 2000},
+        "hacking": {"start": 250, "steps": 40, "prompts": 6, "samples": 8, "lr": 2e-3},
+        "stingy": {"updates": [60], "recipe": {}, "batch": 64, "lr": 0.5, "test": 2000},
         "seeds": {"fidelity": 1, "hacking": 1, "stingy": 3},
     },
 }
@@ -46,9 +46,10 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
         given = {arm: {**chosen[name], **more} for arm, more in arms.items()}
         return cells.grid(function, given, own, workers=1 if size == "quick" else 2)
 
-    _hacking(checks, runs("hacking", reinforced, ARMS), size)
-    _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in STINGY_ARMS}), size)
     _fidelity(checks, runs("fidelity", fidelity, {"fidelity": {}})["fidelity"], size)
+    _hacking(checks, runs("hacking", reinforced, ARMS), size)
+    arms = STINGY_ARMS if size == "cpu" else STINGY_ARMS[:3]  # the last needs a model that has learnt
+    _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in arms}))
     if size == "cpu":
         _masking(checks, runs("masking", masking, {"masking": {}})["masking"])
         _unified(checks, runs("unified", unified, {"unified": {}})["unified"])
@@ -108,7 +109,7 @@ def _hacking(checks: Checks, found: Mapping[str, Sequence[dict[str, Any]]], size
     checks.mean("hacking: right predictions before", [one["before"]["right"] for one in before])
 
 
-def _stingy(checks: Checks, found: Mapping[str, Sequence[dict[str, Any]]], size: str) -> None:
+def _stingy(checks: Checks, found: Mapping[str, Sequence[dict[str, Any]]]) -> None:
     own = Checks(range(checks.seeds[0], checks.seeds[0] + len(found["real"])))
     success = {
         arm: {at: np.array([one[at]["success"] for one in runs]) for at in runs[0] if at.isdigit()} for arm, runs in found.items()
@@ -128,14 +129,15 @@ def _stingy(checks: Checks, found: Mapping[str, Sequence[dict[str, Any]]], size:
     rise = {arm: opens[arm]["60"] - opens[arm]["0"] for arm in opens}
     own.mean("stingy: pages opened at 60 updates - before, stingy simulation", rise["stingy"], ">", 0.0)
     own.mean("stingy: pages opened at 60 updates, stingy - real", opens["stingy"]["60"] - opens["real"]["60"], ">", 0.0)
-    for arm in STINGY_ARMS:
+    for arm in found:
         for at, values in success[arm].items():
             own.mean(f"stingy: real success after {at} updates, {arm}", values)
         for at, values in opens[arm].items():
             own.mean(f"stingy: pages opened after {at} updates, {arm}", values)
     if "1000" in success["real"]:
         own.paired("stingy: real success at 1000 updates, stingy - real", success["stingy"]["1000"], success["real"]["1000"])
-    own.mean("stingy: pages that the learned model shows right", [one["pages right"] for one in found["learned, stingy"]])
+    if "learned, stingy" in found:
+        own.mean("stingy: pages that the learned model shows right", [one["pages right"] for one in found["learned, stingy"]])
     checks += own
 
 

@@ -57,7 +57,7 @@ def exact_answers(seed: int) -> Answers:
 
 def learned_answers(seed: int, recipe: dict[str, Any]) -> Answers:
     """What the world model of the fidelity experiment shows of the same rows, which the state store gives it; the truth is the store's."""
-    environment, made = simulated(WorldRecipe(seed=seed, **recipe).model()), rows(seed)
+    environment, made = simulated(WorldRecipe(**recipe).model()), rows(seed)  # one model for all seeds
     shown: dict[str, list[int]] = {"search": [], "open": []}
     for name, row in made.items():
         for verb, found in shown.items():
