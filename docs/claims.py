@@ -403,6 +403,42 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         ),
         Claim("Polyglot 71.7 against 69.9 %; acceptance of papers 40.5 against 21.8 %"),
     ),
+    "world-model": (
+        Claim(
+            "A model predicts what environments answer (58.71 of 100 on its benchmark, 54.74 before)",
+            {
+                "exact on true history": "fidelity: exact on true history",
+                "over the best baseline": "fidelity: exact - the best baseline",
+            },
+            "In closed loop, which the paper does not measure, the drift curve is reported",
+        ),
+        Claim(
+            "Masking turns that repeat their action keeps what informs",
+            {
+                "at equal updates": "masking: exact without echoes, masked - unmasked at equal updates",
+                "at equal loss tokens": "masking: exact without echoes, masked - unmasked at equal loss tokens",
+            },
+        ),
+        Claim(
+            "Strict extraction stops self-praise",
+            {
+                "praise with it": "hacking: self-praise, strict extraction",
+                "praise without": "hacking: self-praise, no extraction",
+                "with the rule anchor alone": "hacking: self-praise, no extraction, rule anchor",
+            },
+            "The anchor alone does not",
+        ),
+        Claim(
+            "Agents trained in a controlled simulation beat those trained in the real environment (50.3 against 45.6)",
+            {"success at 60 updates": "stingy: real success at 60 updates, stingy simulation - real environment"},
+            "A matter of speed: the real environment catches up",
+        ),
+        Claim(
+            "A world model that becomes the agent is a better one",
+            {"success, most training - none": "unified: success after the most next-observation training - after none"},
+        ),
+        Claim(BENCHMARKS + " (AgentWorldBench, Tool Decathlon, MCPMark, WideSearch)"),
+    ),
 }
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ METHODS = (
         "tree_rollouts",
         "verify_or_ship",
     ),
+    *("graph_credit", "implicit_advantage", "judge_evolution", "maze_recovery", "tree_rollouts", "verify_or_ship"),
+    "world_model",
 )
 HELD = (
     *(f"src/ramify/{name}" for name in KERNEL),

@@ -1,123 +1,68 @@
-"""May my agent be trained in a simulation of my environment? Record it, simulate it, let an agent play there, and check that against the real one.
+"""How does my agent behave when the API it calls pages its lists and refuses a call? Test it on a simulated API, before it meets the real one.
 
-python examples/methods/world_model.py: my environment is a safe with a two-step combination. The simulation answers with the nearest recorded
-turn; `ramify world-model train` would put a trained model in its place, and `verify` a function over the state where success must be real.
+python examples/methods/world_model.py: my API has three tools over one table; their effects are code, and a model (here a function) would write
+what code does not know. The same agent plays the plain API, one that pages, and one that also answers 429 at a chosen call.
 """
 
-import random
+import re
 import tempfile
 from pathlib import Path
 
-from ramify.base.ids import canonical_json
-from ramify.cli.main import main
-from ramify.env.protocol import Observation
-from ramify.env.task_sets import generated_task_set
-from ramify.methods.world_model import read_trajectories
-from ramify.methods.world_model.trajectories import tasks_of
+import ramify
+from ramify.env.tools import tool_json
+from ramify.methods.world_model import Effect, Fault, Paginate, Prediction, SimulatedEnvironment, StateStore
+from ramify.trace.message import write_call
 
-TURNS = ("left", "right", "push")
-
-
-class Safe:
-    """Opens after the right two turns in a row; the third turn is the last."""
-
-    max_turns, system = 3, ""
-
-    def reset(self, task, seed):
-        self.code, self.done = list(task.data["code"]), []
-        return Observation(f"Safe {task.data['number']}.")
-
-    def step(self, action):
-        self.done.append(action.strip())
-        opens = self.done[-2:] == self.code
-        text = "click" if self.done[-1] == self.code[0] else "nothing"
-        return Observation("It opens." if opens else text, float(opens), terminated=opens, outcome=True if opens else None)
-
-    def snapshot(self):
-        return {"done": list(self.done)}
-
-    def restore(self, snapshot):
-        self.done = list(snapshot["done"])
-
-    def key(self):
-        return canonical_json(self.snapshot())
+TEXT = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
+PAGES = {"type": "object", "properties": {"page": {"type": "integer"}}}
+TOOLS = [
+    tool_json("list_orders", "Ids.", PAGES),
+    tool_json("get_order", "One.", TEXT),
+    tool_json("cancel_order", "End it.", TEXT),
+]
+ORDERS = {f"o{i}": {"customer": name} for i, name in enumerate(["Ann", "Bob", "Cem", "Dan", "Eve", "Fay"])}
+DOES = {"list_orders": "list", "get_order": "get", "cancel_order": "delete"}
+EFFECTS = [Effect(tool, do, "orders", "id") for tool, do in DOES.items()]
 
 
-class Safes:
-    """Numbered safes; the explorer of `record` asks it what may be done."""
+class Unknown:
+    """Writes what code does not know; here nothing."""
 
-    name, make = "safes", Safe
+    name = identity = "unknown"
 
-    def task_set(self, split, n, seed=0):
-        return generated_task_set(
-            "safes",
-            split,
-            n,
-            seed,
-            lambda rng: {"code": rng.choice(TURNS, 2).tolist(), "number": int(rng.integers(999))},
-            kind="safe",
-        )
-
-    def actions(self, task, snapshot):
-        return TURNS
+    async def predict(self, situation, attempt=0):
+        return Prediction("")
 
 
-def agent(messages, key):
-    """Turns something, at random."""
-    return random.Random(key).choice(TURNS)
+def cancelled(task, answer, state):
+    """The verifier looks at the state, never at what was written."""
+    left = {row["customer"] for row in state["tables"]["orders"].values()}
+    return True if task.data["of"] not in left and len(left) == len(ORDERS) - 1 else None
 
 
-def run(folder):
-    real = f"{__file__}:Safes"
-    for split, count in (("train", "40"), ("eval", "10")):
-        main(
-            [
-                "world-model",
-                "record",
-                "--env",
-                real,
-                "--episodes",
-                count,
-                "--split",
-                split,
-                "--turns",
-                "3",
-                "--out",
-                f"{folder}/{split}",
-            ]
-        )
-    tasks = "".join(canonical_json(one) + "\n" for one in tasks_of(read_trajectories(folder / "train")))
-    (folder / "tasks.jsonl").write_text(tasks)
-    (folder / "world.toml").write_text('model = "retrieval:train"\ntasks = "tasks.jsonl"\nmax_turns = 3\nverify = "model"\n')
-    main(
-        [
-            "world-model",
-            "eval",
-            f"{folder}/world.toml",
-            "--data",
-            f"{folder}/eval",
-            "--train",
-            f"{folder}/train",
-            "--judge",
-            "none",
-        ]
+def agent(messages):
+    """Looks at the first list only."""
+    name = re.search(r"order of (\w+)", messages[1]["content"])[1]
+    seen = [m["content"] for m in messages[2:] if m["role"] in ("tool", "user")]
+    ids = re.findall(r"o\d", seen[0]) if seen else []
+    for order, shown in zip(ids, seen[1:], strict=False):
+        if name in shown:
+            return write_call("cancel_order", {"id": order})
+    if not seen:
+        return write_call("list_orders", {})
+    return write_call("get_order", {"id": ids[len(seen) - 1]}) if len(seen) <= len(ids) else "I cannot find it."
+
+
+tasks = [ramify.Task(name, {"prompt": f"Cancel the order of {name}.", "of": name}) for name in ("Ann", "Cem", "Fay")]
+faults = {
+    "plain": [],
+    "pages of three": [Paginate(3)],
+    "and 429 at the first cancellation": [Paginate(3), Fault("429", on=(1,), tool="cancel_order")],
+}
+for kind, controls in faults.items():
+    api = SimulatedEnvironment(
+        Unknown(), tools=TOOLS, store=StateStore({"orders": ORDERS}, EFFECTS), controls=controls, verify=cancelled
     )
-    main(
-        [
-            "rollout",
-            "--env",
-            f"simulated:{folder}/world.toml",
-            "--model",
-            f"{__file__}:agent",
-            "--count",
-            "15",
-            "--out",
-            f"{folder}/played",
-        ]
-    )
-    main(["world-model", "audit", f"{folder}/played", "--env", real])
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        run(Path(made))
+    with tempfile.TemporaryDirectory() as folder:
+        found = ramify.play(agent, api, tasks=tasks, out=Path(folder) / "run")
+    print(f"{kind}: {sum(one.outcome is True for one in found)} of {len(found)} orders cancelled")

@@ -61,6 +61,7 @@ def make_inputs(folder: Path) -> None:
     _lines(folder / "walks.jsonl", [_walk(task, attempt) for task in range(3) for attempt in range(3)])
     _lines(folder / "scan.jsonl", [scanned(i) for i in range(2)])
     _lines(folder / "candidates.jsonl", [_candidate(rng, task, step) for task in range(18) for step in range(3)])
+    (folder / "copied.toml").write_text('model = "copy"\n')
     _lines(folder / "anchor.jsonl", [_labelled(i) for i in range(40)])
     essays(folder / "essays", SEARCH.replace("budget = 24\nfirst = 8", "budget = 5\nfirst = 3"))
     short = (folder / "essays" / "anchor.jsonl").read_text().splitlines(keepends=True)[:10]

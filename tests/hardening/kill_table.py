@@ -88,6 +88,12 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb(f"orchestrator eval {POOL} {ASKED} --out run --json"),
     Verb(f"orchestrator run {POOL} what? --composer {{parts}}:plans --out run --json", readers=("orchestrator trace run --json",)),
+    Verb("world-model record --env household --episodes 4 --turns 3 --out run --json"),
+    Verb(
+        "world-model train recorded --out world --steps 4 --rows 2 --width 32 --layers 1 --vocab 290 --max-tokens 12 --json",
+        after="world-model record-first",
+        passes=("world/blobs/*",),
+    ),
     # What is written whole or not at all.
     Verb("import {in}/chats.jsonl --run run --json", once="run"),
     Verb("import {in}/candidates.jsonl --run run --json", name="import-candidates", once="run"),
@@ -141,6 +147,10 @@ VERBS: tuple[Verb, ...] = (
     Verb(f"orchestrator train-composer hf:{{in}}/planner --pool {POOL} {ASKED} --warm 2 --updates 1 --questions 1 --group 2 --max-tokens 8 "
          "--no-shots --out composer --json", once="composer"),
     Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
+    Verb("world-model record --env household --episodes 3 --turns 2 --out recorded --json", name="world-model record-first"),
+    Verb("world-model prepare {in}/chats.jsonl --out rows.jsonl --json", old="rows.jsonl"),
+    Verb("world-model eval {in}/copied.toml --data run --judge none --json", after="world-model record"),
+    Verb("world-model audit run --env household --json", after="world-model record"),
     Verb("verify-or-ship regimes {in}/candidates.jsonl --sweep c_ver=15,50 --out map.csv --json", old="map.csv"),
     Verb("verify-or-ship replay run --json", after="import-candidates"),
     Verb("verify-or-ship score run --out request.md --json", after="import-candidates", old="request.md"),
@@ -189,5 +199,5 @@ READERS: tuple[Verb, ...] = (
 )
 
 _OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"
-ELSEWHERE = {f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()}
+ELSEWHERE = {f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()} | {"world-model serve"}
 """Commands whose one file is a log of their own with transactions of its own: tests/methods/earned_code_memory/test_memory.py kills its writers."""

@@ -35,6 +35,7 @@ FILES = {
         "earned_code_memory/report.py:export",
         *("maze_recovery/theory_verbs.py:train", "maze_recovery/verbs.py:audit", "maze_recovery/verbs.py:build"),
         *("verify_or_ship/verbs.py:calibrate", "verify_or_ship/verbs.py:regimes_"),
+        "world_model/preparing.py:prepare",
     },
     "report": {
         *("crosscoder/verbs.py:report", "early_decision/verbs.py:report_", "forensics/verbs.py:report_"),
@@ -50,6 +51,7 @@ FILES = {
         ),
         "orchestrator/router.py:save",
         *("dspark/training.py:kept_text", "dspark/training.py:train_drafter", "early_decision/states.py:capture"),
+        "world_model/training.py:write_world",
     },
     "a case.toml, which the user edits": {"forensics/old.py:import_case", "forensics/verbs.py:init"},
 }

@@ -34,7 +34,7 @@ from ramify_experiments.world_model.environments import (
     page,
 )
 
-TURNS = 6
+TURNS = 8
 COMMANDS = [
     "set",
     "get",
@@ -155,8 +155,8 @@ class WorldRecipe(Recipe):
     width: int = 64
     layers: int = 2
     rows: int = 24
-    steps: int = 700
-    lr: float = 4e-3
+    steps: int = 1100
+    lr: float = 8e-3
     echoes: float = 0.1
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:

@@ -18,7 +18,7 @@ from ramify_experiments.world_model.unified import unified
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
         "fidelity": {"recipe": {}, "test": 120, "known": 600},
-        "masking": {"recipe": {}, "base": 350, "steps": 120, "echoes": 0.7, "test": 90, "lr": 1e-3},
+        "masking": {"recipe": {}, "base": 300, "steps": 120, "echoes": 0.7, "test": 90, "lr": 2e-3},
         "hacking": {"start": 400, "steps": 100, "prompts": 6, "samples": 8, "lr": 2e-3},
         "stingy": {"updates": [60, 240, 1000], "recipe": {}, "batch": 64, "lr": 0.5, "test": 4000},
         "unified": {"updates": [0, 2000, 8000], "policy": 60, "demonstrations": 200, "batch": 16, "lr": 4e-3, "test": 500},

@@ -1,0 +1,95 @@
+"""Draw the pictures and write the tables of docs/methods/world-model-evidence.md from repro/world-model-cpu.json: python docs/world_model_pictures.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ramify.render.charts import Curve, curves_svg
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+PAGE = ROOT / "docs" / "methods" / "world-model-evidence.md"
+Checks = dict[str, dict[str, Any]]
+TABLES = {
+    "fidelity": ("fidelity: exact",),
+    "masking": ("masking: ",),
+    "hacking": ("hacking: ",),
+    "stingy": ("stingy: ",),
+    "unified": ("unified: ",),
+}
+ARMS = ("real", "uncontrolled", "stingy", "learned, stingy")
+
+
+def read() -> Checks:
+    """The committed results, by name."""
+    report = json.loads((ROOT / "repro" / "world-model-cpu.json").read_text(encoding="utf-8"))
+    return {check["name"]: check for check in report["checks"]}
+
+
+def drift(checks: Checks) -> str:
+    """Exact answers by turn, on true history and in closed loop."""
+    curves = []
+    for name, kind in (("on true history", "on true history"), ("closed loop", "closed loop")):
+        found = {
+            int(one[1]): check["value"]
+            for key, check in checks.items()
+            if (one := re.fullmatch(rf"fidelity: drift curve, turn (\d+), {kind}", key))
+        }
+        curves.append(Curve(name, list(map(float, sorted(found))), [found[turn] for turn in sorted(found)]))
+    return curves_svg(curves, "How often the world model answers exactly, by turn", "turn", "exact")
+
+
+def stingy(checks: Checks) -> str:
+    """Success in the real environment over updates, by where the agent was trained."""
+    curves = []
+    for arm in ARMS:
+        found = {
+            int(one[1]): check
+            for key, check in checks.items()
+            if (one := re.fullmatch(rf"stingy: real success after (\d+) updates, {arm}", key))
+        }
+        at = sorted(found)
+        sides = [[(found[n]["interval"] or [found[n]["value"]] * 2)[side] for n in at] for side in (0, 1)]
+        curves.append(Curve(arm, [float(i) for i in range(len(at))], [found[n]["value"] for n in at], sides[0], sides[1]))
+    marks = sorted(
+        {int(one[1]) for key in checks if (one := re.fullmatch(r"stingy: real success after (\d+) updates, real", key))}
+    )
+    name = lambda x: str(marks[int(x)]) if x == int(x) and 0 <= x < len(marks) else ""  # noqa: E731
+    return curves_svg(
+        curves, "Success in the real environment, by where the agent was trained", "updates", "success", x_text=name
+    )
+
+
+def table(checks: Checks, starts: tuple[str, ...]) -> str:
+    """The checks whose names begin so, as Markdown."""
+    lines = ["| | value | 95 % interval | n | wanted | |", "|---|---|---|---|---|---|"]
+    for name, one in checks.items():
+        if name.startswith(starts):
+            ends = "" if one["interval"] is None else "{:.3f} to {:.3f}".format(*one["interval"])
+            wanted = "" if one["op"] == "report" else f"{one['op']} {one['threshold']:g}"
+            lines.append(
+                f"| {name} | {one['value']:.3f} | {ends} | {one['n']} | {wanted} | {'' if one['op'] == 'report' else one['status']} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the pictures, and the tables into the page."""
+    checks = read()
+    for name, drawn in (("drift", drift(checks)), ("stingy", stingy(checks))):
+        (IMAGES / f"world-model-{name}.svg").write_text(drawn + "\n", encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    for name, starts in TABLES.items():
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(
+            pattern, lambda found, starts=starts: f"{found[1]}{table(checks, starts)}\n{found[2]}", text, flags=re.DOTALL
+        )
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"wrote 2 pictures and {len(TABLES)} tables")
+
+
+if __name__ == "__main__":
+    main()
