@@ -200,4 +200,4 @@ READERS: tuple[Verb, ...] = (
 
 _OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"
 ELSEWHERE = {f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()} | {"world-model serve"}
-"""Commands whose one file is a log of their own with transactions of its own: tests/methods/earned_code_memory/test_memory.py kills its writers."""
+"""Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py kills its writers), and a server over standard input that writes nothing."""

@@ -140,6 +140,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     orchestrated(tmp_path, use)
     use.ran("earned-code-memory", "earned-code-memory", "new", "memory.sqlite")
     use.ran("earned-code-memory", "earned-code-memory", "learn", "memory.sqlite", "run")
+    use.ran("world-model", "world-model", "record", "--env", "household", "--episodes", 2, "--turns", 2, "--out", "recorded")
     assert use.methods("runs") == set(builtin_methods())
     assert use.methods("judged") >= {
         "cliffs",
