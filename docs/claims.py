@@ -404,21 +404,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("Polyglot 71.7 against 69.9 %; acceptance of papers 40.5 against 21.8 %"),
     ),
     "world-model": (
-        Claim(
-            "A model predicts what environments answer (58.71 of 100 on its benchmark, 54.74 before)",
-            {
-                "exact on true history": "fidelity: exact on true history",
-                "over the best baseline": "fidelity: exact - the best baseline",
-            },
-            "In closed loop, which the paper does not measure, the drift curve is reported",
-        ),
-        Claim(
-            "Masking turns that repeat their action keeps what informs",
-            {
-                "at equal updates": "masking: exact without echoes, masked - unmasked at equal updates",
-                "at equal loss tokens": "masking: exact without echoes, masked - unmasked at equal loss tokens",
-            },
-        ),
+        Claim("A model predicts what environments answer (58.71 of 100 on its benchmark, 54.74 before)"),
+        Claim("Masking turns that repeat their action keeps what informs"),
         Claim(
             "Strict extraction stops self-praise",
             {
@@ -433,10 +420,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             {"success at 60 updates": "stingy: real success at 60 updates, stingy simulation - real environment"},
             "A matter of speed: the real environment catches up",
         ),
-        Claim(
-            "A world model that becomes the agent is a better one",
-            {"success, most training - none": "unified: success after the most next-observation training - after none"},
-        ),
+        Claim("A world model that becomes the agent is a better one"),
         Claim(BENCHMARKS + " (AgentWorldBench, Tool Decathlon, MCPMark, WideSearch)"),
     ),
 }

@@ -1,8 +1,9 @@
-"""Reproduction 7(a), in five parts: fidelity, masking, reward hacking, a stingy simulation, and one model as world model and agent."""
+"""Reproduction 7(a), as two commands: ``world-model`` (reward hacking, a stingy simulation) and ``world-model-trained`` (fidelity, masking, one
+model as world model and agent), which trains a world model for a minute or more."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,22 +36,33 @@ STINGY_ARMS = ("real", "uncontrolled", "stingy", "learned, stingy")
 KNOWN: dict[str, str] = {}
 
 
-@sized("world-model", quick=1, cpu=1)
-def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a). ``quick``: fidelity of a model that was hardly trained (it must beat chance, not the thresholds), hacking, stingy."""
-    chosen, first = SIZES[size], seeds[0]
-    checks = Checks(seeds, KNOWN)
+def _runs(cells: ResultCache, size: str, first: int) -> Callable[..., dict[str, list[Any]]]:
+    chosen = SIZES[size]
 
     def runs(name: str, function: Any, arms: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
         own = range(first, first + chosen["seeds"][name])
         given = {arm: {**chosen[name], **more} for arm, more in arms.items()}
         return cells.grid(function, given, own, workers=1 if size == "quick" else 2)
 
-    _fidelity(checks, runs("fidelity", fidelity, {"fidelity": {}})["fidelity"], size)
+    return runs
+
+
+@sized("world-model", quick=1, cpu=1)
+def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
+    """Section 7(a), 3 and 4: a judge that can be flattered, and a stingy simulation against the real environment. ``quick``: fewer updates."""
+    checks, runs = Checks(seeds, KNOWN), _runs(cells, size, seeds[0])
     _hacking(checks, runs("hacking", reinforced, ARMS), size)
-    arms = STINGY_ARMS if size == "cpu" else STINGY_ARMS[:3]  # the last needs a model that has learnt
-    _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in arms}))
+    _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in STINGY_ARMS[:3]}))
+    return checks
+
+
+@sized("world-model-trained", quick=1, cpu=1)
+def reproduce_trained(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
+    """Section 7(a), 1, 2, 5 and the last arm of 4: what takes a trained world model. ``quick``: a model that was hardly trained."""
+    checks, runs = Checks(seeds, KNOWN), _runs(cells, size, seeds[0])
+    _fidelity(checks, runs("fidelity", fidelity, {"fidelity": {}})["fidelity"], size)
     if size == "cpu":
+        _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in STINGY_ARMS}))
         _masking(checks, runs("masking", masking, {"masking": {}})["masking"])
         _unified(checks, runs("unified", unified, {"unified": {}})["unified"])
     return checks
