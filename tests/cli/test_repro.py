@@ -273,7 +273,11 @@ def test_the_installed_distribution_is_the_one_in_the_tree() -> None:
     assert project["version"] == own["version"]
     assert project["dependencies"] == [f"ramify=={own['version']}"]
     methods = registry.builtin_methods()
-    for group, names in (("experiments", ["check", "repro"]), ("reproductions", [*methods, "improve", "world-model-trained"]), ("cases", methods)):
+    for group, names in (
+        ("experiments", ["check", "repro"]),
+        ("reproductions", [*methods, "improve", "why", "world-model-trained"]),
+        ("cases", methods),
+    ):
         wanted = project["entry-points"][f"ramify.{group}"]
         assert sorted(wanted) == sorted(names)
         assert {name: entry.value for name, entry in experiments.found(group).items()} == wanted, "install it again"
