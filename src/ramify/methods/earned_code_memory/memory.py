@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,6 +75,8 @@ class Embedded:
         self._texts, self._tools = VectorIndex(), VectorIndex()
         self._known: dict[str, str] = {}
         """Name -> the text that its vector is of."""
+        self._lock = threading.Lock()
+        """Threads of a server add and search."""
 
     async def find(
         self, memory: Memory, query: str
@@ -91,14 +94,15 @@ class Embedded:
         fresh = dict(zip(missing, (row.tobytes() for row in made), strict=True))
         memory.store.keep_vectors(self.address, {text: vector for text, vector in fresh.items() if text != query})
         every = {text: np.frombuffer(vector, np.float32) for text, vector in (stored | fresh).items()}
-        for index, own in ((self._texts, entries), (self._tools, tools)):
-            if names := [name for name in own if name in wanted]:
-                index.add(names, np.stack([every[own[name]] for name in names]))
-        self._known.update(wanted)
-        near = self._texts.nearest(every[query], config.top_text, lambda name: name in entries)
-        may = self._tools.nearest(
-            every[query], config.top_tool, lambda name: name in tools and memory.may(state.tools[name], query)
-        )
+        with self._lock:
+            for index, own in ((self._texts, entries), (self._tools, tools)):
+                if names := [name for name in own if name in wanted]:
+                    index.add(names, np.stack([every[own[name]] for name in names]))
+            self._known.update(wanted)
+            near = self._texts.nearest(every[query], config.top_text, lambda name: name in entries)
+            may = self._tools.nearest(
+                every[query], config.top_tool, lambda name: name in tools and memory.may(state.tools[name], query)
+            )
         return [(state.entries[name], share) for name, share in near], [(state.tools[name], share) for name, share in may], tokens
 
 
