@@ -16,6 +16,7 @@ from ramify.rollout.attempts import Attempt
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clopper_pearson
 from ramify.trace.db import Run
+from ramify.trace.node import Finding
 
 
 def failed_run(path: Path, attempts: int = 6) -> Path:
@@ -124,3 +125,17 @@ def test_the_budget_of_forks_holds() -> None:
     rng = np.random.default_rng(3)
     for samples in (1, 7, 20):
         assert search([0.5] * 6 + [0.0] * 6, rng, samples=samples)[1] <= samples
+
+
+def test_a_finding_that_is_no_record_is_left_out(tmp_path: Path) -> None:
+    run = failed_run(tmp_path / "run")
+    with Run.open(run, write=True) as stored:
+        leaf = next(iter(stored.scores(scorer="env"))).node
+        stored.conclude(
+            "why", [Finding("lost here", "why", "forged", leaf, evidence=value) for value in (None, [1], {"attempt": 3})]
+        )
+        stored.commit()
+        assert found(stored) == []
+    why = ramify.why(run, model=agent(), env=Halls())
+    with Run.open(run) as stored:
+        assert found(stored) == [why]

@@ -177,10 +177,15 @@ def _read(file: str) -> Any:
         raise UserError(f"{file}: not readable as JSON: {error}") from None
 
 
+def _about(finding: Finding) -> tuple[Any, ...]:
+    evidence = finding.evidence if isinstance(finding.evidence, Mapping) else {}
+    return tuple(evidence.get(name) for name in ("attempt", "do", "value"))
+
+
 def _keep(path: Path | str, why: Why, found: Sequence[Helped], settings: Mapping[str, Any]) -> None:
     with Run.open(path, write=True) as run:
         new = {(why.attempt, one.kind, one.value) for one in found}
-        old = [f for f in run.findings(maker=MAKER) if (f.evidence["attempt"], f.evidence["do"], f.evidence["value"]) not in new]
+        old = [one for one in run.findings(maker=MAKER) if _about(one) not in new]
         findings = [
             Finding(
                 "would have helped" if one.row.p_corrected <= 0.05 and one.row.difference > 0 else "was tried instead",

@@ -169,8 +169,15 @@ class Why:
 
 
 def found(run: Run, tree: str | None = None) -> list[Why]:
-    """What earlier calls found out and stored in ``run``, of one ``tree`` or all."""
-    return [_from_json(one.evidence) for one in run.findings(tree=tree, maker=MAKER)]
+    """What earlier calls found out and stored in ``run``, of one ``tree`` or all; a record that is none (of a foreign run) is left out."""
+    return [why for one in run.findings(tree=tree, maker=MAKER) if (why := _read(one)) is not None]
+
+
+def _read(finding: Finding) -> Why | None:
+    try:
+        return _from_json(finding.evidence)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _from_json(record: Mapping[str, Any]) -> Why:
@@ -262,7 +269,7 @@ def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
     for i, node in enumerate(seen):
         if node.id in begins:
             first.setdefault(keys[i], steps[i] if i < len(steps) else None)
-    return Passage(success, str(evidence.get("start", "")), int(evidence.get("index", -1)), first, view.leaf)
+    return Passage(success, str(evidence.get("start", "")), _number(evidence.get("index"), -1), first, view.leaf)
 
 
 def _cohort(run: Run, info: TreeInfo, scorer: str | None) -> Iterator[View]:
@@ -319,7 +326,11 @@ def _evidence(view: View) -> Mapping[str, Any]:
 
 
 def _sample_index(view: View) -> int:
-    return int(_evidence(view).get("index", 0))
+    return _number(_evidence(view).get("index"), 0)
+
+
+def _number(value: Any, default: int) -> int:
+    return value if isinstance(value, int) else default
 
 
 def _whole(view: View) -> bool:
@@ -474,8 +485,10 @@ def why(
     with open_episodes(path, first_reply(view), model, env, trust=trust) as (episodes, _):
         settings["agent"] = episodes.provenance.to_json()
         for one in episodes.run.findings(tree=view.info.name, maker=MAKER):
-            stored = _from_json(one.evidence)
-            if stored.attempt == view.leaf and not stored.failed and json_hash(dict(one.identity)) == json_hash(settings):
+            stored = _read(one)
+            if stored is None or stored.attempt != view.leaf or stored.failed:
+                continue
+            if json_hash(dict(one.identity)) == json_hash(settings):
                 return stored
         episodes.on_attempt = on_attempt
         case = read_case(episodes.run, view, episodes.provenance.hash, scorer)
@@ -543,7 +556,7 @@ def can_play(run: Run, model: AnyModel | None, env: AnyEnvironment | None) -> bo
 
 def _keep(run: Run, result: Why, settings: Mapping[str, Any]) -> None:
     """Store the finding; those about other attempts stay."""
-    others = [one for one in run.findings(maker=MAKER) if one.evidence["attempt"] != result.attempt]
+    others = [one for one in run.findings(maker=MAKER) if getattr(_read(one), "attempt", result.attempt) != result.attempt]
     run.conclude(MAKER, [*others, result.finding(settings)])
     run.commit()
 
