@@ -423,6 +423,46 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("A world model that becomes the agent is a better one"),
         Claim(BENCHMARKS + " (AgentWorldBench, Tool Decathlon, MCPMark, WideSearch)"),
     ),
+    "orchestrator": (
+        Claim(
+            "Single-step scores mislead in a harness; evolution on whole trajectories repairs the router (TRINITY, Fugu)",
+            {
+                "first stage - best single, whole episodes": "A1: whole episodes, SFT - best single",
+                "evolution - best single": "A1: evolution - best single, 20,160 episodes",
+                "evolution - random search": "A1: evolution - random search, 20,160 episodes",
+            },
+        ),
+        Claim(
+            "Evolution beats REINFORCE (TRINITY: .615 against .253)",
+            {"evolution - REINFORCE": "A1: evolution - REINFORCE, 20,160 episodes"},
+            "Episodes here are cheap and short: behind at small budgets, level at 80,640 episodes",
+            against=True,
+        ),
+        Claim(
+            "A composer of isolated workers beats the best worker and plain routing (Conductor: 72.35 against 67.6 and 52.4)",
+            {
+                "over the best single worker": "A2: composed - best single",
+                "over routing to the best": "A2: composed - route to the best",
+            },
+        ),
+        Claim(
+            "Isolation is what makes it work (Fugu, without an ablation)",
+            {"the same plans, all visible - isolated": "A2: the same plans all visible - isolated"},
+        ),
+        Claim(
+            "Without worked examples the gain is lost (Conductor: 64.3 to 54.9)",
+            {"steps from a structureless start": "A2: steps from a structureless start"},
+        ),
+        Claim(
+            "A small model's hidden state routes between real models",
+            {
+                "over the best single model": "A3: routed - best single",
+                "over the cross-fitted oracle": "A3: routed - cross-fitted oracle",
+            },
+            "Tiny models; the gain is across domains, not within them",
+        ),
+        Claim("SWE-Bench Pro 73.7 against 69.2, Terminal-Bench 82.1 against 78.2, nine more benchmarks with frontier models"),
+    ),
 }
 
 if __name__ == "__main__":

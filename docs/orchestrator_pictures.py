@@ -34,7 +34,7 @@ def _dots(title: str, axis: str, rows: list[tuple[str, list[dict[str, Any]]]], s
         y = top + 14 + line * i
         body.append(label(left - 12, y + 4, name, "end"))
         for j, check in enumerate(checks):
-            at, ink = y + (7 * j - 3.5 * (len(checks) - 1)), COLOURS[j]
+            at, ink = y + (7 * j - 3.5 * (len(checks) - 1)), COLOURS[j] if len(checks) == max(1, len(series)) else "#777"
             if check["interval"]:
                 low, high = check["interval"]
                 body.append(tag("line", x1=x(low), x2=x(high), y1=at, y2=at, stroke=ink, stroke_width=1.6))
