@@ -38,6 +38,7 @@ METHODS = (
         "graph_credit",
         "implicit_advantage",
         "judge_evolution",
+        "kernel_search",
         "maze_recovery",
         "orchestrator",
         "tree_rollouts",

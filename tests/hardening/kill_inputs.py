@@ -69,6 +69,10 @@ def make_inputs(folder: Path) -> None:
     with Memory(folder / "memory.sqlite") as memory:
         memory.add("plan", "delete old notes", "Call `notes.list`, then `notes.delete`.")
     (folder / "rules.txt").write_text("Only send email to recipients at acme.com.\n")
+    (folder / "sum.c").write_text(
+        "// ramify: n = 500, 3\nfloat sum(int n, const float *x) {\n  float s = 0;\n  for (int i = 0; i < n; i++)\n    s += x[i];\n  return s;\n}\n"
+    )
+    (folder / "add.sass").write_text("        /*0180*/              @!P0 LDG.E.128 R16, desc[UR4][R20.64] ;\n")
     (folder / "shop").mkdir()
     (folder / "shop" / "sums.py").write_text("def total(items):\n    return sum(items) / len(items)\n")
     (folder / "issue.md").write_text("`total([])` fails with ZeroDivisionError.\n")

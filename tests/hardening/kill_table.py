@@ -191,6 +191,9 @@ READERS: tuple[Verb, ...] = (
     Verb("judge-evolution show run --json", after="judge-evolution rescore"),
     Verb(f"orchestrator pool-check {POOL} --json"),
     Verb("orchestrator trace run --json", after="orchestrator run"),
+    Verb("kernel-search asm {in}/sum.c sum --json"),
+    Verb("kernel-search bench {in}/sum.c {in}/sum.c --pairs 4 --json"),
+    Verb("kernel-search sass {in}/add.sass --json"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
     Verb("tree-rollouts report run --json", after="tree-rollouts run"),
     Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),
@@ -201,3 +204,10 @@ READERS: tuple[Verb, ...] = (
 _OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"
 ELSEWHERE = {f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()} | {"world-model serve"}
 """Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py kills its writers), and a server over standard input that writes nothing."""
+_OF_A_KERNEL = "doctor diagnose search explain redteam"
+ELSEWHERE = {
+    *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
+    *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),
+}
+"""Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py kills its writers), and
+those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over)."""

@@ -53,6 +53,9 @@ FILES = {
         *("dspark/training.py:kept_text", "dspark/training.py:train_drafter", "early_decision/states.py:capture"),
         "world_model/training.py:write_world",
     },
+    "what outlasts runs: measured roofs of a machine, a memory that the user names": {
+        *("kernel_search/diagnosis.py:measured_roofs", "kernel_search/proposers.py:add"),
+    },
     "a case.toml, which the user edits": {"forensics/old.py:import_case", "forensics/verbs.py:init"},
 }
 """What is written -> the functions that write it."""

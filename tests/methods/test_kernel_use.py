@@ -138,6 +138,11 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     record(tmp_path / "run")
     audited_by(tmp_path, use)
     orchestrated(tmp_path, use)
+    (tmp_path / "sum.c").write_text(
+        "// ramify: n = 500, 3\nfloat sum(int n, const float *x) { float s = 0; for (int i = 0; i < n; i++) s += x[i]; return s; }\n"
+    )
+    small = ("--evals", 1, "--pairs", 4, "--batch", 0.001, "--no-simulate", "--out", "faster")
+    use.ran("kernel-search", "kernel-search", "search", "sum.c", *small)
     use.ran("earned-code-memory", "earned-code-memory", "new", "memory.sqlite")
     use.ran("earned-code-memory", "earned-code-memory", "learn", "memory.sqlite", "run")
     use.ran("world-model", "world-model", "record", "--env", "household", "--episodes", 2, "--turns", 2, "--out", "recorded")

@@ -42,6 +42,7 @@ EXTRAS = {
     "ray": "--backend ray",
     "interp": "probes of hidden states",
     "diagnose": "imports of JavaScript, TypeScript, Go, Rust and Java, tools over MCP",
+    "kernels": "kernel-search on Numba functions (C kernels need gcc)",
     "governance": "graders of SQL, of languages and of mail addresses",
     "forensics": "sentences of a text, the type checker of the pre-commit environment",
     "harnesses": "pinned rules in LangChain, LangMem, the OpenAI Agents SDK and AutoGen",

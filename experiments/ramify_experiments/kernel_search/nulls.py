@@ -1,0 +1,86 @@
+"""Kernels whose truth is known: the same code twice, healthy kernels; a candidate twice as fast, and the suite's seeded pathologies."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+
+from ramify.base.errors import EXIT_FAILED
+from ramify_experiments.cases import KnownCase, Repetition
+from ramify_experiments.kernel_search.suite import HEALTHY, SUITE, Seeded
+
+METHOD = "kernel-search"
+SMALL = """// ramify: n = 2000, 33, 1
+void half(int n, const float *x, float *y) {
+  for (int i = 0; i < n; i++)
+    y[i] = x[i] * 0.5f;
+}
+"""
+SLOW = SMALL.replace(
+    "y[i] = x[i] * 0.5f;", "y[i] = x[i] * 0.5f;\n  for (int i = 0; i < n; i++)\n    ((volatile float *)y)[i] = x[i] * 0.5f;"
+)
+
+
+def _file(rep: Repetition, name: str, source: str) -> str:
+    path = rep.folder / name
+    path.write_text(source, encoding="utf-8")
+    return str(path)
+
+
+def _faster(rep: Repetition, kernel: str, candidate: str) -> bool:
+    """Whether `bench` says that the candidate is faster; its exit code is 1 where it does not."""
+    words = (
+        "kernel-search",
+        "bench",
+        _file(rep, "kernel.c", kernel),
+        _file(rep, "candidate.c", candidate),
+        "--pairs",
+        "6",
+        "--seed",
+        str(rep.seed),
+        "--json",
+    )
+    from ramify.cli.main import main
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(list(words))
+    if code not in (0, EXIT_FAILED):
+        raise RuntimeError(f"bench ended with {code}")
+    trial = json.loads(out.getvalue().splitlines()[-1])
+    if trial["refused"]:
+        raise RuntimeError(trial["refused"])
+    return code == 0
+
+
+def _same(rep: Repetition) -> bool:
+    return _faster(rep, SMALL, SMALL + "\n// the same\n")
+
+
+def _twice(rep: Repetition) -> bool:
+    return _faster(rep, SLOW, SMALL)
+
+
+def _diagnosed(rep: Repetition, one: Seeded) -> dict[str, str]:
+    found = rep.verb(
+        METHOD, "diagnose", f"{_file(rep, f'{one.name}.c', one.source)}:{one.name}", "--pairs", "4", "--seed", str(rep.seed)
+    )
+    return {finding["tool"]: finding["severity"] for finding in found["findings"] if finding["severity"] != "info"}
+
+
+def _critical(rep: Repetition) -> bool:
+    return "critical" in _diagnosed(rep, HEALTHY[rep.seed % len(HEALTHY)]).values()
+
+
+def _seeded(rep: Repetition) -> bool:
+    one = SUITE[rep.seed % len(SUITE)]
+    return one.tools <= set(_diagnosed(rep, one))
+
+
+CASES = (
+    KnownCase("the same code twice", "nothing", "The candidate is the kernel itself with another comment: that it is faster is a false finding.", _same, wanted=0.05),
+    KnownCase("healthy kernels", "nothing", "Four kernels that the compiler vectorizes whole: a finding of severity critical is false.", _critical, wanted=0.05, full=40, quick=4),
+    KnownCase("the work is done twice", "planted", "The kernel computes its outputs twice, the candidate once: it is faster.", _twice, wanted=0.8, full=40, quick=5),
+    KnownCase("seeded pathologies", "planted", "A kernel of the suite: every tool of a seeded pathology fires.", _seeded, wanted=0.8, full=48, quick=8),
+)  # fmt: skip

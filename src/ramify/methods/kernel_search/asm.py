@@ -1,0 +1,282 @@
+"""Reading machine code: a function's innermost loops out of `objdump -d -l`, and what is counted in each.
+
+Prologues, epilogues and remainder loops of vectorized code are scalar by design, so loops are judged one by one and never the whole symbol; of
+the loops that one source loop became the widest is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_HEAD = re.compile(r"^[0-9a-f]+ <([^>]+)>:$")
+_LINE = re.compile(r"^(?:\S*/)?([^/\s:]+\.\w+):(\d+)")
+_CODE = re.compile(r"^\s+([0-9a-f]+):\s+(.*)$")
+_ARITHMETIC = re.compile(r"^v?(?:add|sub|mul|div|sqrt|min|max|fn?m(?:add|sub)(?:132|213|231)?|rcp\w*|rsqrt\w*)(ps|pd|ss|sd)$")
+_CONVERT = re.compile(r"^v?cvt(?:ss2sd|sd2ss|ps2pd|pd2ps)")
+_SHUFFLE = re.compile(
+    r"^v?(?:shuf|perm|unpck|insert|extract|blendv?|broadcast.*x|palignr|valign|pack|punpck|pshuf|movsh|movhl|movlh)"
+)
+_INTEGER = re.compile(r"^v?p(?:add|sub|mul|madd|cmp|min|max|and|or|xor|s[lr][la])")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction: address, mnemonic, operands as objdump writes them, source line (0: not known)."""
+
+    address: int
+    name: str
+    operands: str
+    line: int = 0
+
+    @property
+    def target(self) -> int | None:
+        """Where a jump goes, if it says so."""
+        found = re.match(r"^([0-9a-f]+)\b", self.operands)
+        return int(found[1], 16) if found and (self.name.startswith("j") or self.name == "call") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """An innermost loop, and what is counted in it."""
+
+    line: int
+    """Source line of most of its work; 0 where the code has no lines."""
+    lines: tuple[int, ...]
+    depth: int
+    """Loops around it, itself included."""
+    instructions: int
+    packed: int
+    scalar: int
+    """Floating-point arithmetic on whole vectors, and on single numbers."""
+    width: int
+    """Bits of the widest register of its arithmetic."""
+    integer: int
+    """Packed integer arithmetic."""
+    converts: int
+    calls: tuple[str, ...]
+    jumps: int
+    """Conditional jumps that are not the loop's own."""
+    loads: int
+    stores: int
+    stack: int
+    """Vector or scalar moves to and from the stack."""
+    gathers: int
+    shuffles: int
+    divisions: int
+    """Divisions and square roots."""
+    chain: bool
+    """Scalar additions into one register that the next iteration needs."""
+    strided: bool
+    """A pointer that loads go through advances by a register or by a line or more."""
+    text: str
+    """Its instructions, for llvm-mca."""
+
+    @property
+    def share(self) -> float:
+        """Packed share of its floating-point arithmetic; 1 where it has none."""
+        return self.packed / (self.packed + self.scalar) if self.packed + self.scalar else 1.0
+
+
+def functions(assembly: str) -> dict[str, list[Instruction]]:
+    """Instructions of every function in the output of ``objdump -d -l``."""
+    found: dict[str, list[Instruction]] = {}
+    now: list[Instruction] | None = None
+    line = 0
+    for text in assembly.splitlines():
+        if head := _HEAD.match(text):
+            now = found.setdefault(head[1], [])
+            line = 0
+        elif now is None or not text.strip():
+            continue
+        elif code := _CODE.match(text):
+            words = code[2].split("#")[0].split()
+            while words and words[0] in ("rep", "repz", "repnz", "lock", "bnd", "notrack", "data16", "cs"):
+                words = words[1:]
+            if words:
+                now.append(Instruction(int(code[1], 16), words[0], " ".join(words[1:]), line))
+        elif place := _LINE.match(text):
+            line = int(place[2]) if place[1].endswith((".c", ".py")) else line
+    return found
+
+
+def reached(code: dict[str, list[Instruction]], symbol: str) -> list[list[Instruction]]:
+    """The function ``symbol`` and those of the same file that it calls; empty where it is stripped."""
+    todo, seen = [symbol], dict[str, list[Instruction]]()
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in code:
+            continue
+        seen[name] = code[name]
+        for one in code[name]:
+            called = re.search(r"<([^>+@]+)>", one.operands) if one.name in ("call", "jmp") else None
+            if called and (called[1] in code) and not called[1].startswith("_"):
+                todo.append(called[1])
+    return list(seen.values())
+
+
+def loops(assembly: str, symbol: str) -> list[Loop]:
+    """The innermost loops of a function that compute or move data, one for each source loop, the one with most work first."""
+    found: list[Loop] = []
+    for code in reached(functions(assembly), symbol):
+        found += _innermost(code)
+    groups: list[list[Loop]] = []
+    for loop in sorted(found, key=lambda one: (-one.width * bool(one.packed + one.integer), one.line)):
+        same = lambda one: loop.line in one.lines or one.line in loop.lines  # noqa: E731, B023 - used in this round only
+        home = next((group for group in groups if loop.line and any(map(same, group))), None)
+        if home is None:
+            groups.append([loop])
+        else:
+            home.append(loop)
+    best = [
+        max(group, key=lambda one: (one.packed + one.integer > 0, one.width, one.depth, one.packed + one.scalar))
+        for group in groups
+    ]
+    return sorted(best, key=lambda one: (-one.depth, -(one.packed + one.scalar + 3 * len(one.calls)), one.line))
+
+
+def _innermost(code: Sequence[Instruction]) -> list[Loop]:
+    backward: dict[int, int] = {}
+    addresses = {one.address for one in code}
+    for one in code:
+        target = one.target if one.name.startswith("j") else None
+        if target is not None and target in addresses and target <= one.address:
+            backward[target] = max(backward.get(target, 0), one.address)
+    spans = sorted(backward.items())
+    inner = [(a, b) for a, b in spans if not any((c, d) != (a, b) and a <= c and d <= b for c, d in spans)]
+    made = []
+    for a, b in inner:
+        body = [one for one in code if a <= one.address <= b]
+        depth = sum(c <= a and b <= d for c, d in spans)
+        loop = _counted(body, depth)
+        if loop.packed + loop.scalar + loop.integer + loop.loads + loop.stores + len(loop.calls):
+            made.append(loop)
+    return made
+
+
+def _counted(body: Sequence[Instruction], depth: int) -> Loop:
+    counts: Counter[str] = Counter()
+    width, calls, lines = 0, list[str](), Counter[int]()
+    last = body[-1].address
+    for one in body:
+        name, operands = one.name, one.operands
+        memory = "(" in operands
+        if found := _ARITHMETIC.match(name):
+            kind = "packed" if found[1] in ("ps", "pd") else "scalar"
+            counts[kind] += 1
+            if kind == "packed":
+                width = max(width, _width(operands))
+        elif _INTEGER.match(name) and re.search(r"%[xyz]mm", operands):
+            counts["integer"] += 1
+            width = max(width, _width(operands))
+        counts["converts"] += bool(_CONVERT.match(name))
+        counts["shuffles"] += bool(_SHUFFLE.match(name))
+        counts["gathers"] += "gather" in name
+        counts["divisions"] += bool(re.match(r"^v?(?:div|sqrt)[ps][sd]$", name))
+        if name == "call":
+            called = re.search(r"<([^>@+]+)", operands)
+            calls.append(called[1] if called else operands)
+        if name.startswith("j") and name != "jmp" and one.address != last:
+            counts["jumps"] += 1
+        if memory and not name.startswith(("lea", "nop", "j", "call", "prefetch")):
+            stores = operands.rstrip().endswith(")")
+            counts["stores" if stores else "loads"] += 1
+            if re.search(r"\(%r[sb]p", operands) and re.match(r"^v?mov(?:aps|ups|ss|sd|apd|upd|dqa|dqu)", name):
+                counts["stack"] += 1
+        if one.line and (memory or _ARITHMETIC.match(name) or name == "call"):
+            lines[one.line] += 1
+    if not lines:
+        lines.update(one.line for one in body if one.line)
+    line = lines.most_common(1)[0][0] if lines else 0
+    text = "\n".join(
+        f"{one.name} {re.sub(r' *<[^>]*>', '', one.operands)}"
+        for one in body
+        if not one.name.startswith(("j", "call", "nop", "ret"))
+    )
+    return Loop(
+        line, tuple(sorted({one.line for one in body if one.line})), depth, len(body), counts["packed"], counts["scalar"], width, counts["integer"], counts["converts"], tuple(calls),
+        counts["jumps"], counts["loads"], counts["stores"], counts["stack"], counts["gathers"], counts["shuffles"], counts["divisions"],
+        _chain(body), _strided(body), text,
+    )  # fmt: skip
+
+
+def _width(operands: str) -> int:
+    return 512 if "%zmm" in operands else 256 if "%ymm" in operands else 128
+
+
+def _chain(body: Sequence[Instruction]) -> bool:
+    """Some register is both source and destination of scalar additions and is written by nothing else in the loop."""
+    written: Counter[str] = Counter()
+    adds: Counter[str] = Counter()
+    for one in body:
+        words = [word.strip() for word in one.operands.split(",")]
+        if not words or not words[-1].startswith("%xmm"):
+            continue
+        written[words[-1]] += 1
+        if re.match(r"^v?(?:add|fn?madd\w*|min|max)[ps]?s[sd]$|^v?(?:add|fn?madd(?:132|213|231)|min|max)s[sd]$", one.name) and (
+            words[-1] in words[:-1] or not one.name.startswith("v") or "231" in one.name
+        ):
+            adds[words[-1]] += 1
+    return any(adds[name] and adds[name] == written[name] for name in adds)
+
+
+def _strided(body: Sequence[Instruction]) -> bool:
+    steps: dict[str, str] = {}
+    for one in body:
+        words = [word.strip() for word in one.operands.split(",")]
+        if one.name in ("add", "sub") and len(words) == 2 and words[1].startswith("%r"):
+            steps[words[1]] = words[0]
+    for one in body:
+        if (
+            "(" not in one.operands
+            or one.name.startswith(("lea", "nop"))
+            or not re.match(r"^v?(?:mov|add|mul|fm|fn|cvt|sub|min|max|ucom|com)", one.name)
+        ):
+            continue
+        found = re.search(r"\((%r\w+)(?:,(%r\w+),(\d))?\)", one.operands)
+        for base in found.groups()[:2] if found else ():
+            step = steps.get(base or "")
+            if step is None or not re.search(r"%xmm|%e|%r", one.operands):
+                continue
+            scalar = bool(re.search(r"s[sd]$|^mov[lqzb]?", one.name))
+            if step.startswith("%r") and scalar:
+                return True
+            if (
+                step.startswith("$0x")
+                and scalar
+                and abs(int(step[3:], 16)) >= 64
+                and int(step[3:], 16) < 1 << 31
+                and sum(base in other.operands for other in body) <= 3
+            ):
+                return True
+    return False
+
+
+def mca_cycles(text: str) -> tuple[float, float] | None:
+    """(cycles an iteration, reciprocal throughput of the block) of the report of llvm-mca; None where it says neither."""
+    cycles, iterations = re.search(r"Total Cycles:\s+(\d+)", text), re.search(r"Iterations:\s+(\d+)", text)
+    block = re.search(r"Block RThroughput:\s+([\d.]+)", text)
+    if not (cycles and iterations and block):
+        return None
+    return int(cycles[1]) / int(iterations[1]), float(block[1])
+
+
+def cache_lines(text: str, symbols: Sequence[str]) -> dict[int, dict[str, int]]:
+    """Source line -> event -> count of the functions ``symbols`` in a file of cachegrind's."""
+    events: list[str] = []
+    found: dict[int, dict[str, int]] = {}
+    inside = False
+    for line in text.splitlines():
+        if line.startswith("events:"):
+            events = line.split()[1:]
+        elif line.startswith("fn="):
+            name = line[3:].strip()
+            inside = name in symbols or name.split(".")[0] in symbols
+        elif inside and line[:1].isdigit():
+            number, *values = line.split()
+            row = found.setdefault(int(number), dict.fromkeys(events, 0))
+            for event, value in zip(events, values, strict=False):
+                row[event] += int(value)
+    return found

@@ -1,0 +1,365 @@
+"""KernelDiagnosis: the tiers that this machine has, its measured roofs, and of one build every metric that can be had without hardware counters."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import InfrastructureError
+from ramify.base.files import write_whole
+from ramify.base.ids import stable_hash
+from ramify.methods.kernel_search.algorithm import Class, attainable, classify
+from ramify.methods.kernel_search.asm import Loop, cache_lines, functions, loops, mca_cycles, reached
+from ramify.methods.kernel_search.task import KernelTask, scalar_values
+from ramify.methods.kernel_search.tools import KernelMetrics, Prescription, examine
+from ramify.methods.kernel_search.wall import INSIDE, Built, Code, Wall, WallTrial
+from ramify.sandbox.protocol import MIB, Limits, Sandbox
+
+SIZES = (16 << 10, 256 << 10, 4 << 20, 64 << 20)
+"""Bytes of the working sets on which bandwidth is measured."""
+SIMULATED_SECONDS = 0.05
+"""A call that takes longer is simulated on smaller shapes."""
+CACHES = ("--D1=32768,8,64", "--LL=1048576,16,64")
+"""The caches that are simulated are the same on every machine."""
+_REMARK = re.compile(r"^kernel\.c:(\d+):\d+: (missed|optimized): (.*)$")
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """Measured roofs of one core."""
+
+    peak: float
+    """Flops a second, float32."""
+    bandwidth: Mapping[int, float]
+    """Bytes of the working set -> bytes a second (triad)."""
+    noise: float
+    """Relative spread of equal batches while they were measured."""
+
+    def at(self, size: float) -> float:
+        """The bandwidth at the smallest measured working set that holds ``size`` bytes."""
+        known = sorted(self.bandwidth)
+        return self.bandwidth[next((one for one in known if one >= size), known[-1])]
+
+    def fastest(self, size: float) -> float:
+        """The highest bandwidth at that size or below it is possible to see: what nothing can exceed."""
+        smaller = [one for one in self.bandwidth if one <= max(size, min(self.bandwidth))]
+        return max(self.bandwidth[one] for one in smaller)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept."""
+        return {"peak": self.peak, "bandwidth": {str(k): v for k, v in self.bandwidth.items()}, "noise": self.noise}
+
+
+def processor() -> str:
+    """Model and instruction sets of this processor: what its roofs and native code belong to."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = [re.search(rf"^{name}\s*:\s*(.*)$", text, re.M) for name in ("model name", "flags")]
+    return " ".join(one[1] for one in found if one)
+
+
+def vector_bits() -> int:
+    """Width of the widest vectors of this processor."""
+    flags = processor()
+    return 512 if "avx512f" in flags else 256 if "avx2" in flags else 128
+
+
+def cache_file() -> Path:
+    """Where measured roofs are kept."""
+    own = os.environ.get("RAMIFY_CACHE")
+    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ramify"
+    return base / "kernel-search" / f"roofs-{stable_hash(processor())[:12]}.json"
+
+
+async def measured_roofs(sandbox: Sandbox, fresh: bool = False) -> Roofs:
+    """The roofs of this machine, from the cache unless ``fresh``. Raises InfrastructureError where the ruler does not run."""
+    file = cache_file()
+    if not fresh and file.is_file():
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            return Roofs(float(data["peak"]), {int(k): float(v) for k, v in data["bandwidth"].items()}, float(data["noise"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass  # damaged: measured again
+    source = (INSIDE / "rulers.c").read_text(encoding="utf-8")
+    script = "set -e\ngcc -O3 -march=native -w rulers.c -o rulers\n./rulers " + " ".join(map(str, SIZES)) + "\n"
+    limits = Limits(seconds=60, memory_bytes=2048 * MIB, processes=64, disk_bytes=64 * MIB)
+    outcome = await sandbox.run(["sh", "go"], files={"rulers.c": source, "go": script}, limits=limits)
+    try:
+        data = json.loads(outcome.text)
+        rows = np.asarray(data["triad"], float)
+        roofs = Roofs(
+            float(max(data["peak"])),
+            {size: float(max(row)) for size, row in zip(SIZES, rows, strict=True)},
+            float(np.std(data["peak"]) / np.mean(data["peak"])),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise InfrastructureError("tool", f"the rulers did not run: {outcome.error_text.strip()[-200:] or error}") from None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(roofs.to_json()))
+    except OSError:
+        pass  # measured again next time
+    return roofs
+
+
+def tiers() -> dict[str, tuple[bool, str]]:
+    """What this machine can measure: tier -> (whether, how or why not)."""
+
+    def has(program: str) -> bool:
+        return shutil.which(program) is not None
+
+    triton = any((Path(folder) / "triton").is_dir() for folder in sys.path)
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return {
+        "C0": (has("gcc") and has("objdump") and x86, "gcc and objdump" if has("gcc") and has("objdump") and x86 else f"off: {'gcc' if not has('gcc') else 'objdump' if not has('objdump') else 'x86-64'} is missing"),
+        "C1": (has("gcc"), "processor time read from outside the timed process" if has("gcc") else "off: gcc is missing, so kernels in C do not run; Python kernels do"),
+        "C2": (has("valgrind") or has("llvm-mca"), ", ".join(f"{name}{'' if has(name) else ' is missing'}" for name in ("valgrind", "llvm-mca"))),
+        "C3": (True, "page faults and threads from /proc"),
+        "C4": (False, "hardware counters: not used, and never needed"),
+        "G0": (triton, "Triton's ptxas and nvdisasm compile and read kernels without a GPU" if triton else "off: Triton is not installed in this environment"),
+        "G1": (has("nvidia-smi"), "a GPU" if has("nvidia-smi") else "off: no GPU here"),
+        "G2": (has("ncu"), "ncu" if has("ncu") else "off: no ncu here, so stall reasons are not known"),
+    }  # fmt: skip
+
+
+async def gather(
+    wall: Wall,
+    code: Code,
+    built: Built | str | None = None,
+    *,
+    simulate: bool = True,
+    roofs: Roofs | None = None,
+    trial: WallTrial | None = None,
+) -> KernelMetrics:
+    """Every metric of one build. What cannot be measured stays None."""
+    task = wall.task
+    flops, moved = task.work()
+    seconds = trial.gain.candidate if trial and trial.gain else None
+    metrics = KernelMetrics(
+        flops=flops,
+        bytes=moved,
+        seconds=seconds,
+        file=Path(task.path).name,
+        floats=not any(one.type == "d" for one in task.arrays),
+        simd=vector_bits(),
+        faults=trial.faults if trial else None,
+    )
+    if roofs is not None and moved:
+        bandwidth = roofs.at(moved)
+        metrics = replace(metrics, peak=roofs.peak, bandwidth=bandwidth, klass=class_of(flops, moved, roofs))
+    if trial and trial.overhead is not None:
+        metrics = replace(metrics, overhead=trial.overhead)
+        if seconds and trial.overhead / seconds >= 0.2:
+            metrics = replace(metrics, klass="launch")
+    if task.kind != "c":
+        return metrics
+    made = built if built is not None else await wall.build(code)
+    if isinstance(made, str) or not made.assembly:
+        return metrics
+    found = tuple(loops(made.assembly, task.symbol))
+    metrics = replace(metrics, loops=found, remarks=remarks(made.remarks))
+    if simulate:
+        cache, simulated, wide = await _cache(wall, code, seconds)
+        metrics = replace(metrics, cache=cache, simulated_bytes=simulated, wide=wide, mca=await _mca(wall.sandbox, found))
+    return metrics
+
+
+def class_of(flops: float | None, moved: float | None, roofs: Roofs) -> Class:
+    """Method A of section 3.3: from the operation alone, never from the candidate."""
+    if not moved:
+        return "unknown"
+    return classify(None if not flops else flops / moved, roofs.peak, roofs.at(moved))
+
+
+def floor_of(task: KernelTask, roofs: Roofs) -> float:
+    """Least seconds a call can physically take: by the peak over all threads, and by the fastest memory its bytes could be in."""
+    flops, moved = task.work()
+    both = [(flops or 0.0) / roofs.peak, (moved or 0.0) / roofs.fastest(moved or 0.0)]
+    return max(both) / max(1, task.threads)
+
+
+def remarks(text: str) -> dict[int, tuple[str, ...]]:
+    """Source line -> the compiler's reasons, shortest form."""
+    found: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        one = _REMARK.match(line)
+        if one is None:
+            continue
+        said = re.sub(r"^not vectorized: ", "", one[3].strip().rstrip("."))
+        useless = (
+            said.startswith(("couldn't vectorize loop", "***", "  "))
+            or "basic block" in said
+            or said in found.get(int(one[1]), [])
+        )
+        if not useless and len(found.setdefault(int(one[1]), [])) < 8:
+            found[int(one[1])].append(said)
+    return {line: tuple(texts) for line, texts in found.items() if texts}
+
+
+async def _mca(sandbox: Sandbox, found: tuple[Loop, ...]) -> dict[int, tuple[float, float]] | None:
+    if shutil.which("llvm-mca") is None:
+        return None
+    measured: dict[int, tuple[float, float]] = {}
+    for loop in found[:4]:
+        if not loop.text or loop.calls:
+            continue
+        for cpu in ("native", "skylake-avx512"):
+            outcome = await sandbox.run(
+                ["llvm-mca", f"-mcpu={cpu}", "-iterations=100", "loop.s"],
+                files={"loop.s": loop.text + "\n"},
+                limits=Limits(seconds=20, memory_bytes=1024 * MIB),
+            )
+            if cycles := mca_cycles(outcome.text):
+                measured[loop.line] = cycles
+                break
+    return measured
+
+
+async def _cache(
+    wall: Wall, code: Code, seconds: float | None
+) -> tuple[dict[int, dict[str, int]] | None, float | None, frozenset[int]]:
+    """Cachegrind's events by line for one call, and the compulsory bytes of that call; None where it does not run."""
+    if shutil.which("valgrind") is None:
+        return None, None, frozenset()
+    task = wall.task
+    await wall.prepare()
+    built = await wall.build(replace(code, flags=(*code.flags, "-march=x86-64-v3", "-mprefer-vector-width=256")))
+    if isinstance(built, str) or wall.worker is None:
+        return None, None, frozenset()
+    scalars = task.main
+    integers = [name for name, kind in task.scalar_types.items() if kind in "il"]
+    took = seconds if seconds is not None else 0.0
+    dims = max(1, len([name for name in integers if scalars[name] >= 64]))
+    while took > SIMULATED_SECONDS and any(scalars[name] > 128 for name in integers):
+        scalars = {
+            name: float(max(64, int(value * 0.7))) if name in integers and value > 128 else value
+            for name, value in scalars.items()
+        }
+        took *= 0.7**dims
+    draw = next(one for one in replace(task, scalars={name: (value,) for name, value in scalars.items()}).input_sets(0))
+    pool, words, out = bytearray(), ["layout", "1", "1"], 64
+    counts = task.counts(scalars)
+    for one in task.arrays:
+        begin, at = -1, -1
+        if one.role & 1:
+            begin = len(pool)
+            pool += draw.inputs[one.name].tobytes() + b"\0" * 64
+            pool += b"\0" * (-len(pool) % 64)
+        if one.role & 2:
+            at, out = out, out + (counts[one.name] * one.dtype.itemsize + 127) // 64 * 64 + 64
+        words += [str(begin), str(at), str(counts[one.name]), "0", "0"]
+    words += scalar_values(task, scalars)
+    script = f"chmod +x worker\ntruncate -s {out} out\nexec valgrind --tool=cachegrind --cache-sim=yes {' '.join(CACHES)} --cachegrind-out-file=events ./worker ./kernel.so inputs out {len(pool)} {out} < said\n"
+    said = f"{' '.join(words)}\nrun 1 1\n"
+    disk = 64 * MIB + len(pool) + 2 * out
+    outcome = await wall.sandbox.run(
+        ["sh", "go"], files={"go": script, "worker": wall.worker, "kernel.so": built.data, "inputs": bytes(pool), "said": said}, returns=["events"],
+        limits=Limits(seconds=60, memory_bytes=2048 * MIB + disk, disk_bytes=disk, file_bytes=disk, processes=16),
+    )  # fmt: skip
+    if "events" not in outcome.files:
+        return None, None, frozenset()
+    names = [name for name, body in functions(built.assembly).items() if body in reached(functions(built.assembly), task.symbol)]
+    cache = cache_lines(outcome.files["events"].decode(errors="replace"), names or [task.symbol])
+    wide = frozenset(one.line for one in loops(built.assembly, task.symbol) if one.packed + one.integer and not one.strided)
+    return (cache or None), task.work(scalars)[1], wide
+
+
+@dataclass(frozen=True)
+class KernelDiagnosis:
+    """What is slow about a kernel, and what that was read from."""
+
+    task: KernelTask
+    klass: Class
+    metrics: KernelMetrics
+    findings: tuple[Prescription, ...]
+    missing: tuple[str, ...]
+    """What is not measurable here."""
+    roofs: Roofs | None = None
+    trial: WallTrial | None = None
+
+    def roofline(self) -> dict[str, float | None]:
+        """Intensity, what is attainable and what is reached, in flops a second; fractions of the roof."""
+        m = self.metrics
+        if self.roofs is None or not m.bytes or not m.seconds:
+            return {}
+        intensity = m.flops / m.bytes if m.flops else None
+        roof = attainable(intensity, self.roofs.peak, self.roofs.at(m.bytes)) if intensity else None
+        return {
+            "intensity": intensity,
+            "ridge": self.roofs.peak / self.roofs.at(m.bytes),
+            "attainable": roof,
+            "reached": m.flops / m.seconds if m.flops else None,
+            "share of the roof": m.flops / m.seconds / roof if m.flops and roof else m.bytes / m.seconds / self.roofs.at(m.bytes),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is printed."""
+        m = self.metrics
+        return {
+            "kernel": self.task.name,
+            "kind": self.task.kind,
+            "class": self.klass,
+            "seconds": m.seconds,
+            "noise": self.trial.gain.noise if self.trial and self.trial.gain else None,
+            "roofline": self.roofline(),
+            "findings": [one.to_json() for one in self.findings],
+            "not_measurable": list(self.missing),
+            "loops": [loop_json(one, m) for one in m.loops or ()],
+            "skipped": list(self.trial.skipped) if self.trial else [],
+            "notes": list(self.trial.notes) if self.trial else [],
+        }
+
+
+def loop_json(loop: Loop, metrics: KernelMetrics | None = None) -> dict[str, Any]:
+    """A loop's counts for a reader."""
+    names = [
+        "line",
+        "depth",
+        "instructions",
+        "packed",
+        "scalar",
+        "width",
+        "converts",
+        "jumps",
+        "loads",
+        "stores",
+        "stack",
+        "gathers",
+        "shuffles",
+        "divisions",
+        "chain",
+        "strided",
+    ]
+    made = {name: getattr(loop, name) for name in names} | {"calls": list(loop.calls)}
+    return made | ({} if metrics is None else {"share": metrics.share(loop.line), "missed": metrics.missed(loop)})
+
+
+async def diagnose(
+    task: KernelTask, wall: Wall | None = None, code: Code | None = None, *, roofs: bool = True, simulate: bool = True
+) -> KernelDiagnosis:
+    """Why a kernel (or one build of it) is slow: class, roofs, findings worst first, and what is not measurable here."""
+    wall = wall or Wall(task, pairs=5)
+    known = await measured_roofs(wall.sandbox) if roofs and shutil.which("gcc") else None
+    trial = await wall.trial(code or wall.original)
+    metrics = await gather(wall, code or wall.original, simulate=simulate, roofs=known, trial=trial)
+    found, missing = examine(metrics)
+    if metrics.klass == "mixed" and known is not None and trial.gain and metrics.flops and metrics.bytes:
+        best = max(
+            metrics.flops / trial.gain.candidate / known.peak, metrics.bytes / trial.gain.candidate / known.at(metrics.bytes)
+        )
+        klass: Class = "latency" if best < 0.05 else "mixed"
+    else:
+        klass = metrics.klass
+    return KernelDiagnosis(task, klass, metrics, tuple(found), tuple(missing), known, trial)

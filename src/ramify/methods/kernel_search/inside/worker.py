@@ -1,0 +1,131 @@
+# mypy: ignore-errors
+# ruff: noqa: D103, B905
+"""Runs in the sandbox only: loads one build of a Python kernel (Numba, torch, NumPy, Triton by its interpreter) and calls it as it is told.
+
+The protocol is that of worker.c. ``about.json`` of this worker says what the function is called and what it takes.
+"""
+
+import ctypes
+import importlib.util
+import json
+import mmap
+import os
+import sys
+
+import numpy as np
+
+build, source, target, in_bytes, out_bytes = sys.argv[1:6]
+with open("about.json", encoding="utf-8") as file:
+    about = json.load(file)
+WIDE, TORCH = build.endswith("truth.py"), about["kind"] in ("torch", "triton")
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+if TORCH:
+    import warnings
+
+    import torch
+
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    torch.set_num_threads(about["threads"])
+
+
+def mapped(path, size, write):
+    with open(path, "r+b" if write else "rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ), np.uint8)
+
+
+inputs, outputs = mapped(source, int(in_bytes), False), mapped(target, int(out_bytes), True)
+answers = os.dup(1)
+os.dup2(2, 1)  # what the kernel prints is no answer
+
+
+def answer(text):
+    os.write(answers, (text + "\n").encode())
+
+
+spec = importlib.util.spec_from_file_location("kernel", build)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+function = getattr(module, about["symbol"], None)
+if function is None:
+    sys.exit(f"it has no function {about['symbol']}")
+answer("done")
+arrays, scalars, key, windows, slots = [], [], "", 1, 1
+
+
+def kernel_array(array):
+    return torch.from_numpy(array) if TORCH else array
+
+
+def store(result, into):
+    """A returned result, by its exact type: a lazy or duck-typed one is no result."""
+    allowed = (np.ndarray, float, int, np.float32, np.float64, np.int32, np.int64)
+    if TORCH:
+        allowed = (*allowed, torch.Tensor)
+    if type(result) not in allowed:
+        sys.exit(f"it returned a {type(result).__name__}, which is neither a number nor an array")
+    if TORCH and type(result) is torch.Tensor:
+        if result.layout is not torch.strided or result.device.type != "cpu":
+            sys.exit("it returned a tensor that is not dense memory of this processor")
+        result = result.detach().numpy()
+    result = np.asarray(result)
+    if result.size != into.size:
+        sys.exit(f"it returned {result.size} values, not {into.size}")
+    if result.dtype.kind != into.dtype.kind or (
+        not WIDE and isinstance(result, np.ndarray) and result.ndim and result.dtype != into.dtype
+    ):
+        sys.exit(f"it returned {result.dtype}, not {into.dtype}")
+    into[...] = result.reshape(-1)
+
+
+def one(seed, number, empty=False, scale=False):
+    window = (((seed * 6364136223846793005 + number * 1442695040888963407) & (2**64 - 1)) >> 33) % windows * 64
+    slot, given, back = number % slots, [], None
+    stored = []
+    for own, (at_in, at_out, count, stride, windowed) in zip(about["arrays"], arrays):
+        dtype, shape = np.dtype(own["dtype"]), own["shapes"].get(key)
+        made = out = None
+        if own["role"] & 1:
+            begin = at_in + (window if windowed else 0)
+            made = inputs[begin : begin + count * dtype.itemsize].view(dtype)
+            if WIDE and dtype.kind == "f":
+                made = np.abs(made).astype(np.float64) if scale else made.astype(np.float64)
+        if own["role"] & 2:
+            wide = np.dtype(np.float64) if WIDE else dtype
+            begin = at_out + slot * stride
+            out = outputs[begin : begin + count * wide.itemsize].view(wide)
+            if own["role"] & 1:
+                out[...] = made
+            if WIDE and dtype.kind != "f":
+                stored.append((out, made := (np.zeros(count, dtype) if made is None else made.copy())))
+            else:
+                made = out
+        if own["name"] == "result":
+            back = out
+            continue
+        given.append(kernel_array(made.reshape(shape) if shape else made))
+    values = [abs(x) if scale and t == "f" else x for x, t in zip(scalars, about["scalar_types"])]
+    if empty:
+        return
+    items = iter(given), iter(values)
+    result = function(*(next(items[0]) if kind == "array" else next(items[1]) for kind in about["order"]))
+    if back is not None:
+        store(result, back)
+    for out, made in stored:
+        out[...] = made
+
+
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == "layout":
+        windows, slots = int(words[1]), int(words[2])
+        numbers = list(map(int, words[3 : 3 + 5 * len(about["arrays"])]))
+        arrays = [numbers[i : i + 5] for i in range(0, len(numbers), 5)]
+        given = words[3 + len(numbers) :]
+        key = " ".join(given)
+        scalars = [float(x) if t == "f" else int(float(x)) for x, t in zip(given, about["scalar_types"])]
+    elif words[0] in ("truth", "scale"):
+        one(int(words[2]), int(words[1]), scale=words[0] == "scale")
+    else:
+        for number in range(int(words[1])):
+            one(int(words[2]), number, empty=words[0] == "empty")
+    answer("done")

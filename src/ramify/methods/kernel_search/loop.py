@@ -1,0 +1,431 @@
+"""The search: choose a node, diagnose it, let the proposer write candidates, put each through the wall, and note it, on the kernel's search loop.
+
+Everything lies in the run: candidates are nodes of one tree (their text is the code), what they were worth is a score, what the tools said
+of them are findings, and each evaluation is one committed entry of the journal; so the same command continues a search that was killed, and
+a tree is made again from its journal bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.progress import SILENT, Progress
+from ramify.methods.kernel_search.algorithm import CandidateNode, CandidateTree, Gain, KernelSearchConfig, reward
+from ramify.methods.kernel_search.diagnosis import Roofs, floor_of, gather, measured_roofs
+from ramify.methods.kernel_search.proposers import KernelProposer, Proposal, SearchMemory, find_proposer
+from ramify.methods.kernel_search.task import KernelTask
+from ramify.methods.kernel_search.tools import Prescription, examine
+from ramify.methods.kernel_search.wall import Built, Code, Wall, WallTrial, code_of, trial_of
+from ramify.search.loop import search as search_loop
+from ramify.trace.db import Run
+from ramify.trace.node import Finding, Provenance, Score, make_node
+
+KIND = "kernel-search search"
+TREE, TRIAL, SPENT = "candidates", "candidate", "nothing left"
+SCORER = "speed-up"
+
+
+@dataclass
+class BestKernel:
+    """What a search came to."""
+
+    best: Code
+    number: int
+    gain: Gain | None
+    """None where nothing was faster than the original."""
+    tree: CandidateTree
+    codes: list[Code]
+    trials: list[WallTrial]
+    tools: list[tuple[str, str]]
+    """(transform or author, tool) of every candidate."""
+    confirmed: WallTrial | None = None
+    """The best one timed again on fresh inputs, with twice the pairs: this is what is reported."""
+    stopped: str = ""
+    repeated: int = 0
+    """Proposals that were the same code as an earlier candidate: not compiled again."""
+    rates: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """ProfileTool -> (its transforms that gained over their parent, tries)."""
+
+    @property
+    def speedup(self) -> float:
+        """Of the best one over the original, as confirmed; 1 where nothing was faster."""
+        return self.gain.speedup if self.gain else 1.0
+
+    @property
+    def ci(self) -> tuple[float, float]:
+        """95 % interval of the speed-up."""
+        return (self.gain.low, self.gain.high) if self.gain else (1.0, 1.0)
+
+    @property
+    def code(self) -> str:
+        """Source of the best one."""
+        return self.best.source
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is printed."""
+        return {
+            "speedup": self.speedup,
+            "interval": list(self.ci),
+            "gain": None if self.gain is None else self.gain.to_json(),
+            "number": self.number,
+            "best": self.best.to_json(),
+            "candidates": len(self.trials) - 1,
+            "refused": sum(not one.ok for one in self.trials[1:]),
+            "repeated": self.repeated,
+            "unranked": sum(one.gain is not None and not one.gain.ranked for one in self.trials),
+            "stopped": self.stopped,
+            "line": [
+                {"number": one.number, "how": one.how, "speedup": one.speedup}
+                for one in reversed(list(self.tree.line(self.number)))
+            ],
+            "tools": {name: {"gained": hits, "tried": tries} for name, (hits, tries) in sorted(self.rates.items())},
+        }
+
+
+class KernelSearch:
+    """One search, with or without a run."""
+
+    def __init__(
+        self, task: KernelTask, config: KernelSearchConfig | None = None, run: Run | None = None, *, wall: Wall | None = None,
+        proposer: KernelProposer | None = None, progress: Progress = SILENT, roofs: Roofs | None = None, simulate: bool = False, allow_unsandboxed: bool = False,
+        rank: Callable[[WallTrial], float | None] | None = None, score: Callable[[float | None], float] | None = None,
+    ) -> None:  # fmt: skip
+        self.task, self.config, self.run, self.progress, self.roofs, self.simulate = (
+            task,
+            config or KernelSearchConfig(),
+            run,
+            progress,
+            roofs,
+            simulate,
+        )
+        self.wall = wall or Wall(
+            task,
+            pairs=self.config.pairs,
+            batch_seconds=self.config.batch,
+            seed=self.config.seed,
+            allow_unsandboxed=allow_unsandboxed,
+        )
+        self.memory = SearchMemory(Path(self.config.memory) if self.config.memory else None)
+        self.proposer = proposer or find_proposer(self.config.proposer, task, self.config.seed, self.memory)
+        self.tree = CandidateTree(self.wall.original.key, self.config.exploration, self.config.widening, self.config.algo, score)
+        self.codes, self.trials, self.how = [self.wall.original], [WallTrial()], [("", "")]
+        self.nodes: list[str] = []
+        self.builds: dict[int, Built | str] = {}
+        self.findings: dict[int, list[Prescription]] = {}
+        self.repeated, self.stopped, self.begun = 0, "", time.monotonic()
+        self.rank = rank or ranked_speedup
+        self.known = {(one.kind, one.key): one.payload for one in run.journal() if one.kind in (TRIAL, SPENT)} if run else {}
+        self.rates: dict[str, tuple[int, int]] = {}
+        self._round = 0
+        self._busy = False
+
+    async def go(self) -> BestKernel:
+        """Search up to the budget. Raises UserError where the original fails its own reference."""
+        if self.task.kind == "triton":
+            raise UserError(
+                f"{self.task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search sass` reads them without one"
+            )
+        await self.wall.prepare()
+        if self.roofs is not None and not self.wall.floor:
+            self.wall.floor = floor_of(self.task, self.roofs)
+        if self.run is not None and not self.run.has_tree(TREE):
+            with self.run.transaction():
+                self.run.add_tree(TREE, {"id": TREE, "data": {"kernel": self.task.name, "kind": self.task.kind}})
+        if self.run is not None:
+            self.nodes.append(self._node(None, self.wall.original, "the original"))
+        self.progress.begin(self.config.evals, 0, "", "candidates")
+        await search_loop(self.tree, self._select, self._expand, lambda tree, pick, result: tree)
+        found = await self._found()
+        if self.run is not None:
+            self.run.conclude(KIND, self._conclusions(found))
+        return found
+
+    @property
+    def done(self) -> int:
+        """Candidates evaluated."""
+        return len(self.trials) - 1
+
+    def _select(self, tree: CandidateTree) -> int | None:
+        if self.done >= self.config.evals:
+            self.stopped = "the budget of candidates is spent"
+            return None
+        if time.monotonic() - self.begun > self.config.seconds:
+            self.stopped = "the time is spent"
+            return None
+        chosen = tree.select()
+        if chosen is None:
+            self.stopped = "nothing is left to propose"
+        return chosen
+
+    async def _expand(self, number: int) -> None:
+        """Propose from one node and evaluate each proposal; what the journal knows is taken over."""
+        self._round += 1
+        key = str(self._round)
+        if (SPENT, key) in self.known:
+            self.tree.spent(number)
+            return
+        most = min(self.config.each, self.config.evals - self.done)
+        known = [self.known.get((TRIAL, f"{self._round}.{i}")) for i in range(most)]
+        whole = (TRIAL, f"{self._round}.end") in self.known
+        proposals = [] if whole else await self._proposed(number, most)
+        if not whole and not proposals and not any(known):
+            self._note(SPENT, key, {"parent": number})
+            self.tree.spent(number)
+            return
+        for i in range(max(len(proposals), sum(one is not None for one in known))):
+            record = known[i]
+            if record is None:
+                code, how, tool = proposals[i]
+                trial, built = await self._tried(code)
+                reached = 0.0 if trial.gain is None or self.roofs is None else self.wall.floor / trial.gain.candidate
+                record = {
+                    "code": code.to_json(),
+                    "how": how,
+                    "tool": tool,
+                    "trial": trial.to_json(),
+                    "roof": reached,
+                    "parent": number,
+                }
+                self._note(TRIAL, f"{self._round}.{i}", record)
+                self.builds[len(self.trials)] = built
+            self._take(number, record)
+        self._note(TRIAL, f"{self._round}.end", {})
+
+    async def _tried(self, code: Code) -> tuple[WallTrial, Built | str]:
+        built = await self.wall.build(code)
+        trial = await self.wall.trial(code, len(self.trials), built=built)
+        if trial.gain is not None and not trial.gain.ranked:  # noise: once more, with twice the pairs
+            trial = await self.wall.trial(code, len(self.trials), built=built, pairs=2 * self.wall.pairs)
+        return trial, built
+
+    async def _proposed(self, number: int, most: int) -> list[Proposal]:
+        trial = self.trials[number]
+        findings = [] if trial.refused else await self._findings(number)
+        position = (number, self._round)
+        try:
+            found = await self.proposer.propose(
+                self.codes[number], findings, trial.refused, most, position, {one.key: 1 for one in self.codes}
+            )
+        except InfrastructureError as error:
+            self.stopped = f"the proposer failed: {error.message}"
+            raise
+        fresh = [one for one in found if one[0].key not in self.tree.known]
+        self.repeated += len(found) - len(fresh)
+        return fresh
+
+    async def _findings(self, number: int) -> list[Prescription]:
+        if number not in self.findings:
+            metrics = await gather(
+                self.wall,
+                self.codes[number],
+                self.builds.get(number),
+                simulate=self.simulate,
+                roofs=None,
+                trial=self.trials[number],
+            )
+            self.findings[number] = examine(metrics)[0]
+            if self.run is not None:
+                self.run.conclude(
+                    f"{KIND} {number}", [one.finding(f"{KIND} {number}", self.nodes[number]) for one in self.findings[number]]
+                )
+        return self.findings[number]
+
+    def _take(self, parent: int, record: Mapping[str, Any]) -> None:
+        code, trial = code_of(record["code"]), trial_of(record["trial"])
+        number = self.tree.add(parent, code.key, self.rank(trial), str(record["how"]), float(record["roof"]))
+        self.codes.append(code)
+        self.trials.append(trial)
+        tool = str(record["tool"])
+        self.how.append((str(record["how"]), tool))
+        above, own = self.tree.nodes[parent].speedup, self.tree.nodes[number].speedup
+        ratio = own / above if own and above else None
+        if tool:
+            hits, tries = self.rates.get(tool, (0, 0))
+            self.rates[tool] = (hits + bool(ratio and ratio > 1.5), tries + 1)
+        if self.config.memory:
+            self.memory.add("", tool, str(record["how"]), ratio, trial.refused)
+        if self.run is not None:
+            self.nodes.append(self._node(parent, code, str(record["how"]), trial))
+        self.progress.at(self.done, f"best {self.tree.nodes[self.tree.best].speedup or 1:.2f}x")
+
+    def _note(self, kind: str, key: str, payload: dict[str, Any]) -> None:
+        if self.run is not None:
+            self.run.log(kind, key, payload)
+            self.run.commit()
+        self.known[kind, key] = payload
+
+    def _node(self, parent: int | None, code: Code, how: str, trial: WallTrial | None = None) -> str:
+        assert self.run is not None
+        author = Provenance(self.proposer.name, "", {}, self.config.seed)
+        above = None if parent is None else self.nodes[parent]
+        number = len(self.nodes)
+        data = {
+            "flags": list(code.flags),
+            "macros": dict(code.macros),
+            "how": how,
+            "number": number,
+            "refused": trial.refused if trial else "",
+        }
+        node = make_node(TREE, above, 0 if above is None else 1, "root" if above is None else "assistant", code.source, index=-1 if above is None else number, provenance=None if above is None else author.hash, data=data)  # fmt: skip
+        with self.run.transaction():
+            self.run.add(author, node)
+            if trial is not None:
+                value = ranked_speedup(trial)
+                self.run.add(
+                    Score(
+                        node.id,
+                        SCORER,
+                        None if trial.ok and value is None else value or 0.0,
+                        "times faster",
+                        evidence=trial.to_json() | {"reward": reward(value)},
+                    )
+                )
+        return node.id
+
+    async def _found(self) -> BestKernel:
+        """The best candidate, timed once more on fresh inputs with twice the pairs: the best of many looks better than it is."""
+        order = sorted(
+            (one for one in self.tree.nodes[1:] if one.correct and self.trials[one.number].gain is not None),
+            key=lambda one: -(one.speedup or 0),
+        )
+        best, confirmed = 0, None
+        for one in order[:3]:
+            gain = self.trials[one.number].gain
+            if gain is None or not gain.gains:
+                break
+            record = self.known.get((TRIAL, f"confirmed {one.number} of {self.done}"))
+            again = (
+                trial_of(record)
+                if record
+                else await self.wall.trial(self.codes[one.number], 1_000_000 + one.number, pairs=2 * self.wall.pairs)
+            )
+            self._note(TRIAL, f"confirmed {one.number} of {self.done}", again.to_json())
+            if again.ok and again.gain is not None and again.gain.gains:
+                best, confirmed = one.number, again
+                break
+        gain = confirmed.gain if confirmed else None
+        return BestKernel(
+            self.codes[best],
+            best,
+            gain,
+            self.tree,
+            self.codes,
+            self.trials,
+            self.how,
+            confirmed,
+            self.stopped,
+            self.repeated,
+            self.rates,
+        )
+
+    def _conclusions(self, found: BestKernel) -> list[Finding]:
+        if found.gain is None:
+            return [
+                Finding(
+                    "nothing faster",
+                    KIND,
+                    f"none of {self.done} candidates is faster than the original",
+                    self.nodes[0],
+                    value=1.0,
+                    unit="times faster",
+                )
+            ]
+        why = f"candidate {found.number} ({self.tree.nodes[found.number].how}) is {found.speedup:.2f} times as fast, 95 % interval {found.ci[0]:.2f} to {found.ci[1]:.2f}, confirmed on fresh inputs"
+        return [
+            Finding(
+                "faster kernel",
+                KIND,
+                why,
+                self.nodes[found.number],
+                0,
+                f"ramify kernel-search explain {self.run.folder if self.run else 'RUN'} --code best",
+                found.speedup,
+                "times faster",
+                found.to_json(),
+            )
+        ]
+
+
+def ranked_speedup(trial: WallTrial) -> float | None:
+    """What a trial counts in the tree: the lower bound of its speed-up; 1 of times too noisy to rank, or none; None of a refused one."""
+    if not trial.ok:
+        return None
+    if trial.gain is None or not trial.gain.ranked:
+        return 1.0
+    return trial.gain.low
+
+
+def begin(task: KernelTask, config: KernelSearchConfig, folder: Path) -> Run:
+    """The run of a search. All that decides it is compared; the budget may grow, and the same command then continues."""
+    free = ("evals", "seconds")
+    decides = {name: value for name, value in config.to_json().items() if name not in free} | {"kernel": task.symbol}
+    return Run.begin(folder, KIND, decides, {name: getattr(config, name) for name in free}, parts={"task": task.identity})
+
+
+def search(
+    task: KernelTask, config: KernelSearchConfig | None = None, out: Path | str | None = None, *, proposer: KernelProposer | None = None, progress: Progress = SILENT,
+    roofs: bool = True, simulate: bool = False, allow_unsandboxed: bool = False, **settings: Any,
+) -> BestKernel:  # fmt: skip
+    """Search for a faster kernel; with ``out`` in a run, which the same call continues. ``settings`` are those of KernelSearchConfig.
+
+    ``simulate`` lets every chosen candidate be simulated, too (slower, finds strides). Raises UserError where the original fails its own
+    reference, NeedsError where nothing isolates or there is no compiler.
+    """
+    config = config or KernelSearchConfig(**settings)
+
+    async def whole(run: Run | None) -> BestKernel:
+        made = KernelSearch(
+            task, config, run, proposer=proposer, progress=progress, simulate=simulate, allow_unsandboxed=allow_unsandboxed
+        )
+        if roofs and task.kind == "c":
+            made.roofs = await measured_roofs(made.wall.sandbox)
+        return await made.go()
+
+    if out is None:
+        return asyncio.run(whole(None))
+    with begin(task, config, Path(out)) as run:
+        return asyncio.run(whole(run))
+
+
+def tree_of(run: Run) -> tuple[CandidateTree, list[dict[str, Any]]]:
+    """The tree of a stored search, made again from its journal, and its records. Raises UserError on another run."""
+    if run.kind != KIND:
+        raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
+    config = run.config
+    records = [dict(one.payload) for one in run.journal(TRIAL) if isinstance(one.payload, dict) and "code" in one.payload]
+    roots = [node for node in run.nodes(TREE) if node.parent is None]
+    if not roots:
+        raise UserError(f"{run.folder} holds no candidate yet")
+    data = roots[0].data
+    first = Code(roots[0].text, tuple(data["flags"]), dict(data["macros"]))
+    tree = CandidateTree(
+        first.key, float(config.get("exploration", 0.7)), float(config.get("widening", 2.0)), str(config.get("algo", "mcts"))
+    )
+    for record in records:
+        trial = trial_of(record["trial"])
+        tree.add(
+            int(record["parent"]), code_of(record["code"]).key, ranked_speedup(trial), str(record["how"]), float(record["roof"])
+        )
+    return tree, records
+
+
+def outline(tree: CandidateTree) -> list[str]:
+    """The tree as lines, each child below its parent."""
+    lines: list[str] = []
+
+    def walk(node: CandidateNode, indent: int) -> None:
+        worth = "refused" if not node.correct else f"{node.speedup:.2f}x"
+        lines.append(
+            f"{'  ' * indent}{node.number} {node.how}: {worth}{', ' + str(node.visits) + ' visits' if node.children else ''}{' (' + node.pruned + ')' if node.pruned else ''}"
+        )
+        for child in node.children:
+            walk(tree.nodes[child], indent + 1)
+
+    walk(tree.nodes[0], 0)
+    return lines

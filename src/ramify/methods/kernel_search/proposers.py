@@ -1,0 +1,262 @@
+"""Who writes candidates: typed transforms (no model), any model by name, or a list that was written before."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ramify.base.errors import InfrastructureError, UserError
+from ramify.base.files import read_small
+from ramify.base.seeds import generator
+from ramify.methods.kernel_search.algorithm import hit_rate
+from ramify.methods.kernel_search.task import KernelTask
+from ramify.methods.kernel_search.tools import WEIGHT, Prescription
+from ramify.methods.kernel_search.transforms import TRANSFORMS, variants
+from ramify.methods.kernel_search.wall import Code
+from ramify.model.chat import ChatTemplate
+from ramify.model.protocol import Model, Sampling
+from ramify.rollout.failures import FailurePolicy
+from ramify.rollout.sampler import Sampler
+from ramify.score.judge import reply_to
+from ramify.trace.message import Message
+
+Proposal = tuple[Code, str, str]
+"""Code, the transform or author, and the tool whose finding asked for it ("" of none)."""
+PROMPT = """You make one function faster. It must give the same results within rounding; it is checked on fresh inputs, its timed calls too.
+
+```{language}
+{source}
+```
+
+Compiled with: {flags}. What was found in it (worst first; act on the first that you can):
+
+{findings}
+{memory}{error}
+Write the whole file again, with the function `{symbol}` and its signature unchanged, in one fenced block. Only the last fenced block of
+your answer is read. To change the compiler's flags, let its first line be `// flags: ...`."""
+_BLOCK = re.compile(r"```[\w+-]*\n(.*?)```", re.S)
+_SAFE_FLAG = re.compile(r"^-(?:O[0-3s]|Ofast|f[\w-]+(?:=[\w.-]+)?|m[\w-]+(?:=[\w.-]+)?|D\w+(?:=[\w.+-]*)?|std=[\w+]+)$")
+
+
+class KernelProposer(Protocol):
+    """Writes candidates."""
+
+    name: str
+
+    async def propose(
+        self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]
+    ) -> list[Proposal]:
+        """At most ``n`` candidates made from ``code`` that are not in ``known`` (their hashes). ``error`` is why ``code`` failed, if it did.
+
+        Keyed by ``position``. Raises InfrastructureError where it fails.
+        """
+        ...
+
+
+class SearchMemory:
+    """What helped before: an append-only file of JSON lines of (class, tool, transform, ratio, error)."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises UserError naming the line of a damaged file."""
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        if path is None or not path.exists():
+            return
+        for number, line in enumerate(read_small(path, "the search memory", 64 << 20).decode("utf-8", "replace").splitlines(), 1):
+            try:
+                row = json.loads(line)
+                self.rows.append(
+                    {
+                        "class": str(row["class"]),
+                        "tool": str(row["tool"]),
+                        "transform": str(row["transform"]),
+                        "ratio": None if row["ratio"] is None else float(row["ratio"]),
+                        "error": str(row.get("error", "")),
+                    }
+                )
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise UserError(
+                    f"{path}:{number} is no line of a search memory: class, tool, transform and ratio are needed"
+                ) from None
+
+    def add(self, klass: str, tool: str, transform: str, ratio: float | None, error: str) -> None:
+        """Append one outcome."""
+        row = {"class": klass, "tool": tool, "transform": transform, "ratio": ratio, "error": error[:120]}
+        self.rows.append(row)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def rate(self, tool: str, transform: str | None = None) -> float:
+        """The tool's hit rate (a ratio above 1.5), or that of one of its transforms, with its prior."""
+        rows = [row for row in self.rows if row["tool"] == tool and transform in (None, row["transform"])]
+        return hit_rate(sum((row["ratio"] or 0) > 1.5 for row in rows), len(rows))
+
+    def lines(self, klass: str, tools: Sequence[str]) -> list[str]:
+        """At most five lines for a prompt: what became of this class's findings."""
+        rows = [row for row in self.rows if row["tool"] in tools and row["class"] == klass][-5:]
+        return [
+            f"- {row['tool']}: {row['transform']} gave {'a failure, ' + row['error'] if row['ratio'] is None else format(row['ratio'], '.2f') + 'x'}"
+            for row in rows
+        ]
+
+
+def ranked(findings: Sequence[Prescription], memory: SearchMemory) -> list[Prescription]:
+    """By severity * hit rate * ln(expected gain)."""
+    weight = lambda one: WEIGHT[one.severity] * memory.rate(one.tool) * math.log((one.expected_gain or (1.0, 1.1))[1])  # noqa: E731
+    return sorted(findings, key=lambda one: -weight(one))
+
+
+class TransformProposer:
+    """Edits of this package: those that findings ask for first, then the others in random order; ``blind`` ones in random order only."""
+
+    def __init__(
+        self,
+        task: KernelTask,
+        seed: int = 0,
+        blind: bool = False,
+        memory: SearchMemory | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.task, self.seed, self.blind, self.memory = task, seed, blind, memory or SearchMemory(None)
+        self.names = list(names or TRANSFORMS)
+        self.name = "transforms:blind" if blind else "transforms"
+        if task.kind != "c":
+            raise UserError(f"{task.path}: transforms edit kernels in C; for a {task.kind} kernel name a model with --proposer")
+
+    async def propose(
+        self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]
+    ) -> list[Proposal]:
+        """See :class:`KernelProposer`."""
+        if error:
+            return []  # an edit that failed is not repaired by another
+        rng = generator(self.seed, "transforms", *position)
+        rest = [self.names[i] for i in rng.permutation(len(self.names))]
+        wanted = (
+            []
+            if self.blind
+            else [
+                (name, one.tool)
+                for one in ranked(findings, self.memory)
+                if one.severity != "info"
+                for name in one.transforms
+                if name in self.names
+            ]
+        )
+        found: list[Proposal] = []
+        seen: set[str] = set()
+        for name, tool in [*wanted, *((name, "") for name in rest)]:
+            for made in variants(name, code, self.task):
+                if len(found) == n:
+                    return found
+                if made.key not in known and made.key not in seen:
+                    seen.add(made.key)
+                    found.append((made, name, tool))
+                    break  # of one transform the next variant comes later
+        return found
+
+
+class ScriptedProposer:
+    """Candidates written before, in order."""
+
+    name = "scripted"
+
+    def __init__(self, codes: Sequence[Code]) -> None:
+        self._codes = list(codes)
+
+    async def propose(
+        self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]
+    ) -> list[Proposal]:
+        """See :class:`KernelProposer`."""
+        fresh = [one for one in self._codes if one.key not in known]
+        return [(one, "scripted", "") for one in fresh[:n]]
+
+
+class LLMProposer:
+    """Any model by name; it is shown code, findings and memory, and writes the file again."""
+
+    def __init__(
+        self,
+        task: KernelTask,
+        model: Model,
+        template: ChatTemplate | None,
+        seed: int = 0,
+        memory: SearchMemory | None = None,
+        raw: bool = False,
+    ) -> None:
+        """``raw`` shows numbers instead of findings, for comparisons."""
+        self.task, self.seed, self.memory, self.raw = task, seed, memory or SearchMemory(None), raw
+        self._template, self._sampler = template, Sampler(model, retries=FailurePolicy({}))
+        self._settings = Sampling(
+            temperature=1.0, max_tokens=4096, stop_tokens=() if template is None else tuple(template.stop_tokens)
+        )
+        self.name = model.identity.name
+
+    def prompt(self, code: Code, findings: Sequence[Prescription], error: str) -> str:
+        """What the model is shown: numbers stand only next to an instruction."""
+        lines = [
+            f"- {one.where} ({one.severity}): {one.cause}. {one.prescription} Then {one.check} must move."
+            for one in ranked(findings, self.memory)
+        ]
+        memory = self.memory.lines("", [one.tool for one in findings])
+        return PROMPT.format(
+            language="c" if self.task.kind == "c" else "python",
+            source=code.source.rstrip(),
+            flags=" ".join(code.words) or "nothing",
+            findings="\n".join(lines) or "- nothing",
+            memory="\nWhat came of such findings before:\n" + "\n".join(memory) + "\n" if memory else "",
+            error=f"\nIt fails: {error}\n" if error else "",
+            symbol=self.task.symbol,
+        )
+
+    async def propose(
+        self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]
+    ) -> list[Proposal]:
+        """See :class:`KernelProposer`."""
+        messages = [Message("user", self.prompt(code, findings, error))]
+        tool = findings[0].tool if findings else ""
+        found: list[Proposal] = []
+        for i in range(n):
+            reply = await reply_to(
+                self._sampler, self._template, messages, self._settings, ("kernel-search", self.seed, *position, i)
+            )
+            blocks = _BLOCK.findall(reply.text)
+            if blocks:
+                made = _flagged(code, blocks[-1])
+                if made.key not in known and made.key not in {one.key for one, _, _ in found}:
+                    found.append((made, self.name, tool))
+        return found
+
+
+def _flagged(code: Code, block: str) -> Code:
+    """The code in a model's block, with the flags of its first line where all of them are the compiler's own kind."""
+    first = re.match(r"\s*//\s*flags:([^\n]*)\n", block)
+    flags = first[1].split() if first else list(code.flags)
+    safe = tuple(one for one in flags if _SAFE_FLAG.match(one))
+    return replace(code, source=block, flags=safe or code.flags)
+
+
+def find_proposer(spec: str, task: KernelTask, seed: int, memory: SearchMemory) -> KernelProposer:
+    """The proposer that ``spec`` names. Raises UserError where there is none such."""
+    if spec in ("transforms", "transforms:blind"):
+        return TransformProposer(task, seed, spec.endswith("blind"), memory)
+    from ramify.engine.named import find_model
+
+    return LLMProposer(task, *find_model(spec), seed=seed, memory=memory)
+
+
+__all__ = [
+    "InfrastructureError",
+    "KernelProposer",
+    "LLMProposer",
+    "ScriptedProposer",
+    "SearchMemory",
+    "TransformProposer",
+    "find_proposer",
+]

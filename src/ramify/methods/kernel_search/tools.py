@@ -1,0 +1,753 @@
+"""Tools: pure functions that read metrics and say what is slow and what to do. All that fit run, in the order of registration; none samples.
+
+A tool never raises for a metric that is missing: it is then listed as not measurable here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ramify.base.errors import UserError
+from ramify.methods.kernel_search.algorithm import DEVICES, Class, occupancy
+from ramify.methods.kernel_search.asm import Loop
+from ramify.trace.node import Finding
+
+Severity = Literal["info", "warn", "critical"]
+WEIGHT = {"info": 0.1, "warn": 1.0, "critical": 3.0}
+TIERS = {
+    "C0": "disassembly and the compiler's remarks",
+    "C1": "timing",
+    "C2": "simulation (cachegrind, llvm-mca)",
+    "C3": "events of the operating system",
+    "C4": "hardware counters",
+    "G0": "SASS and resource usage, without a GPU",
+    "G1": "a GPU without counters",
+    "G2": "counters of a GPU (ncu, nsys)",
+}
+ALWAYS = ("occupancy", "latency", "launch")
+"""Categories whose tools run whatever the class."""
+LIBM = re.compile(
+    r"^(?:__)?(?:exp|exp2|expm1|log|log2|log10|log1p|pow|sin|cos|tan|sincos|tanh|sinh|cosh|erf|erfc|cbrt|asin|acos|atan|atan2|fmod|hypot)f?(?:_finite|@plt)?$"
+)
+
+
+@dataclass(frozen=True)
+class KernelMetrics:
+    """What was measured of one build. None: not measured."""
+
+    loops: tuple[Loop, ...] | None = None
+    remarks: Mapping[int, tuple[str, ...]] | None = None
+    """Source line -> what the compiler says of its loop."""
+    cache: Mapping[int, Mapping[str, int]] | None = None
+    """Source line -> events of cachegrind (Ir, Dr, D1mr, DLmr, Dw, D1mw, DLmw) on a cache of 32 KiB and one of 1 MiB."""
+    wide: frozenset[int] = frozenset()
+    """Lines of the loops that are vectorized in the build that was simulated: their accesses are of 32 bytes."""
+    mca: Mapping[int, tuple[float, float]] | None = None
+    """Source line -> (cycles an iteration, reciprocal throughput of the block)."""
+    seconds: float | None = None
+    """Of a call."""
+    overhead: float | None = None
+    """Of an empty call."""
+    flops: float | None = None
+    bytes: float | None = None
+    """Compulsory traffic of a call."""
+    simulated_bytes: float | None = None
+    """The same of the call that was simulated, which may be smaller."""
+    peak: float | None = None
+    bandwidth: float | None = None
+    """Measured roofs, flops and bytes a second; the bandwidth at this working set."""
+    faults: float | None = None
+    """Page faults a call, once warm."""
+    klass: Class = "unknown"
+    floats: bool = True
+    """Floating-point arguments are all float, none double."""
+    simd: int = 256
+    """Bits of the widest vector of the target."""
+    sass: Mapping[str, Any] | None = None
+    """Counts of a GPU kernel's machine code, see ramify.methods.kernel_search.sass."""
+    counters: Mapping[str, float] | None = None
+    """Hardware counters, where someone has them: never needed."""
+    file: str = ""
+
+    def share(self, line: int) -> float | None:
+        """Share of the simulated instructions that the loop at ``line`` takes; None where nothing was simulated."""
+        if not self.cache or not self.loops:
+            return None
+        loop = next((one for one in self.loops if one.line == line), None)
+        whole = sum(row.get("Ir", 0) for row in self.cache.values())
+        lines = set(loop.lines) | {line} if loop else {line}
+        return sum(self.cache[n].get("Ir", 0) for n in lines if n in self.cache) / whole if whole else None
+
+    def of_loop(self, loop: Loop, event: str) -> int:
+        """An event summed over a loop's lines."""
+        return sum(row.get(event, 0) for line, row in (self.cache or {}).items() if line in loop.lines or line == loop.line)
+
+    def missed(self, loop: Loop) -> str:
+        """What the compiler says of why the loop, or one around it, is not vectorized."""
+        lines = {*loop.lines, loop.line, loop.line - 1}
+        texts = [text for line in sorted(lines) for text in (self.remarks or {}).get(line, ())]
+        return "; ".join(dict.fromkeys(texts))[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """What a tool saw."""
+
+    cause: str
+    evidence: Mapping[str, tuple[float, str, str]] = field(default_factory=dict)
+    """name -> (value, unit, source)."""
+    line: int = 0
+    severity: Severity = "warn"
+
+
+@dataclass(frozen=True, slots=True)
+class Prescription:
+    """A finding of a tool: where, why, what to do, and which number must then move."""
+
+    tool: str
+    category: str
+    severity: Severity
+    where: str
+    cause: str
+    prescription: str
+    check: str
+    tier: str
+    evidence: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    transforms: tuple[str, ...] = ()
+    expected_gain: tuple[float, float] | None = None
+    share: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is printed."""
+        return asdict(self) | {
+            "transforms": list(self.transforms),
+            "expected_gain": None if self.expected_gain is None else list(self.expected_gain),
+        }
+
+    def finding(self, maker: str, node: str | None) -> Finding:
+        """As the run keeps it."""
+        return Finding(
+            self.tool,
+            maker,
+            f"{self.where}: {self.cause}",
+            node,
+            0,
+            self.prescription,
+            WEIGHT[self.severity],
+            "weight",
+            self.to_json(),
+        )
+
+
+Read = Callable[[KernelMetrics], Symptom | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTool:
+    """A registered tool."""
+
+    name: str
+    read: Read
+    tier: str
+    category: str
+    affinity: frozenset[str]
+    needs: tuple[str, ...]
+    prescription: str
+    transforms: tuple[str, ...]
+    gain: tuple[float, float] | None
+    check: str
+
+
+TOOLS: dict[str, ProfileTool] = {}
+
+
+def tool(
+    *,
+    tier: str,
+    category: str,
+    prescription: str,
+    check: str,
+    affinity: Iterable[str] = ("compute", "memory", "mixed", "latency"),
+    needs: Sequence[str] = ("loops",),
+    transforms: Sequence[str] = (),
+    gain: tuple[float, float] | None = None,
+) -> Callable[[Read], Read]:
+    """Register a function ``KernelMetrics -> Symptom | None`` as a tool, under its name in capitals.
+
+    ``needs`` are the metrics it reads. Raises UserError on a tool without a prescription or without a check, of an unknown tier, or
+    that needs a metric that there is none: a diagnosis without an instruction is noise.
+    """
+
+    def register(function: Read) -> Read:
+        name = "".join(word.capitalize() for word in function.__name__.split("_"))
+        if not prescription.strip() or not check.strip():
+            raise UserError(
+                f"the tool {name} has no prescription or no check: it must say what to do, and which number then moves"
+            )
+        if tier not in TIERS:
+            raise UserError(f"the tool {name} is of tier '{tier}', which is none: {', '.join(TIERS)}")
+        unknown = [need for need in needs if need not in KernelMetrics.__dataclass_fields__]
+        if unknown:
+            raise UserError(
+                f"the tool {name} needs '{unknown[0]}', which is no metric: {', '.join(KernelMetrics.__dataclass_fields__)}"
+            )
+        TOOLS[name] = ProfileTool(
+            name, function, tier, category, frozenset(affinity), tuple(needs), prescription, tuple(transforms), gain, check
+        )
+        return function
+
+    return register
+
+
+def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) -> tuple[list[Prescription], list[str]]:
+    """What every tool that fits the class says, worst first, and what is not measurable here."""
+    found, missing = [], []
+    for one in TOOLS.values() if tools is None else tools:
+        gpu = one.tier.startswith("G")
+        if gpu != (metrics.sass is not None):
+            continue
+        if metrics.klass not in ("unknown", "launch") and one.category not in ALWAYS and metrics.klass not in one.affinity:
+            continue
+        absent = [need for need in one.needs if getattr(metrics, need) is None]
+        if absent:
+            missing.append(
+                f"{one.name}: not measurable here, it needs {' and '.join(_WORDS.get(need, need) for need in absent)} ({TIERS[one.tier]})"
+            )
+            continue
+        seen = one.read(metrics)
+        if seen is not None:
+            where = f"{metrics.file}:{seen.line}" if seen.line else metrics.file
+            evidence = {
+                name: {"value": value, "unit": unit, "source": source} for name, (value, unit, source) in seen.evidence.items()
+            }
+            share = metrics.share(seen.line) if seen.line else None
+            severity: Severity = "warn" if seen.severity == "critical" and share is not None and share < 0.2 else seen.severity
+            found.append(Prescription(one.name, one.category, severity, where, seen.cause, one.prescription, one.check, one.tier, evidence, one.transforms, one.gain, share))  # fmt: skip
+    return sorted(found, key=lambda one: (-WEIGHT[one.severity], -(one.share or 0))), missing
+
+
+_WORDS = {"loops": "a disassembly", "cache": "cachegrind", "mca": "llvm-mca", "seconds": "timing", "overhead": "timing", "bandwidth": "measured roofs", "remarks": "the compiler's remarks",
+          "counters": "hardware counters", "peak": "measured roofs", "faults": "page faults of timed calls", "flops": "declared flops"}  # fmt: skip
+
+
+def _loop(metrics: KernelMetrics, test: Callable[[Loop], bool]) -> Loop | None:
+    """The loop that ``test`` holds of with the greatest share, or the first."""
+    fitting = [one for one in metrics.loops or () if test(one)]
+    return (
+        max(fitting, key=lambda one: metrics.share(one.line) or 0.0)
+        if fitting and metrics.cache
+        else fitting[0]
+        if fitting
+        else None
+    )
+
+
+def _unvectorized(loop: Loop) -> bool:
+    return loop.scalar + loop.packed > 0 and loop.share < 0.5
+
+
+def _misses(metrics: KernelMetrics, loop: Loop) -> float | None:
+    """Missed share of a loop's data reads and writes in the first-level cache."""
+    if metrics.cache is None:
+        return None
+    touched = metrics.of_loop(loop, "Dr") + metrics.of_loop(loop, "Dw")
+    return (metrics.of_loop(loop, "D1mr") + metrics.of_loop(loop, "D1mw")) / touched if touched else None
+
+
+def _strided(metrics: KernelMetrics, loop: Loop) -> bool:
+    """Strided by its code, unless its working set stays in the cache; or because half its scalar accesses miss."""
+    missed = _misses(metrics, loop)
+    if missed is not None:
+        streams = 0.7 if loop.line in metrics.wide or set(loop.lines) & metrics.wide else 0.3
+        return missed > streams or (loop.strided and missed > 0.15)
+    return loop.strided
+
+
+# -- processors ---------------------------------------------------------------------------------------------------------------------
+
+
+@tool(
+    tier="C0", category="vectorization", check="packed share of the loop's arithmetic", gain=(1.5, 8.0), transforms=("simd", "restrict", "fast-math", "no-trap"),
+    prescription="Remove what the compiler names (a dependence, an unknown trip count, a call), or write `#pragma omp simd` where you know that iterations are independent.",
+)  # fmt: skip
+def scalar_fallback(m: KernelMetrics) -> Symptom | None:
+    """Arithmetic on single numbers that no other tool explains."""
+    loop = _loop(
+        m,
+        lambda one: (
+            _unvectorized(one)
+            and not one.chain
+            and not one.jumps
+            and not any(LIBM.match(c) for c in one.calls)
+            and not _strided(m, one)
+            and one.scalar >= 2
+        ),
+    )
+    if loop is None:
+        return None
+    return Symptom(
+        f"the loop computes one number at a time: {m.missed(loop) or 'the compiler gives no reason'}",
+        {"packed share": (loop.share, "", "objdump")},
+        loop.line,
+        "warn",
+    )
+
+
+@tool(
+    tier="C0", category="vectorization", check="packed additions in the loop", gain=(3.0, 10.0), transforms=("simd-reduction", "accumulators", "fast-math"),
+    prescription="Allow another order of additions: `#pragma omp simd reduction(+:s)` with -fopenmp-simd, or 8 accumulators.",
+)  # fmt: skip
+def reduction_order(m: KernelMetrics) -> Symptom | None:
+    """A chain of scalar additions into one number that nothing stores on the way."""
+    loop = _loop(m, lambda one: _unvectorized(one) and one.chain and not one.stores and not one.calls and not _strided(m, one))
+    if loop is None:
+        return None
+    return Symptom(
+        "every addition waits for the one before it, and floating-point order forbids the compiler to change that",
+        {"scalar operations": (loop.scalar, "an iteration", "objdump")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C0", category="latency", check="calls in the loop", gain=(2.0, 6.0), transforms=("vector-math", "fast-math"),
+    prescription="Use a vector version of the function: -ffast-math with `#pragma omp simd` takes libmvec's, or write a polynomial.",
+)  # fmt: skip
+def math_call(m: KernelMetrics) -> Symptom | None:
+    """A function of the mathematics library, called once a number."""
+    loop = _loop(m, lambda one: any(LIBM.match(name) for name in one.calls))
+    if loop is None:
+        return None
+    name = next(name for name in loop.calls if LIBM.match(name))
+    return Symptom(
+        f"the loop calls {name} for one number at a time, which also keeps it from being vectorized",
+        {"calls": (len(loop.calls), "an iteration", "objdump")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C0", category="latency", check="conditional jumps in the loop", gain=(2.0, 20.0), transforms=("select-late", "select", "no-trap", "fast-math"),
+    prescription="Compute both sides and select (`c ? a : b`), or hoist the condition; -fno-trapping-math lets the compiler do so.",
+)  # fmt: skip
+def branch_in_loop(m: KernelMetrics) -> Symptom | None:
+    """Jumps inside a loop that is not vectorized."""
+    loop = _loop(
+        m,
+        lambda one: (
+            one.jumps > 0
+            and one.packed == 0
+            and one.integer == 0
+            and not any(LIBM.match(c) for c in one.calls)
+            and one.scalar + one.loads > 0
+        ),
+    )
+    if loop is None:
+        return None
+    told = "control flow" in m.missed(loop)
+    return Symptom(
+        "the loop decides by a jump for every number, and is not vectorized for it",
+        {"jumps": (loop.jumps, "an iteration", "objdump"), "remark": (float(told), "", "gcc")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C2", category="memory", check="first-level misses an access", gain=(2.0, 40.0), transforms=("interchange", "tile"),
+    prescription="Walk memory in the order in which it lies: interchange the loops, tile them, or pack what is read by columns.",
+    affinity=("memory", "compute", "mixed", "latency"),
+)  # fmt: skip
+def strided_access(m: KernelMetrics) -> Symptom | None:
+    """Neighbouring iterations touch different cache lines."""
+    loop = _loop(m, lambda one: _strided(m, one) and one.depth > 1)
+    if loop is None:
+        return None
+    missed = _misses(m, loop)
+    evidence = {} if missed is None else {"missed share": (missed, "an access", "cachegrind")}
+    said = (
+        "every step goes to another cache line" if missed is None else f"{missed:.0%} of its accesses miss the first-level cache"
+    )
+    return Symptom(f"{said}: memory is walked across the order in which it lies", evidence, loop.line, "critical")
+
+
+@tool(
+    tier="C0", category="precision", check="conversions in the loop", gain=(1.5, 3.0), transforms=("float-literals",),
+    prescription="Write float literals (0.5f), float functions (sqrtf) and float variables; the doubles halve the width of every vector.",
+)  # fmt: skip
+def precision_creep(m: KernelMetrics) -> Symptom | None:
+    """Conversions between float and double in a kernel of floats."""
+    loop = _loop(m, lambda one: one.converts > 0) if m.floats else None
+    if loop is None:
+        return None
+    return Symptom(
+        "floats are widened to double and back inside the loop",
+        {"conversions": (loop.converts, "an iteration", "objdump")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C0", category="vectorization", check="loop versions for aliasing", gain=(1.0, 1.2), transforms=("restrict",), needs=("loops", "remarks"),
+    prescription="Declare pointers that never overlap `restrict`.",
+)  # fmt: skip
+def alias_guard(m: KernelMetrics) -> Symptom | None:
+    """The compiler guards against overlapping pointers, or gives up for them."""
+    for loop in m.loops or ():
+        text = " ".join((m.remarks or {}).get(loop.line, ())) + m.missed(loop)
+        if _unvectorized(loop) and re.search(r"alias|no grouped|will not create alias", text):
+            return Symptom("the loop is not vectorized because pointers may overlap", {}, loop.line, "warn")
+        if "versioned" in text and "alias" in text:
+            return Symptom(
+                "the loop exists twice, and a test at run time chooses, because pointers may overlap", {}, loop.line, "info"
+            )
+    return None
+
+
+@tool(
+    tier="C0", category="layout", check="shuffles a load", gain=(1.2, 3.0), transforms=("wide-vectors", "unroll"), affinity=("memory", "mixed", "compute"),
+    prescription="Store fields in arrays of their own (structure of arrays); a vector then holds one field of many records.",
+)  # fmt: skip
+def layout_aos(m: KernelMetrics) -> Symptom | None:
+    """Vectors are assembled by shuffles or gathers."""
+    loop = _loop(
+        m,
+        lambda one: (
+            one.packed > 0
+            and one.share >= 0.5
+            and one.loads > 0
+            and not one.converts
+            and not one.strided
+            and not one.calls
+            and (one.shuffles + one.gathers) / one.loads > 0.5
+            and one.shuffles + one.gathers >= 3
+        ),
+    )
+    if loop is None:
+        return None
+    rate = (loop.shuffles + loop.gathers) / loop.loads
+    return Symptom(
+        "fields of one record lie next to each other, so every vector is assembled from pieces",
+        {"shuffles and gathers": (rate, "a load", "objdump")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C2", category="memory", check="second-level misses against compulsory traffic", gain=(1.3, 4.0), transforms=("tile", "knob"), needs=("loops", "cache", "flops", "simulated_bytes"),
+    prescription="Work on tiles that stay in the cache, with the partial results in registers.", affinity=("compute", "mixed", "memory"),
+)  # fmt: skip
+def cache_blocking(m: KernelMetrics) -> Symptom | None:
+    """Data that is used more than once comes more than once."""
+    loop = _loop(m, lambda one: not _strided(m, one) and one.depth > 1)
+    if loop is None or not m.flops or not m.simulated_bytes or not m.bytes or m.flops / m.bytes < 2:
+        return None
+    lines = m.of_loop(loop, "DLmr") + m.of_loop(loop, "DLmw")
+    ratio = lines * 64 / m.simulated_bytes
+    if ratio <= 2:
+        return None
+    return Symptom(
+        f"memory moves {ratio:.1f} times the data that the operation needs, although it is reused",
+        {"traffic / compulsory": (ratio, "", "cachegrind")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C0", category="latency", check="moves to and from the stack in the loop", gain=(1.1, 2.0), transforms=("knob", "no-unroll"),
+    prescription="Use fewer accumulators or a smaller unroll, so that they fit the registers.",
+)  # fmt: skip
+def register_spill(m: KernelMetrics) -> Symptom | None:
+    """Registers do not suffice for an inner loop."""
+    loop = _loop(m, lambda one: one.stack >= 4 and not one.calls and one.packed + one.scalar > 0)
+    if loop is None:
+        return None
+    return Symptom(
+        "the loop keeps moving registers to the stack and back",
+        {"stack moves": (loop.stack, "an iteration", "objdump")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C2", category="latency", check="cycles an iteration against the block's throughput", gain=(1.5, 6.0), transforms=("accumulators", "unroll", "fast-math"), needs=("loops", "mca"),
+    prescription="Break the chain: several independent accumulators, or work on blocks whose results are combined afterwards.",
+)  # fmt: skip
+def dependency_chain(m: KernelMetrics) -> Symptom | None:
+    """An iteration waits for the one before it although the units are free."""
+
+    def waits(one: Loop) -> bool:
+        cycles, block = (m.mca or {}).get(one.line, (0.0, 1.0))
+        return (
+            cycles > 2 * max(block, 0.25)
+            and not one.calls
+            and not one.divisions
+            and not (one.chain and not one.stores and _unvectorized(one))
+            and not one.jumps
+        )
+
+    loop = _loop(m, waits)
+    if loop is None or m.mca is None:
+        return None
+    cycles, block = m.mca[loop.line]
+    return Symptom(
+        f"an iteration takes {cycles:.1f} cycles where its instructions need {block:.1f}: each waits for the result before it",
+        {"cycles": (cycles, "an iteration", "llvm-mca"), "throughput": (block, "cycles", "llvm-mca")},
+        loop.line,
+        "critical",
+    )
+
+
+@tool(
+    tier="C2", category="latency", check="divisions and square roots in the loop", gain=(1.2, 3.0), transforms=("reciprocal", "fast-math"),
+    prescription="Divide once outside the loop and multiply by the reciprocal; allow approximate square roots where the result permits.",
+)  # fmt: skip
+def div_sqrt(m: KernelMetrics) -> Symptom | None:
+    """Divisions dominate the loop's units."""
+
+    def divides(one: Loop) -> bool:
+        rest = one.packed + one.scalar - one.divisions + 0.5 * (one.loads + one.stores) + 2 * (one.shuffles + one.gathers)
+        return one.divisions > 0 and not one.calls and 8 * one.divisions > 0.5 * (8 * one.divisions + rest)
+
+    loop = _loop(m, divides)
+    if loop is None:
+        return None
+    return Symptom(
+        "divisions or square roots take most of the loop's time, and are not pipelined as multiplications are",
+        {"divisions": (loop.divisions, "an iteration", "objdump")},
+        loop.line,
+        "warn",
+    )
+
+
+@tool(
+    tier="C1", category="roof", check="bytes a second against the roof", needs=("seconds", "bytes", "bandwidth"), transforms=(), affinity=("memory", "mixed"),
+    prescription="Stop here, or move fewer bytes: fuse it with its neighbours, or use a smaller type.",
+)  # fmt: skip
+def bandwidth_roof(m: KernelMetrics) -> Symptom | None:
+    """The kernel is as fast as memory allows."""
+    if not m.seconds or not m.bytes or not m.bandwidth:
+        return None
+    share = m.bytes / m.seconds / m.bandwidth
+    return (
+        Symptom(
+            f"it moves its compulsory bytes at {share:.0%} of the measured bandwidth",
+            {"share of the roof": (share, "", "timing")},
+            0,
+            "info",
+        )
+        if share >= 0.7
+        else None
+    )
+
+
+@tool(
+    tier="C1", category="launch", check="share of a call that is calling", needs=("seconds", "overhead"), gain=(1.2, 5.0),
+    prescription="Do more in one call: batch, fuse, or move the loop around it inside.",
+)  # fmt: skip
+def call_overhead(m: KernelMetrics) -> Symptom | None:
+    """Calls cost as much as what they do."""
+    if not m.seconds or m.overhead is None or m.overhead / m.seconds < 0.2:
+        return None
+    return Symptom(
+        f"{m.overhead / m.seconds:.0%} of a call is the call itself", {"share": (m.overhead / m.seconds, "", "timing")}, 0, "warn"
+    )
+
+
+@tool(
+    tier="C3", category="latency", check="page faults a call", needs=("faults",), gain=(1.1, 3.0),
+    prescription="Allocate once, outside; touch memory before it is needed.",
+)  # fmt: skip
+def page_faults(m: KernelMetrics) -> Symptom | None:
+    """Memory is handed out anew in every call."""
+    if not m.faults or m.faults < 1:
+        return None
+    return Symptom(
+        f"{m.faults:.1f} page faults in a warm call: it allocates memory every time",
+        {"faults": (m.faults, "a call", "/proc")},
+        0,
+        "warn",
+    )
+
+
+@tool(
+    tier="C0", category="vectorization", check="width of the loop's vectors", gain=(1.0, 1.6), transforms=("wide-vectors",),
+    prescription="Ask for wider vectors: -mprefer-vector-width=512.", affinity=("compute", "mixed"),
+)  # fmt: skip
+def vector_width(m: KernelMetrics) -> Symptom | None:
+    """Vectors narrower than the target's."""
+    loop = _loop(m, lambda one: one.packed > 0 and 0 < one.width < m.simd)
+    return (
+        None
+        if loop is None
+        else Symptom(
+            f"vectors of {loop.width} bits where the processor has {m.simd}",
+            {"width": (loop.width, "bits", "objdump")},
+            loop.line,
+            "info",
+        )
+    )
+
+
+# -- NVIDIA: what machine code and resource usage tell (G0), and what they do not ----------------------------------------------------
+
+
+@tool(tier="G0", category="latency", needs=("sass",), check="LDL and STL", gain=(1.1, 2.0), transforms=("fewer-warps-tile", "stages"),
+      prescription="Use a smaller tile or more warps, so that accumulators fit the registers.")  # fmt: skip
+def gpu_register_spill(m: KernelMetrics) -> Symptom | None:
+    """Local memory holds what registers do not (the stack of the resource listing, not LOCAL)."""
+    s = m.sass or {}
+    moves = s.get("LDL", 0) + s.get("STL", 0)
+    if not moves:
+        return None
+    return Symptom(
+        f"{moves} moves to and from local memory, {s.get('stack', 0)} bytes of stack a thread",
+        {"LDL+STL": (moves, "", "SASS")},
+        0,
+        "critical" if moves >= 16 else "warn",
+    )
+
+
+@tool(tier="G0", category="occupancy", needs=("sass",), check="analytic occupancy", gain=(1.1, 2.0), transforms=("warps", "tile-size", "stages"),
+      prescription="Use less of what limits: fewer registers a thread, less shared memory a block, or another number of warps.")  # fmt: skip
+def occupancy_limiter(m: KernelMetrics) -> Symptom | None:
+    """Few blocks fit a multiprocessor; names what limits."""
+    s = m.sass or {}
+    blocks, share, limiter = occupancy(s["warps"], s["registers"], s["shared"], DEVICES.get(str(s.get("arch")), None))
+    if share >= 0.5:
+        return None
+    return Symptom(
+        f"occupancy {share:.1%}: {blocks} blocks fit a multiprocessor, limited by {limiter}",
+        {"occupancy": (share, "", "computed")},
+        0,
+        "warn",
+    )
+
+
+@tool(tier="G0", category="compute", needs=("sass",), check="HMMA, HGMMA or QGMMA", gain=(2.0, 8.0), transforms=("dot-precision", "tile-size"), affinity=("compute", "mixed"),
+      prescription="Use tensor cores: operands of 16 bits or TF32, tiles of at least 16 (Hopper's warp-group form: 64 x 8 x 16 and 4 warps).")  # fmt: skip
+def tensor_core(m: KernelMetrics) -> Symptom | None:
+    """Matrix work without matrix instructions, or with the old ones."""
+    s = m.sass or {}
+    if not s.get("dot"):
+        return None
+    if not s.get("HMMA", 0) + s.get("HGMMA", 0):
+        return Symptom(
+            "a matrix product, and no tensor-core instruction", {"FFMA": (s.get("FFMA", 0), "", "SASS")}, 0, "critical"
+        )
+    if str(s.get("arch")) == "sm_90" and not s.get("HGMMA"):
+        return Symptom(
+            "the matrix product uses HMMA; this chip has the faster HGMMA", {"HMMA": (s["HMMA"], "", "SASS")}, 0, "warn"
+        )
+    return None
+
+
+@tool(tier="G0", category="memory", needs=("sass",), check="128-bit loads", gain=(1.05, 1.5), transforms=("divisibility", "block-size"), affinity=("memory", "mixed", "latency", "unknown"),
+      prescription="Let addresses be multiples of 16 bytes and say so (Triton: arguments divisible by 16); give each thread 4 neighbouring floats.")  # fmt: skip
+def vectorization(m: KernelMetrics) -> Symptom | None:
+    """Global memory is read in words instead of 128 bits."""
+    s = m.sass or {}
+    narrow, wide = s.get("LDG32", 0) + s.get("STG32", 0), s.get("LDG128", 0) + s.get("STG128", 0)
+    if narrow < 4 or narrow <= 4 * wide:
+        return None
+    return Symptom(
+        f"{narrow} accesses of 32 bits or less and {wide} of 128 bits",
+        {"narrow": (narrow, "", "SASS"), "wide": (wide, "", "SASS")},
+        0,
+        "critical" if not wide else "warn",
+    )
+
+
+@tool(tier="G0", category="occupancy", needs=("sass",), check="registers a thread", transforms=("tile-size", "warps"),
+      prescription="Split the work of a thread, or allow fewer registers (maxnreg).")  # fmt: skip
+def high_register_usage(m: KernelMetrics) -> Symptom | None:
+    """A thread takes most of what it may."""
+    registers = (m.sass or {}).get("registers", 0)
+    return (
+        Symptom(f"{registers} of 255 registers a thread", {"registers": (registers, "", "SASS")}, 0, "info")
+        if registers > 0.75 * 255
+        else None
+    )
+
+
+@tool(tier="G0", category="latency", needs=("sass",), check="barriers an instruction", transforms=("stages", "warps"),
+      prescription="Synchronize less often: larger tiles a stage, warp-level primitives, asynchronous copies.")  # fmt: skip
+def barrier_density(m: KernelMetrics) -> Symptom | None:
+    """Many barriers for the work between them."""
+    s = m.sass or {}
+    share = s.get("BAR", 0) / max(1, s.get("instructions", 1))
+    return (
+        Symptom(f"one instruction in {1 / share:.0f} is a barrier", {"share": (share, "", "SASS")}, 0, "warn")
+        if share > 0.02 and s.get("BAR", 0) > 4
+        else None
+    )
+
+
+@tool(tier="G0", category="latency", needs=("sass",), check="BSSY and BSYNC", transforms=("block-size",),
+      prescription="Replace branches on data by predicates or selects.")  # fmt: skip
+def divergence(m: KernelMetrics) -> Symptom | None:
+    """Many places where the threads of a warp part."""
+    s = m.sass or {}
+    share = s.get("BSSY", 0) / max(1, s.get("instructions", 1))
+    return (
+        Symptom(f"threads of a warp part and meet again at {s.get('BSSY')} places", {"share": (share, "", "SASS")}, 0, "warn")
+        if share > 0.03
+        else None
+    )
+
+
+def _counters(name: str, category: str, key: str, least: float, what: str, do: str) -> None:
+    """A published tool that reads hardware counters: without them it says that it is not measurable."""
+
+    def read(m: KernelMetrics) -> Symptom | None:
+        value = (m.counters or {}).get(key)
+        return None if value is None or value <= least else Symptom(f"{what} {value:.0%}", {key: (value, "share", "ncu")})
+
+    read.__name__ = name
+    tool(tier="G2", category=category, needs=("sass", "counters"), check=key, prescription=do)(read)
+
+
+_counters(
+    "warp_stall",
+    "latency",
+    "stall",
+    0.4,
+    "the dominant stall takes",
+    "Break the chain that the stall names: more independent work a thread, or asynchronous copies.",
+)
+_counters(
+    "memory_coalescing", "memory", "l1_miss", 0.7, "first-level misses are", "Let neighbouring threads read neighbouring words."
+)
+_counters(
+    "shared_mem_tiling", "memory", "reread", 0.5, "words read again from global memory are", "Keep a tile in shared memory."
+)
+_counters("high_dram_throughput", "memory", "dram", 0.8, "DRAM is busy for", "Move fewer bytes: fuse, or use a smaller type.")
+_counters(
+    "uncoalesced",
+    "memory",
+    "sectors",
+    1.2,
+    "sectors a request against the ideal are",
+    "Let a warp's addresses fill whole sectors.",
+)
+_counters("launch_overhead", "launch", "launch", 0.2, "launches take", "Fuse kernels, or use a graph.")
+_counters(
+    "bank_conflict", "memory", "conflicts", 0.2, "conflicting accesses of shared memory are", "Pad or swizzle the shared tile."
+)
+_counters(
+    "tail_wave",
+    "launch",
+    "tail",
+    0.2,
+    "multiprocessors that idle in the last wave are",
+    "Choose a grid that fills the multiprocessors.",
+)

@@ -1,0 +1,582 @@
+"""The correctness wall and the clock: a candidate is built and run in the sandbox, next to the original, and judged from outside it.
+
+What is trusted: this process and the supervisor in the box (``inside/supervisor.py``). What is not: every worker that holds a candidate. A
+worker cannot reach the clock (its processor time is read by the supervisor), nor the outputs that were copied from it, nor know which of
+its timed calls is looked at; inputs of every call differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.base.ids import stable_hash
+from ramify.base.seeds import generator
+from ramify.methods.kernel_search.algorithm import Gain, paired_gain
+from ramify.methods.kernel_search.task import DTYPES, InputSet, KernelTask, evaluate, scalar_values, wide_source, window_of
+from ramify.sandbox.find import find_sandbox
+from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
+
+INSIDE = Path(__file__).parent / "inside"
+DRIVER_FLAGS = ("-O2",)
+STRICT = ("-O2", "-march=native", "-ffp-contract=off")
+KINDS = ("c", "numba", "torch", "python", "triton")
+_OUT_CAP, _WHOLE = 24 * MIB, 1 << 15
+
+
+@dataclass(frozen=True)
+class Code:
+    """A candidate: source, compiler flags, macros."""
+
+    source: str
+    flags: tuple[str, ...] = ()
+    macros: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Hash of the code after formatting: comments and spaces do not count."""
+        return stable_hash(
+            "kernel code", _formatted(self.source), *self.flags, *(f"{k}={v}" for k, v in sorted(self.macros.items()))
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The compiler's words."""
+        return (*self.flags, *(f"-D{name}={value}" for name, value in sorted(self.macros.items())))
+
+    def to_json(self) -> dict[str, Any]:
+        """As the journal keeps it."""
+        return {"source": self.source, "flags": list(self.flags), "macros": dict(self.macros)}
+
+
+def _formatted(source: str) -> str:
+    return " ".join(re.sub(r"//(?!\s*ramify:)[^\n]*|/\*.*?\*/", " ", source, flags=re.S).split())
+
+
+def code_of(data: Mapping[str, Any]) -> Code:
+    """Inverse of :meth:`Code.to_json`."""
+    return Code(str(data["source"]), tuple(map(str, data["flags"])), {str(k): str(v) for k, v in data["macros"].items()})
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled candidate."""
+
+    data: bytes
+    remarks: str = ""
+    """What the compiler said about vectorization."""
+    assembly: str = ""
+    """Its disassembly with source lines; empty where there is no objdump."""
+    warnings: str = ""
+
+
+@dataclass(frozen=True)
+class WallTrial:
+    """What came of one candidate. A refused one has no speed-up, whatever its time."""
+
+    refused: str = ""
+    """Why; empty where it passed."""
+    stage: str = ""
+    """Of a refusal: build, run, wrong, clock, physics."""
+    gain: Gain | None = None
+    times: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Seconds a call, one number a batch, of reference and candidate."""
+    checked: int = 0
+    """Outputs compared, those of timed calls included."""
+    skipped: tuple[str, ...] = ()
+    """Input sets on which the original itself is off, so no candidate is judged by them."""
+    notes: tuple[str, ...] = ()
+    overhead: float | None = None
+    """Seconds of an empty call."""
+    faults: float | None = None
+    """Page faults a timed call."""
+
+    @property
+    def ok(self) -> bool:
+        """It passed the wall."""
+        return not self.refused
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept and printed."""
+        return {
+            "refused": self.refused,
+            "stage": self.stage,
+            "gain": None if self.gain is None else self.gain.to_json(),
+            "times": {name: list(values) for name, values in self.times.items()},
+            "checked": self.checked,
+            "skipped": list(self.skipped),
+            "notes": list(self.notes),
+            "overhead": self.overhead,
+            "faults": self.faults,
+        }
+
+
+def trial_of(data: Mapping[str, Any]) -> WallTrial:
+    """Inverse of :meth:`WallTrial.to_json`."""
+    gain = None if data["gain"] is None else Gain(**data["gain"])
+    times = {str(name): tuple(values) for name, values in data["times"].items()}
+    return WallTrial(
+        data["refused"],
+        data["stage"],
+        gain,
+        times,
+        data["checked"],
+        tuple(data["skipped"]),
+        tuple(data["notes"]),
+        data["overhead"],
+        data["faults"],
+    )
+
+
+class Wall:
+    """Builds, runs, compares and times candidates of one task."""
+
+    def __init__(
+        self,
+        task: KernelTask,
+        sandbox: Sandbox | None = None,
+        *,
+        pairs: int = 10,
+        batch_seconds: float = 0.02,
+        keep: int = 4,
+        seed: int = 0,
+        floor: float = 0.0,
+        call_seconds: float = 20.0,
+        allow_unsandboxed: bool = False,
+    ) -> None:
+        """``floor`` is the least time of a call that is physically possible here, in seconds; 0: not known."""
+        if not task.arrays:
+            raise UserError(f"{task.path}: what {task.symbol} takes and returns is not said: # ramify: n = 1000; x[n]; out y[n]")
+        if task.kind == "triton" and re.search(r"\bb(?:float)?16\b", task.source):
+            raise UserError(f"{task.path}: Triton's interpreter computes bfloat16 wrongly: run it in float32 here")
+        self.task, self.pairs, self.batch_seconds, self.keep, self.seed = task, pairs, batch_seconds, keep, seed
+        self.floor, self.call_seconds = floor, call_seconds
+        shown = {} if task.kind == "c" else {"readable": packages()}
+        self.sandbox = sandbox or find_sandbox(None, allow_unsandboxed, **shown)
+        self.original = Code(task.source, task.flags, {name: values[0] for name, values in task.knobs.items()})
+        self._fixed: dict[str, bytes] | None = None
+        self._truth = task.reference is None
+        self.notes: list[str] = []
+
+    # -- building
+
+    async def build(self, code: Code, symbol: str | None = None) -> Built | str:
+        """The candidate compiled, or why it does not compile. Nothing of it has run."""
+        if self.task.kind != "c":
+            return Built(code.source.encode())
+        files = {"kernel.c": code.source, "build": BUILD}
+        outcome = await self._ran(["sh", "build", *code.words], files, ["kernel.so", "remarks", "assembly"], Limits(seconds=60, memory_bytes=2048 * MIB, returned_bytes=8 * MIB, processes=64))  # fmt: skip
+        if outcome.reason != "exit" or "kernel.so" not in outcome.files:
+            return f"it does not compile: {_first_error(outcome)}"
+        read = {name: outcome.files.get(name, b"").decode(errors="replace") for name in ("remarks", "assembly")}
+        return Built(outcome.files["kernel.so"], read["remarks"], read["assembly"], outcome.error_text[-2000:])
+
+    async def _ran(
+        self, argv: Sequence[str], files: Mapping[str, bytes | str], returns: Sequence[str], limits: Limits
+    ) -> Outcome:
+        return await self.sandbox.run(argv, files=files, returns=returns, limits=limits)
+
+    async def prepare(self) -> None:
+        """Build what all trials share: workers, the original, the reference. Raises UserError where the original does not compile."""
+        if self._fixed is not None:
+            return
+        if self.task.kind != "c":
+            self._fixed = {"reference": self.original.source.encode(), "truth": self.original.source.encode()}
+            return
+        made: dict[str, bytes] = {}
+        original = await self.build(self.original)
+        if isinstance(original, str):
+            raise UserError(f"{self.task.path}: {original}")
+        made["reference"] = original.data
+        for name, wide in (("worker", False), ("worker-wide", True)):
+            made[name] = await self._worker(wide)
+        if self._truth:
+            wide_code = Code(wide_source(self.task.source), STRICT, self.original.macros)
+            truth = await self.build(wide_code)
+            if isinstance(truth, str):
+                self.notes.append(
+                    "the kernel does not compile in double precision, so it is its own reference: name yours with --ref"
+                )
+                made["worker-wide"] = made["worker"]
+                self._truth = False
+                truth = original
+                self._narrow = True
+            made["truth"] = truth.data
+        self._fixed = made
+
+    _narrow = False
+
+    @property
+    def worker(self) -> bytes | None:
+        """The compiled worker, once prepared; None of Python kernels."""
+        return (self._fixed or {}).get("worker")
+
+    async def _worker(self, wide: bool) -> bytes:
+        source = (INSIDE / "worker.c").read_text(encoding="utf-8").replace("/*GENERATED*/", generated(self.task, wide))
+        script = f"gcc {' '.join(DRIVER_FLAGS)} -w worker.c -o worker -ldl -lm\n"
+        outcome = await self._ran(
+            ["sh", "build"],
+            {"worker.c": source, "build": script},
+            ["worker"],
+            Limits(seconds=60, memory_bytes=2048 * MIB, processes=64),
+        )
+        if "worker" not in outcome.files:
+            if "gcc" in outcome.error_text and "not found" in outcome.error_text:
+                raise NeedsError("kernels in C are compiled by gcc, and it is not installed")
+            raise InfrastructureError("tool", f"the worker of {self.task.symbol} does not compile: {_first_error(outcome)}")
+        return outcome.files["worker"]
+
+    # -- running
+
+    async def trial(
+        self, code: Code, number: int = 0, *, time: bool = True, built: Built | str | None = None, pairs: int | None = None
+    ) -> WallTrial:
+        """Everything that decides on a candidate: build, outputs on fresh inputs, time in pairs. ``number`` gives each trial its own inputs."""
+        await self.prepare()
+        made = built if built is not None else await self.build(code)
+        if isinstance(made, str):
+            return WallTrial(made, "build")
+        draws = self.task.input_sets(derived(self.seed, number))
+        time = time and self.task.kind != "triton"  # its interpreter says nothing about time
+        files = self._plan(draws, number, time, pairs or self.pairs)
+        assert self._fixed is not None
+        if self.task.kind == "c":
+            extra = {"reference.so": self._fixed["reference"], "candidate.so": made.data, "worker": self._fixed["worker"]}
+            if not self.task.reference:
+                extra |= {"truth.so": self._fixed["truth"], "worker-wide": self._fixed["worker-wide"]}
+        else:
+            extra = {"reference.py": self._fixed["reference"], "candidate.py": made.data, "truth.py": self._fixed["truth"], "worker.py": (INSIDE / "worker.py").read_bytes(), "about.json": json.dumps(about(self.task, draws)).encode()}  # fmt: skip
+        outcome = await self._ran(["sh", "start"], {**files, **extra, "start": _START}, [], self._limits(files, draws))
+        return self._judged(outcome, draws)
+
+    def _limits(self, files: Mapping[str, bytes | str], draws: Sequence[InputSet]) -> Limits:
+        plan = json.loads(files["plan.json"])
+        region = max(max(d["out_bytes"], d["wide_bytes"]) for d in plan["draws"])
+        disk = 64 * MIB + plan["in_bytes"] * 2 + 4 * region + sum(map(len, files.values()))
+        python = self.task.kind != "c"
+        return Limits(
+            seconds=120.0 + 2 * self.call_seconds,
+            memory_bytes=(4096 if python else 1024) * MIB + 2 * disk,
+            disk_bytes=disk,
+            file_bytes=max(64 * MIB, region + MIB, plan["in_bytes"] + MIB),
+            processes=64 if python else 8,
+            output_bytes=7 * MIB,
+            returned_bytes=MIB,
+        )
+
+    def _plan(self, draws: Sequence[InputSet], number: int, time: bool, pairs: int) -> dict[str, bytes | str]:
+        pool = bytearray()
+        laid = []
+        for at, draw in enumerate(draws):
+            counts = self.task.counts(draw.scalars)
+            sizes = {one.name: counts[one.name] * one.dtype.itemsize for one in self.task.arrays}
+            outs = [one for one in self.task.arrays if one.role & 2]
+            whole = sum(_up(sizes[one.name]) + 128 for one in outs)
+            slots = max(1, min(4, _OUT_CAP // max(1, whole)))
+            arrays, out, wide = [], 64, 0
+            for one in self.task.arrays:
+                begin = -1
+                if one.role & 1:
+                    pool += b"\xad\xde\xc0\x7f" * 16 + b"\0" * (-len(pool) % 64)
+                    begin = len(pool)
+                    pool += draw.inputs[one.name].tobytes()
+                    pool += b"\0" * (-len(pool) % 64)
+                stride = _up(sizes[one.name]) + 128
+                arrays.append({"in": begin, "out": out if one.role & 2 else -1, "wide": wide if one.role & 2 else -1, "count": counts[one.name],
+                               "stride": stride, "bytes": sizes[one.name], "item": one.dtype.itemsize, "windowed": not one.fixed})  # fmt: skip
+                if one.role & 2:
+                    out += stride * slots + 64
+                    wide += 8 * counts[one.name] + 64
+            seed = derived(self.seed, number, at) >> 34
+            laid.append({"scalars": scalar_values(self.task, draw.scalars), "arrays": arrays, "slots": slots, "windows": draw.windows,
+                         "out_bytes": _up(out + 64), "wide_bytes": wide + 64, "seed": seed})  # fmt: skip
+        outputs = sum(bool(one.role & 2) for one in self.task.arrays)
+        plan = {
+            "whole": _WHOLE // outputs // 8 * 8, "blocks": max(1, 12 // outputs), "draws": laid, "in_bytes": len(pool), "call_seconds": self.call_seconds, "start_seconds": 60.0, "wall": self.task.threads > 1,
+            "workers": self._workers(),
+            "timing": {"draw": 0, "pairs": pairs, "batch_seconds": self.batch_seconds, "keep": self.keep} if time else None,
+        }  # fmt: skip
+        supervisor = (INSIDE / "supervisor.py").read_text(encoding="utf-8")
+        return {"plan.json": json.dumps(plan), "inputs": bytes(pool), "supervisor.py": supervisor}
+
+    def _workers(self) -> list[dict[str, Any]]:
+        if self.task.kind == "c":
+            found = [{"name": name, "argv": ["./worker"], "build": f"./{name}.so"} for name in ("reference", "candidate")]
+            return found if self.task.reference else [{"name": "truth", "argv": ["./worker-wide"], "build": "./truth.so"}, *found]
+        names = ("reference", "candidate") if self.task.reference else ("truth", "reference", "candidate")
+        threads = str(self.task.threads)
+        env = {
+            "OMP_NUM_THREADS": threads,
+            "NUMBA_NUM_THREADS": threads,
+            "NUMBA_CACHE_DIR": "/tmp",
+            "HOME": "/tmp",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        return [{"name": name, "argv": ["python", "worker.py"], "build": f"{name}.py", "env": env} for name in names]
+
+    # -- judging
+
+    def _judged(self, outcome: Outcome, draws: Sequence[InputSet]) -> WallTrial:
+        found, bodies = _unpacked(outcome, [one.dtype.itemsize for one in self.task.arrays])
+        if found is None:
+            why = outcome.error_text.strip()[-300:] or outcome.detail or f"the box ended by {outcome.reason}"
+            stage = "clock" if outcome.reason in ("timeout", "cpu", "processes") else "run"
+            return WallTrial(f"the box ended before its report ({outcome.reason}): {why}", stage)
+        if bad := found["failed"].get("truth") or found["failed"].get("reference"):
+            raise UserError(f"{self.task.path}: the original kernel itself fails: {bad}")
+        compared = self._compared(found, bodies, draws)
+        skipped = tuple(sorted({draws[n].name for n, why in compared["reference"].items() if why}))
+        if compared["reference"].get(0):
+            raise UserError(f"{self.task.path}: the kernel disagrees with its reference: {compared['reference'][0]}")
+        checked = sum(record[0] == "candidate" for record in found["kept"])
+        more: dict[str, Any] = {"checked": checked, "skipped": skipped, "notes": tuple(self.notes)}
+        if bad := found["failed"].get("candidate"):
+            return WallTrial(bad, "run", **more)
+        for number, why in sorted(compared["candidate"].items()):
+            if why and draws[number].name not in skipped:
+                return WallTrial(f"{why} (inputs: {draws[number].name})", "wrong", **more)
+        if "candidate" in found["varies"] and not self.task.varies and "reference" not in found["varies"]:
+            return WallTrial(
+                f"two runs on the same inputs differ (inputs: {draws[found['varies']['candidate']].name})", "wrong", **more
+            )
+        if clock := self._clock(found, outcome):
+            return WallTrial(clock, "clock", **more)
+        times = {name: tuple(float(t) for t in values) for name, values in found["times"].items()}
+        if not times:
+            return WallTrial(**more)
+        overhead = found["overhead"] if any(one.role == 3 for one in self.task.arrays) else {}
+        more |= {"overhead": None if overhead else found["overhead"].get("candidate"), "faults": found["faults"].get("candidate")}
+        net = {name: [max(t - 0.98 * overhead.get(name, 0.0), t * 0.02) for t in values] for name, values in times.items()}
+        gain = paired_gain(net["reference"], net["candidate"], generator(self.seed, "bootstrap"))
+        if self.floor and float(np.median(net["candidate"])) < 0.9 * self.floor:
+            return WallTrial(
+                f"{float(np.median(net['candidate'])):.3g} s a call is less than this machine can take ({self.floor:.3g} s): the work was not done, or flops and bytes are wrong",
+                "physics",
+                **more,
+            )
+        return WallTrial("", "", gain, {name: tuple(values) for name, values in net.items()}, **more)
+
+    def _clock(self, found: Mapping[str, Any], outcome: Outcome) -> str:
+        """Processor time that is not where it should be, as measured outside the box."""
+        inside = found["own"] + sum(found["used"].values())
+        beyond = outcome.cpu_seconds - inside
+        if beyond > (0.03 if self.task.kind == "c" else 0.15) + 0.03 * inside:
+            return f"{beyond:.2f} s of processor time were used outside the timed process, measured outside the box"
+        threads = found["threads"].get("candidate", 1)
+        if self.task.kind == "c" and threads > max(1, self.task.threads):
+            return f"it keeps {threads} threads where {self.task.threads} are declared"
+        return ""
+
+    def _compared(self, found: Mapping[str, Any], bodies: list[bytes], draws: Sequence[InputSet]) -> dict[str, dict[int, str]]:
+        """worker -> draw -> the first thing that is wrong ("" of what is right)."""
+        kept = found["kept"]
+        truths = bodies[len(kept) :]
+        wrong: dict[str, dict[int, str]] = {"reference": {}, "candidate": {}}
+        own: tuple[Any, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
+        for i, (name, number, argument, start, size, seed, call, timed) in enumerate(kept):
+            array = self.task.arrays[argument]
+            got = np.frombuffer(bodies[i], array.dtype)
+            if self.task.reference is not None:
+                if own is None or own[0] != (number, seed, call):
+                    own = ((number, seed, call), *self._own(draws[number], seed, call))
+                first, last = start // array.dtype.itemsize, (start + size) // array.dtype.itemsize
+                want, scale = own[1][array.name][first:last], own[2][array.name][first:last]
+            elif 2 * i + 1 < len(truths):
+                want, scale = (np.frombuffer(truths[2 * i + j], np.float64) for j in (0, 1))
+                if self._narrow:
+                    want = scale = np.frombuffer(truths[2 * i], array.dtype).astype(np.float64)
+            else:
+                raise InfrastructureError("scorer", "the reference gave no answer")
+            why = disagreement(got, want, scale, self.task.tolerance, array.name)
+            if why and not wrong[name].get(number):
+                wrong[name][number] = why + (" in a timed call" if timed else "")
+            wrong[name].setdefault(number, "")
+        return wrong
+
+    def _own(self, draw: InputSet, seed: int, call: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """What the user's reference gives for a call, and on absolute values."""
+        shift, counts, both = window_of(seed, call, draw.windows), self.task.counts(draw.scalars), []
+        outs = [one for one in self.task.arrays if one.role & 2]
+        for absolute in (False, True):
+            given: dict[str, Any] = {}
+            for one in self.task.arrays:
+                if one.role & 1:
+                    first = 0 if one.fixed else shift // one.dtype.itemsize
+                    values = draw.inputs[one.name][first : first + counts[one.name]]
+                    if one.type in "fd":
+                        values = np.abs(values).astype(np.float64) if absolute else values.astype(np.float64)
+                    given[one.name] = values.copy()
+            for name, value in draw.scalars.items():
+                kind = self.task.scalar_types[name]
+                given[name] = (abs(value) if absolute else value) if kind in "fd" else int(value)
+            try:
+                with np.errstate(all="ignore"):
+                    answer = self.task.reference(**given)  # type: ignore[misc]
+            except Exception as error:
+                raise UserError(f"the reference of {self.task.symbol} raised {type(error).__name__}: {error}") from error
+            named = answer if isinstance(answer, Mapping) else {outs[0].name: answer}
+            for one in outs:
+                if one.name not in named or np.size(named[one.name]) != counts[one.name]:
+                    raise UserError(f"the reference of {self.task.symbol} gives no '{one.name}' of {counts[one.name]} elements")
+            both.append({one.name: np.asarray(named[one.name], np.float64).reshape(-1) for one in outs})
+        return both[0], both[1]
+
+
+def disagreement(got: np.ndarray, want: np.ndarray, scale: np.ndarray, tolerance: float, name: str = "") -> str:
+    """What is wrong with ``got``, shape (n,), or an empty text. ``want`` and ``scale`` are doubles: the reference, and it on absolute inputs.
+
+    ``|error| <= tolerance * (|want| + |scale| + 0.1 * max|scale|)``; NaN only where the reference is NaN, infinities alike; integers exactly.
+    Of double outputs the tolerance is a millionth of that for floats.
+    """
+    if got.shape != want.shape:
+        return f"{name} has {got.size} elements, not {want.size}"
+    if got.dtype.kind in "iu":
+        off = np.nonzero(got.astype(np.float64) != want)[0]
+        return (
+            "" if not len(off) else f"{name}[{off[0]}] is {got[off[0]]}, not {want[off[0]]:g}; {len(off)} of {len(got)} are wrong"
+        )
+    tolerance = tolerance * (1e-6 if got.dtype == np.float64 else 1.0)
+    with np.errstate(all="ignore"):
+        wide = got.astype(np.float64)
+        finite = np.abs(scale[np.isfinite(scale)])
+        bound = tolerance * (np.abs(want) + np.abs(scale) + 0.1 * (float(finite.max()) if finite.size else 0.0)) + 1e-37
+        right = (np.abs(wide - want) <= bound) | (np.isnan(wide) & np.isnan(want)) | (wide == want)
+        right &= np.isnan(wide) == np.isnan(want)
+        right &= ~(np.isinf(wide) & np.isfinite(want))
+    off = np.nonzero(~right)[0]
+    if not len(off):
+        return ""
+    return f"{name}[{off[0]}] is {wide[off[0]]:.7g}, not {want[off[0]]:.7g}; {len(off)} of {len(got)} are wrong"
+
+
+def _up(size: int) -> int:
+    return (size + 63) // 64 * 64
+
+
+def derived(seed: int, *position: int) -> int:
+    """A seed of its own for a trial."""
+    from ramify.base.seeds import derive_key
+
+    return derive_key(seed, "kernel", *position)
+
+
+def _unpacked(outcome: Outcome, items: Sequence[int]) -> tuple[dict[str, Any] | None, list[bytes]]:
+    """The supervisor's report, and what it kept: first every output, then for each the reference and the scale. ``items``: bytes of an element."""
+    data = outcome.stdout
+    try:
+        (size,) = struct.unpack_from("<Q", data, 0)
+        found: dict[str, Any] = json.loads(data[8 : 8 + size])
+        lengths = [record[4] for record in found["kept"]]
+        lengths += [record[4] // items[record[2]] * 8 for record in found["kept"][: found.get("truths", 0)] for _ in range(2)]
+    except (struct.error, ValueError, KeyError, IndexError):
+        return None, []
+    at, bodies = 8 + size, []
+    for length in lengths:
+        bodies.append(data[at : at + length])
+        at += length
+    return (found, bodies) if at == len(data) else (None, [])
+
+
+def generated(task: KernelTask, wide: bool) -> str:
+    """The lines of worker.c for one signature."""
+    names = {"f": "float", "d": "double", "i": "int32_t", "l": "int64_t", "b": "uint8_t"}
+
+    def c_type(kind: str) -> str:
+        return "double" if wide and kind == "f" else names[kind]
+
+    arrays = {one.name: (i, one) for i, one in enumerate(task.arrays)}
+    scalars = {name: i for i, name in enumerate(task.scalars)}
+    parameters, words = [], []
+    for name in task.order:
+        if name in arrays:
+            i, one = arrays[name]
+            parameters.append(f"{c_type(one.type)} *")
+            words.append(f"p[{i}]")
+        else:
+            kind = _scalar_c(task, name, wide)
+            parameters.append(kind)
+            words.append(f"({kind})s[{scalars[name]}]")
+    result = arrays.get("result") if "result" not in task.order else None
+    returns = c_type(result[1].type) if result else "void"
+    call = f"f({', '.join(words)})"
+    body = f"*({returns} *)p[{result[0]}] = {call};" if result else f"{call};"
+    lists = {
+        "char type": [repr(one.type) for one in task.arrays],
+        "int role": [str(one.role) for one in task.arrays],
+        "int item": [str(one.dtype.itemsize) for one in task.arrays],
+        "char scalar_type": [repr(task.scalar_types[name]) for name in task.scalars],
+    }
+    tables = "".join(f"static const {name}[] = {{{', '.join([*values, '0'])}}};\n" for name, values in lists.items())
+    return (
+        f'#define SYMBOL "{task.symbol}"\n#define WIDE {int(wide)}\n#define ARRAYS {len(task.arrays)}\n#define SCALARS {len(task.scalars)}\n{tables}'
+        f"typedef {returns} (*kernel)({', '.join(parameters) or 'void'});\n"
+        f"static inline void call(kernel f, const double *s, void **p) {{ {body} }}\n"
+    )
+
+
+def _scalar_c(task: KernelTask, name: str, wide: bool) -> str:
+    kind = task.scalar_types[name]
+    if kind != "f":
+        return {"i": "int32_t", "l": "int64_t", "b": "uint8_t"}[kind]
+    head = re.search(rf"\b{task.symbol}\s*\(([^()]*)\)", re.sub(r"//[^\n]*", "", task.source))
+    written = re.search(rf"\b(float|double)\s+{name}\b", head[1]) if head else None
+    return "double" if wide or (written and written[1] == "double") else "float"
+
+
+def about(task: KernelTask, draws: Sequence[InputSet]) -> dict[str, Any]:
+    """What worker.py must know."""
+    names = {one.name for one in task.arrays}
+
+    def shapes(count: str) -> dict[str, list[int]]:
+        parts = [part for part in count.split(",") if part.strip()]
+        return {
+            " ".join(scalar_values(task, draw.scalars)): [int(evaluate(part, draw.scalars)) for part in parts] for draw in draws
+        }
+
+    return {
+        "symbol": task.symbol,
+        "kind": task.kind,
+        "threads": task.threads,
+        "order": ["array" if name in names else "scalar" for name in task.order],
+        "scalars": list(task.scalars),
+        "scalar_types": ["f" if task.scalar_types[name] in "fd" else "i" for name in task.scalars],
+        "arrays": [
+            {
+                "name": one.name,
+                "dtype": DTYPES[one.type].str,
+                "role": one.role,
+                "shapes": shapes(one.count) if "," in one.count else {},
+            }
+            for one in task.arrays
+        ],
+    }
+
+
+def _first_error(outcome: Outcome) -> str:
+    lines = [line for line in outcome.error_text.splitlines() if "error" in line] or outcome.error_text.splitlines()[-3:]
+    return " | ".join(line.strip() for line in lines[:3])[:400] or f"the compiler ended by {outcome.reason}"
+
+
+BUILD = """set -e
+gcc -g1 -fPIC -fopt-info-vec-all=remarks "$@" -c kernel.c -o kernel.o
+gcc -shared kernel.o -o kernel.so -lm
+if command -v objdump > /dev/null; then objdump -d -l --no-show-raw-insn kernel.so > assembly; fi
+"""
+"""Linked without the flags: gcc links a constructor that flushes denormals for a whole process where it links with -ffast-math."""
+_START = """chmod +x worker worker-wide 2> /dev/null
+exec python -I -S supervisor.py
+"""
+
+
+def packages() -> list[str]:
+    """Folders of installed packages: a box is shown them read-only where they lie elsewhere than this Python."""
+    return [one for one in sys.path if one.endswith(("site-packages", "dist-packages")) and Path(one).is_dir()]

@@ -1,0 +1,151 @@
+"""Disassembly, remarks, simulation and tools, on kernels that gcc compiles for AVX2 here."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from ramify.base.errors import UserError
+from ramify.methods.kernel_search import tools
+from ramify.methods.kernel_search.asm import loops
+from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, remarks
+from ramify.methods.kernel_search.task import from_c
+from ramify.methods.kernel_search.tools import KernelMetrics, Symptom, examine, tool
+from ramify.methods.kernel_search.transforms import TRANSFORMS, for_loops, variants
+from ramify.methods.kernel_search.wall import Built, Code, Wall
+from tests.methods.kernel_search.kernels import COLUMNS, CREEP, EXP, SUM
+
+AVX2 = ("-O3", "-march=x86-64-v3")
+needs_gcc = pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("objdump")), reason="gcc and objdump are needed")
+
+
+def built(source: str, *flags: str) -> tuple[Wall, Built]:
+    wall = Wall(from_c(source))
+    made = asyncio.run(wall.build(Code(source, (*AVX2, *flags))))
+    assert not isinstance(made, str), made
+    return wall, made
+
+
+@needs_gcc
+def test_loops_are_judged_and_not_symbols() -> None:
+    wall, plain = built(SUM)
+    (loop,) = loops(plain.assembly, "sum")
+    assert (loop.packed, loop.chain, loop.stores) == (0, True, 0)
+    assert loop.scalar >= 1
+    simd = SUM.replace("  for", "#pragma omp simd reduction(+:s)\n  for")
+    _, vector = built(simd, "-fopenmp-simd")
+    loop = loops(vector.assembly, "sum")[0]
+    assert loop.packed >= 1
+    assert (loop.scalar, loop.width) == (0, 256)
+    _, creep = built(CREEP)
+    assert loops(creep.assembly, "axpy")[0].converts > 0
+    _, exp = built(EXP)
+    assert loops(exp.assembly, "each")[0].calls == ("expf",)
+    _, columns = built(COLUMNS)
+    assert loops(columns.assembly, "columns")[0].strided
+    assert loops(plain.assembly, "stripped") == []
+    assert wall.task.symbol == "sum"
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("source", "wanted"), [(SUM, "ReductionOrder"), (EXP, "MathCall"), (CREEP, "PrecisionCreep"), (COLUMNS, "StridedAccess")]
+)
+def test_a_pathology_fires_its_tool(source: str, wanted: str) -> None:
+    wall, _ = built(source)
+    metrics = asyncio.run(gather(wall, Code(source, AVX2), simulate=False))
+    found, missing = examine(metrics)
+    assert [one.tool for one in found if one.severity == "critical"] == [wanted]
+    assert found[0].where.startswith("kernel.c:")
+    assert found[0].prescription
+    assert any("CacheBlocking: not measurable here, it needs cachegrind" in one for one in missing)
+    assert examine(metrics)[0] == found  # tools are pure
+
+
+@needs_gcc
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is needed")
+def test_misses_are_simulated() -> None:
+    wall = Wall(from_c(COLUMNS))
+    metrics = asyncio.run(gather(wall, wall.original))
+    assert metrics.cache is not None
+    assert metrics.loops is not None
+    loop = metrics.loops[0]
+    reads, misses = metrics.of_loop(loop, "Dr"), metrics.of_loop(loop, "D1mr")
+    assert 512 * 512 <= reads <= 512 * 512 + 3 * 512
+    assert misses >= 0.99 * 512 * 512
+    code = variants("interchange", wall.original, wall.task)[0]
+    rows = asyncio.run(gather(wall, code))
+    assert rows.loops is not None
+    assert not any(one.tool == "StridedAccess" for one in examine(rows)[0])
+    assert max(rows.of_loop(one, "D1mr") for one in rows.loops) < 0.2 * misses
+
+
+def test_missing_metrics_are_said_and_never_raise() -> None:
+    found, missing = examine(KernelMetrics())
+    assert found == []
+    assert len(missing) == len([one for one in tools.TOOLS.values() if not one.tier.startswith("G")])
+    found, missing = examine(KernelMetrics(sass={"warps": 4, "registers": 32, "shared": 0}))
+    assert found == []
+    assert any("WarpStall: not measurable here, it needs hardware counters" in one for one in missing)
+
+
+def test_a_tool_is_one_decorated_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "TOOLS", dict(tools.TOOLS))
+
+    @tool(tier="C1", category="latency", needs=("seconds",), prescription="Wait less.", check="seconds")
+    def takes_long(m: KernelMetrics) -> Symptom | None:
+        return Symptom("it takes long") if m.seconds and m.seconds > 1 else None
+
+    assert takes_long(KernelMetrics(seconds=2)) is not None
+    (found,) = examine(KernelMetrics(seconds=2.0, file="k.c"))[0]
+    assert (found.tool, found.where, found.prescription) == ("TakesLong", "k.c", "Wait less.")
+    assert found.finding("m", None).action == "Wait less."
+    for more, said in (
+        ({"prescription": " "}, "no prescription"),
+        ({"tier": "Z9"}, "which is none"),
+        ({"needs": ("mood",)}, "no metric"),
+    ):
+        with pytest.raises(UserError, match=said):
+            tool(**{"tier": "C1", "category": "latency", "prescription": "x", "check": "y", **more})(takes_long)  # type: ignore[arg-type]
+
+
+def test_the_class_is_of_the_operation() -> None:
+    roofs = Roofs(100e9, {1 << 14: 200e9, 1 << 22: 10e9}, 0.01)
+    assert (roofs.at(1), roofs.at(1 << 20), roofs.at(1 << 30)) == (200e9, 10e9, 10e9)
+    assert class_of(2e6, 12e6, roofs) == "memory"
+    assert class_of(2e12, 12e6, roofs) == "compute"
+    task = from_c(SUM)
+    assert floor_of(task, roofs) == pytest.approx(80_004 / 200e9)
+
+
+def test_remarks_are_read_by_line() -> None:
+    text = "kernel.c:4:3: missed: couldn't vectorize loop\nkernel.c:4:3: missed: not vectorized: control flow in loop.\n"
+    assert remarks(text) == {4: ("control flow in loop",)}
+
+
+def test_transforms_edit_loops_and_leave_the_rest() -> None:
+    task = from_c(COLUMNS)
+    code = Code(COLUMNS, AVX2)
+    assert [one.var for one in for_loops(COLUMNS, "columns")] == ["j", "i"]
+    swapped = variants("interchange", code, task)[0].source
+    assert "y[j] += x[i * m + j]" in swapped
+    assert swapped.index("int i = 0") < swapped.rindex("int j = 0")
+    assert "*restrict x" in variants("restrict", code, task)[0].source
+    creep = Code(CREEP, AVX2)
+    assert "(float)a * x[i]" in variants("float-literals", creep, from_c(CREEP))[0].source
+    total = Code(SUM, AVX2)
+    assert "reduction(+:s)" in variants("simd-reduction", total, from_c(SUM))[0].source
+    assert len(variants("accumulators", total, from_c(SUM))) == 2
+    branch = "// ramify: n = 9\nvoid f(int n, const float *x, float *y) {\n for (int i = 0; i < n; i++) {\n  if (x[i] > 1.0f) y[i] = 1.0f; else if (x[i] < 0) y[i] = 0; else y[i] = x[i];\n }\n}\n"
+    made = variants("select", Code(branch, AVX2), from_c(branch))[0].source
+    assert "y[i] = (x[i] > 1.0f) ? (1.0f) : ((x[i] < 0) ? (0) : (x[i]));" in made
+    assert len(TRANSFORMS) >= 14
+    assert replace(code, source=code.source + "  \n// said\n").key == code.key  # after formatting
+    knobbed = from_c(SUM.replace("flops n", "flops n; knob T = 1, 2, 4"))
+    assert [one.macros["T"] for one in variants("knob", Code(SUM, AVX2, {"T": "1"}), knobbed)] == ["2", "4"]
+    for name in TRANSFORMS:  # none raises on what it does not understand
+        for odd in ("void columns(int n) { while (n) n--; }", "void columns(", COLUMNS.replace("}", "", 1)):
+            variants(name, Code(odd, AVX2), task)

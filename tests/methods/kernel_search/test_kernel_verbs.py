@@ -1,0 +1,244 @@
+"""The verbs as a user calls them: search and explain, a search that was killed, mistakes, and a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.cli.main import main
+from ramify.methods.kernel_search.loop import search, tree_of
+from ramify.methods.kernel_search.proposers import LLMProposer, SearchMemory
+from ramify.methods.kernel_search.task import from_c
+from ramify.methods.kernel_search.wall import Code
+from ramify.model.function import FunctionModel
+from ramify.trace.db import Run
+from tests.methods.kernel_search.kernels import SUM
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is needed")
+SMALL = ("--pairs", "4", "--batch", "0.001", "--no-simulate")
+
+
+def run(*words: object) -> int:
+    return main(["kernel-search", *map(str, words)])
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    path = tmp_path / "sum.c"
+    path.write_text(SUM, encoding="utf-8")
+    return path
+
+
+def test_a_search_is_stored_explained_and_continued(kernel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("search", f"{kernel}:sum", "--out", tmp_path / "run", *SMALL, "--json")
+    assert run(*words, "--evals", 2) == 0
+    first = said(capsys)
+    assert first["candidates"] == 2
+    assert run(*words, "--evals", 3) == 0
+    assert said(capsys)["candidates"] == 3
+    assert run("explain", tmp_path / "run", "--json") == 0
+    found = said(capsys)
+    assert found["candidates"] == 3
+    assert [one["number"] for one in found["tree"]] == [0, 1, 2, 3]
+    assert found["tools"]["ReductionOrder"]["tried"] >= 2
+    with Run.open(tmp_path / "run") as opened:
+        assert {one.name for one in opened.findings()} >= {"ReductionOrder"}
+        assert len(opened.scores()) == 3
+        tree, records = tree_of(opened)
+        again, _ = tree_of(opened)
+    assert [vars(one) for one in tree.nodes] == [vars(one) for one in again.nodes]
+    assert all(record["trial"]["checked"] for record in records)
+    assert run("explain", tmp_path / "run", "--code", "1", "--json") == 0
+    assert "sum(int n" in said(capsys)["source"]
+    assert run(*words, "--evals", 3, "--algo", "greedy") == 2
+    assert "algo" in capsys.readouterr().err
+
+
+def test_a_search_that_was_killed_continues(kernel: Path, tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "ramify",
+        "kernel-search",
+        "search",
+        str(kernel),
+        "--out",
+        str(tmp_path / "run"),
+        "--evals",
+        "4",
+        *SMALL,
+        "--json",
+    ]
+    child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        if (tmp_path / "run" / "run.sqlite").exists() or child.poll() is not None:
+            try:
+                with Run.open(tmp_path / "run") as opened:
+                    if len(opened.journal("candidate")) >= 2:
+                        break
+            except Exception:
+                continue
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    with Run.open(tmp_path / "run") as opened:
+        before = [one.payload for one in opened.journal("candidate") if "." in one.key and not one.key.endswith("end")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    with Run.open(tmp_path / "run") as opened:
+        after = [
+            one.payload
+            for one in opened.journal("candidate")
+            if "." in one.key and not one.key.endswith("end") and "confirmed" not in one.key
+        ]
+    assert after[: len(before)] == before
+    assert len(after) == 4
+    assert json.loads(done.stdout.splitlines()[-1])["candidates"] == 4
+
+
+def test_bench_says_right_and_faster_or_not(kernel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.c"
+    other.write_text(SUM.replace("s += x[i]", "s += x[i] * 1.5f"), encoding="utf-8")
+    assert run("bench", f"{kernel}:sum", other, "--pairs", 4) == 1
+    assert "refused (wrong): result[0]" in capsys.readouterr().out
+    assert run("redteam", f"{kernel}:sum", "--cheat", "writes NaN", "--json") == 0
+    assert said(capsys)["through"] == 0
+
+
+def test_diagnose_and_asm_name_the_line(
+    kernel: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path / "cache"))
+    assert run("diagnose", f"{kernel}:sum", "--no-simulate", "--pairs", 4, "--json") == 0
+    found = said(capsys)
+    assert found["findings"][0]["tool"] == "ReductionOrder"
+    assert found["findings"][0]["where"].startswith("sum.c:")
+    assert any("cachegrind" in one for one in found["not_measurable"])
+    assert run("asm", kernel, "sum", "--json") == 0
+    assert said(capsys)["loops"][0]["chain"]
+    assert run("doctor", "--json") == 0
+    found = said(capsys)
+    assert found["tiers"]["C0"]["here"]
+    assert found["roofs"]["peak"] > 1e8
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("diagnose", "none.c:f"), "there is no kernel none.c"),
+        (("diagnose", "{kernel}:summ"), "did you mean 'sum'"),
+        (("search", "{kernel}", "--out", "run", "--evals", "0"), "evals"),
+        (("search", "{kernel}", "--out", "run", "--proposer", "nobody:x"), "nobody"),
+        (("asm", "{kernel}", "total"), "no function 'total'"),
+        (("redteam", "{kernel}", "--cheat", "wait"), "--cheat wait"),
+        (("sass", "{kernel}", "--arch", "sm_1"), "no known chip"),
+        (("sass", "{kernel}"), "holds no SASS"),
+        (("explain", "nowhere"), "no run 'nowhere'"),
+        (("bench", "{kernel}", "missing.c"), "cannot read the kernel missing.c"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    words: tuple[str, ...],
+    part: str,
+    kernel: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*(word.replace("{kernel}", str(kernel)) for word in words)) == 2
+    text = capsys.readouterr().err
+    assert part in text
+    assert "Traceback" not in text
+
+
+def test_a_model_writes_candidates_and_its_last_block_counts(tmp_path: Path) -> None:
+    shown: list[str] = []
+    better = SUM.replace("  for", "#pragma omp simd reduction(+:s)\n  for")
+
+    def reply(messages: Any) -> str:
+        shown.append(str(messages))
+        return f"First:\n```c\nint nothing;\n```\nRather:\n```c\n// flags: -O3 -march=native -fopenmp-simd -fplugin=/tmp/x.so\n{better}```\n"
+
+    task = from_c(SUM)
+    made = LLMProposer(task, FunctionModel(reply, name="writer"), None)
+    found = search(task, evals=1, pairs=4, batch=0.001, proposer=made, roofs=False)
+    assert "every addition waits" in shown[0]
+    assert "reduction(+:s)" in found.codes[1].source
+    assert "-fopenmp-simd" in found.codes[1].flags
+    assert not any("plugin" in flag for flag in found.codes[1].flags)
+    assert found.trials[1].ok, found.trials[1].refused
+
+
+def test_the_memory_learns_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    from ramify.base.errors import UserError
+
+    path = tmp_path / "memory.jsonl"
+    memory = SearchMemory(path)
+    memory.add("", "MathCall", "vector-math", 4.0, "")
+    memory.add("", "MathCall", "fast-math", None, "wrong")
+    again = SearchMemory(path)
+    assert again.rate("MathCall") == pytest.approx(2 / 7)
+    assert again.lines("", ["MathCall"]) == ["- MathCall: vector-math gave 4.00x", "- MathCall: fast-math gave a failure, wrong"]
+    path.write_text(path.read_text() + "{}\n")
+    with pytest.raises(UserError, match=r"memory.jsonl:3"):
+        SearchMemory(path)
+
+
+def test_a_search_in_a_terminal_shows_how_far_it_is(kernel: Path, tmp_path: Path) -> None:
+    parent, child = pty.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "ramify",
+        "kernel-search",
+        "search",
+        str(kernel),
+        "--out",
+        str(tmp_path / "run"),
+        "--evals",
+        "1",
+        *SMALL,
+    ]
+    process = subprocess.Popen(
+        words, stdout=child, stderr=child, stdin=child, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    )
+    os.close(child)
+    text = b""
+    while True:
+        try:
+            data = os.read(parent, 4096)
+        except OSError:
+            break
+        if not data:
+            break
+        text += data
+    assert process.wait(60) == 0
+    assert b"candidates" in text
+    assert b"Traceback" not in text
+
+
+def test_codes_that_are_equal_are_not_compiled_twice() -> None:
+    from ramify.methods.kernel_search.proposers import ScriptedProposer
+
+    task = from_c(SUM)
+    same = Code(SUM + "\n// a remark\n", task.flags)
+    found = search(task, evals=3, pairs=4, batch=0.001, proposer=ScriptedProposer([same]), roofs=False)
+    assert len(found.trials) == 1
+    assert found.stopped == "nothing is left to propose"
