@@ -152,7 +152,7 @@ class Planted(TransformProposer):
 WRONG = "// ramify: n = 65536, 1001, 1; flops n\nfloat reduction(int n, const float *x) { return 0; }\n"
 
 
-@sized("kernel-search", quick=1, cpu=5)
+@sized("kernel-search", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7.1, items 1 to 5, and the red team. ``quick``: four kernels, one seed, and no ranker."""
     quick = size == "quick"
@@ -165,7 +165,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     _guided(checks, found, quick)
     if not quick:
         _ranker(checks, found)
-        _dip(checks, cells.get(f"dip, {size}", dip, seeds=list(seeds)))
+        _dip(checks, cells.get(f"dip, {size}", dip, seeds=[seeds[0] + i for i in range(5)]))
     _planted(checks, cells.get(f"planted, {size}", planted, seeds=list(range(2 if quick else 10))))
     cheats = cells.get(f"cheats, {size}", cheating, names=[one.name for one in CHEATS][: 4 if quick else None])
     checks.value("cheats that gain something", sum(not one["held"] for one in cheats), len(cheats), "==", 0)
@@ -207,7 +207,7 @@ async def _kernel(name: str, seeds: list[int], quick: bool) -> dict[str, Any]:
     }
     arms = {"guided": ("mcts", False, BUDGET), "blind": ("mcts", True, BUDGET)}
     if not quick:
-        arms |= {"guided greedy": ("greedy", False, BUDGET), "blind best-of": ("best-of", True, BUDGET)}
+        arms |= {"guided greedy": ("greedy", False, BUDGET)}
     for arm, (algo, blind, budget) in arms.items():
         result[arm] = []
         for seed in seeds:
@@ -220,7 +220,7 @@ async def _kernel(name: str, seeds: list[int], quick: bool) -> dict[str, Any]:
     result["transitions"] = {}
     for edit in TRANSFORMS:
         made = variants(edit, wall.original, one.task)
-        worth = [ranked_speedup(await wall.trial(code, built=await wall.build(code))) for code in made[:2]]
+        worth = [ranked_speedup(await wall.trial(code, built=await wall.build(code))) for code in made[:1]]
         result["transitions"][edit] = max((value for value in worth if value is not None), default=None)
     result["raw"] = raw_numbers(metrics)
     result["tools"] = {each.tool: WEIGHT[each.severity] for each in fired}

@@ -122,12 +122,10 @@ void layernorm(int n, const float *x, float *y) {
     y[i] = (x[i] - mean) * 1.0001 / scale;
 }
 """),
-    _kernel("histogram", "DivSqrt ScalarFallback", """// ramify: n = 16384, 37, 1; bins = 64, 8, 2; x[n] in 0..1; inout h[bins] i32
-void histogram(int n, int bins, const float *x, int *h) {
-  for (int i = 0; i < n; i++) {
-    float at = (x[i] - 0.25f) / (x[i] + 1.5f) + 0.5f;
-    h[(int)(at * bins) % bins]++;
-  }
+    _kernel("histogram", "DivSqrt ScalarFallback", """// ramify: n = 16384, 37, 1; bins = 64, 8, 2; x[n] in 0..1; key[n] in 0..bins-1; inout h[bins]
+void histogram(int n, int bins, const float *x, const int *key, float *h) {
+  for (int i = 0; i < n; i++)
+    h[key[i]] += (x[i] - 0.25f) / (x[i] + 1.5f);
 }
 """),
     _kernel("stencil", "StridedAccess", """// ramify: n = 384, 17, 4; x[n*n]; y[n*n]; flops 4*n*n

@@ -274,7 +274,7 @@ class Wall:
         )
 
     def _plan(self, draws: Sequence[InputSet], number: int, time: bool, pairs: int) -> dict[str, bytes | str]:
-        pool = bytearray()
+        pool = bytearray(64)
         laid = []
         for at, draw in enumerate(draws):
             counts = self.task.counts(draw.scalars)
