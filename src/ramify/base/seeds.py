@@ -6,12 +6,15 @@ So results depend neither on concurrency nor on a crash.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
+_ROUNDS = ((np.uint64(30), _MIX1), (np.uint64(27), _MIX2))
+_LAST = np.uint64(31)
 
 
 def derive_key(seed: int, *position: str | int) -> int:
@@ -30,22 +33,46 @@ def uniforms(keys: np.ndarray, counters: np.ndarray) -> np.ndarray:
 
     ``keys`` and ``counters`` are integer arrays whose shapes broadcast; the value of a row depends on that row alone.
     """
-    z = np.atleast_1d(counters).astype(np.uint64)
-    z += np.uint64(1)
-    z *= _GOLDEN
-    z = z + _mix(np.atleast_1d(keys).astype(np.uint64))
-    _mix(_mix(z))
+    with np.errstate(over="ignore"):
+        z = _mix(keys.astype(np.uint64)) + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        z = _mix(_mix(np.asarray(z)))
+    u: np.ndarray = np.multiply(z >> np.uint64(11), 2.0**-53, dtype=np.float64)
+    return u
+
+
+def row_of_uniforms(key: int, count: int, scale: float = 1.0) -> np.ndarray:
+    """``uniforms`` of one key at counters 0 to ``count`` - 1, times ``scale``, float64 (count,): the same bits, faster."""
+    z = _mix(_mix(_steps(1 << max(8, (count - 1).bit_length()))[:count] + np.uint64(_mixed(key))))
     z >>= np.uint64(11)
-    u: np.ndarray = np.multiply(z, 2.0**-53, dtype=np.float64)
-    return u.reshape(np.broadcast_shapes(np.shape(keys), np.shape(counters)))
+    made: np.ndarray = np.multiply(
+        z, 2.0**-53 * scale, dtype=np.float64
+    )  # the power of 2 is exact, so the product is rounded once
+    return made
+
+
+@lru_cache(maxsize=16)
+def _steps(count: int) -> np.ndarray:
+    """(counter + 1) * golden for counters below ``count``; not to be written to."""
+    made: np.ndarray = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    made.flags.writeable = False
+    return made
+
+
+def _mixed(z: int) -> int:
+    """``_mix`` of one number, as Python's integers: of a single number arrays take ten times as long."""
+    most = 2**64 - 1
+    z = (z + int(_GOLDEN)) & most
+    for shift, factor in _ROUNDS:
+        z = ((z ^ (z >> int(shift))) * int(factor)) & most
+    return z ^ (z >> int(_LAST))
 
 
 def _mix(z: np.ndarray) -> np.ndarray:
-    """splitmix64's output function in place on ``z``, uint64: temporaries took half of its time (docs/methods/kernel-search.md)."""
+    """splitmix64's output function, in place on ``z`` (uint64)."""
     spare = np.empty_like(z)
     z += _GOLDEN
-    for shift, factor in ((np.uint64(30), _MIX1), (np.uint64(27), _MIX2)):
+    for shift, factor in _ROUNDS:
         z ^= np.right_shift(z, shift, out=spare)
         z *= factor
-    z ^= np.right_shift(z, np.uint64(31), out=spare)
+    z ^= np.right_shift(z, _LAST, out=spare)
     return z

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ramify.base.errors import UserError
-from ramify.base.seeds import uniforms
+from ramify.base.seeds import row_of_uniforms
 from ramify.model.protocol import Sampling
 
 Shape = Callable[[Tensor], None]
@@ -70,7 +70,7 @@ def check(settings: Sampling, vocab: int) -> None:
 
 def key_uniforms(key: int, count: int) -> np.ndarray:
     """float64 (count,): the uniforms of one sample, by position in the sample; kept off 1 so that rounding never passes the last token."""
-    return uniforms(np.array([key]), np.arange(count)) * (1 - 2.0**-52)
+    return row_of_uniforms(key, count, 1 - 2.0**-52)
 
 
 def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], shapes: Shapes = None) -> Tensor:
