@@ -51,7 +51,7 @@ export function command(text) {
     if (navigator.clipboard) navigator.clipboard.writeText(text).then(done, select);
     else select();
   }
-  return h("div", { class: "command" }, code, button);
+  return h("span", { class: "command" }, code, button);
 }
 
 // A word as an argument of a shell's command.

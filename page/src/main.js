@@ -1,7 +1,7 @@
 // The script of ramify's pages. It draws over what the page holds without it, from the data in its JSON block; it sets text, never markup,
 // and asks nobody but the server that sent the page whether the run has grown.
 
-import { command, h, put, quoted } from "./dom.js";
+import { command, h, put } from "./dom.js";
 import { Tree } from "./model.js";
 import { TreeView } from "./tree.js";
 import { showStep } from "./panel.js";
@@ -76,6 +76,7 @@ function start() {
   if (!block) return;
   let data = JSON.parse(block.textContent);
   document.documentElement.classList.add("scripted");
+  for (const code of document.querySelectorAll("code[data-copy]")) code.replaceWith(command(code.textContent));
   const explorers = new Map();
   const make = (box) => {
     const at = Number(box.getAttribute("data-tree"));
