@@ -22,8 +22,8 @@ from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits, Sandbox, Session
 
 MIB = 1 << 20
-CELLS = 60_000
-"""Probabilities of one answer, at most: a frame holds so many."""
+CELLS, SUBJECTS = 60_000, 500
+"""Probabilities, and subjects played trial by trial, of one answer at most: a frame holds so many."""
 
 
 @dataclass(frozen=True)
@@ -90,30 +90,28 @@ class TheoryBench:
 
     # -- subjects
 
-    async def tables(self, theory: Theory, asked: Sequence[tuple[Design, int]], seed: int, *key: str | int) -> list[np.ndarray]:
-        """For each (design, n): (n, P) probabilities of B of subjects with their own parameters. Raises TheoryError."""
-        found: list[np.ndarray] = []
-        batch: list[tuple[Design, int]] = []
-        for one in [*asked, None]:
-            if one is None or sum(d.pairs * n for d, n in batch) + one[0].pairs * one[1] > CELLS:
-                if batch:
-                    found += await self._tables(theory, batch, len(found), seed, *key)
-                batch = []
-            if one is not None:
-                batch.append(one)
-        return found
-
-    async def _tables(
-        self, theory: Theory, asked: Sequence[tuple[Design, int]], first: int, seed: int, *key: str | int
+    async def tables(
+        self, theory: Theory, asked: Sequence[tuple[Design, int]], seed: int, *key: str | int, names: Sequence[str | int] = ()
     ) -> list[np.ndarray]:
-        wanted = []
-        for i, (design, n) in enumerate(asked, first):
-            drawn = theory.draw(n, design, generator(seed, "parameters", *key, i))
-            wanted.append({"design": _seen(design), "n": n, "parameters": drawn})
-        value = await self._request(
-            "theories", "tables", {"code": theory.code, "seed": derive_key(seed, "code", *key), "requests": wanted}
-        )
-        return [_floats(text, (n, design.pairs)) for text, (design, n) in zip(value, asked, strict=True)]
+        """For each (design, n): (n, P) probabilities of B of subjects with their own parameters. Raises TheoryError.
+
+        The samples of each are decided by ``seed``, ``key`` and its name (its index, without ``names``).
+        """
+        wanted: list[tuple[int, dict[str, Any]]] = []
+        for i, (design, n) in enumerate(asked):
+            drawn = theory.draw(n, design, generator(seed, "parameters", *key, names[i] if names else i))
+            size = max(1, CELLS // design.pairs)
+            for start in range(0, n, size):
+                some = {name: values[start : start + size] for name, values in drawn.items()}
+                wanted.append((i, {"design": _seen(design), "n": min(size, n - start), "parameters": some}))
+        found: list[list[np.ndarray]] = [[] for _ in asked]
+        while wanted:
+            cells = np.cumsum([one["n"] * asked[i][0].pairs for i, one in wanted])
+            batch, wanted = wanted[: max(1, int((cells <= CELLS).sum()))], wanted[max(1, int((cells <= CELLS).sum())) :]
+            payload = {"code": theory.code, "seed": derive_key(seed, "code", *key), "requests": [one for _, one in batch]}
+            for (i, one), text in zip(batch, await self._request("theories", "tables", payload), strict=True):
+                found[i].append(_floats(text, (one["n"], asked[i][0].pairs)))
+        return [np.concatenate(parts) for parts in found]
 
     async def simulate_many(
         self,
@@ -121,34 +119,41 @@ class TheoryBench:
         asked: Sequence[tuple[Design, int]],
         seed: int,
         *key: str | int,
+        names: Sequence[str | int] = (),
         noise: float = 0.0,
         orders: Sequence[np.ndarray] = (),
     ) -> list[Data]:
-        """SimulatedPeople subjects for each (design, n), whose samples are decided by ``seed`` and ``key``. Raises TheoryError.
+        """Simulated subjects for each (design, n), whose samples are decided as those of :meth:`tables`. Raises TheoryError.
 
         ``noise`` is the probability of a uniform choice; ``orders`` are the trials (n, T) of each, by default shuffled for each subject.
         """
         assert theory.tree is not None
-        orders = orders or [design.orders(n, seed, *key, i) for i, (design, n) in enumerate(asked)]
+        names = names or range(len(asked))
+        orders = orders or [design.orders(n, seed, *key, name) for name, (design, n) in zip(names, asked, strict=True)]
+        if theory.reads_history or not theory.samples:
+            rows = zip(names, asked, orders, strict=True)
+            return [await self._played(theory, design, order, noise, seed, *key, name) for name, (design, _), order in rows]
         found = []
-        if not theory.reads_history and theory.samples:
-            tables = await self.tables(theory, asked, seed, *key)
-            for i, ((design, n), table, order) in enumerate(zip(asked, tables, orders, strict=True)):
-                rng = generator(seed, "choices", *key, i)
-                p = np.take_along_axis((1 - noise) * table.astype(float) + noise / 2, order, axis=1)
-                found.append(
-                    Data(design, order, (rng.random(order.shape) < p).astype(np.int64), tuple(f"s{s}" for s in range(n)))
-                )
-            return found
-        for i, ((design, n), order) in enumerate(zip(asked, orders, strict=True)):
-            payload = {
-                "code": theory.code, "design": _seen(design), "parameters": theory.draw(n, design, generator(seed, "parameters", *key, i)),
-                "samples": theory.samples, "noise": noise, "seed": derive_key(seed, "play", *key, i) % 2**31, **_orders(order),
-            }  # fmt: skip
-            text = await self._request("theories", "play", payload)
-            chosen = np.frombuffer(base64.b64decode(text), np.uint8).reshape(order.shape).astype(np.int64)
-            found.append(Data(design, order, chosen, tuple(f"s{s}" for s in range(n))))
+        tables = await self.tables(theory, asked, seed, *key, names=names)
+        for name, (design, n), table, order in zip(names, asked, tables, orders, strict=True):
+            p = np.take_along_axis((1 - noise) * table + noise / 2, order, axis=1)
+            chosen = generator(seed, "choices", *key, name).random(order.shape) < p
+            found.append(Data(design, order, chosen.astype(np.int64), tuple(f"s{s}" for s in range(n))))
         return found
+
+    async def _played(self, theory: Theory, design: Design, order: np.ndarray, noise: float, seed: int, *key: str | int) -> Data:
+        """Subjects whose theory reads history or has a policy of its own, trial by trial."""
+        n, parts = len(order), []
+        drawn = theory.draw(n, design, generator(seed, "parameters", *key))
+        for start in range(0, n, SUBJECTS):
+            some = {name: values[start : start + SUBJECTS] for name, values in drawn.items()}
+            payload = {
+                "code": theory.code, "design": _seen(design), "parameters": some, "samples": theory.samples, "noise": noise,
+                "seed": derive_key(seed, "play", *key, start) % 2**31, **_orders(order[start : start + SUBJECTS]),
+            }  # fmt: skip
+            data = base64.b64decode(await self._request("theories", "play", payload))
+            parts.append(np.frombuffer(data, np.uint8).reshape(-1, order.shape[1]))
+        return Data(design, order, np.concatenate(parts).astype(np.int64), tuple(f"s{s}" for s in range(n)))
 
     async def simulate(
         self,
@@ -161,9 +166,8 @@ class TheoryBench:
         order: np.ndarray | None = None,
     ) -> Data:
         """One of :meth:`simulate_many`."""
-        return (
-            await self.simulate_many(theory, [(design, n)], seed, *key, noise=noise, orders=() if order is None else (order,))
-        )[0]
+        orders = () if order is None else (order,)
+        return (await self.simulate_many(theory, [(design, n)], seed, *key, noise=noise, orders=orders))[0]
 
     async def forced(self, theory: Theory, data: Data, draws: int, seed: int, *key: str | int) -> np.ndarray:
         """(S, T) a theory's probability of B at each trial given what the subject chose before, averaged over ``draws`` of its parameters.
@@ -173,11 +177,15 @@ class TheoryBench:
         if not theory.reads_history:
             table = (await self.tables(theory, [(data.design, draws)], seed, "forced", *key))[0].mean(axis=0)
             return np.asarray(table[data.order])
-        payload = {
-            "code": theory.code, "design": _seen(data.design), "draws": draws, "seed": derive_key(seed, "forced", *key) % 2**31, **_orders(data.order),
-            "parameters": theory.draw(draws, data.design, generator(seed, "parameters", "forced", *key)), "response": _bytes(data.response),
-        }  # fmt: skip
-        return _floats(await self._request("theories", "forced", payload), data.order.shape)
+        drawn, parts = theory.draw(draws, data.design, generator(seed, "parameters", "forced", *key)), []
+        for start in range(0, len(data.order), SUBJECTS):
+            order, response = (one[start : start + SUBJECTS] for one in (data.order, data.response))
+            payload = {
+                "code": theory.code, "design": _seen(data.design), "draws": draws, "seed": derive_key(seed, "forced", *key) % 2**31,
+                "parameters": drawn, "response": _bytes(response), **_orders(order),
+            }  # fmt: skip
+            parts.append(_floats(await self._request("theories", "forced", payload), order.shape))
+        return np.concatenate(parts)
 
     # -- metrics
 

@@ -7,6 +7,7 @@ Theories are nodes of the tree ``theories`` (a candidate hangs below the theory 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -42,6 +43,7 @@ SEED, PROPOSED, COLLECTED, PREDICTED, DECIDED, CANDIDATE, REPLACED, PROBLEM, SUB
     *("seed theory", "proposal", "data", "prediction", "verdict", "candidate", "replacement", "problem", "subject"),
 )  # fmt: skip
 """What the journal calls the steps."""
+PERSON, CONFIRMED, ADMITTED = "person", "confirmation", "admitted"
 LEADERBOARD, LOSS = "theory-loop leaderboard", "theory-loop loss"
 BLOB = "blob:"
 
@@ -151,14 +153,7 @@ class TheoryLoop:
         for slot in (0, 1):
             key = f"{number}.{slot + 1}"
             record = await self._once(PROPOSED, key, partial(self._propose, number, slot, key))
-            observation = Experiment(
-                key,
-                record["proposer"],
-                read_design(record["design"]),
-                Metric.from_json(record["metric"]),
-                record["gate"],
-                node=record["node"],
-            )
+            observation = experiment_of(key, record, None)
             self.progress.at(
                 before + 2 * slot + 1, f"round {number}: {observation.proposer} proposed, p {observation.gate['p']:.2g}"
             )
@@ -299,7 +294,7 @@ class TheoryLoop:
             missing = [one for one in self.pool.observations if label not in one.predictions]
             wanted = [one for one in missing if (PREDICTED, f"{label}@{one.key}") not in self.known]
             if wanted:
-                found = await self._predict(theory, wanted, f"{label} prediction", "admitted", label)
+                found = await self._predict(theory, wanted, f"{label} prediction", ADMITTED, label)
                 with self.run.transaction():
                     for one, estimate in zip(wanted, found, strict=True):
                         payload = None if estimate is None else estimate.to_json()
@@ -316,7 +311,7 @@ class TheoryLoop:
         config = self.config
         asked = [(one.design, config.runs) for one in observations]
         try:
-            simulated = await self.bench.simulate_many(theory, asked, config.seed, *key, *(one.key for one in observations))
+            simulated = await self.bench.simulate_many(theory, asked, config.seed, *key, names=[one.key for one in observations])
         except TheoryError as error:
             self.problem(where, error)
             return [None] * len(observations)
@@ -434,9 +429,7 @@ class TheoryLoop:
 
     def board(self) -> list[dict[str, Any]]:
         """The leaderboard now; see :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
-        done = [one for one in self.pool.observations if one.real is not None]
-        predicted = [{label: None if v is None else v.value for label, v in one.predictions.items()} for one in done]
-        return scoreboard(list(self.pool.theories), [one.real.value for one in done if one.real], predicted)
+        return rows_of(self.pool)
 
     def _score(self, number: int) -> None:
         rows = self.board()
@@ -476,6 +469,93 @@ class TheoryLoop:
         self.run.conclude(KIND, findings)
 
 
+def pool_of(run: Run) -> TheoryPool:
+    """What a run holds of its loop, up to where it came. Raises UserError on a run of another verb."""
+    if run.kind != KIND:
+        raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
+    known, pool = {(one.kind, one.key): one.payload for one in run.journal()}, TheoryPool()
+
+    def admit(record: Mapping[str, Any]) -> None:
+        node = run.node(str(record["node"]))
+        pool.theories[record["label"]], pool.nodes[record["label"]] = Theory.from_json(node.data["theory"]), node.id
+
+    for label in ("pi_1", "pi_2"):
+        if (SEED, label) in known:
+            admit(known[SEED, label])
+            pool.slots.append(label)
+    number = 1
+    while True:
+        for key in (f"{number}.1", f"{number}.2"):
+            if (PROPOSED, key) in known:
+                one = experiment_of(key, known[PROPOSED, key], known.get((COLLECTED, key)))
+                pool.observations.append(one)
+        if (REPLACED, str(number)) not in known:
+            break
+        record = known[REPLACED, str(number)]
+        admit(record)
+        pool.slots[record["slot"]] = record["label"]
+        number += 1
+    for one in pool.observations:
+        for label in pool.theories:
+            if (PREDICTED, f"{label}@{one.key}") in known:
+                record = known[PREDICTED, f"{label}@{one.key}"]
+                one.predictions[label] = None if record is None else MetricEstimate(record["value"], record["variance"])
+    return pool
+
+
+async def predictions(
+    bench: TheoryBench, theory: Theory, label: str, chosen: Sequence[Experiment], config: LoopConfig
+) -> list[MetricEstimate | None]:
+    """The predictions of an admitted theory as the loop makes them; None where it fails."""
+    try:
+        asked = [(one.design, config.runs) for one in chosen]
+        simulated = await bench.simulate_many(theory, asked, config.seed, ADMITTED, label, names=[one.key for one in chosen])
+    except TheoryError:
+        return [None] * len(chosen)
+    found: list[MetricEstimate | None] = []
+    for one, data in zip(chosen, simulated, strict=True):
+        try:
+            found.append((await bench.measure(one.metric, data))[0])
+        except TheoryError:
+            found.append(None)
+    return found
+
+
+def experiment_of(key: str, record: Mapping[str, Any], found: Mapping[str, Any] | None) -> Experiment:
+    """An experiment from the journal: its proposal, and what was collected, if anything."""
+    one = Experiment(
+        key,
+        record["proposer"],
+        read_design(record["design"]),
+        Metric.from_json(record["metric"]),
+        record["gate"],
+        node=record["node"],
+    )
+    if found is not None:
+        one.data = found["data"]
+        one.real = None if found["real"] is None else MetricEstimate(found["real"]["value"], found["real"]["variance"])
+    return one
+
+
+def data_of_run(run: Run, one: Experiment) -> Data:
+    """The stored data of an experiment."""
+    return Data.from_json(json.loads(run.get_blob(one.data)))
+
+
+def config_of(run: Run) -> tuple[LoopConfig, list[str]]:
+    """The settings of a run's loop, and the names of its seeds."""
+    given = dict(run.config)
+    specs = [str(one) for one in given.pop("seeds", [])]
+    return LoopConfig(**given), specs
+
+
+def rows_of(pool: TheoryPool) -> list[dict[str, Any]]:
+    """The leaderboard; see :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
+    done = [one for one in pool.observations if one.real is not None]
+    predicted = [{label: None if v is None else v.value for label, v in one.predictions.items()} for one in done]
+    return scoreboard(list(pool.theories), [one.real.value for one in done if one.real], predicted)
+
+
 def next_label(labels: Sequence[str], old: str, kind: str) -> str:
     """A label never used before: of a new model ``pi_N_1``, ``pi_N_2``, ...; of a new theory ``pi_`` and the next number."""
     bases = [int(label.split("_")[1]) for label in labels]
@@ -486,8 +566,12 @@ def next_label(labels: Sequence[str], old: str, kind: str) -> str:
 
 
 def find_proposer(config: LoopConfig, bench: TheoryBench) -> Proposer:
-    """The grammar, or a model by name."""
-    return TheoryGrammar(config, bench)
+    """The grammar, or a model by name. Raises UserError where there is none such."""
+    if config.proposer == "grammar":
+        return TheoryGrammar(config, bench)
+    from ramify.methods.theory_loop.asked import AskedProposer
+
+    return AskedProposer(config.proposer, config)
 
 
 def seeds_of(specs: Sequence[str]) -> list[Theory]:

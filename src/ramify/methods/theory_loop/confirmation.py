@@ -1,0 +1,265 @@
+"""Preregistered confirmation: what is tested, on which design, with how many people and at which level is fixed before anybody chooses.
+
+``predicts``: a theory says better what each person chooses next than every rival. The three tests of section 3.6 (match, steep against flat, level
+shift) are functions here; a registration of them is a registration of their design.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtr
+
+from ramify.base.errors import UserError
+from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.seeds import generator
+from ramify.methods.theory_loop.bench import TheoryBench
+from ramify.methods.theory_loop.domain import Data, Design, hilbig, read_design
+from ramify.methods.theory_loop.theories import Theory
+from ramify.stats.evidence import holm
+
+DRAWS = 400
+"""Parameter draws of a prediction; of a theory that reads history HISTORY_DRAWS."""
+HISTORY_DRAWS = 40
+POWER, REPEATS = 0.99, 40
+SIZES = (25, 50, 75, 100, 150, 200, 300, 500)
+
+
+def one_sided_t(differences: np.ndarray) -> tuple[float, float]:
+    """(t, p) of the hypothesis that the mean of ``differences`` (S,) is above 0. Without spread: p 0 above, 1 otherwise."""
+    n, mean = len(differences), float(np.mean(differences))
+    spread = float(np.std(differences, ddof=1)) if n > 1 else math.nan
+    if not spread > 1e-15:
+        return (math.inf, 0.0) if mean > 1e-12 and n > 1 else (0.0, 1.0)
+    t = mean / (spread / math.sqrt(n))
+    return t, float(stdtr(n - 1, -t))
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What is going to be tested: fixed, and known by its hash."""
+
+    label: str
+    theory: Theory
+    rivals: Mapping[str, Theory]
+    design: Design
+    people: int
+    alpha: float
+    power: Mapping[str, float]
+    """By rival: the share of simulated repetitions in which the claim held, if the theory is true."""
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As written to a file."""
+        record: dict[str, Any] = {
+            "claim": f"{self.label} says better what each person chooses next than each of {', '.join(self.rivals)}",
+            "test": "per person the mean squared error of P(B), one-step-ahead; paired one-sided t test against each rival, Holm; a winner is named where all hold",
+            "label": self.label,
+            "theory": self.theory.to_json(),
+            "rivals": {name: rival.to_json() for name, rival in self.rivals.items()},
+            "design": self.design.to_json(),
+            "people": self.people,
+            "alpha": self.alpha,
+            "power": dict(self.power),
+            "draws": [DRAWS, HISTORY_DRAWS],
+            "seed": self.seed,
+        }
+        return record | {"hash": stable_hash("registration", canonical_json(record))}
+
+
+def read_registration(record: Any) -> Registration:
+    """Inverse of :meth:`Registration.to_json`. Raises UserError where it is none, or was changed after it was made."""
+    try:
+        made = Registration(
+            record["label"],
+            Theory.from_json(record["theory"]),
+            {name: Theory.from_json(one) for name, one in record["rivals"].items()},
+            read_design(record["design"]),
+            int(record["people"]),
+            float(record["alpha"]),
+            dict(record["power"]),
+            int(record["seed"]),
+        )
+        known = made.to_json()
+    except Exception as error:
+        raise UserError(f"this is no registration: {type(error).__name__}: {str(error)[:100]}") from None
+    changed = [name for name in known if record.get(name) != known[name]]
+    if changed:
+        raise UserError(f"the registration was changed after it was made: its '{changed[0]}' is not what its hash says")
+    return made
+
+
+async def errors(bench: TheoryBench, theory: Theory, data: Data, seed: int, *key: str | int) -> tuple[np.ndarray, float]:
+    """((S,) each subject's mean squared error of P(B) one step ahead, mean log-likelihood of a choice in nats). Raises TheoryError."""
+    draws = HISTORY_DRAWS if theory.reads_history else DRAWS
+    p = await bench.forced(theory, data, draws, seed, *key)
+    likelihood = np.clip(np.where(data.response == 1, p, 1 - p), 1e-9, 1)
+    return ((p - data.response) ** 2).mean(axis=1), float(np.log(likelihood).mean())
+
+
+async def compare(bench: TheoryBench, registration: Registration, data: Data) -> dict[str, Any]:
+    """The registered test on data: for each rival mean difference, t, p and Holm's p; whether a winner is named. Raises TheoryError."""
+    own, likelihood = await errors(bench, registration.theory, data, registration.seed, "confirm", registration.label)
+    rows: list[dict[str, Any]] = []
+    for name, rival in registration.rivals.items():
+        other, rival_likelihood = await errors(bench, rival, data, registration.seed, "confirm", name)
+        t, p = one_sided_t(other - own)
+        rows.append(
+            {
+                "rival": name,
+                "difference": float(np.mean(other - own)),
+                "t": t if math.isfinite(t) else None,
+                "p": p,
+                "log_likelihood": rival_likelihood,
+            }
+        )
+    for row, corrected in zip(rows, holm([float(row["p"]) for row in rows]), strict=True):
+        row["holm"] = float(corrected)
+    named = bool(rows) and all(float(row["holm"]) < registration.alpha for row in rows)
+    return {
+        "label": registration.label,
+        "people": len(data.order),
+        "registered": registration.people,
+        "error": float(own.mean()),
+        "log_likelihood": likelihood,
+        "rivals": rows,
+        "winner": registration.label if named else None,
+    }
+
+
+async def register(
+    bench: TheoryBench,
+    label: str,
+    theory: Theory,
+    rivals: Mapping[str, Theory],
+    alpha: float,
+    seed: int,
+    people: int | None = None,
+    design: Design | None = None,
+) -> Registration:
+    """A registration; without ``people`` the smallest of :data:`SIZES` at which simulation finds 99 % power against every rival.
+
+    Raises TheoryError where a theory cannot be simulated.
+    """
+    design = design or hilbig()
+    most = people or SIZES[-1]
+    power: dict[str, float] = {}
+    needed = people or SIZES[0]
+    data = await bench.simulate(theory, design, most, seed, "power")
+    own, _ = await errors(bench, theory, data, seed, "power", label)
+    for name, rival in rivals.items():
+        differences = (await errors(bench, rival, data, seed, "power", name))[0] - own
+        rng = generator(seed, "power", name)
+        for size in (people,) if people else SIZES:
+            assert size is not None
+            level = alpha / len(rivals)
+            power[name] = float(np.mean([one_sided_t(rng.choice(differences, size))[1] < level for _ in range(REPEATS)]))
+            if power[name] >= POWER:
+                break
+        needed = max(needed, size)
+    return Registration(label, theory, rivals, design, needed, alpha, power, seed)
+
+
+# -- the hypotheses of section 3.6 ----------------------------------------------------------------------------------------------
+
+VALIDITIES = tuple(itertools.combinations((0.9, 0.8, 0.7, 0.6, 0.5), 4))
+"""The five strictly descending validity vectors of four cues."""
+GRID = [(alpha, s) for alpha in np.linspace(0.1, 0.95, 10) for s in np.linspace(0.1, 5.0, 10)]
+LAPSE = 0.3
+
+
+def worth(x: np.ndarray, alpha: np.ndarray | float, s: np.ndarray | float) -> np.ndarray:
+    """u(x) = (x + s)^alpha - s^alpha."""
+    return np.asarray((x + s) ** alpha - np.asarray(s) ** alpha)
+
+
+def concave_side(a: np.ndarray, b: np.ndarray, validities: Sequence[float]) -> float:
+    """The share of the grid of (alpha < 1, s) on which diminishing returns choose B."""
+    v = np.array(validities) / np.sum(validities)
+    return float(np.mean([(v * (worth(b, alpha, s) - worth(a, alpha, s))).sum() > 0 for alpha, s in GRID]))
+
+
+def linear_sides(a: np.ndarray, b: np.ndarray, validities: Sequence[float]) -> dict[str, float]:
+    """S_b - S_a of weighted additive, tallying and take the best."""
+    told = [float(np.sign(y - x)) for x, y in zip(a, b, strict=True) if x != y]
+    return {
+        "wadd": float(((b - a) * np.array(validities)).sum()),
+        "tallying": float(np.sign(b - a).sum()),
+        "ttb": told[0] if told else 0.0,
+    }
+
+
+def opposed(model: str, n: int, seed: int, rating_max: int = 5) -> list[tuple[Design, int]]:
+    """``n`` one-pair designs in which diminishing returns oppose ``model`` on at least 85 % of the grid, and ``model`` is decisive.
+
+    With each the side (0 A, 1 B) of diminishing returns.
+    """
+    rng = generator(seed, "opposed", model)
+    found: list[tuple[Design, int]] = []
+    while len(found) < n:
+        v = VALIDITIES[int(rng.integers(len(VALIDITIES)))]
+        a, b = rng.integers(0, rating_max + 1, (2, 4))
+        linear = linear_sides(a, b, v)[model]
+        if abs(linear) < {"wadd": 0.3, "tallying": 1.0, "ttb": 1.0}[model]:
+            continue
+        share = concave_side(a, b, v)
+        if (share if linear < 0 else 1 - share) >= 0.85:
+            design = Design(v, (tuple(a.tolist()),), (tuple(b.tolist()),), rating_max)
+            found.append((design, int(share > 0.5)))
+    return found
+
+
+def match_rates(p_b: np.ndarray, sides: Sequence[int], lapse: float, rng: np.random.Generator) -> np.ndarray:
+    """(S,) share of single choices on the concave side, from P(B) (S, P) with a share of uniform choices."""
+    chosen = rng.random(p_b.shape) < (1 - lapse) * p_b + lapse / 2
+    return np.asarray((chosen == np.array(sides)).mean(axis=1))
+
+
+def steep_flat(rating_max: int = 5, step: int = 2) -> Design:
+    """H2: pairs of an equal step at the low end of one feature against one at the high end of another, counterbalanced over features.
+
+    Every linear rule, whatever its weights, then chooses the low step in exactly half of them on average. A is the low step.
+    """
+    a, b = [], []
+    for i, j in itertools.permutations(range(4), 2):
+        low, high = [2] * 4, [2] * 4
+        # A has gained the low step on i, B the high step on j; without either both stand at (0 on i, max - step on j)
+        low[i], low[j] = step, rating_max - step
+        high[i], high[j] = 0, rating_max
+        a.append(tuple(low))
+        b.append(tuple(high))
+    return Design((0.8, 0.8, 0.8, 0.8), tuple(a), tuple(b), rating_max)
+
+
+def level_shift(seed: int, n: int = 12, rating_max: int = 5, searched: int = 400) -> tuple[Design, Design, np.ndarray]:
+    """H3: (low pairs, the same pairs shifted up by a constant, the side (P,) of their effect), searched for the largest predicted offset.
+
+    The effect is the share of choices of the side that a linear rule prefers, above one half; shifted up it is weaker where returns diminish.
+    """
+    rng, v = generator(seed, "level shift"), np.array(VALIDITIES[0])
+    share = v / v.sum()
+    found: list[tuple[float, tuple[int, ...], tuple[int, ...], int, int]] = []
+    draws = [(alpha, s) for alpha, s in GRID[::7]]
+    for _ in range(searched):
+        a, b = rng.integers(0, 3, (2, 4))
+        shift = rating_max - int(max(a.max(), b.max()))
+        if (a == b).all() or shift < 2:
+            continue
+        side = int(((b - a) * share).sum() > 0)
+
+        def effect(up: int, a: np.ndarray = a, b: np.ndarray = b, side: int = side) -> float:
+            gaps = np.array([(share * (worth(b + up, alpha, s) - worth(a + up, alpha, s))).sum() for alpha, s in draws])
+            p = np.mean([1 / (1 + np.exp(-beta * gaps)) for beta in (1.0, 4.0, 8.0, 12.0, 16.0)])
+            return float(p if side else 1 - p)
+
+        found.append((effect(0) - effect(shift), tuple(a.tolist()), tuple(b.tolist()), shift, side))
+    best = sorted(set(found), reverse=True)[:n]
+    low = Design(tuple(v.tolist()), tuple(a for _, a, _, _, _ in best), tuple(b for _, _, b, _, _ in best), rating_max)
+    up = [tuple(tuple(x + shift for x in one) for one in (a, b)) for _, a, b, shift, _ in best]
+    high = Design(low.validities, tuple(a for a, _ in up), tuple(b for _, b in up), rating_max)
+    return low, high, np.array([side for *_, side in best])

@@ -1,0 +1,403 @@
+"""The verbs as a user calls them, with simulated people, people's files, agents and a proposer behind an endpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from terminals import Terminal
+
+from ramify.cli.main import main
+from ramify.methods.theory_loop.canonical import CANONICAL
+from ramify.methods.theory_loop.domain import hilbig, read_design
+from ramify.methods.theory_loop.people import PAGE_COLUMNS
+from ramify.model.scripted import ScriptedModel
+from ramify.trace.db import Run
+from tests.model.model_server import NAME, ModelServer, serving
+
+SMALL = ("--rounds", 1, "--iterations", 2, "--people", 6, "--runs", 10, "--searched", 4)
+
+
+def loop(*words: object) -> int:
+    return main(["theory-loop", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A loop of one round on simulated tallying."""
+    folder = tmp_path_factory.mktemp("loop") / "run"
+    assert loop("run", "--out", folder, *SMALL, "--json") == 0
+    return folder
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_a_run_read_every_way(done: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert loop("status", done, "--json") == 0
+    status = said(capsys)
+    assert (status["rounds"], status["of"], len(status["experiments"]), len(status["survivors"])) == (1, 1, 2, 2)
+    assert loop("leaderboard", done, "--json") == 0
+    rows = said(capsys)["leaderboard"]
+    assert [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)
+    assert loop("leaderboard", done, "--theory", "pi_1") == 0
+    (tmp_path / "own.py").write_text(capsys.readouterr().out)
+    assert loop("check", tmp_path / "own.py", "--json") == 0
+    assert said(capsys)["ok"]
+    assert loop("replay", done, "--json") == 0
+    again = said(capsys)
+    assert again["differences"] == []
+    assert again["compared"] == 2 * 4
+    assert loop("evaluate", done, "--against", "tallying", "--json") == 0
+    errors = {row["theory"]: row["mse_pb"] for row in said(capsys)["rows"]}
+    assert errors["pi_1"] > 0.05  # take the best is far from tallying
+    assert main(["show", str(done), "--json"]) == 0
+
+
+def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import sqlite3
+
+    folder = tmp_path / "run"
+    assert loop("run", "--out", folder, *SMALL, "--json") == 0
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        (payload,) = db.execute("SELECT payload FROM journal WHERE kind = 'prediction' AND key = 'pi_1@1.1'").fetchone()
+        text = payload.decode() if isinstance(payload, bytes) else payload
+        changed = re.sub(r'"value":-?[0-9.e-]+', '"value":9.5', text)
+        assert changed != text
+        db.execute(
+            "UPDATE journal SET payload = ? WHERE kind = 'prediction' AND key = 'pi_1@1.1'",
+            (changed.encode() if isinstance(payload, bytes) else changed,),
+        )
+    db.close()
+    capsys.readouterr()
+    assert loop("replay", folder, "--json") == 1
+    assert [one["what"] for one in said(capsys)["differences"]] == ["experiment 1.1, predicted by pi_1"]
+
+
+def test_a_claim_is_fixed_before_its_data(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paper = tmp_path / "claim.json"
+    assert loop("preregister", done, "--out", paper, "--people", 20, "--rival", "pi_1", "--rival", "coin", "--json") == 0
+    assert said(capsys)["people"] == 20
+    changed = {**json.loads(paper.read_text()), "alpha": 0.5}
+    (tmp_path / "changed.json").write_text(json.dumps(changed))
+    assert loop("confirm", done, "--registration", tmp_path / "changed.json") == 2
+    assert "changed after it was made" in capsys.readouterr().err
+    assert loop("confirm", done, "--registration", paper, "--json") == 0
+    first = said(capsys)
+    assert {row["rival"] for row in first["rivals"]} == {"pi_1", "coin"}
+    assert loop("confirm", done, "--registration", paper, "--json") == 0
+    assert said(capsys) == first
+    with Run.open(done) as run:
+        assert [one.name for one in run.findings(maker="theory-loop confirm")] == ["winner" if first["winner"] else "no winner"]
+
+
+def person(
+    design: Any,
+    name: str,
+    seed: int = 0,
+    keys: str = "",
+    rt: float = 2000.0,
+    off: float = 0.0,
+    bot: int = 0,
+    trials: int | None = None,
+) -> list[list[Any]]:
+    """A person's rows, as the page writes them."""
+    rng, rows = np.random.default_rng(seed), []
+    for t, pair in enumerate(design.orders(1, seed)[0].tolist()[:trials]):
+        left = "ab"[int(rng.integers(2))]
+        key = keys[t % len(keys)] if keys else "fj"[int(rng.integers(2))]
+        response = int((key == "f") != (left == "a"))
+        rows.append(
+            [
+                name,
+                design.hash,
+                t,
+                json.dumps(design.a[pair]),
+                json.dumps(design.b[pair]),
+                left,
+                key,
+                response,
+                rt,
+                off,
+                bot,
+                "2026-01-01T00:00:00Z",
+            ]
+        )
+    return rows
+
+
+def as_csv(path: Path, *people: list[list[Any]]) -> Path:
+    import csv
+
+    with path.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(PAGE_COLUMNS)
+        for rows in people:
+            writer.writerows(rows)
+    return path
+
+
+def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, words = (
+        tmp_path / "run",
+        ("--rounds", 1, "--iterations", 1, "--people", 3, "--runs", 10, "--searched", 4, "--participants", "web"),
+    )
+    assert loop("run", "--out", folder, *words, "--json") == 0
+    assert said(capsys)["waiting"] == "1.1"
+    assert loop("export", folder, "--out", tmp_path / "design.json", "--json") == 0
+    design = read_design(json.loads((tmp_path / "design.json").read_text()))
+    assert said(capsys)["design"] == design.hash
+    bad = [
+        person(design, "one-key", 1, keys="f"), person(design, "alternates", 2, keys="fj"), person(design, "hasty", 3, rt=600),
+        person(design, "away", 4, off=61_000), person(design, "program", 5, bot=1), person(design, "stopped", 6, trials=40),
+    ]  # fmt: skip
+    first = as_csv(tmp_path / "first.csv", *bad, person(design, "ann", 7))
+    assert loop("import-data", folder, first, "--dry-run", "--json") == 0
+    assert loop("import-data", folder, first, "--json") == 0
+    capsys.readouterr()
+    assert loop("import-data", folder, first, "--json") == 0  # the same file twice is the same people
+    found = said(capsys)
+    assert (found["kept"], found["dropped"], found["complete"]) == (1, 6, False)
+    reasons = {one["subject"]: one["dropped"] for one in found["people"]}
+    for name, what in (
+        ("one-key", "same key"),
+        ("alternates", "alternated"),
+        ("hasty", "600 ms"),
+        ("away", "61 s"),
+        ("program", "program"),
+        ("stopped", "40 of 96"),
+    ):
+        assert what in reasons[name]
+    assert loop("run", "--out", folder, *words, "--json") == 0
+    assert said(capsys)["waiting"] == "1.1"
+    more = [as_csv(tmp_path / f"{name}.csv", person(design, name, 20 + i)) for i, name in enumerate(("ben", "cleo", "dan"))]
+    assert loop("import-data", folder, *more, "--json") == 0
+    assert said(capsys)["complete"]
+    with Run.open(folder) as run:
+        (payload,) = [one.payload for one in run.journal("data")]
+        assert payload["people"] == 3
+        assert {one["subject"] for one in payload["extra"]["dropped"]} == set(reasons) - {"ann"}
+        assert all(one["response"] for one in payload["extra"]["dropped"])  # their data is kept
+    assert loop("run", "--out", folder, *words, "--json") == 0
+    assert said(capsys)["waiting"] == "1.2"
+    assert loop("import-data", folder, more[0]) == 2
+    assert "is of another experiment" in capsys.readouterr().err
+    assert loop("export", folder, "--out", tmp_path / "second.json") == 0
+    other = read_design(json.loads((tmp_path / "second.json").read_text()))
+    two = as_csv(tmp_path / "two.csv", person(other, "eve", 30), person(other, "fay", 31))
+    assert loop("import-data", folder, two, "--fewer", "--json") == 0
+    capsys.readouterr()
+    assert loop("run", "--out", folder, *words, "--json") == 0
+    found = said(capsys)
+    assert found["rounds"] == 1
+    assert found["problems"]["too few participants"] == 1
+
+
+def header(*cells: str) -> str:
+    return ",".join(("subject_id", "option_a_ratings", "option_b_ratings", "response", *cells)) + "\n"
+
+
+BAD_FILES: dict[str, tuple[str, str]] = {
+    "no column": ("subject_id,response\na,1\n", "'option_a_ratings' is missing"),
+    "no rows": (header(), "holds no trial"),
+    "nobody": (header() + ',"[0,0,0,0]","[1,0,1,1]",1\n', ":2: subject_id is empty"),
+    "no list": (header() + 'a,0000,"[1,0,1,1]",1\n', ":2: option_a_ratings is '0000'"),
+    "other pair": (header() + 'a,"[9,9,9,9]","[1,0,1,1]",1\n', ":2: the pair"),
+    "no choice": (header() + 'a,"[0,0,0,0]","[1,0,1,1]",2\n', ":2: response is '2'"),
+    "no time": (header("rt_ms") + 'a,"[0,0,0,0]","[1,0,1,1]",1,soon\n', ":2: rt_ms is 'soon'"),
+    "empty": ("", "is missing"),
+    "deep": (header() + f'a,"{"[" * 20000}","[1,0,1,1]",1\n', ":2: option_a_ratings"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_files_of_people_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    text, wanted = BAD_FILES[name]
+    (tmp_path / "people.csv").write_text(text)
+    assert loop("evaluate", "ttb", "--against", tmp_path / "people.csv") == 2
+    error = capsys.readouterr().err
+    assert wanted in error
+    assert "Traceback" not in error
+
+
+def test_what_does_not_fit_is_one_sentence(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.py").write_text("import os\n\nPARAMETERS = {}\n\n\ndef predict(p, s, h):\n    return [0.5, 0.5]\n")
+    (tmp_path / "bad.json").write_text('{"validities": [0.9], "trial_a_ratings": [[0, 1]], "trial_b_ratings": [[1]]}')
+    for words, wanted in (
+        (("run", "--out", tmp_path / "x", "--theory", "tbb", "--theory", "wadd"), "ttb"),
+        (("run", "--out", tmp_path / "x", "--theory", "ttb"), "two theories"),
+        (("run", "--out", tmp_path / "x", "--participants", "martians"), "simulated:THEORY"),
+        (("run", "--out", tmp_path / "x", "--participants", "web", "--noise", "0.5"), "noise is for simulated participants"),
+        (("run", "--out", tmp_path / "x", "--proposer", "nobody:x"), "unknown model 'nobody'"),
+        (("check", tmp_path / "bad.py"), "imports 'os'"),
+        (("check", "ttb", "--design", tmp_path / "bad.json"), "trial_a_ratings[0] does not have 1 ratings"),
+        (("check", tmp_path / "none.py"), "cannot read the theory"),
+        (("leaderboard", done, "--theory", "pi_9"), "no theory 'pi_9'"),
+        (("export", done, "--experiment", "7.1"), "no experiment '7.1'"),
+        (("export", done, "--out", "x.txt"), "ends in .html"),
+        (("export",), "name a run or --design"),
+        (("replay", done, "--round", "5"), "no data of round 5"),
+        (("import-data", done, tmp_path / "none.csv"), "has its data already"),
+        (("confirm", done, "--registration", tmp_path / "bad.json"), "no registration"),
+        (("status", tmp_path), "not a run"),
+    ):
+        assert loop(*words) == 2, words
+        assert wanted in capsys.readouterr().err, words
+    assert not (tmp_path / "x").exists() or not list((tmp_path / "x").glob("run.sqlite"))
+
+
+def test_check_names_the_fault_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text('"""Wrong."""\n\nPARAMETERS = {}\n\n\ndef predict(p, s, h):\n    return [0.5, 0.6]\n')
+    assert loop("check", tmp_path / "own.py", "--json") == 1
+    assert said(capsys)["problem"] == "probabilities"
+
+
+def test_simulated_choices_are_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert loop("simulate", "ttb", "--out", tmp_path / "ttb.csv", "--count", 30, "--json") == 0
+    capsys.readouterr()
+    assert loop("evaluate", "ttb", "--against", tmp_path / "ttb.csv", "--json") == 0
+    own, coin = said(capsys)["rows"]
+    assert own["mse_pb"] < 0.01 < coin["mse_pb"]
+
+
+REPLY = {
+    "design": {"rationale": "dispute", "validities": [0.9, 0.8, 0.7, 0.6], "trial_a_ratings": [[0, 1, 1, 1], [0, 1, 1, 0]], "trial_b_ratings": [[1, 0, 0, 1], [1, 0, 0, 0]], "rating_max": 1},
+    "metric": {"rationale": "mean", "metric": "def metric(data):\n    return float(data['response'].mean())\n"},
+    "verdict": {"interpretation": "slot 1 is further off", "verdict": "new_theory", "target": 1, "recommendation": "add up"},
+    "theory": {"description": "Adds ratings up.", "parameters": {"b": "[2, 9]"}, "rationale": "as told",
+               "predict": "def predict(parameters, state, history):\n    d = sum(state['option_b_ratings']) - sum(state['option_a_ratings'])\n    p = 1 / (1 + math.exp(-parameters['b'] * d))\n    return [1 - p, p]\n", "policy": ""},
+    "critique": {"decision": "continue", "diagnosis": "fine"},
+}  # fmt: skip
+ROLE = {
+    "design": "Design an experiment that it should win",
+    "metric": "write a metric",
+    "verdict": "You are the arbiter",
+    "theory": "You write the theory",
+    "critique": "You are the critic",
+}
+
+
+def shown(messages: Any) -> list[str]:
+    """What it was sent, message by message."""
+    return [one.text for one in messages if one.role == "user"]
+
+
+def scripted(spoil: Callable[[str, int], str | None] = lambda role, count: None) -> tuple[ScriptedModel, list[tuple[str, str]]]:
+    """A model that answers each role's prompt, and what it was asked."""
+    asked: list[tuple[str, str]] = []
+
+    def reply(messages: Any, key: int) -> str:
+        text = shown(messages)[-1]
+        if text.startswith("Name a colour"):  # how a chat endpoint is asked whether its seeds repeat
+            return "blue"
+        (role,) = (role for role, mark in ROLE.items() if mark in text)
+        asked.append((role, text))
+        spoiled = spoil(role, sum(one == role for one, _ in asked))
+        return spoiled if spoiled is not None else f"Here you are.\n```json\n{json.dumps(REPLY[role])}\n```"
+
+    return ScriptedModel(reply, tokens=False, name=NAME), asked
+
+
+def test_a_model_behind_an_endpoint_in_every_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replies that are no JSON, or of the wrong form, are recorded and asked for again; a loop that is done runs again without the model."""
+
+    def spoil(role: str, count: int) -> str | None:
+        if count > 1:
+            return None
+        return {
+            "design": '{"validities": [0.9]}',
+            "metric": "no idea",
+            "verdict": '{"verdict": "draw"}',
+            "theory": '{"description": "x", "predict": "import os"}',
+            "critique": "...",
+        }[role]
+
+    model, asked = scripted(spoil)
+    words = ("--rounds", 1, "--iterations", 3, "--people", 8, "--runs", 20, "--participants", "simulated:cue-parity", "--json")
+    with serving(ModelServer(chat=model).app) as url:
+        assert loop("run", "--out", tmp_path / "run", "--proposer", f"chat:{NAME}@{url}", *words) == 0
+        found = said(capsys)
+        calls = len(asked)
+        assert loop("run", "--out", tmp_path / "run", "--proposer", f"chat:{NAME}@{url}", *words) == 0
+        assert said(capsys) == found
+        assert len(asked) == calls
+    assert {role for role, _ in asked} == set(REPLY)
+    assert found["problems"]["reply"] >= 3
+    assert found["problems"]["design"] == 1
+    assert found["problems"]["code"] == 1
+    assert found["survivors"] == ["pi_3", "pi_2"]
+    with Run.open(tmp_path / "run") as run:
+        assert len(list(run.journal("reply"))) == calls
+    hidden = CANONICAL["cue-parity"]
+    for _, text in asked:  # the truth of the simulated participants stands in no prompt
+        assert hidden.description not in text
+        assert "cue-parity" not in text
+        assert hidden.code not in text
+
+
+def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The guard itself must be able to fail: a reviser that already knows the truth by heart."""
+    told = {**REPLY["verdict"], "recommendation": CANONICAL["cue-parity"].description}
+    model, _ = scripted(lambda role, count: json.dumps(told) if role == "verdict" else None)
+    with serving(ModelServer(chat=model).app) as url:
+        words = (
+            "--rounds",
+            1,
+            "--iterations",
+            1,
+            "--people",
+            8,
+            "--runs",
+            20,
+            "--participants",
+            "simulated:cue-parity",
+            "--metrics",
+            1,
+            "--designs",
+            1,
+        )
+        assert loop("run", "--out", tmp_path / "run", "--proposer", f"chat:{NAME}@{url}", *words) == 2
+    assert "hidden theory" in capsys.readouterr().err
+
+
+def test_agents_take_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that tallies is the participant; one that does not answer with a letter is left out, and said to be."""
+
+    def tally(messages: Any, key: int) -> str:
+        if "Ratings" not in shown(messages)[-1]:  # how a chat endpoint is asked whether its seeds repeat
+            return "blue"
+        a, b = (sum(json.loads(found)) for found in re.findall(r"Ratings of [AB]: (\[[^]]*\])", shown(messages)[-1]))
+        return "I decline." if key % 7 == 0 and len(shown(messages)) == 1 else "A" if a > b else "B" if b > a else "AB"[key % 2]
+
+    with serving(ModelServer(chat=ScriptedModel(tally, tokens=False, name=NAME)).app) as url:
+        words = ("--rounds", 1, "--iterations", 2, "--people", 2, "--runs", 10, "--searched", 3, "--json")
+        assert loop("run", "--out", tmp_path / "run", "--participants", f"agent:{NAME}", *words) == 2
+        assert loop("run", "--out", tmp_path / "run", "--participants", f"agent:chat:{NAME}@{url}", *words) == 0
+    assert said(capsys)["rounds"] == 1
+    with Run.open(tmp_path / "run") as run:
+        assert len(list(run.journal("subject"))) == 4
+
+
+def test_it_says_where_it_is_in_a_terminal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ramify", "theory-loop", "run", "--out", "run", *map(str, SMALL)]
+    with Terminal(columns=100) as terminal:
+        terminal.execute(command, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
+        assert terminal.wait() == 0
+        assert any("round 1" in line for line in terminal.live)
+        assert "survives" in terminal.text
+        assert terminal.screen.wrapped == []
+
+
+def test_the_battery_is_that_of_the_paper() -> None:
+    design = hilbig()
+    assert (design.pairs, design.repeats, design.validities) == (24, 4, (0.9, 0.8, 0.7, 0.6))
+    assert {(b, a) for a, b in zip(design.a, design.b, strict=True)} == set(zip(design.a, design.b, strict=True))
