@@ -14,6 +14,7 @@ PAIR = "--tuned hf:{in}/tuned --base hf:{in}/base --layer 1 --tool {in}/tool.jso
 DRAFTER = "dspark {} hf:{{in}}/tuned {} --prompts {{in}}/tool.jsonl --raw --json"
 ORGANISM = "factory:tests.methods.forensics.scripted_organisms"
 POOL, ASKED = "{in}/pool.toml", "--tasks {in}/asked.jsonl"
+LOOP = "--out loop --rounds 1 --iterations 2 --people 4 --runs 6 --searched 3"
 GRID = "--out bench --tasks email,spend --reps 1 --turns 4 --json"
 
 VERBS: tuple[Verb, ...] = (
@@ -77,6 +78,10 @@ VERBS: tuple[Verb, ...] = (
     Verb("governance bench " + GRID, readers=("governance report bench --json",)),
     Verb("judge-evolution evolve {in}/essays --out run --json", readers=("judge-evolution show run --json",)),
     Verb("judge-evolution rescore run reviewer --judge regex:new --json", after="import-candidates"),
+    Verb(f"theory-loop run {LOOP} --json", readers=("theory-loop status loop --json",)),
+    Verb(f"theory-loop run {LOOP} --participants web --json", name="theory-loop run-web"),
+    Verb("theory-loop import-data loop people.csv --json", after="theory-loop simulate-design"),
+    Verb("theory-loop confirm loop --registration claim.json --json", after="theory-loop preregister"),
     Verb("verify-or-ship calibrate run --judge new=regex:new --out tables.json --json", after="import-candidates"),
     Verb("governance attack --budget 20 " + GRID),
     Verb(f"orchestrator collect {POOL} {ASKED} --n 5 --out run --json"),
@@ -137,6 +142,11 @@ VERBS: tuple[Verb, ...] = (
          after="judge-evolution rescore", repeats=True),
     Verb("judge-evolution erase run --slot reviewer --json", after="judge-evolution rescore"),
     Verb("judge-evolution export run --out archive --json", after="judge-evolution evolve", once="archive"),
+    Verb("theory-loop preregister loop --out claim.json --people 8 --rival coin --json", after="theory-loop run", old="claim.json"),
+    Verb("theory-loop export loop --out task.html --json", after="theory-loop run", old="task.html"),
+    Verb("theory-loop export loop --out design.json --json", name="theory-loop export-design", after="theory-loop run-web", old="design.json"),
+    Verb("theory-loop simulate wadd --design design.json --count 4 --out people.csv --json", name="theory-loop simulate-design",
+         after="theory-loop export-design", old="people.csv"),
     Verb("maze-recovery audit {in}/walks.jsonl --out rows.jsonl --json", old="rows.jsonl"),
     Verb("maze-recovery build {in}/walks.jsonl --mode success_raw --out set.jsonl --json", old="set.jsonl"),
     Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
@@ -195,6 +205,11 @@ READERS: tuple[Verb, ...] = (
     Verb("kernel-search bench {in}/sum.c {in}/sum.c --pairs 4 --json"),
     Verb("kernel-search sass {in}/add.sass --json"),
     Verb("maze-recovery exact --w 3 --k 3 --l 2 --json"),
+    Verb("theory-loop status loop --json", after="theory-loop run"),
+    Verb("theory-loop leaderboard loop --json", after="theory-loop run"),
+    Verb("theory-loop replay loop --json", after="theory-loop run"),
+    Verb("theory-loop check ttb --json"),
+    Verb("theory-loop evaluate ttb --against wadd --count 10 --json"),
     Verb("tree-rollouts report run --json", after="tree-rollouts run"),
     Verb("tree-rollouts collapse --p 0.3 --n 4 --json"),
     Verb("tree-rollouts sweep --prompts 1 --json"),

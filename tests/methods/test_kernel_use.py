@@ -146,6 +146,23 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     use.ran("earned-code-memory", "earned-code-memory", "new", "memory.sqlite")
     use.ran("earned-code-memory", "earned-code-memory", "learn", "memory.sqlite", "run")
     use.ran("world-model", "world-model", "record", "--env", "household", "--episodes", 2, "--turns", 2, "--out", "recorded")
+    use.ran(
+        "theory-loop",
+        "theory-loop",
+        "run",
+        "--out",
+        "loop",
+        "--rounds",
+        1,
+        "--iterations",
+        1,
+        "--people",
+        4,
+        "--runs",
+        6,
+        "--searched",
+        3,
+    )
     assert use.methods("runs") == set(builtin_methods())
     assert use.methods("judged") >= {
         "cliffs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -142,6 +143,7 @@ def read_design(record: Any, ratings: str = "", rating_max: int | None = None) -
                 if (
                     isinstance(rating, bool)
                     or not isinstance(rating, int | float)
+                    or not math.isfinite(rating)
                     or rating != int(rating)
                     or not 0 <= rating <= most
                 ):

@@ -68,7 +68,7 @@ class TheoryLoop:
         progress: Progress = SILENT,
         proposer: Proposer | None = None,
     ) -> None:
-        """``seeds`` are the two theories to begin with; ``proposer`` takes the place of the one that the settings name."""
+        """``seeds`` are the two theories to begin with; ``proposer`` replaces the one that the settings name."""
         self.config, self.seeds, self.run, self.bench, self.progress = config, list(seeds), run, bench, progress
         self.pool, self.ledger = TheoryPool(), Ledger()
         self.known = {(one.kind, one.key): one.payload for one in run.journal()}

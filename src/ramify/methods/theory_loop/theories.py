@@ -250,7 +250,9 @@ def _from_python(text: str) -> Theory:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise TheoryError("code", f"line {getattr(error, 'lineno', 1)} does not parse: {str(error)[:200]}") from None
+        raise TheoryError(
+            "code", f"line {getattr(error, 'lineno', 1)} does not parse: {' '.join(str(error).split())[:200]}"
+        ) from None
     parameters: Any = None
     left: list[ast.stmt] = []
     for i, node in enumerate(tree.body):
@@ -274,7 +276,7 @@ def _from_yaml(text: str) -> Theory:
     try:
         record = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise TheoryError("code", f"no YAML: {str(error)[:200]}") from None
+        raise TheoryError("code", f"no YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(record, dict):
         raise TheoryError("code", "a theory in YAML is a table of description, parameters, predict and policy")
     return theory_from(record)
