@@ -1,14 +1,14 @@
 """Preregistered confirmation: what is tested, on which design, with how many people and at which level is fixed before anybody chooses.
 
-``predicts``: a theory says better what each person chooses next than every rival. The three tests of section 3.6 (match, steep against flat, level
-shift) are functions here; a registration of them is a registration of their design.
+``predicts``: a theory says better what each person chooses next than every rival. Steep against flat and level
+shift of section 3.6 are designs here.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,8 +167,6 @@ async def register(
 
 # -- the hypotheses of section 3.6 ----------------------------------------------------------------------------------------------
 
-VALIDITIES = tuple(itertools.combinations((0.9, 0.8, 0.7, 0.6, 0.5), 4))
-"""The five strictly descending validity vectors of four cues."""
 GRID = [(alpha, s) for alpha in np.linspace(0.1, 0.95, 10) for s in np.linspace(0.1, 5.0, 10)]
 LAPSE = 0.3
 
@@ -176,48 +174,6 @@ LAPSE = 0.3
 def worth(x: np.ndarray, alpha: np.ndarray | float, s: np.ndarray | float) -> np.ndarray:
     """u(x) = (x + s)^alpha - s^alpha."""
     return np.asarray((x + s) ** alpha - np.asarray(s) ** alpha)
-
-
-def concave_side(a: np.ndarray, b: np.ndarray, validities: Sequence[float]) -> float:
-    """The share of the grid of (alpha < 1, s) on which diminishing returns choose B."""
-    v = np.array(validities) / np.sum(validities)
-    return float(np.mean([(v * (worth(b, alpha, s) - worth(a, alpha, s))).sum() > 0 for alpha, s in GRID]))
-
-
-def linear_sides(a: np.ndarray, b: np.ndarray, validities: Sequence[float]) -> dict[str, float]:
-    """S_b - S_a of weighted additive, tallying and take the best."""
-    told = [float(np.sign(y - x)) for x, y in zip(a, b, strict=True) if x != y]
-    return {
-        "wadd": float(((b - a) * np.array(validities)).sum()),
-        "tallying": float(np.sign(b - a).sum()),
-        "ttb": told[0] if told else 0.0,
-    }
-
-
-def opposed(model: str, n: int, seed: int, rating_max: int = 5) -> list[tuple[Design, int]]:
-    """``n`` one-pair designs in which diminishing returns oppose ``model`` on at least 85 % of the grid, and ``model`` is decisive.
-
-    With each the side (0 A, 1 B) of diminishing returns.
-    """
-    rng = generator(seed, "opposed", model)
-    found: list[tuple[Design, int]] = []
-    while len(found) < n:
-        v = VALIDITIES[int(rng.integers(len(VALIDITIES)))]
-        a, b = rng.integers(0, rating_max + 1, (2, 4))
-        linear = linear_sides(a, b, v)[model]
-        if abs(linear) < {"wadd": 0.3, "tallying": 1.0, "ttb": 1.0}[model]:
-            continue
-        share = concave_side(a, b, v)
-        if (share if linear < 0 else 1 - share) >= 0.85:
-            design = Design(v, (tuple(a.tolist()),), (tuple(b.tolist()),), rating_max)
-            found.append((design, int(share > 0.5)))
-    return found
-
-
-def match_rates(p_b: np.ndarray, sides: Sequence[int], lapse: float, rng: np.random.Generator) -> np.ndarray:
-    """(S,) share of single choices on the concave side, from P(B) (S, P) with a share of uniform choices."""
-    chosen = rng.random(p_b.shape) < (1 - lapse) * p_b + lapse / 2
-    return np.asarray((chosen == np.array(sides)).mean(axis=1))
 
 
 def steep_flat(rating_max: int = 5, step: int = 2) -> Design:
@@ -241,7 +197,7 @@ def level_shift(seed: int, n: int = 12, rating_max: int = 5, searched: int = 400
 
     The effect is the share of choices of the side that a linear rule prefers, above one half; shifted up it is weaker where returns diminish.
     """
-    rng, v = generator(seed, "level shift"), np.array(VALIDITIES[0])
+    rng, v = generator(seed, "level shift"), np.array([0.9, 0.8, 0.7, 0.6])
     share = v / v.sum()
     found: list[tuple[float, tuple[int, ...], tuple[int, ...], int, int]] = []
     draws = [(alpha, s) for alpha, s in GRID[::7]]

@@ -67,12 +67,13 @@ class TheoryLoop:
         bench: TheoryBench,
         progress: Progress = SILENT,
         proposer: Proposer | None = None,
+        participants: Participants | None = None,
     ) -> None:
-        """``seeds`` are the two theories to begin with; ``proposer`` replaces the one that the settings name."""
+        """``seeds`` are the two theories to begin with; ``proposer`` and ``participants`` replace those that the settings name."""
         self.config, self.seeds, self.run, self.bench, self.progress = config, list(seeds), run, bench, progress
         self.pool, self.ledger = TheoryPool(), Ledger()
         self.known = {(one.kind, one.key): one.payload for one in run.journal()}
-        self.participants: Participants = find_participants(config.participants, config.noise, bench)
+        self.participants = participants or find_participants(config.participants, config.noise, bench)
         self.proposer = proposer or find_proposer(config, bench)
         if hasattr(self.proposer, "bind"):
             self.proposer.bind(self)
@@ -597,12 +598,10 @@ async def run_loop(
     """
     seeds = seeds_of(specs)
     async with TheoryBench(config.seconds, allow_unsandboxed=allow_unsandboxed) as bench:
-        identities = {
-            "participants": find_participants(config.participants, config.noise, bench).identity,
-            "proposer": find_proposer(config, bench).identity,
-        }
+        people, proposer = find_participants(config.participants, config.noise, bench), find_proposer(config, bench)
+        identities = {"participants": people.identity, "proposer": proposer.identity}
         with begin(config, seeds, specs, folder, identities) as run:
-            loop = TheoryLoop(config, seeds, run, bench, progress)
+            loop = TheoryLoop(config, seeds, run, bench, progress, proposer, people)
             try:
                 return await loop.go()
             except WaitingError as waiting:

@@ -1,0 +1,1 @@
+"""Reproduction of theory-loop, and its null and planted cases."""
