@@ -32,7 +32,7 @@ REAL, STINGY = 0.775, 0.1
 
 
 @dataclass(frozen=True)
-class Answers:
+class ShownPrices:
     """What an environment shows of each of its names, and the truth."""
 
     truth: np.ndarray
@@ -49,13 +49,13 @@ def rows(seed: int) -> dict[str, dict[str, str]]:
     return {name: {kind: str(rng.choice(VALUES)) for kind in KINDS} for name in NAMES}
 
 
-def exact_answers(seed: int) -> Answers:
+def exact_answers(seed: int) -> ShownPrices:
     """What the real environment shows."""
     truth = np.array([VALUES.index(row["price"]) for row in rows(seed).values()])
-    return Answers(truth, truth, truth)
+    return ShownPrices(truth, truth, truth)
 
 
-def learned_answers(seed: int, recipe: dict[str, Any]) -> Answers:
+def learned_answers(seed: int, recipe: dict[str, Any]) -> ShownPrices:
     """What the world model of the fidelity experiment shows of the same rows, which the state store gives it; the truth is the store's."""
     environment, made = simulated(WorldRecipe(**recipe).model()), rows(seed)  # one model for all seeds
     shown: dict[str, list[int]] = {"search": [], "open": []}
@@ -65,7 +65,7 @@ def learned_answers(seed: int, recipe: dict[str, Any]) -> Answers:
             env.reset(Task(f"{verb} {name}", {"opening": "search"}), 0)
             found.append(price_in(env.step(f"{verb} {name} {page(name, row)}").text))
     truth = np.array([VALUES.index(row["price"]) for row in made.values()])
-    return Answers(truth, np.array(shown["search"]), np.array(shown["open"]))
+    return ShownPrices(truth, np.array(shown["search"]), np.array(shown["open"]))
 
 
 def price_in(text: str) -> int:
@@ -81,7 +81,9 @@ def cut(name: str, share: float, rng: np.random.Generator) -> bool:
     return Stingy(share, 1).after(EnvCall("search", {"1": name}), text, Moment(0, 1, rng, {})) != text
 
 
-def played(policy: np.ndarray, answers: Answers, whole: float, rng: np.random.Generator, batch: int) -> tuple[np.ndarray, ...]:
+def played(
+    policy: np.ndarray, answers: ShownPrices, whole: float, rng: np.random.Generator, batch: int
+) -> tuple[np.ndarray, ...]:
     """A batch of episodes: success (B,), pages opened (B,), and the steps as (episode, seen, action).
 
     Success is the verifier's: the answer against the truth of the rows, never the text of the simulation.

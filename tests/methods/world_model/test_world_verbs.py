@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from terminals import Screen, Terminal
 
 from ramify.env.battery import check_env
 from ramify.methods.world_model.environment import simulated
@@ -225,3 +227,31 @@ def test_an_mcp_server_is_recorded_by_random_calls(verb: Verb, tmp_path: Path) -
     turns = [turn for one in read_trajectories(tmp_path / "rec") for turn in one.turns]
     assert {turn.observation for turn in turns} & {"ok", "404"}
     assert all("<tool_call>" in turn.action or turn.action == "done" for turn in turns)
+
+
+def test_a_textworld_game_is_recorded_by_its_listed_commands(verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes sense is listed after every observation, so an explorer without a model plays it; a table of it is exact."""
+    pytest.importorskip("textworld")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where = "textworld:make?rooms=2&objects=2&length=2&admissible=true"
+    found = verb("world-model", "record", "--env", where, "--episodes", 2, "--turns", 4, "--out", tmp_path / "rec", "--json").json
+    assert (found["failed"], found["tasks"]) == (0, 2)
+    turns = [
+        (before, turn)
+        for one in read_trajectories(tmp_path / "rec")
+        for before, turn in zip([one.opening, *(t.observation for t in one.turns)], one.turns, strict=False)
+    ]
+    assert all(turn.action in before.rpartition("Commands: ")[2].split("; ") for before, turn in turns)
+    (tmp_path / "world.toml").write_text('model = "table:rec"\n')
+    evaluated = verb("world-model", "eval", tmp_path / "world.toml", "--data", tmp_path / "rec", "--judge", "none", "--json").json
+    assert evaluated["forced"]["exact"]["value"] == evaluated["closed"]["exact"]["value"] == 1.0
+
+
+def test_it_records_in_a_terminal(tmp_path: Path) -> None:
+    words = ["world-model", "record", "--env", "household", "--episodes", "3", "--turns", "2", "--out", "rec"]
+    with Terminal(columns=72) as terminal:
+        terminal.execute([sys.executable, "-m", "ramify", *words], tmp_path, dict(os.environ))
+        assert terminal.wait() == 0
+        screen = Screen(terminal.text, terminal.columns)
+    assert any("3 episodes of 3 tasks" in line for line in screen.lines)
+    assert all(len(line) <= 72 for line in screen.lines)

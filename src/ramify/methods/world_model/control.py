@@ -33,7 +33,7 @@ class Moment:
 
 
 @runtime_checkable
-class Control(Protocol):
+class EnvControl(Protocol):
     """One kind of trouble."""
 
     def before(self, call: EnvCall, at: Moment) -> str | None:
@@ -199,7 +199,7 @@ KINDS: dict[str, type[_Plain]] = {
 }
 
 
-def read_controls(path: Path) -> tuple[Control, ...]:
+def read_controls(path: Path) -> tuple[EnvControl, ...]:
     """The controls of a TOML file: ``[[control]]`` tables with a ``kind`` and its settings. Raises UserError naming file, entry and field."""
     record = read_toml(path)
     for name in record:
@@ -211,7 +211,7 @@ def read_controls(path: Path) -> tuple[Control, ...]:
     return tuple(_control(one, f"{path}: control {i}") for i, one in enumerate(listed, 1))
 
 
-def _control(one: Mapping[str, Any], where: str) -> Control:
+def _control(one: Mapping[str, Any], where: str) -> EnvControl:
     kind = one.get("kind")
     if kind not in KINDS:
         raise UserError(f"{where}: unknown kind '{kind}' ({nearest(str(kind), KINDS)})")
@@ -252,7 +252,7 @@ def _typed(value: Any, like: Any, where: str) -> Any:
 class Controls:
     """The controls of one episode, in order, with what they remember. The first that answers a call wins; answers pass through all."""
 
-    controls: Sequence[Control] = ()
+    controls: Sequence[EnvControl] = ()
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What each remembers, by its place."""
 

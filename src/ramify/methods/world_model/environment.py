@@ -26,7 +26,7 @@ from ramify.env.protocol import Env, Observation, Task, TaskSet, read_task_set
 from ramify.env.task_sets import SPLITS, known_split
 from ramify.env.tools import cut, describe
 from ramify.methods.world_model.algorithm import invented
-from ramify.methods.world_model.control import Control, Controls, read_controls
+from ramify.methods.world_model.control import Controls, EnvControl, read_controls
 from ramify.methods.world_model.predict import (
     BASELINES,
     FunctionPredictor,
@@ -112,7 +112,7 @@ class SimulatedEnvironment:
         tasks: Iterable[Task] = (),
         tools: Sequence[Mapping[str, Any]] = (),
         store: StateStore | None = None,
-        controls: Sequence[Control] = (),
+        controls: Sequence[EnvControl] = (),
         outputs: Mapping[str, Mapping[str, Any]] | None = None,
         verify: Verify | str = "",
         system: str = "",
