@@ -1,4 +1,4 @@
-"""Fill the tables and draw the pictures of docs/methods/earned-code-memory.md: python docs/earned_code_memory_pictures.py.
+"""Fill the tables and draw the pictures of docs/methods/earned-code-memory-evidence.md: python docs/earned_code_memory_pictures.py.
 
 From repro/earned-code-memory-cpu.json, which `ramify repro earned-code-memory --cpu --out FILE` makes.
 """
@@ -13,7 +13,7 @@ from picture_files import METHODS, Checks, read_checks, save
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
 
-PAGE = METHODS / "earned-code-memory.md"
+PAGE = METHODS / "earned-code-memory-evidence.md"
 NAMES = {
     "none": "no memory",
     "text": "`text-only`",
