@@ -4,7 +4,7 @@ causal-agent-replay (GitHub jaineet17/causal-agent-replay, 0.1.0, Apache-2.0 by 
 default, 80 in its own tests) and names the last step of which a percentile bootstrap of the success rate excludes 0. The estimator here is
 our own of that kind: its forward runs are independent with the exact chance of the position before the step, and the bootstrap's end is
 computed instead of sampled 2,000 times. On the package's pivotal case it decided 1,080 of 1,080 steps as the package's own code did (bad
-picks with chance 0.3, 0.5 and 0.7; K of 5, 16 and 80).
+picks with chance 0.3 and 0.5; K of 5, 16 and 80).
 """
 
 from __future__ import annotations

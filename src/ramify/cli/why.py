@@ -238,7 +238,9 @@ def _tools_text(fleet: list[dict[str, Any]]) -> str:
         for row in fleet
     ]
     columns = ["tool", "steps", "worst move", "did it", "did not", "reward difference", "p, corrected", "node"]
-    return table(columns, rows, "where the attempts of all tasks part (recorded attempts only: not a counterfactual)")
+    return table(
+        columns, rows, "where the attempts of all tasks part (those that are there, forks included: not a counterfactual)"
+    )
 
 
 def _fleet_text(found: list[Why], tools: list[dict[str, Any]]) -> str:
