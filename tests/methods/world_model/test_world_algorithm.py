@@ -113,6 +113,7 @@ def test_gspo_conforms_and_is_a_ratio_of_whole_sequences() -> None:
         ("<think> hm <predicted_observation>a</predicted_observation>", "a"),
         ("so it is </think><predicted_observation>a</predicted_observation>", "a"),
         ("operation completed successfully", None),
+        ("<predicted_observation> a <predicted_observation>b</predicted_observation>", "b"),
     ],
 )
 def test_only_the_last_tag_outside_thoughts_counts(reply: str, found: str | None) -> None:

@@ -129,13 +129,13 @@ def without_thinking(reply: str) -> str:
 
 
 def extract(reply: str, tag: str = TAG, strict: bool = True) -> str | None:
-    """What stands in the last ``<tag>`` outside of thoughts; None where there is none.
+    """What stands in the last ``<tag>`` outside of thoughts, in the innermost of those that are opened twice; None where there is none.
 
     Nothing outside the tag ever reaches a judge. ``strict=False`` takes the whole text where the tag is missing, as the paper's released
     parser does: then whatever a model adds around its prediction is judged, too.
     """
     text = without_thinking(reply)
-    found: list[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    found: list[str] = re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
     if found:
         return found[-1].strip("\n")
     return None if strict else text.strip()
