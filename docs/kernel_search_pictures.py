@@ -1,0 +1,121 @@
+"""Draw the pictures and write the tables of docs/methods/kernel-search-evidence.md from repro/kernel-search-cpu.json: python docs/kernel_search_pictures.py."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from picture_files import METHODS, Checks, read_checks, save
+
+from ramify.render.charts import COLOURS
+from ramify.render.svg import frame, label, tag
+
+SLUG = "kernel-search"
+PAGE = METHODS / "kernel-search-evidence.md"
+TABLES = {
+    "tools": ("tools: ",),
+    "search": ("search: ",),
+    "ranker": ("ranker: ",),
+    "dip": ("matmul: ",),
+    "wall": ("planted: ", "cheats "),
+}
+
+
+def read() -> Checks:
+    """The committed checks, by name."""
+    return read_checks(SLUG)
+
+
+def dip(checks: Checks) -> str:
+    """The matrix product's path: each step against ikj, on a logarithmic axis."""
+    names = ("blocking alone", "packing alone", "blocking and registers", "all three")
+    rows = [
+        ("ikj, where the search begins", 1.0),
+        *((name, float(checks[f"matmul: speed-up over ikj, {name}"]["value"])) for name in names),
+    ]
+    left, width, line, low, high = 220.0, 720.0, 30.0, 0.02, 8.0
+
+    def x(value: float) -> float:
+        return left + (width - left - 40) * math.log(min(max(value, low), high) / low) / math.log(high / low)
+
+    bottom = 20.0 + line * len(rows)
+    body = []
+    for mark in (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0):
+        body += [
+            tag("line", x1=x(mark), x2=x(mark), y1=14, y2=bottom, class_="grid"),
+            label(x(mark), bottom + 16, f"{mark:g}", "soft mid"),
+        ]
+    for i, (name, value) in enumerate(rows):
+        y, ink = 32.0 + line * i, COLOURS[0] if value >= 1 else COLOURS[1]
+        body += [
+            label(left - 12, y + 4, name, "end"),
+            tag("line", x1=x(1.0), x2=x(value), y1=y, y2=y, stroke=ink, stroke_width=6),
+            tag("circle", cx=x(value), cy=y, r=5.0, stroke=ink, fill=ink),
+            label(x(value) + (10 if value >= 1 else -10), y + 4, f"{value:.2f}", "" if value >= 1 else "end"),
+        ]
+    body.append(label(x(0.5), bottom + 34, "times as fast as ikj", "soft mid"))
+    return frame(width, bottom + 44, "A path that dips", "Each single step loses; together they gain", "".join(body))
+
+
+def ranker(checks: Checks) -> str:
+    """What the same small ranker hits from nothing, raw metrics, and tools."""
+    rows = [(name, float(checks[f"ranker: top-1 hit rate from {name}"]["value"])) for name in ("nothing", "raw metrics", "tools")]
+    left, width, line = 140.0, 720.0, 34.0
+    scale = width - left - 60
+    bottom = 16.0 + line * len(rows)
+    body = []
+    for mark in (0.0, 0.25, 0.5, 0.75, 1.0):
+        body += [
+            tag("line", x1=left + scale * mark, x2=left + scale * mark, y1=10, y2=bottom, class_="grid"),
+            label(left + scale * mark, bottom + 16, f"{mark:g}", "soft mid"),
+        ]
+    for i, (name, value) in enumerate(rows):
+        y = 20.0 + line * i
+        body += [
+            label(left - 12, y + 12, name, "end"),
+            tag("rect", x=left, y=y, width=max(1.0, scale * value), height=16, fill=COLOURS[0 if name == "tools" else 1]),
+            label(left + scale * value + 8, y + 12, f"{value:.2f}", ""),
+        ]
+    body.append(label(left + scale / 2, bottom + 34, "share of unseen kernels whose best transform is named first", "soft mid"))
+    return frame(
+        width, bottom + 44, "What helps to choose", "The same ridge regression from three sets of features", "".join(body)
+    )
+
+
+PICTURES = {"dip": dip, "ranker": ranker}
+
+
+def _row(check: dict[str, object]) -> str:
+    def number(value: object) -> str:
+        return f"{float(value):.3g}" if isinstance(value, int | float) else "-"
+
+    ends = check["interval"]
+    shown = f"{number(ends[0])} to {number(ends[1])}" if isinstance(ends, list) else ""
+    wanted = "" if check["op"] == "report" else f"{check['op']} {number(check['threshold'])}"
+    missed = "" if check["op"] == "report" or check["status"] == "pass" else f", {str(check['status']).replace('_', ' ')}"
+    return f"| {check['name']} | {number(check['value'])} | {shown} | {check['n']} | {wanted}{missed} |"
+
+
+def page(text: str, checks: Checks) -> str:
+    """The page with its tables written anew."""
+    for name, starts in TABLES.items():
+        rows = [_row(check) for key, check in checks.items() if key.startswith(starts)]
+        table = "\n".join(["| | value | 95 % interval | n | wanted |", "|---|---|---|---|---|", *rows])
+        text = re.sub(
+            rf"(<!-- table: {name} -->\n).*?(<!-- end -->)",
+            lambda found, table=table: f"{found[1]}{table}\n{found[2]}",
+            text,
+            flags=re.S,
+        )
+    return text
+
+
+def main() -> None:
+    """Write pictures and tables."""
+    checks = read()
+    save(SLUG, {name: picture(checks) for name, picture in PICTURES.items()})
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
