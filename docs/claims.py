@@ -423,6 +423,32 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("A world model that becomes the agent is a better one"),
         Claim(BENCHMARKS + " (AgentWorldBench, Tool Decathlon, MCPMark, WideSearch)"),
     ),
+    "kernel-search": (
+        Claim(
+            "Digested diagnoses beat raw counters, and raw counters are worse than none (4.00 against 1.77; p = .0007)",
+            {
+                "guided / blind, six candidates": "search: guided / blind, geometric mean",
+                "hit rate, tools - raw metrics": "ranker: top-1 hit rate, tools - raw metrics",
+            },
+            "Without a model: transforms by findings against transforms in random order, and one ridge regression from three sets of features",
+        ),
+        Claim(
+            "Tree search beats greedy (4.60 against 3.65)",
+            {
+                "MCTS where the path dips": "matmul: MCTS reaches 0.8 of ikj's time within 40 candidates",
+                "greedy there": "matmul: greedy reaches it",
+            },
+            "Over the suite greedy is as good; where every single step loses only MCTS arrives",
+        ),
+        Claim(
+            "Nothing that is wrong or dishonest is selected",
+            {
+                "wrong candidate chosen": "planted: log reward with the wall chooses it",
+                "cheats that gain": "cheats that gain something",
+            },
+        ),
+        Claim("Geometric mean over PyTorch eager on an A100: 2.42, 4.69, 5.30 on KernelBench's levels (GPU, frontier model)"),
+    ),
     "orchestrator": (
         Claim(
             "Single-step scores mislead in a harness; evolution on whole trajectories repairs the router (TRINITY, Fugu)",
