@@ -41,6 +41,7 @@ METHODS = (
         "kernel_search",
         "maze_recovery",
         "orchestrator",
+        "theory_loop",
         "tree_rollouts",
         "verify_or_ship",
     ),
