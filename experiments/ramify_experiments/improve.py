@@ -241,6 +241,8 @@ def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
     done = sum(len(_known(cells, c, seed, settings)) for c in grid for seed in c.seeds) + len(known)
     say(f"about {hours(every):.1f} hours on two idle cores in all; {done} of {len(every)} cells are there")
     for env in ENVS:
+        if cells.runner is None:
+            agent_of(env)  # made once, where every worker would make it
         if env not in settings:
             settings[env] = frozen(cells.map(cell, tuning(env)), env)
     checks = Checks(tuple(sorted({seed for comparison in grid for seed in comparison.seeds})))
