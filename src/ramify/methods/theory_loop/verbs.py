@@ -410,7 +410,7 @@ def import_data(
     with Run.open(find_run(run), write=not dry_run) as opened:
         pool, (config, _) = pool_of(opened), loops.config_of(opened)
         one = _chosen(pool, experiment, opened.folder)
-        if one.data:
+        if one.data and not any(entry.key.startswith(f"{one.key}/") for entry in opened.journal(loops.PERSON)):
             raise UserError(f"experiment {one.key} of {opened.folder} has its data already")
         new = [person for file in files for person in human.read_people(file, one.design)]
         stored = {
@@ -418,6 +418,8 @@ def import_data(
             for entry in opened.journal(loops.PERSON)
             if entry.key.startswith(f"{one.key}/")
         }
+        if one.data and any(stored.get(person.subject) != _person(person) for person in new):
+            raise UserError(f"experiment {one.key} of {opened.folder} has its data already, and these are other people")
         seen: set[str] = set()
         for person in new:
             record = _person(person)
@@ -433,7 +435,7 @@ def import_data(
         ]
         kept = [person for person in everybody if not person.dropped]
         complete = len(kept) >= config.people or (fewer and len(kept) >= 2)
-        if complete and not dry_run:
+        if complete and not dry_run and not one.data:
             data = human.data_of(everybody, one.design, config.people)
             asyncio.run(_taken(opened, config, one, data, allow_unsandboxed))
     reports = [dict(person.report) for person in everybody]
