@@ -27,6 +27,12 @@ from ramify.base.files import read_small
 from ramify.base.ids import json_hash
 from ramify.base.seeds import generator
 
+MATH = (
+    "acos", "asin", "atan", "atan2", "cos", "sin", "tan", "cosh", "sinh", "tanh", "exp", "exp2", "expm1", "log", "log2",
+    "log10", "log1p", "pow", "sqrt", "cbrt", "hypot", "erf", "erfc", "ceil", "floor", "round", "trunc", "rint", "nearbyint",
+    "fabs", "fmax", "fmin", "fmod", "fma", "copysign", "lround",
+)  # fmt: skip
+"""Functions of math.h that have a version for float, by the name of the one for double."""
 FLAGS = ("-O3", "-march=native")
 TYPES = {
     "float": "f", "double": "d", "int": "i", "int32_t": "i", "long": "l", "int64_t": "l", "size_t": "l", "unsigned char": "b", "uint8_t": "b",
@@ -419,46 +425,8 @@ def window_of(seed: int, call: int, windows: int) -> int:
 
 def wide_source(source: str) -> str:
     """C source in which every float is a double: the macros come after its includes, whose own declarations stay as they are."""
-    names = [
-        "acos",
-        "asin",
-        "atan",
-        "atan2",
-        "cos",
-        "sin",
-        "tan",
-        "cosh",
-        "sinh",
-        "tanh",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "pow",
-        "sqrt",
-        "cbrt",
-        "hypot",
-        "erf",
-        "erfc",
-        "ceil",
-        "floor",
-        "round",
-        "trunc",
-        "rint",
-        "nearbyint",
-        "fabs",
-        "fmax",
-        "fmin",
-        "fmod",
-        "fma",
-        "copysign",
-        "lround",
-    ]
     macros = (
-        "".join(f"#define {name}f {name}\n" for name in names)
+        "".join(f"#define {name}f {name}\n" for name in MATH)
         + "#define float double\n#undef FLT_MAX\n#define FLT_MAX 1.7976931348623157e308\n"
     )
     ends = [found.end() for found in re.finditer(r"^[ \t]*#[ \t]*include[^\n]*\n", source, re.M)]

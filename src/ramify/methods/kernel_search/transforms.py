@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ramify.base.errors import UserError
-from ramify.methods.kernel_search.task import KernelTask
+from ramify.methods.kernel_search.task import MATH, KernelTask
 from ramify.methods.kernel_search.wall import Code
 
 Edit = Callable[[Code, KernelTask], Iterator[Code]]
@@ -19,40 +19,6 @@ TRANSFORMS: dict[str, Edit] = {}
 _FOR = re.compile(
     r"\bfor\s*\(\s*(?P<type>int|long|size_t|int64_t|int32_t)?\s*(?P<var>\w+)\s*=\s*(?P<first>[^;]+?)\s*;\s*(?P=var)\s*<\s*(?P<last>[^;]+?)\s*;\s*(?:(?P=var)\s*\+\+|\+\+\s*(?P=var)|(?P=var)\s*\+=\s*1)\s*\)"
 )
-_DOUBLES = [
-    "acos",
-    "asin",
-    "atan",
-    "atan2",
-    "cos",
-    "sin",
-    "tan",
-    "cosh",
-    "sinh",
-    "tanh",
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "pow",
-    "sqrt",
-    "cbrt",
-    "hypot",
-    "erf",
-    "erfc",
-    "ceil",
-    "floor",
-    "round",
-    "trunc",
-    "fabs",
-    "fmax",
-    "fmin",
-    "fmod",
-    "fma",
-]
 
 
 def transform(name: str) -> Callable[[Edit], Edit]:
@@ -198,7 +164,7 @@ def _float_literals(code: Code, task: KernelTask) -> Iterator[Code]:
     begin, end = body_of(code.source, task.symbol)
     body = code.source[begin:end]
     body = re.sub(r"(?<![\w.])(\d+\.\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.])", r"\1f", body)
-    body = re.sub(rf"\b({'|'.join(_DOUBLES)})\s*\(", r"\1f(", body)
+    body = re.sub(rf"\b({'|'.join(MATH)})\s*\(", r"\1f(", body)
     body = re.sub(r"\bdouble\b", "float", body)
     head = re.search(rf"\b{re.escape(task.symbol)}\s*\(([^()]*)\)", code.source)
     for name in re.findall(r"\bdouble\s+(\w+)", head[1]) if head else ():
