@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from ramify.model.streaming import Pieces, whole
 from ramify.trace.db import Run
 
 
-class _OverPool(Middleware):
+class _OverPool(Middleware, ABC):
     """What both are: without a pool it does nothing. ``data["orchestrator"]`` of a reply holds the trace's name, who answered, notes, tokens and
     USD. Token ids, which are one model's, are refused (NeedsError)."""
 
@@ -76,10 +77,11 @@ class _OverPool(Middleware):
             (completion,) = await self.inner.sample(prefix, 1, settings, [key])
             note = {"trace": tree if self.run else "", "worker": self.inner.identity.name, "notes": [*chat.notes, error.message]}
             return replace(_text_only(completion), data={**(completion.data or {}), "orchestrator": note})
-        return _told(made)
+        return _with_note(made)
 
+    @abstractmethod
     async def _answer(self, chat: Orchestration) -> Orchestrated:
-        raise NotImplementedError
+        """The answer, and which worker gave it."""
 
 
 def _text_only(completion: Completion) -> Completion:
@@ -87,7 +89,7 @@ def _text_only(completion: Completion) -> Completion:
     return Completion(completion.text, completion.stop if completion.stop in ("eos", "length") else "eos", data=completion.data)
 
 
-def _told(made: Orchestrated) -> Completion:
+def _with_note(made: Orchestrated) -> Completion:
     assert made.completion is not None
     answered = next((one.worker for one in reversed(made.calls) if one.result.completion is made.completion), "")
     note = {
