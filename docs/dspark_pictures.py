@@ -1,11 +1,13 @@
 """Draw the pictures of docs/methods/dspark.md: python docs/dspark_pictures.py.
 
-From repro/dspark-cpu.json, the frontier from benchmarks/results/speculation_load.json.
+From repro/dspark-cpu.json, the load from benchmarks/results/speculation_load.json.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from math import log2
 from typing import Any
 
 from picture_files import ROOT, Checks, read_checks, save
@@ -59,18 +61,14 @@ def schedules(checks: Checks, kind: str, title: str) -> str:
     )
 
 
-def frontier(table: dict[str, Any]) -> str:
-    """Measured throughput against the speed one request sees, a curve a schedule, a point a load."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for _, schedule, throughput, own, *_ in table["rows"]:
-        points.setdefault(schedule, []).append((float(own), float(throughput)))
-    drawn = [
-        Curve(name, *(list(axis) for axis in zip(*points[name], strict=True)))
-        for name in ("plain", "fixed:7", "greedy", "stale2")
-    ]
-    return curves_svg(
-        drawn, "Measured frontier, 1 to 32 requests at once", "tokens a second one request sees", "tokens a second", percent=False
-    )
+def load(table: dict[str, Any]) -> str:
+    """Measured throughput over that of plain decoding at the same load, with quartiles over pairs, a curve a schedule."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for requests, schedule, _, _, ratio, *_ in table["rows"]:
+        found.setdefault(schedule, []).append((log2(float(requests)), *map(float, re.findall(r"[\d.]+", ratio))))
+    drawn = [Curve(name, *(list(axis) for axis in zip(*found[name], strict=True))) for name in ("fixed:7", "greedy", "stale2")]
+    title = "Measured throughput over plain decoding's"
+    return curves_svg(drawn, title, "requests at once", "times plain", False, x_text=lambda x: f"{2**x:g}")
 
 
 def main() -> None:
@@ -80,8 +78,8 @@ def main() -> None:
     pictures["calibration"] = calibration(checks)
     pictures["schedules"] = schedules(checks, "T = 64 + B", "Simulated throughput over the best fixed length")
     pictures["staircase"] = schedules(checks, "staircase of 16", "The same where a step's time rises every 16 tokens")
-    load = ROOT / "benchmarks" / "results" / "speculation_load.json"
-    pictures["frontier"] = frontier(json.loads(load.read_text(encoding="utf-8")))
+    table = ROOT / "benchmarks" / "results" / "speculation_load.json"
+    pictures["load"] = load(json.loads(table.read_text(encoding="utf-8")))
     save("dspark", pictures)
 
 

@@ -24,15 +24,12 @@ def curve(checks: Checks, label: str, name: str, places: Sequence[int]) -> Curve
     return Curve(label, places, [point["value"] for point in points], [max(0.0, e[0]) for e in ends], [e[1] for e in ends])
 
 
-def separability(checks: Checks) -> str:
-    """J and the probe of both organisms along the thinking: the valley of J is none of the probe's."""
-    places = range(0, 101, 10)
+def along(checks: Checks, what: str, title: str, axis: str, top: float | None = None) -> str:
+    """One measure of both organisms along the thinking; the valley of J is none of the probe's."""
     curves = [
-        curve(checks, f"{kind}: {label}", f"{kind}: {what} at {{}} % of the thinking", places)
-        for kind in ("locked", "deliberative")
-        for what, label in (("AUROC", "probe, AUROC"), ("J", "J"))
+        curve(checks, kind, f"{kind}: {what} at {{}} % of the thinking", range(0, 101, 10)) for kind in ("locked", "deliberative")
     ]
-    return curves_svg(curves, "Separability and decodability along the thinking", "place in the thinking, %", "AUROC, J", False)
+    return curves_svg(curves, title, "place in the thinking, %", axis, False, top=top)
 
 
 def continuation(checks: Checks, who: Sequence[tuple[str, str]], title: str) -> str:
@@ -42,14 +39,15 @@ def continuation(checks: Checks, who: Sequence[tuple[str, str]], title: str) -> 
         for label, prefix in who
         for mode in ("closed", "open")
     ]
-    return curves_svg(curves, title, KEPT, "variance 4 q (1 - q)", False)
+    return curves_svg(curves, title, KEPT, "variance 4 q (1 - q)", False, top=1.0)
 
 
 def pictures(checks: Checks) -> dict[str, str]:
     """All of them by name."""
     both = ("locked", "deliberative")
     return {
-        "separability": separability(checks),
+        "separability": along(checks, "J", "Separability of the two answers along the thinking", "J"),
+        "decodability": along(checks, "AUROC", "What a probe reads along the thinking", "AUROC", top=1.0),
         "continuation": continuation(checks, [(kind, kind) for kind in both], "Does the rest of the thinking matter?"),
         "ambiguous": continuation(checks, [(kind, f"{kind}, |s| = 0") for kind in both], "Prompts whose cues balance"),
         "hybrid": continuation(

@@ -23,6 +23,8 @@ class Curve:
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    line: bool = True
+    """Without it: open circles, which leave a curve below them visible."""
 
 
 def curves_svg(
@@ -34,8 +36,10 @@ def curves_svg(
     width: float = 560,
     height: float = 280,
     x_text: Callable[[float], str] = "{:g}".format,
+    top: float | None = None,
 ) -> str:
-    """Curves over one x axis. ``percent`` shows shares as percentages on an axis from 0 to 100; ``x_text`` writes a place on the axis.
+    """Curves over one x axis. ``percent`` shows shares as percentages on an axis from 0 to 100; ``x_text`` writes a place on the axis. What
+    is above ``top`` is drawn there: ends of estimates beyond what is possible.
 
     Points that are not finite break a curve. An empty picture says that there is nothing to show.
     """
@@ -47,7 +51,7 @@ def curves_svg(
     y_ticks = (
         [0.0, 0.25, 0.5, 0.75, 1.0]
         if percent
-        else _ticks(min([y for _, y in points] + ends), max([y for _, y in points] + ends), 5)
+        else _ticks(min([y for _, y in points] + ends), min(top or math.inf, max([y for _, y in points] + ends)), 5)
     )
     x_low, x_high = min(min(x for x, _ in points), x_ticks[0]), max(max(x for x, _ in points), x_ticks[-1])
     y_low, y_high = y_ticks[0], y_ticks[-1]
@@ -69,7 +73,7 @@ def curves_svg(
     body = "".join(_curve(curve, i, px, py) for i, curve in enumerate(curves))
     legend, last = "", height
     if len(curves) > 1:
-        legend, last = flow([_key(c.name, i) for i, c in enumerate(curves)], _LEFT, height + 8, right - _LEFT)
+        legend, last = flow([_key(c, i) for i, c in enumerate(curves)], _LEFT, height + 8, right - _LEFT)
     description = "; ".join(f"{c.name}: {_value(c.y[0], percent)} to {_value(c.y[-1], percent)}" for c in curves if len(c.y))
     return frame(
         width, last + (12 if legend else 0), title, f"{y_name} over {x_name}. {description}.", grid + names + body + legend
@@ -78,6 +82,7 @@ def curves_svg(
 
 def _curve(curve: Curve, index: int, px: Callable[[float], float], py: Callable[[float], float]) -> str:
     colour = COLOURS[index % len(COLOURS)]
+    hollow = {} if curve.line else {"fill": "none", "stroke": colour, "stroke_width": 1.6}
     band = ""
     if curve.low is not None and curve.high is not None and len(curve.x) > 1:
         upper = [f"{number(px(x))} {number(py(y))}" for x, y in zip(curve.x, curve.high, strict=True)]
@@ -90,7 +95,7 @@ def _curve(curve: Curve, index: int, px: Callable[[float], float], py: Callable[
             pen = "L"
         else:
             pen = "M"
-    line = tag(
+    line = "" if not curve.line else tag(
         "path", d="".join(pieces), fill="none", stroke=colour, stroke_width=2.2, stroke_linejoin="round", stroke_linecap="round",
         stroke_dasharray=_DASHES[index % len(_DASHES)],
     )  # fmt: skip
@@ -100,8 +105,8 @@ def _curve(curve: Curve, index: int, px: Callable[[float], float], py: Callable[
             tag("title", words(f"{curve.name}: {x:g}, {y:.3g}")),
             cx=px(x),
             cy=py(y),
-            r=2.8 if len(curve.x) <= 40 else 1.6,
-            fill=colour,
+            r=(2.8 if len(curve.x) <= 40 else 1.6) + 2 * (not curve.line),
+            **({"fill": colour} | hollow),
         )
         for x, y in zip(curve.x, curve.y, strict=True)
         if math.isfinite(x) and math.isfinite(y)
@@ -109,15 +114,13 @@ def _curve(curve: Curve, index: int, px: Callable[[float], float], py: Callable[
     return band + line + dots
 
 
-def _key(name: str, index: int) -> tuple[str, float]:
-    line = tag(
-        "path",
-        d="M0 -4h22",
-        stroke=COLOURS[index % len(COLOURS)],
-        stroke_width=2.2,
-        stroke_dasharray=_DASHES[index % len(_DASHES)],
-    )
-    return line + label(28, 0, name), 28 + text_width(name)
+def _key(curve: Curve, index: int) -> tuple[str, float]:
+    colour = COLOURS[index % len(COLOURS)]
+    if curve.line:
+        sign = tag("path", d="M0 -4h22", stroke=colour, stroke_width=2.2, stroke_dasharray=_DASHES[index % len(_DASHES)])
+    else:
+        sign = tag("circle", cx=11, cy=-4, r=4.8, fill="none", stroke=colour, stroke_width=1.6)
+    return sign + label(28, 0, curve.name), 28 + text_width(curve.name)
 
 
 def _value(value: float, percent: bool) -> str:
