@@ -114,7 +114,7 @@ def test_the_reward_is_the_outcome_everywhere(verb: Any) -> None:
     page = Path("report.html").read_text(encoding="utf-8")
     assert page == Path("again.html").read_text(encoding="utf-8")
     assert "2 of 4 attempts succeed" in page
-    assert "(nothing)" not in page
+    assert "(nothing)" not in page.partition("<script")[0]  # where there is no action
     assert "go({&quot;it&quot;: &quot;cellar&quot;})" in page
     assert verb("export", "mine", "good.jsonl", "--to", "trl-sft", "--successful", "true", "--json").json["rows"] == 4
     assert verb("maze-recovery", "audit", "mine", "--json").json["success_share"]["k"] == 4

@@ -217,12 +217,12 @@ READERS: tuple[Verb, ...] = (
 )
 
 _OF_A_MEMORY = "new learn recall reflect codify ls show why add review demote outcome report diff replay mcp"
-ELSEWHERE = {f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()} | {"world-model serve"}
-"""Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py kills its writers), and a server over standard input that writes nothing."""
 _OF_A_KERNEL = "doctor diagnose search explain redteam"
 ELSEWHERE = {
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
     *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),
+    "world-model serve",
 }
 """Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py kills its writers), and
-those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over)."""
+those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over),
+and a server over standard input that writes nothing."""

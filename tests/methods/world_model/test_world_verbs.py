@@ -254,4 +254,4 @@ def test_it_records_in_a_terminal(tmp_path: Path) -> None:
         assert terminal.wait() == 0
         screen = Screen(terminal.text, terminal.columns)
     assert any("3 episodes of 3 tasks" in line for line in screen.lines)
-    assert all(len(line) <= 72 for line in screen.lines)
+    assert screen.wrapped == [], screen.lines
