@@ -309,6 +309,7 @@ def scripted(spoil: Callable[[str, int], str | None] = lambda role, count: None)
     return ScriptedModel(reply, tokens=False, name=NAME), asked
 
 
+@pytest.mark.slow
 def test_a_model_behind_an_endpoint_in_every_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Replies that are no JSON, or of the wrong form, are recorded and asked for again; a loop that is done runs again without the model."""
 
@@ -371,6 +372,7 @@ def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(tmp_path: Path, cap
     assert "hidden theory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_agents_take_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that tallies is the participant; one that does not answer with a letter is left out, and said to be."""
 

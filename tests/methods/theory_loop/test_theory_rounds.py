@@ -123,7 +123,7 @@ class Stopped(BaseException):
     """A kill, as the process that is killed sees it: nothing after it runs."""
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 4, 7, 9, 12])
+@pytest.mark.parametrize("after", [0, 4, 12, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 7, 9))])
 def test_a_stop_after_any_write_changes_nothing(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = _finished(tmp_path_whole(tmp_path))
     writes, log = [0], Run.log

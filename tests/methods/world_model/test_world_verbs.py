@@ -229,6 +229,7 @@ def test_an_mcp_server_is_recorded_by_random_calls(verb: Verb, tmp_path: Path) -
     assert all("<tool_call>" in turn.action or turn.action == "done" for turn in turns)
 
 
+@pytest.mark.slow
 def test_a_textworld_game_is_recorded_by_its_listed_commands(verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes sense is listed after every observation, so an explorer without a model plays it; a table of it is exact."""
     pytest.importorskip("textworld")
