@@ -116,7 +116,9 @@ def test_no_cheat_gains(source: str) -> None:
     found = [asyncio.run(attempt(made, cheat)) for cheat in CHEATS]
     assert len(CHEATS) >= 12
     assert [one.cheat.name for one in found if not one.held] == []
-    assert sum(bool(one.trial.refused) for one in found) >= len(CHEATS) - 3
+    assert (
+        sum(bool(one.trial.refused) for one in found) >= 12
+    )  # the others are right, and not faster: how many depends on the machine
 
 
 NUMBA = """import numba
