@@ -251,7 +251,7 @@ def test_a_textworld_game_is_recorded_by_its_listed_commands(verb: Verb, tmp_pat
 def test_it_records_in_a_terminal(tmp_path: Path) -> None:
     words = ["world-model", "record", "--env", "household", "--episodes", "3", "--turns", "2", "--out", "rec"]
     with Terminal(columns=72) as terminal:
-        terminal.execute([sys.executable, "-m", "ramify", *words], tmp_path, dict(os.environ))
+        terminal.execute([sys.executable, "-m", "ramify", *words], tmp_path, os.environ | {"TERM": "xterm", "COLUMNS": ""})
         assert terminal.wait() == 0
         screen = Screen(terminal.text, terminal.columns)
     assert any("3 episodes of 3 tasks" in line for line in screen.lines)
