@@ -45,6 +45,7 @@ def make_toy(folder: Path, monkeypatch: pytest.MonkeyPatch, share: int = 0, sees
     monkeypatch.setattr(registry, "names", lambda kind: ["toy"])
 
 
+@pytest.mark.slow
 def test_the_json_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(tmp_path, monkeypatch)
     done = verb("check", "method", "toy", "--quick", "--json", "--out", tmp_path / "nulls.json")

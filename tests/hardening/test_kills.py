@@ -37,6 +37,7 @@ def kill(folder: Path, kills: int, seed: int, *kinds: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_killed_at_random_instants(tmp_path: Path) -> None:
     figures = kill(tmp_path, 20, 5, "import", "rollout", "new", "graph-credit mark")
     assert figures["kills"] == 20

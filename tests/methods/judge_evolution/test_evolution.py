@@ -115,6 +115,7 @@ def test_an_anchor_in_the_workspace_ends_the_search(tmp_path: Path, capsys: pyte
     )
 
 
+@pytest.mark.slow
 def test_an_editor_in_the_sandbox_that_writes_an_anchor_item_ends_it_and_nonsense_is_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_search_is_stored_explained_and_continued(kernel: Path, tmp_path: Path
     assert "algo" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_continues(kernel: Path, tmp_path: Path) -> None:
     words = [
         sys.executable,

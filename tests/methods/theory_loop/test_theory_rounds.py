@@ -162,6 +162,7 @@ def _journal(folder: Path) -> Any:
         return sorted((one.kind, one.key, repr(one.payload)) for one in run.journal())
 
 
+@pytest.mark.slow
 def test_more_rounds_continue_and_other_settings_do_not(tmp_path: Path) -> None:
     loop_of(LoopConfig(**{**SMALL, "rounds": 1}), SEEDS, tmp_path / "run")
     found = loop_of(LoopConfig(**SMALL), SEEDS, tmp_path / "run")

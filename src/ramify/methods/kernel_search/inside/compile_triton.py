@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: S
 """Runs in the sandbox only: compiles one Triton kernel for a GPU that need not be here, and prints what nvdisasm and cuobjdump say of it.
 
 ``request.json``: file, function, arch, signature (types as Triton writes them: ``*fp32:16`` is a pointer divisible by 16, a number a
