@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; the names below are the
     from ramify.env.protocol import Observation as Observation
     from ramify.env.protocol import Task as Task
     from ramify.env.protocol import TaskSet as TaskSet
+    from ramify.env.tools import tool as tool
+    from ramify.integrations.agents import agent as agent
     from ramify.jobs.improve import ImproveConfig as ImproveConfig
     from ramify.jobs.improve import improve as improve
     from ramify.jobs.improve import resume as resume
@@ -35,6 +37,8 @@ _NAMES: dict[str, str] = {
     "play": "jobs.play",
     "fork_run": "jobs.play",
     "why": "jobs.why",
+    "agent": "integrations.agents",
+    "tool": "env.tools",
     "Run": "trace.db",
     "ScriptedModel": "model.scripted",
     "LocalModel": "engine.local",

@@ -96,6 +96,14 @@ ForkModel = Annotated[
 ForkEnv = Annotated[
     str | None, option("--env", metavar="ENV", help="The environment to continue in; needed where the run names none.")
 ]
+Effects = Annotated[
+    list[str] | None,
+    option(
+        "--effect",
+        metavar="TOOL=EFFECT",
+        help="What a tool of the agent's does to the world: pure, replay, sandboxed or ask; repeatable. One that declares none is not run on a branch.",
+    ),
+]
 Form = Annotated[
     str | None,
     option(

@@ -35,6 +35,13 @@ def test_it_plays_shows_and_continues(verb, here: Path) -> None:
     assert "95 % interval" in verb("show", "rollout-1").out
 
 
+def test_an_environment_is_played_by_its_own_built_in_agent(verb, here: Path) -> None:
+    done = verb("rollout", "--env", "long-household", "--count", "1", "--out", "r", "--json")
+    assert (done.code, done.err, done.json["n"]) == (0, "", 1)
+    with Run.open(here / "r") as run:
+        assert run.config["model"] == "builtin:long-household"
+
+
 def test_a_spent_budget_is_exit_code_3_and_can_be_raised(verb, here: Path) -> None:
     code, out, err = verb("rollout", *SMALL, "--budget.calls", "10", "--concurrency", "1", "--out", "r", "--json")
     result = json.loads(out)
@@ -56,6 +63,8 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
         (["--env", "houshold"], "did you mean 'household'?"),
         (["--model", "gpt"], "model 'gpt'"),
         (["--model", "hf:nowhere"], "there is no folder nowhere"),
+        (["--model", "builtin:long-houshold"], "did you mean 'long-household'?"),
+        (["--model", "builtin:../household"], "there is no built-in agent '../household'"),
         (["--model", "factory:nowhere:x"], "names nothing that can be imported"),
         (["--env", "factory:os:nothing"], "names nothing that can be imported"),
         (["--env", "factory:os:getcwd"], "returned a str, which is no environment: one has name, make and task_set"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from ramify.model import wire
 from ramify.model.battery import check_model
 from ramify.model.endpoint import HttpModel
 from ramify.model.grammar import json_object
-from ramify.model.http import ProviderError
+from ramify.model.http import _OPEN, ProviderError
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.scripted import ScriptedModel, scripted_completion
 from ramify.rollout.agent import Agent
@@ -90,6 +92,36 @@ def test_completions_pass_the_battery() -> None:
         model = completions(url)
         assert model.capabilities == {"tokens", "continue", "logprobs", "prompt_logprobs", "seeds", *ASKED}
         assert check_model(model) == []
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_connections_of_a_model_that_is_gone_before_its_loop_are_closed(turns: int) -> None:
+    """Until the loop ends, or until another model asks; what is left open would be told by the garbage collector, as an error."""
+
+    before = set(_OPEN)
+
+    async def ask(url: str) -> None:
+        model, hello = HttpModel(url, NAME), Prefix(messages=(Message("user", "hello"),))
+        await asyncio.gather(*(model.sample(hello, 1, Sampling(max_tokens=4), [key]) for key in range(4)))
+
+    async def once(url: str) -> None:
+        await ask(url)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def twice(url: str) -> int:
+        await ask(url)
+        await ask(url)
+        return len(_OPEN.keys() - before)
+
+    with serving(chat_server().app) as url, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        asyncio.run(once(url))
+        left = asyncio.run(twice(url))
+        gc.collect()
+    assert [str(one.message) for one in told if issubclass(one.category, ResourceWarning)] == []
+    assert left == 1
+    assert _OPEN.keys() <= before
 
 
 def test_ids_inside_the_log_probs_do_as_well() -> None:

@@ -25,6 +25,7 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin.chain import ChainEnvironment
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.model.battery import check_model
+from ramify.model.chat import train_tokenizer
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError
 from ramify.model.middleware import wrap
@@ -35,7 +36,6 @@ from ramify.trace.message import Message
 from ramify.web.api import Api
 from ramify.web.limits import Guard, Slots
 from ramify.web.recording import Recorder
-from ramify_experiments.models import train_tokenizer
 
 pytestmark = pytest.mark.slow
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

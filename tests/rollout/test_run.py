@@ -14,15 +14,15 @@ from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin.household import Household, HouseholdEnvironment
 from ramify.env.protocol import Observation, Task
-from ramify.model.chat import TagTemplate
+from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.model.protocol import Sampling
 from ramify.model.scripted import MergingTokenizer, ScriptedModel
 from ramify.rollout.agent import Agent
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
+from ramify.trace.view import TokenMessage, views
 from ramify.train.batch import row_from_path
-from ramify_experiments.models import train_tokenizer
 
 TASKS = list(HouseholdEnvironment().task_set("eval", 4))
 
@@ -151,6 +151,37 @@ class NoSnapshot(Household):
 class NoSnapshotEnvironment(HouseholdEnvironment):
     def make(self) -> Household:
         return NoSnapshot(self.max_turns)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_a_branch_holds_turns_at_replies_that_are_given(tmp_path: Path, tokens: bool) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        made = episodes(run, ScriptedModel(wander, tokens=tokens))
+        attempt, other = play(made, attempts=2)[:2]
+        view = next(view for view in views(run) if view.leaf == attempt.leaf)
+        replies = [step.reply for step in view.steps]
+
+        def branch(index: int, held: dict[int, TokenMessage]) -> Attempt:
+            return asyncio.run(made.branch(attempt.tree, attempt.task, attempt.start, index, held=held))
+
+        held = branch(9, {0: replies[0], 2: replies[2]})
+        assert [turn.node.provenance is None for turn in held.turns[:4]] == [True, False, True, False]
+        for t in (0, 2):
+            given, said = held.turns[t].node, attempt.turns[t].node
+            assert given.text == said.text
+            assert given.data["edit"] == {"hold": said.id}
+            assert (given.sampled, given.sampled_tokens, given.index) == (None, 0, -1)
+            if tokens:
+                np.testing.assert_array_equal(given.tokens, said.tokens)
+        assert [turn.node.index for turn in held.turns[1::2]][:2] == [9, 0]  # the first that is sampled
+        scores = len(run.scores())
+        again = branch(9, {0: replies[0], 2: replies[2]})
+        assert [turn.node.id for turn in again.turns] == [turn.node.id for turn in held.turns]
+        # everything held comes to the same, and is no sample of the agent
+        whole = branch(10, dict(enumerate(replies)))
+        assert (whole.outcome, whole.reward, len(whole.turns)) == (attempt.outcome, attempt.reward, len(attempt.turns))
+        assert len(run.scores()) == scores
+        assert other.start == attempt.start
 
 
 def test_a_environment_without_snapshots_is_replayed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

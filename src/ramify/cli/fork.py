@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import read_small
 from ramify.base.waiting import complete
-from ramify.kit import ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
+from ramify.env.tools import read_effects
+from ramify.kit import Effects, ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
 from ramify.render import terminal
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def fork(
     ] = "resample",
     model: ForkModel = None,
     env: ForkEnv = None,
+    effect: Effects = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -48,6 +50,7 @@ def fork(
     """
     folder = find_run(run)
     name, offset = parse_position(node)
+    effects = read_effects(effect or [])
     from ramify.rollout.fork import AFTER, check_edit, compare, fork, interruptible
 
     if after not in AFTER:
@@ -67,7 +70,7 @@ def fork(
     kept = f"the continuations played so far stay in {folder}: the same command continues"
     with (
         terminal.progress("fork", as_json=as_json, kept=kept) as bar,
-        open_episodes(folder, found, model, env, trust=trust) as (episodes, task),
+        open_episodes(folder, found, model, env, trust=trust, effects=effects) as (episodes, task),
     ):
         arms = len(changes) + 1 if changes else 1
         bar.begin(n * arms if after == "resample" else 1, 0, "", "continuations")

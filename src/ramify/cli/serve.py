@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ramify.base.errors import UserError
-from ramify.kit import Device, Dtype, Json, Verbs, argument, option
+from ramify.base.errors import UserError, nearest
+from ramify.kit import Device, Dtype, Json, Seed, Verbs, argument, option
 from ramify.render.terminal import emit, say
 
 if TYPE_CHECKING:
+    from ramify.env.protocol import Environment, Task
+    from ramify.methods.world_model.environment import SimulationSettings
     from ramify.model.chat import ChatTemplate
     from ramify.model.protocol import Model
     from ramify.web.metrics import Gauges
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 
 app = Verbs("serve")
 orchestrator_app = Verbs("orchestrator")
-"""The verb of ``ramify orchestrator`` that needs the server."""
+world_model_app = Verbs("world-model")
+"""The verbs of ``ramify orchestrator`` and ``ramify world-model`` that need the server."""
 
 TOKEN = "RAMIFY_TOKEN"
 ROWS = 64
@@ -81,12 +85,10 @@ def serve(
         raise UserError("--redact is about what --record keeps; give --record RUN with it")
     from ramify.model.middleware import wrap
     from ramify.web.api import Api
-    from ramify.web.limits import Guard, Slots, check_bind, make_token
+    from ramify.web.limits import Guard, Slots
     from ramify.web.server import MAX_CONNECTIONS, address, open_server
 
-    made = make_token() if token and not os.environ.get(TOKEN) else ""
-    secret = (made or os.environ[TOKEN]) if token else None
-    check_bind(host, secret)
+    made, secret = _secret(token, host)
     inner, gauges = find_served(model, max_sequences, drafter, schedule, kv_memory, verify, device, dtype, chat_template)
     wrapped = wrap(inner, [*(middleware or []), *(f"score:{one}" for one in score or [])])
     public = name or ("builtin" if model == "builtin" else inner.identity.name)
@@ -138,14 +140,12 @@ def serve_pool(
     from ramify.methods.orchestrator.verbs import open_composer
     from ramify.trace.db import Run
     from ramify.web.api import Api
-    from ramify.web.limits import Guard, Slots, check_bind, make_token
+    from ramify.web.limits import Guard, Slots
     from ramify.web.server import MAX_CONNECTIONS, address, open_server
 
     if router is None and composer is None:
         raise UserError("give --router DIR, --composer MODEL, or both")
-    made = make_token() if token and not os.environ.get(TOKEN) else ""
-    secret = (made or os.environ[TOKEN]) if token else None
-    check_bind(host, secret)
+    made, secret = _secret(token, host)
     held = read_pool(pool)
     held.available(exclude or ())
     first = held.index(best) if best else 0
@@ -175,6 +175,95 @@ def serve_pool(
         if run is not None:
             run.close()
     say(_farewell(guard.cut + server.unread))
+
+
+def _simulation() -> type[SimulationSettings]:
+    from ramify.methods.world_model.environment import SimulationSettings
+
+    return SimulationSettings
+
+
+@world_model_app.verb("serve", settings=_simulation)
+def serve_world(
+    settings: SimulationSettings,
+    world: Annotated[str | None, option("--world", metavar="WORLD", help="Folder or TOML file instead of the settings.")] = None,
+    task: Annotated[
+        str | None, option("--task", metavar="ID", help="The one task that is served; over MCP by default the first.")
+    ] = None,
+    prompt: Annotated[str, option(help="What the environment shows first, where there is no task.")] = "",
+    seed: Seed = 0,
+    http: Annotated[
+        bool, option("--http", help="Over HTTP and WebSocket, as OpenEnv's clients speak, instead of MCP over stdio.")
+    ] = False,
+    host: Annotated[str, option(help="With --http: address to bind; beyond this machine a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, option(help="With --http: port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        bool, option("--token", help="With --http: require a token: RAMIFY_TOKEN, or one that is generated and printed once.")
+    ] = False,
+    timeout: Annotated[float, option(help="With --http: seconds within which a request must be answered.", min=1)] = 600.0,
+    mcp: Annotated[bool, option("--mcp", help="Over MCP (stdio), which is the default.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve a simulated environment: state and faults in code, the rest by the model.
+
+    Over MCP it is one episode a process, its actions the tools. Over HTTP it is many: reset, step and state as OpenEnv has them.
+    """
+    from ramify.env.protocol import Task
+    from ramify.methods.world_model.environment import from_settings, simulated
+    from ramify.methods.world_model.mcp_server import serve as serve_mcp
+
+    if http and mcp:
+        raise UserError("--mcp and --http are two ways to serve: give one of them")
+    if world is not None and settings != type(settings)():
+        raise UserError("--world names a file with all settings: change them there, or leave --world out")
+    environment = simulated(world) if world is not None else from_settings(settings)
+    known = {one.id: one for one in environment.tasks} or {"served": Task("served", {"prompt": prompt})}
+    if task is not None and task not in known:
+        raise UserError(f"there is no task '{task}' ({nearest(task, known)})")
+    chosen = [known[task]] if task is not None else [known[name] for name in sorted(known)]
+    if http:
+        _serve_environment(environment, chosen, seed, host, port, token, timeout, as_json)
+    else:
+        serve_mcp(environment, chosen[0], seed)
+
+
+def _serve_environment(
+    environment: Environment, tasks: list[Task], seed: int, host: str, port: int, token: bool, timeout: float, as_json: bool
+) -> None:
+    from ramify.web.environments import EnvironmentApi
+    from ramify.web.limits import Guard
+    from ramify.web.server import MAX_CONNECTIONS, address, open_server
+
+    made, secret = _secret(token, host)
+    api = EnvironmentApi(environment, tasks, seed)
+    guard = Guard(api.app(), host, secret, seconds=timeout, probe="/health")
+    server, listener = open_server(guard, port, MAX_CONNECTIONS + api.most, sockets=True)
+    try:
+        with listener:
+            url = address(host, listener).rstrip("/")
+            header = f' -H "authorization: Bearer ${TOKEN}"' if token else ""
+            lines = [
+                f"Serving {environment.name} on {url} (Ctrl-C stops)",
+                *([f"  export {TOKEN}={made}"] if made else []),
+                f"  curl -X POST {url}/reset{header}",
+                f"  curl -X POST {url}/step{header} -d {shlex.quote(json.dumps({'action': {'text': 'look'}}))}",
+                f'  openenv: GenericEnvClient(base_url="{url}").sync()',
+            ]
+            emit({"url": url, "tasks": [one.id for one in tasks], "token": made or None}, as_json, "\n".join(lines))
+            server.run(sockets=[listener])
+    finally:
+        api.end()
+    say(_farewell(guard.cut + server.unread))
+
+
+def _secret(token: bool, host: str) -> tuple[str, str | None]:
+    """A token made here ("" where none was), and the one that is required, None without. Raises UserError where the address needs one."""
+    from ramify.web.limits import check_bind, make_token
+
+    made = make_token() if token and not os.environ.get(TOKEN) else ""
+    secret = (made or os.environ[TOKEN]) if token else None
+    check_bind(host, secret)
+    return made, secret
 
 
 def _farewell(cut: int) -> str:
@@ -216,7 +305,7 @@ def find_served(
     given = read_template(chat_template) if chat_template else None
     if verify not in ("coupled", "rejection"):
         raise UserError(f"--verify is coupled or rejection, not '{verify}'")
-    if spec == "builtin" or spec.startswith("hf:"):
+    if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine import checkpoints
         from ramify.engine.local import LocalModel
 

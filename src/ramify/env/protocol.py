@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.trace.lines import read_lines
 
+CHAT = "chat"
+"""In the data of an observation, see :func:`chat_of`."""
 Snapshot = Any
 """A JSON value, or bytes: durable, stored with the run. Or :class:`Volatile`."""
 
@@ -50,14 +53,20 @@ class Observation:
     role: str = "user"
     """Role of the message that shows it to the agent: user or tool."""
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Small JSON extras kept with the message, e.g. ``tool_results``: one {"name", "text", "error"} a tool call, in their order."""
+    """Small JSON extras kept with the message, e.g. ``tool_results``: one {"name", "text", "error"} a tool call, in their order; :data:`CHAT`."""
+    failure: str = ""
+    """An infrastructure failure that ends the episode here: it is stored with the step, and the attempt has no outcome."""
 
 
 @runtime_checkable
 class Env(Protocol):
     """An environment. One object is one episode; it is made anew (by its factory) for every rollout.
 
-    One that holds something to be given back (a process, a file) also has ``close()``, called once when the episode is over.
+    One that holds something to be given back (a process, a file) also has ``close()``, called once when the episode is over. One that wants
+    the whole message has ``reply(message, stop)``, called instead of ``step``. One whose steps act on the world has ``branch(own, others)``,
+    called before ``reset`` where a recorded attempt is continued (with the observations of that attempt, and of others at the task), and
+    ``recall(answer)``, called before each step that repeats a recorded one (``reset`` included) with the messages that answered it then.
+    One that stands for an agent's requests has ``asked``, their further fields, for histories that do not say them.
     """
 
     max_turns: int
@@ -104,6 +113,21 @@ class Environment(Protocol):
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """``n`` generated tasks of a split (train, eval, tune); splits never share a task."""
         ...
+
+
+def chat_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an observation stands for in a chat, by the data of its message: ``messages`` (OpenAI's form), or ``shown``, all messages from the
+    beginning, where what the agent is shown does not continue what it was shown before; and ``asked``, the further fields of its requests from
+    there on (None leaves out what would be sent). A model that takes messages is sent these as they are. Empty where it stands for itself.
+
+    It is stored as JSON text, since the order of fields is part of what a model is shown.
+    """
+    text = data.get(CHAT)
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def tools_of(environment: Environment) -> list[dict[str, Any]]:
@@ -166,6 +190,8 @@ def task_set_of(tasks: AnyTasks) -> TaskSet:
     """The task set that objects, dicts or a file stand for. Raises UserError naming the task, or file and line."""
     if isinstance(tasks, str | Path):
         return read_task_set(Path(tasks))
+    if not isinstance(tasks, Iterable):
+        raise UserError(f"tasks are a file, or objects or dicts with an id, not {type(tasks).__name__}")
     return TaskSet.of(as_task(task, f"task {number}") for number, task in enumerate(tasks, 1))
 
 

@@ -20,7 +20,7 @@ from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
 from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, read_task_set
-from ramify.env.tools import tool_json
+from ramify.env.tools import effect_of, tool_json
 from ramify.integrations.spec import TaskList
 from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text
 from ramify.rollout.components import find_environment
@@ -108,6 +108,7 @@ class FunctionEpisode(ToolEpisode):
     def __init__(self, environment: FunctionEnvironment) -> None:
         super().__init__(self.call, environment.tools, environment.system, environment.max_turns, environment.grade)
         self._environment, self._state = environment, None
+        self.guard(environment.effects)
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Show ``task``, with a state of its own. Raises UserError where the task has no text."""
@@ -119,7 +120,7 @@ class FunctionEpisode(ToolEpisode):
         tool = self._environment.functions.get(name)
         if tool is None:
             return Result(f"error: there is no tool '{name}' ({nearest(name, self._environment.functions)})", refused=True)
-        return tool.run(arguments, self._state)
+        return self.guarded(name, arguments, lambda: tool.run(arguments, self._state))
 
     def judged(self) -> Any:
         """The state object."""
@@ -160,7 +161,8 @@ class FunctionEnvironment:
     function raises is returned to the agent. ``tasks``: tasks with a field ``prompt`` (text), a file of them (JSON lines), or a function
     (split, n, seed) -> tasks. ``grade(task, answer, state)`` scores the agent's final answer, 1 is success; without one the answer must
     equal the task's ``answer``, where it has any. ``state(task)`` makes what the functions share in one episode: a function
-    with a parameter ``state`` is handed it. State outside it (globals, files) is not rewound by a fork. Raises UserError.
+    with a parameter ``state`` is handed it. State outside it (globals, files) is not rewound by a fork: where one of the functions declares
+    what it does to the world (:func:`ramify.tool`), a fork runs those alone that may be run. Raises UserError.
     """
 
     def __init__(
@@ -178,12 +180,17 @@ class FunctionEnvironment:
             if tool.name in self.functions:
                 raise UserError(f"two tools are called '{tool.name}'")
             self.functions[tool.name] = tool
+        self.effects = {name: found for name, tool in self.functions.items() if (found := effect_of(tool.function))}
         if max_turns < 1:
             raise UserError(f"max_turns must be at least 1, not {max_turns}")
         self.grade, self.state, self.system, self.max_turns, self.name = grade, state, system, max_turns, name
         if isinstance(tasks, str | Path):
             tasks = read_task_set(Path(tasks))
         self._tasks = tasks if callable(tasks) else TaskList(tasks, f"the environment '{name}'")
+
+    def declare(self, effects: Mapping[str, str]) -> None:
+        """What functions do to the world, by name."""
+        self.effects |= effects
 
     @property
     def tools(self) -> list[dict[str, Any]]:

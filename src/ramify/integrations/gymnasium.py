@@ -1,4 +1,4 @@
-"""Gymnasium environments as environments: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``, options after ``?``.
+"""Gymnasium environments as environments: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``, options after ``?``; and the way back.
 
 The agent's reply is read into an action of the environment's action space, and the observation is written as text. The state is the
 environment's own (``get_state`` and ``set_state``) where it has one, else a copy of the whole environment, kept in memory only.
@@ -10,14 +10,14 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ramify.base.errors import NeedsError, RamifyError, UserError
+from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
-from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet, Volatile
+from ramify.env.protocol import AnyTasks, Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, close, task_set_of
 from ramify.env.tools import cut
 from ramify.integrations.spec import import_module, import_package, options, seeded
 
@@ -246,3 +246,51 @@ def _action_names(env: Any) -> list[str]:
     meanings = getattr(inner, "get_action_meanings", None)
     named = list(meanings()) if callable(meanings) else list(getattr(getattr(inner, "actions", None), "__members__", ()))
     return [str(name) for name in named] if len(named) == count else []
+
+
+def as_gymnasium(environment: Environment | str, tasks: AnyTasks | None = None) -> Any:
+    """Any environment (or its name) as a ``gymnasium.Env`` whose actions and observations are texts.
+
+    ``reset(seed=, options={"task": ID})`` begins the named task, else one of ``tasks`` (by default 100 of the split train) that the seed
+    chooses; ``info`` holds the task, and after each step the verifier's ``outcome`` (``is_success`` once it is decided), ``valid``, ``role``
+    and ``data``. Raises NeedsError where gymnasium is not installed, UserError on an unknown task.
+    """
+    gymnasium = import_package("gymnasium", "environments", "as_gymnasium")
+    from ramify.rollout.components import find_environment
+
+    chosen = find_environment(environment) if isinstance(environment, str) else environment
+    own = {task.id: task for task in (chosen.task_set("train", 100) if tasks is None else task_set_of(tasks))}
+
+    class AnyText(gymnasium.spaces.Text):  # type: ignore[misc, name-defined]
+        def contains(self, x: Any) -> bool:
+            return isinstance(x, str)
+
+    class TextEnv(gymnasium.Env):  # type: ignore[misc, name-defined]
+        metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+        def __init__(self) -> None:
+            self.action_space, self.observation_space = AnyText(1000), AnyText(100_000)
+            self.env, self.turns = chosen.make(), 0
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+            super().reset(seed=seed)
+            name = (options or {}).get("task") or list(own)[int(self.np_random.integers(len(own)))]
+            if name not in own:
+                raise UserError(f"there is no task '{name}' ({nearest(str(name), own)})")
+            close(self.env)
+            self.env, self.turns = chosen.make(), 0
+            seen = self.env.reset(own[name], 0 if seed is None else seed)
+            return seen.text, {"task": name, "system": self.env.system, "role": seen.role, "data": dict(seen.data)}
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            seen = self.env.step(action)
+            self.turns += 1
+            cut = not seen.terminated and (seen.truncated or self.turns >= self.env.max_turns)
+            info = {"outcome": seen.outcome, "valid": seen.valid, "role": seen.role, "data": dict(seen.data)}
+            info |= {} if seen.outcome is None else {"is_success": seen.outcome}
+            return seen.text, seen.reward, seen.terminated, cut, info
+
+        def close(self) -> None:
+            close(self.env)
+
+    return TextEnv()

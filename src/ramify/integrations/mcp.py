@@ -137,6 +137,7 @@ class McpEpisode(ToolEpisode):
     def __init__(self, environment: McpEnvironment) -> None:
         super().__init__(self.call, [], "", environment.max_turns, environment.grade)
         self._environment = environment
+        self.guard(environment.effects)
         self._server: ToolServer | None = None
         self._calls: list[dict[str, Any]] = []
 
@@ -157,10 +158,15 @@ class McpEpisode(ToolEpisode):
         known = names(self._server.tools)
         if name not in known:
             return Result(f"error: there is no tool '{name}' ({nearest(name, known)})", refused=True)
-        reply = self._server.call(name, arguments)
-        text = "\n".join(map(_part, reply.content))
-        self._calls.append({"name": name, "arguments": dict(arguments), "text": cut(text), "error": bool(reply.is_error)})
-        return Result(text, failed=bool(reply.is_error))
+        server = self._server
+
+        def run() -> Result:
+            reply = server.call(name, arguments)
+            return Result("\n".join(map(_part, reply.content)), failed=bool(reply.is_error))
+
+        result = self.guarded(name, arguments, run)
+        self._calls.append({"name": name, "arguments": dict(arguments), "text": cut(result.text), "error": result.failed})
+        return result
 
     def judged(self) -> list[dict[str, Any]]:
         """The calls made so far."""
@@ -178,6 +184,7 @@ class McpEpisode(ToolEpisode):
 
     def close(self) -> None:
         """End the server."""
+        super().close()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -216,6 +223,7 @@ class McpEnvironment:
         listed = read_task_set(Path(found["tasks"])) if "tasks" in found else tasks
         self._tasks = None if listed is None else TaskList(listed, self.name)
         self._tools: list[dict[str, Any]] | None = None
+        self.effects: dict[str, str] = {}
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -225,6 +233,10 @@ class McpEnvironment:
             self._tools = server.tools
             server.close()
         return self._tools
+
+    def declare(self, effects: Mapping[str, str]) -> None:
+        """What tools do to the world, by name."""
+        self.effects |= effects
 
     def known(self, tools: list[dict[str, Any]]) -> None:
         """Cache a server's answer, so that none is started for it."""

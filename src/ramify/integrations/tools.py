@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.env.protocol import Observation, Task
-from ramify.env.tools import Tools, cut, describe
+from ramify.env.tools import GATE, RUNS, ToolGate, Tools, cut, describe
 from ramify.score.match import ExactMatch
-from ramify.trace.message import parse_tool_calls
+from ramify.trace.message import Message, ToolCall, parse_tool_calls, plain
 
 MOST_CALLS = 32
 """Calls of one reply that are run."""
@@ -53,6 +53,56 @@ class ToolEpisode:
         self.system, self.max_turns, self._grade = describe(tools, words), max_turns, grade
         self._task: Task | None = None
         self._over = False
+        self.gate: ToolGate | None = None
+        """Set where effects of tools were declared; without it the tools are the environment's own, which forks go back to as a whole."""
+        self._refused = ""
+        self._before: Sequence[Message] = ()
+
+    def guard(self, effects: Mapping[str, str]) -> None:
+        """Let every call pass a gate that knows these effects; where there are none, none is needed."""
+        if effects:
+            self.gate = ToolGate(effects=effects, on_refused=self._refuse)
+
+    def _recall(self, calls: Sequence[ToolCall]) -> None:
+        """Let the gate give what was recorded of these calls, where they were made before; also of a recording made without a gate."""
+        before, self._before = self._before, ()
+        if self.gate is None or not before:
+            return
+        runs = [run for one in before for run in one.data.get(RUNS) or ()]
+        if not runs:
+            shown = [one for message in before for one in message.data.get("tool_results") or ()]
+            for call, one in zip(calls, shown, strict=False):
+                text = json.dumps(asdict(Result(one["text"], bool(one["error"]))))
+                runs.append({"name": call.name, "arguments": dict(call.arguments), "result": text})
+        self.gate.recall(runs)
+
+    def _refuse(self, why: str) -> None:
+        self._refused = why
+
+    def branch(self, own: Iterable[Message], others: Iterable[Message]) -> None:
+        """What follows the recorded steps is a branch."""
+        if self.gate is not None:
+            self.gate.branch(own, others)
+
+    def recall(self, recorded: Sequence[Message]) -> None:
+        """The next step was answered with these messages before."""
+        self._before = recorded
+
+    def close(self) -> None:
+        """No tool runs from here on."""
+        if self.gate is not None:
+            self.gate.close()
+            self.gate.leave()
+
+    def guarded(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Result]) -> Result:
+        """What a call of a tool that there is gives: by the gate, where there is one."""
+        if self.gate is None:
+            return run()
+        token = GATE.set(self.gate)
+        try:
+            return Result(**self.gate.run(name, "", arguments, lambda: asdict(run())))
+        finally:
+            GATE.reset(token)
 
     def judged(self) -> Any:
         """The state as the grader is shown it."""
@@ -71,9 +121,15 @@ class ToolEpisode:
         calls = parse_tool_calls(action)
         if not calls:
             return self._answer(self._task, action)
+        self._recall(calls)
         results = []
         for call in calls[:MOST_CALLS]:
-            result = Result(f"error: {call.error}", refused=True) if call.error else self._call(call.name, call.arguments)
+            try:
+                result = Result(f"error: {call.error}", refused=True) if call.error else self._call(call.name, call.arguments)
+            except InfrastructureError:
+                if not self._refused:
+                    raise
+                return Observation(self._refused, role="tool", failure=f"tool: {self._refused}", data=self._runs())
             results.append((call.name, result))
         results += [(call.name, Result(f"error: more than {MOST_CALLS} calls", refused=True)) for call in calls[MOST_CALLS:]]
         shown = [{"name": name, "text": cut(result.text), "error": result.failed or result.refused} for name, result in results]
@@ -82,8 +138,12 @@ class ToolEpisode:
             if len(shown) == 1
             else "\n".join(f"{i}. {one['name']}: {one['text']}" for i, one in enumerate(shown, 1))
         )
-        data = {"tool_results": shown}
+        data = {"tool_results": shown, **self._runs()}
         return Observation(str(text), valid=not any(result.refused for _, result in results), role="tool", data=data)
+
+    def _runs(self) -> dict[str, Any]:
+        runs = [] if self.gate is None else self.gate.taken()
+        return {RUNS: plain(runs)} if runs else {}
 
     def _answer(self, task: Task, answer: str) -> Observation:
         self._over = True

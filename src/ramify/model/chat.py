@@ -26,6 +26,8 @@ from ramify.trace.message import parse_tool_calls, write_call
 
 TAGS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
 END = "<|end|>"
+SPECIALS = (*TAGS.values(), END)
+"""The tokens that :class:`TagTemplate` needs."""
 
 
 class ChatTemplate(Protocol):
@@ -112,6 +114,23 @@ def template_in(folder: Path, tokenizer: HfTokenizer, given: Mapping[str, Any] |
         return TagTemplate(tokenizer)
     except NeedsError:
         return JinjaTemplate.from_folder(tokenizer, folder, date=date)
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int, pieces: str = r" ?[^\s.,:]+|\s|[.,:]") -> HfTokenizer:
+    """A byte-level BPE tokenizer of ``vocab`` tokens learnt from ``texts``, with :data:`SPECIALS`; any text round-trips.
+
+    ``pieces``: a regular expression of what no merge crosses; by default words with their leading space, and punctuation alone.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    raw = Tokenizer(models.BPE())
+    cut = pre_tokenizers.Split(Regex(pieces), "isolated")
+    raw.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    raw.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False)
+    raw.train_from_iterator(texts, trainer)
+    return HfTokenizer(raw)
 
 
 class TagTemplate:

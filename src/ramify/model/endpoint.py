@@ -340,7 +340,8 @@ class HttpModel:
 
     def _chat_body(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> dict[str, Any]:
         body = (dialect or self._dialect).chat(self.model, settings, key) | {"messages": wire.request_messages(prefix.messages)}
-        return body | ({"tools": wire.request_tools(prefix.tools)} if prefix.tools else {}) | dict(prefix.asked)
+        body |= ({"tools": wire.request_tools(prefix.tools)} if prefix.tools else {}) | dict(prefix.asked)
+        return {name: value for name, value in body.items() if value is not None}
 
     async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Completion:
         body = self._chat_body(prefix, settings, key, dialect)

@@ -85,11 +85,11 @@ class _Session:
 
     client: httpx2.AsyncClient
     gate: asyncio.Semaphore
-    closing: AsyncGenerator[None, None]
 
 
 class Transport:
-    """Sends requests to one endpoint from any event loop. Connections close with the loop (``asyncio.run`` does that)."""
+    """Sends requests to one endpoint from any event loop. Connections close with the loop (``asyncio.run`` does that), and those of a
+    transport that is gone with the first request of another."""
 
     def __init__(
         self,
@@ -284,9 +284,21 @@ class Transport:
             )
             # asyncio.run closes every generator that is still open, so the connections close before their loop does.
             closing = _close_at_end(client)
-            found = self._sessions[loop] = _Session(client, asyncio.Semaphore(limits.concurrent), closing)
+            found = self._sessions[loop] = _Session(client, asyncio.Semaphore(limits.concurrent))
+            _OPEN[client] = closing, loop, weakref.ref(self)
             await anext(closing)
+            for held, (left, where, owner) in list(_OPEN.items()):
+                if where.is_closed() or (where is loop and owner() is None):
+                    _OPEN.pop(held, None)
+                    if where is loop:
+                        await left.aclose()
         return found
+
+
+_OPEN: dict[
+    httpx2.AsyncClient, tuple[AsyncGenerator[None, None], asyncio.AbstractEventLoop, weakref.ReferenceType[Transport]]
+] = {}
+"""What closes each client, where, and for whom. Were it freed with its transport, a task would close it, which ``asyncio.run`` cancels at its end."""
 
 
 @cache
@@ -305,6 +317,7 @@ async def _close_at_end(client: httpx2.AsyncClient) -> AsyncGenerator[None, None
     try:
         yield
     finally:
+        _OPEN.pop(client, None)
         await client.aclose()
 
 

@@ -20,22 +20,21 @@ from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.registry import register
 from ramify.base.words import plural
-from ramify.model.chat import END, TAGS
+from ramify.model.chat import END, SPECIALS, TAGS
 from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores, require
 from ramify.trace.message import Message
 
-_SPECIALS = (*TAGS.values(), END)
 _ROLES = tuple(TAGS)
-_END_ID, _ASSISTANT = _SPECIALS.index(END), _ROLES.index("assistant")
-_FIRST = len(_SPECIALS)  # id of the character U+0000
+_END_ID, _ASSISTANT = SPECIALS.index(END), _ROLES.index("assistant")
+_FIRST = len(SPECIALS)  # id of the character U+0000
 _PAIRS = _FIRST + 0x110000  # id of the pair of two U+0000
 
 
 class CharTokenizer:
     """One token a character (5 + code point), and one for each role tag and ``<|end|>`` (0 to 4). Needs no vocabulary, loses nothing."""
 
-    _split = re.compile("(" + "|".join(map(re.escape, _SPECIALS)) + ")")
-    _ids = {text: token for token, text in enumerate(_SPECIALS)}  # noqa: RUF012
+    _split = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
+    _ids = {text: token for token, text in enumerate(SPECIALS)}  # noqa: RUF012
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``; tags become single tokens."""
@@ -57,14 +56,14 @@ class CharTokenizer:
     @property
     def hash(self) -> str:
         """Identity of the tokenizer."""
-        return stable_hash(type(self).__name__, *_SPECIALS)
+        return stable_hash(type(self).__name__, *SPECIALS)
 
     def _plain(self, text: str) -> list[int]:
         return [_FIRST + ord(character) for character in text]
 
     def _piece(self, token: int) -> str:
         if token < _FIRST:
-            return _SPECIALS[token]
+            return SPECIALS[token]
         if token < _PAIRS:
             return chr(token - _FIRST)
         return chr((token - _PAIRS) // 128) + chr((token - _PAIRS) % 128)

@@ -27,11 +27,16 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     Tool calls of a reply (``data["tool_calls"]``, or written into its text) go as calls where tool messages answer them, each answer
     with the id of its call, as the protocol demands; elsewhere they go as the text they are in. A tool message that answers no call
-    goes as a user's.
+    goes as a user's. One that a client sent, and that nobody changed since, goes as it was sent.
     """
     sent: list[dict[str, Any]] = []
     waiting: list[str] = []
     for at, message in enumerate(messages):
+        if message.unchanged:
+            named = message.sent.get("tool_call_id")
+            waiting = [call for call in waiting if call != named] if message.role == "tool" else []
+            sent.append(dict(message.sent))
+            continue
         if message.role == "tool" and waiting:
             named = message.data.get("tool_call_id")
             call = named if named in waiting else waiting[0]

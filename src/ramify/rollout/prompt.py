@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import InfrastructureError
+from ramify.env.protocol import chat_of
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.protocol import Prefix
 from ramify.rollout.agent import Agent
@@ -18,7 +19,7 @@ from ramify.rollout.record import Record
 from ramify.rollout.sampler import Sampler
 from ramify.rollout.shown import Position, Prompt, head_of, rendered_parts
 from ramify.trace.context import changed, seen, whole_tokens
-from ramify.trace.message import Message
+from ramify.trace.message import Message, read_message
 from ramify.trace.node import Node
 from ramify.trace.path import Part, as_messages
 
@@ -105,14 +106,15 @@ class Prompts:
             raise InfrastructureError("compactor", f"the prompt takes {size} tokens rendered, where at most {agent.window} fit")
         return self.instead(position, shown)
 
-    def prompt(self, position: Position, tools: Sequence[Mapping[str, Any]]) -> Prompt:
-        """The model's prompt at ``position``. Raises InfrastructureError("template") where the template refuses the history."""
+    def prompt(self, position: Position, tools: Sequence[Mapping[str, Any]], asked: Mapping[str, Any] | None = None) -> Prompt:
+        """The model's prompt at ``position``; ``asked`` are further fields of the request where the history says none. Raises InfrastructureError("template") where the template refuses the history."""
         rendered, head = self._rendered(position)
         pieces = list(position.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:
             pieces.append(head)
         tokens = np.concatenate(pieces) if pieces else None
-        return Prompt(Prefix(tokens, tuple(position.messages), tuple(tools)), rendered, head)
+        messages, fields = _chat(position.messages)
+        return Prompt(Prefix(tokens, messages, tuple(tools), fields or asked or {}), rendered, head)
 
     def tokens_of(self, parts: list[Part], begun: bool) -> np.ndarray:
         """int32 (T,): the prompt rendered from the history ``parts``; ``begun``: it ends in the model's own unfinished reply.
@@ -141,3 +143,18 @@ def _front(template: ChatTemplate) -> int:
     """Tokens a template puts before a conversation; they move to the next message when the first is dropped."""
     first, later = (len(template.render("user", "x", after)[0]) for after in ("", "user"))
     return max(0, first - later)
+
+
+def _chat(messages: Sequence[Message]) -> tuple[tuple[Message, ...], Mapping[str, Any]]:
+    """The messages of a chat, with those that an observation stands for in its place, and the further fields of the request
+    (:func:`ramify.env.protocol.chat_of`)."""
+    found: list[Message] = []
+    asked: Mapping[str, Any] = {}
+    for message in messages:
+        about = chat_of(message.data) if message.role in ("user", "tool") else {}
+        asked = about.get("asked", asked)
+        if "shown" in about:
+            found = []
+        given = about.get("shown", about.get("messages"))
+        found += [message] if given is None else [replace(read_message(one, "a message"), sent=one) for one in given]
+    return tuple(found), asked

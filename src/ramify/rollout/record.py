@@ -18,6 +18,10 @@ from ramify.trace.db import Run
 from ramify.trace.node import Node, Provenance, Score, make_node
 from ramify.trace.path import Part
 from ramify.trace.tree import Tree
+from ramify.trace.view import TokenMessage
+
+_OF_A_SAMPLE = ("usage", "entropy", HISTORY)
+"""Data of a reply that say how it was sampled."""
 
 
 def erase_failed(run: Run, nodes: Sequence[str], start: str, index: int) -> None:
@@ -59,6 +63,15 @@ class Record:
         if self.template is not None:
             fields["tokens"], fields["ends"], text = self.template.render(role, text, after)
         return make_node(parent.tree, parent.id, len(parent), role, text, **fields)
+
+    def held(self, position: Position, reply: TokenMessage) -> Node:
+        """A reply that is given at ``position`` as it was said elsewhere, token for token; not stored yet."""
+        data = {name: value for name, value in reply.data.items() if name not in _OF_A_SAMPLE}
+        data["edit"] = {"hold": reply.nodes[-1].id}
+        if self.template is None or reply.tokens is None:
+            return self.given(position.parent, "assistant", reply.text, position.messages[-1].role, data=data)
+        tokens = {"tokens": reply.tokens, "ends": reply.ends}
+        return make_node(position.parent.tree, position.parent.id, position.offset, "assistant", reply.text, data=data, **tokens)
 
     def durable(self, snapshot: Snapshot | None) -> str | None:
         """A snapshot as a node stores it. Raises InfrastructureError on one that cannot be stored and does not say so."""
@@ -109,7 +122,7 @@ class Record:
         for node in tree.children(parent.id):
             if (node.index, node.offset, node.provenance) == (index, offset, provenance):
                 for answer in tree.children(node.id):
-                    if answer.role != "assistant":
+                    if answer.role != "assistant" and answer.stop != "failed":
                         return node, answer
         return None
 
@@ -117,7 +130,12 @@ class Record:
         """Store the score of an attempt from ``start``; a completed one erases the failure of an earlier try."""
         self.run.add(score)
         if score.value is not None and answers:
-            erase_failed(self.run, [start.id, *(answer.id for answer in answers[:-1])], start.id, index)
+            passed = [start.id, *(answer.id for answer in answers[:-1])]
+            tree = self.trees[start.tree]
+            refused = [
+                a.id for node in passed for reply in tree.children(node) for a in tree.children(reply.id) if a.stop == "failed"
+            ]
+            erase_failed(self.run, [*passed, *refused], start.id, index)
 
     def _context(self, parts: list[Part]) -> str:
         """The hash of the context that shows ``parts``, which is stored."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ramify.base.errors import InfrastructureError
-from ramify.env.protocol import Observation, Snapshot, Task, Volatile
+from ramify.env.protocol import Env, Observation, Snapshot, Task, Volatile, chat_of
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.trace.path import message_of
 from ramify.trace.tree import Tree
@@ -15,7 +17,7 @@ from ramify.trace.tree import Tree
 
 async def restore(
     back: Callable[[Snapshot], None],
-    step: Callable[[str], Awaitable[Observation]],
+    step: Callable[[Message, str, Sequence[Message]], Awaitable[Observation]],
     task: Task,
     node: Node,
     tree: Tree,
@@ -38,15 +40,41 @@ async def restore(
             break
     turns = sum(n.role == "assistant" and n.opens for n, _ in segments[:start])
     replayed, reply = 0, list[tuple[Node, int]]()
-    for seen, kept in segments[start:]:
+    for at, (seen, kept) in enumerate(segments[start:], start):
         if seen.role == "assistant":
             reply.append((seen, kept))
         elif reply:
             turns, replayed = turns + 1, replayed + 1
             message = message_of([(part, 0, length) for part, length in reply])
-            check(task, turns, _original(seen, tree), await step(message.written()))
+            answer = [_original(seen, tree)]
+            for more, _ in segments[at + 1 :]:  # a recording has one message for each tool call
+                if more.role != "tool" or seen.role != "tool":
+                    break
+                answer.append(more)
+            now = await step(message, reply[-1][0].stop, [one.message for one in answer])
+            recorded = answer[0] if len(answer) == 1 else replace(answer[-1], text="\n".join(one.text for one in answer))
+            check(task, turns, recorded, now)
             reply = []
     return replayed
+
+
+def recall(env: Env, recorded: Sequence[Message]) -> None:
+    """Tell the environment how its next step was answered before, where it wants to know and there is anything."""
+    told = getattr(env, "recall", None)
+    if told is not None and recorded:
+        told(recorded)
+
+
+def observed(tree: Tree, node: Node) -> tuple[list[Message], list[Message]]:
+    """The observations on the path to ``node`` and below it, and all others of the tree, each in order."""
+    own = {one.id for one, _ in tree.path(node.id).segments}
+    below = [node.id]
+    while below:
+        found = tree.children(below.pop())
+        own |= {one.id for one in found}
+        below += [one.id for one in found]
+    answers = [one for one in tree.nodes.values() if one.role not in ("assistant", "system", "root")]
+    return [one.message for one in answers if one.id in own], [one.message for one in answers if one.id not in own]
 
 
 def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
@@ -64,6 +92,11 @@ def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
     elif over != is_over or (now.truncated and not recorded.stop):
         is_over = "cut off" if now.truncated else is_over
         difference = f"after {_short(was)} the recorded episode is {over}, now {is_over}"
+    elif (
+        None not in (before := chat_of(recorded.data).get("request"), after := chat_of(now.data).get("request"))
+        and before != after
+    ):
+        difference = f"at {_short(was)} the agent shows or offers its model something else than was recorded"
     else:
         return
     raise InfrastructureError("env", f"replay of task '{task.id}' differs at step {step}: {difference}")

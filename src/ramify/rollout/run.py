@@ -8,9 +8,10 @@ The environment's side is in ``stage.py``, the store's in ``record.py``, the pro
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from ramify.base.budget import Budget
@@ -29,8 +30,10 @@ from ramify.rollout.sampler import Sampler, sample_key
 from ramify.rollout.shown import Position
 from ramify.rollout.stage import Stage
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node, Provenance, Score
 from ramify.trace.tree import Tree
+from ramify.trace.view import TokenMessage
 
 
 class Episodes:
@@ -83,13 +86,23 @@ class Episodes:
 
         return await self._episode(tree, task, None, index, go)
 
-    async def branch(self, tree: str, task: Task, node_id: str, index: int, turns: int | None = None) -> Attempt:
+    async def branch(
+        self,
+        tree: str,
+        task: Task,
+        node_id: str,
+        index: int,
+        turns: int | None = None,
+        held: Mapping[int, TokenMessage] | None = None,
+    ) -> Attempt:
         """Put the environment back to its state after ``node_id`` (an observation) and continue from there with sample ``index``.
 
-        ``turns`` as in :meth:`attempt`."""
+        ``turns`` as in :meth:`attempt`. ``held`` are turns, counted from 0 at ``node_id``, at which this reply is given instead of sampled,
+        whatever was observed before it; ``index`` applies to the first turn that is sampled. An attempt of held turns alone is stored without a
+        score: it is no sample."""
 
         async def go(env: Env, node: Node) -> Attempt:
-            return await self._play(env, task, self.prompts.at(node), index, turns=turns)
+            return await self._play(env, task, self.prompts.at(node), index, turns=turns, held=held or {})
 
         return await self._episode(tree, task, self.load(tree).node(node_id), index, go)
 
@@ -141,6 +154,7 @@ class Episodes:
                 if turn.answer.stop:
                     break
             leaf = position.parent
+            failure = failure or leaf.data.get("failure")
             outcome = None if failure else bool(leaf.data.get("outcome", False))
             truncated = failure is None and leaf.stop != "terminated"
             return Attempt(tree, task, -1, start.id, tuple(turns), position.reward, outcome, truncated, failure, leaf.id)
@@ -165,7 +179,7 @@ class Episodes:
                 return self.failed(tree, task, back_to, index, str(error))
             try:
                 try:
-                    node = await self._begin(env, tree, task)
+                    node = await self._begin(env, tree, task, back_to)
                     replayed = 0
                     if back_to is not None:
                         node, replayed = back_to, await self.stage.restore(env, task, back_to, self.trees[tree])
@@ -183,12 +197,17 @@ class Episodes:
         position = Position(at, len(at), [], [], 0.0, 0)
         return self._ended(task, position, position, index, (), None, False, why)
 
-    async def _begin(self, env: Env, tree: str, task: Task) -> Node:
+    async def _begin(self, env: Env, tree: str, task: Task, back_to: Node | None) -> Node:
         """Reset ``env`` to the start of ``task``; the node of its first observation, stored once per tree.
 
         Raises InfrastructureError where the environment starts otherwise than it did for this tree before.
         """
-        first = await self.stage.reset(env, task, sample_key(self.sampler.seed, ("env", tree)))
+        recorded: list[Message] = []
+        if back_to is not None:
+            self.stage.branch(env, back_to, self.trees[tree])
+            path = self.trees[tree].path(back_to.id).segments
+            recorded = [next(node for node, _ in path if node.role not in ("root", "system")).message]
+        first = await self.stage.reset(env, task, sample_key(self.sampler.seed, ("env", tree)), recorded)
         node = self.record.root(tree, task)
         known = self.trees[tree]
         while children := [child for child in known.children(node.id) if "edit" not in child.data]:
@@ -213,20 +232,31 @@ class Episodes:
         return node
 
     async def _play(
-        self, env: Env, task: Task, position: Position, index: int, change: Change | None = None, turns: int | None = None
+        self,
+        env: Env,
+        task: Task,
+        position: Position,
+        index: int,
+        change: Change | None = None,
+        turns: int | None = None,
+        held: Mapping[int, TokenMessage] = MappingProxyType({}),
     ) -> Attempt:
         """Turn after turn to the end of the episode, or a pause after ``turns``. ``index`` and ``change`` apply to the first sample; later
-        ones are the only child."""
+        ones are the only child. ``held``: see :meth:`branch`."""
         start, first, played = position, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None
         while position.turns < env.max_turns and not self.sampler.budget.spent_out:
             if turns is not None and len(played) >= turns:
                 return self._paused(task, start, position, first, tuple(played))
+            given = held.get(len(played))
             try:
-                turn = await self._stored_turn(env, task, position, index, change) or await self._turn(
-                    env, position, index, change
-                )
+                if given is not None:
+                    turn = await self._answered(env, position, self.record.held(position, given))
+                else:
+                    turn = await self._stored_turn(env, task, position, index, change) or await self._turn(
+                        env, position, index, change
+                    )
             except InfrastructureError as error:
                 outcome, truncated, failure = None, False, str(error)
                 break
@@ -234,8 +264,12 @@ class Episodes:
             position = self.prompts.after(position, turn)
             if turn.answer.stop:
                 truncated, outcome = turn.answer.stop == "truncated", turn.answer.data.get("outcome")
+                failure = turn.answer.data.get("failure") if turn.answer.stop == "failed" else None
                 break
-            index, change = 0, None
+            if given is None:
+                index, change = 0, None
+        if played and failure is None and all(i in held for i in range(len(played))):
+            return Attempt(start.parent.tree, task, first, start.parent.id, tuple(played), position.reward, outcome, truncated, None, position.parent.id)  # fmt: skip
         return self._ended(task, start, position, first, tuple(played), outcome, truncated, failure)
 
     def _paused(self, task: Task, start: Position, end: Position, index: int, turns: tuple[Turn, ...]) -> Attempt:
@@ -282,14 +316,14 @@ class Episodes:
         if answer.snapshot is not None:
             await self.stage.restore(env, task, answer, self.trees[answer.tree])
         else:
-            check(task, position.turns + 1, answer, await self._step(env, position, node))
+            check(task, position.turns + 1, answer, await self._step(env, position, node, [answer.message]))
         return as_turn(node, answer)
 
     async def _turn(self, env: Env, position: Position, index: int, change: Change | None) -> Turn:
         """Sample one reply and let the environment answer it."""
         position = await self.prompts.fitted(position)
         sampling, provenance = self._sampling(change)
-        prompt = self.prompts.prompt(position, tools_of(self.environment))
+        prompt = self.prompts.prompt(position, tools_of(self.environment), getattr(env, "asked", None))
         taps = None
         if change is not None and change.state is not None:
             assert prompt.prefix.tokens is not None
@@ -303,17 +337,18 @@ class Episodes:
         self.sampler.budget.charge(turns=1)
         return await self._answered(env, position, node)
 
-    async def _step(self, env: Env, position: Position, node: Node) -> Observation:
+    async def _step(self, env: Env, position: Position, node: Node, recorded: Sequence[Message] = ()) -> Observation:
         message = replace(node.message, text=position.begun + node.text) if position.begun else node.message
-        action = message.written()
-        return await self.stage.step(env, action)
+        return await self.stage.step(env, message, node.stop, recorded)
 
     async def _answered(self, env: Env, position: Position, node: Node) -> Turn:
         """Let the environment act on the whole reply; store reply and answer."""
         seen = await self._step(env, position, node)
         stop = "terminated" if seen.terminated else "truncated" if seen.truncated or position.turns + 1 >= env.max_turns else ""
         data = {**seen.data, **({} if seen.valid else {"valid": False})}
-        if stop:
+        if seen.failure:
+            stop, data["failure"] = "failed", seen.failure
+        elif stop:
             # an environment that reports no outcome succeeded if it ended by itself with a reward
             data["outcome"] = seen.outcome if seen.outcome is not None else seen.terminated and seen.reward > 0
         answer = self._observed(env, node, seen, "assistant", reward=float(seen.reward), stop=stop, data=data)

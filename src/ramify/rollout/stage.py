@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from inspect import isawaitable
 from typing import Any, TypeVar
@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 from ramify.base.errors import InfrastructureError, RamifyError
 from ramify.base.ids import canonical_json
 from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, Volatile, close
-from ramify.rollout.replay import restore
+from ramify.rollout.replay import observed, recall, restore
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node
 from ramify.trace.tree import Tree
 
@@ -46,13 +47,22 @@ class Stage:
         """One episode, not reset yet."""
         return _guard(f"making the environment '{self.environment.name}'", self.environment.make)
 
-    async def reset(self, env: Env, task: Task, seed: int) -> Observation:
-        """Bring an episode to the start of ``task``."""
+    async def reset(self, env: Env, task: Task, seed: int, recorded: Sequence[Message] = ()) -> Observation:
+        """Bring an episode to the start of ``task``; ``recorded`` is the start of the attempt that is branched."""
+        recall(env, recorded)
         return await self._seen(f"reset of task '{task.id}'", lambda: env.reset(task, seed))
 
-    async def step(self, env: Env, action: str) -> Observation:
-        """Let the environment act on what the agent said."""
-        return await self._seen("step", lambda: env.step(action))
+    async def step(self, env: Env, message: Message, stop: str, recorded: Sequence[Message] = ()) -> Observation:
+        """Let the environment act on what the agent said; ``recorded`` is how it answered this step before."""
+        whole = getattr(env, "reply", None)
+        recall(env, recorded)
+        return await self._seen("step", lambda: env.step(message.written()) if whole is None else whole(message, stop))
+
+    def branch(self, env: Env, node: Node, tree: Tree) -> None:
+        """Say that what follows continues a recorded attempt, where the environment wants to know."""
+        if (told := getattr(env, "branch", None)) is not None:
+            own, others = observed(tree, node)
+            told(own, others)
 
     async def close(self, env: Env) -> None:
         """End an episode; errors while the environment closes do not affect the attempt."""
@@ -75,8 +85,8 @@ class Stage:
         Raises InfrastructureError("env") where a replay differs from what is recorded.
         """
 
-        async def step(action: str) -> Observation:
-            return await self.step(env, action)
+        async def step(message: Message, stop: str, recorded: Sequence[Message]) -> Observation:
+            return await self.step(env, message, stop, recorded)
 
         def back(snapshot: Snapshot) -> None:
             _guard("restore", lambda: env.restore(snapshot))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.env.protocol import AnyEnvironment, Task
+from ramify.env.tools import declare
 from ramify.model.chat import ChatTemplate, JinjaTemplate
 from ramify.model.function import AnyModel
 from ramify.rollout.compact import Compactor
@@ -77,11 +78,12 @@ def open_episodes(
     environment: AnyEnvironment | None = None,
     compactor: Compactor | None = None,
     trust: bool = False,
+    effects: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Episodes, Task]]:
     """Episodes that continue from ``node`` of a stored run, and the node's task. The run is open for writing meanwhile.
 
     Of an improve run the agent is the one that sampled the node where its weights are still there (the starting or the improved
-    ones), else the improved one.
+    ones), else the improved one. ``effects`` say what the environment's tools do (:data:`ramify.env.tools.EFFECTS`).
     """
     with Run.open(path, write=True) as run:
         config = run.config
@@ -91,6 +93,7 @@ def open_episodes(
         seed = int(config.get("seed", 0))
         if has_player(run, model, environment):
             agent, chosen = registry.get("player", run.kind)(run, node, model)
+            declare(chosen, effects or {})
             yield Episodes(agent, chosen, run, seed, group), task
             run.commit()
             return
@@ -112,5 +115,7 @@ def open_episodes(
             agent = make_agent(found, template, read_sampling(settings), shortens, window)
         else:
             agent = make_agent(model, None, read_sampling(settings), shortens, window, kept_template(run))
-        yield Episodes(agent, any_environment(environment or env), run, seed, group), task
+        chosen = any_environment(environment or env)
+        declare(chosen, effects or {})
+        yield Episodes(agent, chosen, run, seed, group), task
         run.commit()

@@ -37,6 +37,14 @@ class Message:
     """The JSON object that a client sent, where it is forwarded: fields that middleware leaves alone reach the endpoint unchanged."""
 
     @property
+    def unchanged(self) -> bool:
+        """Whether it says what a client ``sent``."""
+        if not isinstance(self.sent, Mapping):
+            return False
+        was = read_message(self.sent, "a message that was sent")
+        return (was.role, was.text, dict(was.data)) == (self.role, self.text, dict(self.data))
+
+    @property
     def reasoning(self) -> str:
         """The reasoning before the text, where it was separate from it."""
         found = self.data.get("reasoning") or self.data.get("reasoning_content")

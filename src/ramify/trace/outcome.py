@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,11 +28,14 @@ class Decider:
     scorer: str
     unit: str | None = None
     """The part's, None where the score is one number."""
+    also: Decider | None = None
+    """Decides at nodes that this one did not score."""
 
     def scores(self, run: Run, tree: str) -> dict[str, Score]:
         """Its scores in a tree, by node."""
         found = run.scores(tree=tree, scorer=self.scorer)
-        return {v.node: v for v in found if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
+        own = {v.node: v for v in found if (not v.unit.startswith(_PART) if self.unit is None else v.unit == self.unit)}
+        return own if self.also is None else {**self.also.scores(run, tree), **own}
 
 
 #: Decides nothing.
@@ -40,7 +43,8 @@ NOBODY = Decider("", "")
 
 
 def decider(run: Run, wanted: str | None = None) -> Decider | None:
-    """The deciding scorer: ``wanted``, else the environment, else the imported reward, else the only scorer there is.
+    """The deciding scorer: ``wanted``, else the environment, else the imported reward, else the only scorer there is. Where attempts that
+    were imported are continued in an environment, the imported rewards decide of those that it did not see.
 
     Metrics and grades that are not rewards decide only where they are named. None in a run without any scorer. Raises UserError where there
     is not a scorer ``wanted``, or where several could decide."""
@@ -51,6 +55,8 @@ def decider(run: Run, wanted: str | None = None) -> Decider | None:
         return known[wanted]
     if len(able) > 1:
         raise UserError(f"{run.folder} has scores of several scorers: choose one with --scorer ({', '.join(sorted(able))})")
+    if able and able[0] == _FIRST[0] and _FIRST[1] in known:
+        return replace(known[able[0]], also=known[_FIRST[1]])
     return known[able[0]] if able else None
 
 
