@@ -10,6 +10,7 @@ import pytest
 from ramify.trace.db import Run
 
 HALL = ("--model", "factory:halls:agent", "--env", "factory:halls:Halls")
+TALKER = ("--model", "factory:halls:talker", *HALL[2:])
 KEYS = ["tree", "verdict", "node", "action", "before", "after", "alternatives", "samples", "counterfactual"]
 
 
@@ -61,6 +62,22 @@ def test_every_kind_of_change(verb, halls: Path, here: Path) -> None:
     assert other["difference"] == 0  # the same agent at the same positions
 
 
+def test_credit_shared_over_the_steps(verb, halls: Path) -> None:
+    text = verb("why", halls, "--least", 0.6).out
+    assert text.startswith("No step stands out: success was ")
+    command = next(line for line in text.splitlines() if line.startswith("Several steps may have lost it together: "))
+    text = verb(*command.partition("`ramify ")[2].rstrip("`").split()).out
+    assert "shares of " in text
+    assert "walks, intervals corrected over the steps" in text
+    result = verb("why", halls, "--share", "--json").json
+    assert list(result) == [*KEYS, "share"]
+    share = result["share"]
+    assert list(share) == ["walks", "start", "end", "samples", "steps"]
+    assert [list(step) for step in share["steps"]] == [["node", "action", "share", "interval", "credited"]] * 3
+    assert [step["credited"] for step in share["steps"]] == [False, True, False]
+    assert sum(step["share"] for step in share["steps"]) == pytest.approx(share["end"]["p"] - share["start"]["p"])
+
+
 def test_a_fleet(verb, halls: Path) -> None:
     result = verb("why", halls, "--all", "--json").json
     assert [one["tree"] for one in result["all"]] == sorted({one["tree"] for one in result["all"]})
@@ -96,7 +113,27 @@ def test_a_log_alone(verb, here: Path) -> None:
     assert any("--model MODEL --env ENV" in line for line in rest)
     result = verb("why", "run", "--json").json
     assert (result["counterfactual"], result["samples"], result["alternatives"][0]["action"]) == (False, 0, "left")
+    assert "say what plays" in verb.refused("why", "run", "--share")
     assert "none stands out by forks" in verb.refused("why", "run", "--do", "resample")
+
+
+def test_an_imported_log_whose_agent_can_run_again(verb, here: Path) -> None:
+    """Its rewards still count once the environment has judged continuations: the same command again finds the same attempt."""
+    log = []
+    for route, reward in (("left right left", 0.0), ("left left left", 1.0)):
+        turns = [{"role": "user", "content": "hall train-0"}]
+        for i, word in enumerate(route.split(), 1):
+            turns += [{"role": "assistant", "content": word}, {"role": "user", "content": f"door {i}"}]
+        log.append({"task_id": "train-0", "messages": turns, "reward": reward})
+    (here / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in log))
+    assert verb("import", "log.jsonl", "--run", "run").code == 0
+    first = verb("why", "run", *TALKER, "--json").json
+    assert (first["verdict"], first["action"], first["counterfactual"]) == ("step", "right", True)
+    assert verb("why", "run", *TALKER, "--json").json == first
+    shared = verb("why", "run", *TALKER, "--share", "--json").json
+    assert [step["credited"] for step in shared["share"]["steps"]] == [False, True, False]
+    assert shared["node"] == first["node"]
+    assert verb("why", "run", "--json").json["node"] == first["node"]
 
 
 def test_mistakes(verb, halls: Path, chats: Path) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 import ramify
 from ramify.base.seeds import generator
 from ramify.jobs.decline import Decline
-from ramify.jobs.why import Why
+from ramify.jobs.why import LEAST, Why
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clopper_pearson
 from ramify_experiments.lab import Checks, ResultCache, sized
 from ramify_experiments.why.errands import KINDS, Errand, ErrandEnvironment, agent, errand, peers_case, recorded
 from ramify_experiments.why.rivals import first_error, last_call, last_rescue, unlikeliest
+from ramify_experiments.why.shares import exact_shares, shared
 
 EACH = 48
 """Errands of a kind: 240 in all."""
@@ -25,6 +26,8 @@ PLAYED = {"quick": 4, "cpu": 48}
 """Errands of a kind that the verb's library function itself plays, in a run."""
 K = 16
 """Resamples of a step by the peer's default; its own tests take 80."""
+SHARED = {"single": 24, "two": 48, "none": 48}
+"""Errands of a kind over whose steps credit is shared."""
 REPEATS = {"quick": 5, "cpu": 40}
 """Times that each of the peer's own synthetic cases is played."""
 PEERS = {f"pivotal, {p} bad": (p, False) for p in (0.3, 0.5, 0.7)} | {"both bad": (0.3, True)}
@@ -102,6 +105,24 @@ def played(seed: int, each: int, states: bool) -> dict[str, list[list[float]]]:
     return found
 
 
+def shares(seed: int) -> dict[str, list[list[float]]]:
+    """Credit shared over the steps of errands, from their closed form: by kind, [steps with credit whose share exceeds LEAST, such steps,
+    whether any other step got credit, steps whose interval holds their share, steps, continuations] of each errand."""
+    found: dict[str, list[list[float]]] = {}
+    for kind, each in SHARED.items():
+        for i in range(each):
+            one = errand(kind, 1000 * seed + i)
+            exact = exact_shares(one)
+            _, intervals, credited, cost = shared(one, seed)
+            due = [-value > LEAST for value in exact]
+            right = sum(a and b for a, b in zip(credited, due, strict=True))
+            false = any(a and not b for a, b in zip(credited, due, strict=True))
+            held = sum(low <= value <= high for (low, high), value in zip(intervals, exact, strict=True))
+            row = [float(right), float(sum(due)), float(false), float(held), float(one.steps), float(cost)]
+            found.setdefault(kind, []).append(row)
+    return found
+
+
 def _named(result: Why) -> int | None:
     """The step that a result names, from 1."""
     return next((t for t, step in enumerate(result.steps, 1) if step.node == result.node), None)
@@ -157,6 +178,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
         for peer in ("peer", "peer, K=80"):
             checks.value(f"{way} - {peer}: right", right[way] - right[peer], n, ">=", 0.0)
             checks.value(f"{way}: continuations, of {peer}'s", cost[way] / cost[peer], n, "<=", 1 / 3)
+    _shares(checks, cells.grid(shares, {"shares": {}}, seeds)["shares"])
     theirs = cells.grid(peers_cases, {"peer's cases": {"repeats": REPEATS[size]}}, seeds)["peer's cases"]
     cases = {way: [row for one in theirs for row in one[way]] for way in theirs[0]}
     for way, one_way in cases.items():
@@ -168,6 +190,26 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
         checks.value(f"peer's cases, why - peer, K={k}: right", float(gap - other[0]), len(cases["why"]), ">=", 0.0)
         checks.value(f"peer's cases, continuations, of K={k}", float(share / other[1]), len(cases["why"]), "<=", 1 / 3)
     return checks
+
+
+def _shares(checks: Checks, each: Sequence[dict[str, list[list[float]]]]) -> None:
+    """The checks of credit that is shared."""
+    for kind in SHARED:
+        right, due, false, held, steps, cost = np.array([row for one in each for row in one[kind]]).T
+        if due.sum():
+            checks.share(f"share: steps with credit, {kind}", int(right.sum()), int(due.sum()))
+        checks.share(f"share: errands with false credit, {kind}", int(false.sum()), len(false))
+        checks.share(f"share: intervals that hold the exact share, {kind}", int(held.sum()), int(steps.sum()))
+        checks.mean(f"share: continuations, {kind}", cost.tolist())
+    rows = {kind: np.array([row for one in each for row in one[kind]]) for kind in SHARED}
+    two, none = rows["two"], rows["none"]
+    checks.value(
+        "share: of the steps that lost it together", float(two[:, 0].sum() / two[:, 1].sum()), int(two[:, 1].sum()), ">=", 0.5
+    )
+    low = clopper_pearson(int(none[:, 2].sum()), len(none))[0]
+    checks.value("share: lower bound of its false credit", low, len(none), "<=", 0.05)
+    every = np.concatenate(list(rows.values()))
+    checks.value("share: intervals that hold", float(every[:, 3].sum() / every[:, 4].sum()), int(every[:, 4].sum()), ">=", 0.95)
 
 
 def _share(checks: Checks, name: str, values: Sequence[float]) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.words import plural
-from ramify.kit import DryRun, ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
+from ramify.env.tools import read_effects
+from ramify.kit import DryRun, Effects, ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
 from ramify.render.terminal import emit, progress, table
 
 if TYPE_CHECKING:
     from ramify.base.progress import Progress
     from ramify.jobs.helped import Helped
-    from ramify.jobs.why import Why
+    from ramify.jobs.why import Share, Why
     from ramify.rollout.attempts import Attempt
     from ramify.trace.view import View
 
@@ -22,6 +24,7 @@ app = Verbs("why")
 ROWS = 16
 """Steps the terminal shows; --json and the run have all of them."""
 TOOLS = 8
+SPENT = "the budget of {} samples was spent before {}: give the same command with a larger --samples to continue"
 
 
 @app.itself()
@@ -46,6 +49,9 @@ def why(
         int,
         option(help="Continuations to have from before the step that stands out, to say what else was possible there.", min=0),
     ] = 16,
+    share: Annotated[
+        bool, option(help="Also share the change of success over the steps: at most --n walks, Shapley values.")
+    ] = False,
     do: Annotated[
         list[str] | None,
         option(
@@ -57,6 +63,7 @@ def why(
     scorer: Annotated[str | None, option(metavar="NAME", help="Scorer that decides which attempts succeeded.")] = None,
     model: ForkModel = None,
     env: ForkEnv = None,
+    effect: Effects = None,
     trust: Trust = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -81,16 +88,15 @@ def why(
         again = samples != 0 and job.can_play(opened, model, env)
         several = len(opened.trees()) > 1 and not where
     steps = sum(len(view.steps) for view in views)
-    most = min(n * steps, n * steps if samples is None else samples * len(views)) if again else 0
-    extra = 2 * n * len(do or [])
+    most = min(n * steps * (1 + share), math.inf if samples is None else samples * len(views)) * again + 2 * n * len(do or [])
     if dry_run:
-        plan = {"run": str(folder), "attempts": len(views), "steps": steps, "samples": most + extra, "counterfactual": again}
+        plan = {"run": str(folder), "attempts": len(views), "steps": steps, "samples": int(most), "counterfactual": again}
         emit(plan, as_json, table(["cost estimate", "at most"], list(plan.items())))
         return
     settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
-    settings["describe"] = describe
-    who: dict[str, Any] = {"model": model, "env": env, "trust": trust}
-    found, changes = _ask(folder, views, do or [], settings, who, most + extra, as_json)
+    settings |= {"describe": describe, "share": share}
+    who: dict[str, Any] = {"model": model, "env": env, "trust": trust, "effects": read_effects(effect or [])}
+    found, changes = _ask(folder, views, do or [], settings, who, int(most), as_json)
     with Run.open(folder) as opened:
         fleet = job.tools(opened, scorer) if several and not every else []
     record = found[0].to_json()
@@ -101,9 +107,7 @@ def why(
     text = _fleet_text(found, record["tools"]) if every else _text(found[0], changes, fleet, str(folder), do is not None)
     emit(record, as_json, "" if as_json else text)
     if any(one.spent for one in found):
-        raise BudgetSpentError(
-            f"the budget of {samples} samples was spent before a step stood out: give the same command with a larger --samples to continue"
-        )
+        raise BudgetSpentError(SPENT.format(samples, "credit was shared" if share else "a step stood out"))
 
 
 def _ask(
@@ -136,6 +140,8 @@ def _counting(bar: Progress, most: int) -> Any:
 def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: str, did: bool) -> str:
     """The headline, the steps, the alternatives, what would have helped, and what to do next."""
     parts = [why.headline, _steps_text(why)]
+    if why.share is not None:
+        parts.append(_share_text(why.share))
     if why.alternatives:
         rows = [(one.action, one.chance.n, str(one.chance), _ends(one.chance.interval)) for one in why.alternatives[:ROWS]]
         parts.append(table(["what others did there", "attempts", "success", "95 % interval"], rows))
@@ -143,7 +149,8 @@ def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: 
         parts.append(_changes_text(changes))
     if compared := [row for row in fleet if row["difference"] is not None][:TOOLS]:
         parts.append(_tools_text(compared))
-    counted = f"{plural(why.samples, 'continuation')} sampled, {plural(why.free, 'attempt')} that were there counted with them"
+    sampled = why.samples + (0 if why.share is None else why.share.samples)
+    counted = f"{plural(sampled, 'continuation')} sampled, {plural(why.free, 'attempt')} that were there counted with them"
     failed = (
         f"; {plural(why.failed, 'continuation')} failed, not counted: the same command tries them again" if why.failed else ""
     )
@@ -171,7 +178,27 @@ def _next(why: Why, folder: str, did: bool) -> list[str]:
     if not why.counterfactual:
         again = f"To sample its steps again, say what plays: `ramify why {name} --model MODEL --env ENV`"
         return [again, f"Look at it: `ramify show {name} --web`"]
-    return [f"Look at it: `ramify show {name} --web`"]
+    together = f"Several steps may have lost it together: `ramify why {name} {why.attempt[:12]} --share`"
+    return [*([together] if why.several and why.share is None else []), f"Look at it: `ramify show {name} --web`"]
+
+
+def _share_text(share: Share) -> str:
+    whole = [(str(i), one) for i, one in enumerate(share.steps, 1)]
+    kept = {i for i, one in sorted(whole, key=lambda row: (not row[1].credited, -abs(row[1].value or 0.0)))[:ROWS]}
+    rows = [
+        (
+            i,
+            one.action[:200],
+            "-" if one.value is None else f"{100 * one.value:+.0f}",
+            "-" if one.interval is None else f"[{100 * one.interval[0]:+.0f}, {100 * one.interval[1]:+.0f}]",
+            "<-" if one.credited else "",
+        )
+        for i, one in whole
+        if i in kept
+    ]
+    left = f", {plural(len(whole) - len(rows), 'step')} with smaller shares left out" if len(rows) < len(whole) else ""
+    title = f"shares of {share.start} -> {share.end} ({plural(share.walks, 'walk')}, intervals corrected over the steps{left})"
+    return table(["step", "action", "points", "interval of it", ""], rows, title)
 
 
 def _steps_text(why: Why) -> str:

@@ -22,6 +22,7 @@ from ramify.base.waiting import complete
 from ramify.base.words import plural
 from ramify.env.protocol import AnyEnvironment
 from ramify.jobs.decline import Decline, falls
+from ramify.jobs.share import Looks, walks
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import INDICES, Attempt, first_index
 from ramify.rollout.potential import RunCounts, potential
@@ -34,13 +35,14 @@ from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.trace.node import Finding, Node, TreeInfo
 from ramify.trace.outcome import settled
-from ramify.trace.view import Step, View
+from ramify.trace.view import Step, TokenMessage, View
 
 MAKER = "why"
 """Maker of its findings and annotations."""
 LEVEL, LEAST, N, FIRST, DESCRIBE = 0.05, 0.05, 48, 4, 16
 REPEATS = 8
 """How often the last action is repeated, where it is the one that stands out: its outcome was seen once."""
+_STRIDE = 1_000  # sample indices of one walk, so the steps that credit can be shared over
 OTHER = "something else"
 """The alternatives of agents that never say the same twice, as one."""
 
@@ -104,6 +106,53 @@ class StepChance:
 
 
 @dataclass(frozen=True, slots=True)
+class StepShare:
+    """How much of the change from the start to the end is one step's."""
+
+    node: str
+    """The reply."""
+    action: str
+    value: float | None
+    """Its Shapley value, below 0 where holding it lost success; None where no walk was finished."""
+    interval: Interval | None
+    """Corrected over the steps and the looks."""
+    credited: bool
+    """The interval lies beyond the least change."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form."""
+        interval = None if self.interval is None else list(self.interval)
+        return {"node": self.node, "action": self.action, "share": self.value, "interval": interval, "credited": self.credited}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Credit shared over the steps of an attempt (:mod:`ramify.jobs.share`); the shares sum to ``end`` minus ``start``."""
+
+    walks: int
+    start: Chance
+    """With no step held."""
+    end: Chance
+    """With every step held."""
+    steps: tuple[StepShare, ...]
+    samples: int
+    """Continuations that were played for it, now or earlier."""
+    failed: int = 0
+    spent: bool = False
+    """The budget ended it before it was decided which steps get credit."""
+
+    @property
+    def credited(self) -> list[StepShare]:
+        """The steps with credit, the largest share first."""
+        return sorted((one for one in self.steps if one.credited), key=lambda one: -abs(one.value or 0.0))
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON form."""
+        own = {"walks": self.walks, "start": self.start.to_json(), "end": self.end.to_json(), "samples": self.samples}
+        return own | {"steps": [one.to_json() for one in self.steps]}
+
+
+@dataclass(frozen=True, slots=True)
 class Why:
     """What was found out about one attempt. ``verdict`` is ``step`` where one stands out, else ``none``."""
 
@@ -136,9 +185,18 @@ class Why:
     """The budget ended the search."""
     command: str = ""
     """What shows or changes it."""
+    share: Share | None = None
+    """Credit shared over the steps, where it was asked for."""
+
+    @property
+    def several(self) -> bool:
+        """Whether success changed beyond chance on the way, though no single step stands out: then credit can be shared."""
+        before, after = (self.before, self.after) if not self.success else (self.after, self.before)
+        return self.counterfactual and self.verdict == "none" and before.interval[0] > after.interval[1] + LEAST
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable result, as ``ramify why --json`` prints it."""
+        shared = {} if self.share is None else {"share": self.share.to_json()}
         return {
             "tree": self.tree,
             "verdict": self.verdict,
@@ -149,7 +207,7 @@ class Why:
             "alternatives": [one.to_json() for one in self.alternatives],
             "samples": self.samples,
             "counterfactual": self.counterfactual,
-        }
+        } | shared
 
     def finding(self, settings: Mapping[str, Any]) -> Finding:
         """As the run stores it; :func:`found` reads it back."""
@@ -190,6 +248,12 @@ def _from_json(record: Mapping[str, Any]) -> Why:
     )
     alternatives = tuple(Alternative(a["action"], chance(a["chance"])) for a in record["alternatives"])
     own = {"before": chance(record["before"]), "after": chance(record["after"]), "steps": steps, "alternatives": alternatives}
+    if (share := record.get("share")) is not None:
+        ends = {"start": chance(share["start"]), "end": chance(share["end"])}
+        rows = tuple(
+            StepShare(**{**s, "interval": None if s["interval"] is None else tuple(s["interval"])}) for s in share["steps"]
+        )
+        own["share"] = Share(**{**share, **ends, "steps": rows})
     return Why(**{**record, **own})
 
 
@@ -226,7 +290,7 @@ class AskedAttempt:
         return [one for one in passages if self.keys[t] in one.first]
 
 
-def _walk(view: View) -> tuple[list[Step], list[Node], list[str]]:
+def walked(view: View) -> tuple[list[Step], list[Node], list[str]]:
     """The steps of an attempt (replies without an observation between are one), the observation before each and the end, their states."""
     steps: list[Step] = []
     seen: list[Node] = []
@@ -263,7 +327,7 @@ def _passage(view: View, provenance: str | None, plain: bool) -> Passage | None:
         return None
     if plain and any(node.context is not None for node in said):
         return None
-    steps, seen, keys = _walk(view)
+    steps, seen, keys = walked(view)
     begins = {node.id for node in (own if own[0].role != "assistant" else own[1:])}
     first: dict[str, Step | None] = {}
     for i, node in enumerate(seen):
@@ -341,7 +405,7 @@ def _whole(view: View) -> bool:
 
 def read_case(run: Run, view: View, provenance: str | None, scorer: str | None = None) -> AskedAttempt:
     """The attempt with all others at its task; ``provenance`` is that of the agent that continues, None where nothing does."""
-    steps, seen, keys = _walk(view)
+    steps, seen, keys = walked(view)
     if not steps:
         raise UserError(f"the attempt that ends at {view.leaf[:12]} has no step of the agent after an observation")
     task, _ = task_of(run, view.info.name)
@@ -408,7 +472,7 @@ class _Forks(Steps):
                 self.first_failure = self.first_failure or attempt.failure or ""
                 continue
             view = View(self.case.view.info, self.episodes.load(trace.tree), self.episodes.load(trace.tree).path(attempt.leaf))
-            steps, seen, keys = _walk(view)
+            steps, seen, keys = walked(view)
             at = next(j for j, node in enumerate(seen) if node.id == trace.nodes[t])
             first: dict[str, Step | None] = {}
             for j in range(at, len(seen)):
@@ -428,6 +492,76 @@ class _Forks(Steps):
         """The counts of :meth:`through`; at an end that is known none are needed."""
         last = self.case.trace.length if self.case.trace.ended and not self.flaky else -1
         return {t: Counts.of(one.success for one in ones) for t, ones in self.through(own).items() if ones and t != last}
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A played attempt: the node before each of its steps, its actions, and its outcome."""
+
+    nodes: tuple[str, ...]
+    actions: tuple[str, ...]
+    success: bool
+
+
+class _HeldForks:
+    """Coalitions of the steps of an attempt in a run. Played attempts are stored in the run, and those that are stored are loaded."""
+
+    def __init__(self, episodes: Episodes, case: AskedAttempt, purpose: str) -> None:
+        self.episodes, self.case = episodes, case
+        self.low = first_index(purpose)
+        self.played = self.failed = 0
+        self.flaky = False
+        """Whether the recorded actions come to another outcome each time."""
+        self.known: dict[int, tuple[str, bool]] = {}
+        """Stored attempts by sample index: their last node and their outcome."""
+        for score in episodes.run.scores(tree=case.trace.tree, scorer="env"):
+            evidence: Mapping[str, object] = score.evidence if isinstance(score.evidence, Mapping) else {}
+            index = evidence.get("index")
+            if isinstance(index, int) and self.low <= index < self.low + INDICES and evidence.get("outcome") is not None:
+                self.known[index] = score.node, bool(evidence["outcome"])
+
+    async def free(self, walk: int) -> _Held | None:
+        """See :class:`ramify.jobs.share.Coalitions`."""
+        return await self._play(self.case.trace.nodes[0], self.low + walk * _STRIDE, {})
+
+    async def hold(self, attempt: _Held, step: int, held: frozenset[int], walk: int) -> _Held | None:
+        """See :class:`ramify.jobs.share.Coalitions`."""
+        if step >= len(attempt.actions) or attempt.actions[step] == self.case.trace.actions[step]:
+            return attempt
+        turns = {one - step: self.case.replies[one].reply for one in held if one >= step}
+        return await self._play(attempt.nodes[step], self.low + walk * _STRIDE + step + 1, turns)
+
+    async def whole(self) -> bool:
+        """See :class:`ramify.jobs.share.Coalitions`."""
+        return await self._again() if self.flaky else bool(self.case.trace.correct)
+
+    async def check(self) -> None:
+        """Repeat the attempt as it was some times: where its outcome differs, chance decides it. Raises RamifyError where it cannot be."""
+        self.flaky = any([await self._again() != bool(self.case.trace.correct) for _ in range(REPEATS)])
+
+    async def _again(self) -> bool:
+        trace = self.case.trace
+        turns = {t: step.reply for t, step in enumerate(self.case.replies)}
+        again = await self.episodes.branch(trace.tree, trace.task, trace.nodes[0], self.low + INDICES - 1, held=turns)
+        if again.outcome is None:
+            raise RamifyError(f"the attempt's own actions could not be repeated: {again.failure}")
+        return again.outcome
+
+    async def _play(self, node: str, index: int, turns: Mapping[int, TokenMessage]) -> _Held | None:
+        trace = self.case.trace
+        if index not in self.known:
+            attempt = await self.episodes.branch(trace.tree, trace.task, node, index, held=turns)
+            self.played += len(attempt.turns) != sum(turn < len(attempt.turns) for turn in turns)
+            if attempt.outcome is None:
+                self.failed += 1
+                return None
+            leaf, success = attempt.leaf, attempt.outcome
+        else:
+            leaf, success = self.known[index]
+            self.played += 1
+        tree = self.episodes.load(trace.tree)
+        steps, seen, _ = walked(View(self.case.view.info, tree, tree.path(leaf)))
+        return _Held(tuple(one.id for one in seen), tuple(one.action for one in steps), success)
 
 
 class _Shown:
@@ -455,10 +589,12 @@ def why(
     level: float = LEVEL,
     least: float = LEAST,
     describe: int = DESCRIBE,
+    share: bool = False,
     model: AnyModel | None = None,
     env: AnyEnvironment | None = None,
     scorer: str | None = None,
     trust: bool = False,
+    effects: Mapping[str, str] | None = None,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
 ) -> Why:
     """Which step of an attempt in the run at ``path`` lost it (of a successful one: won it), and what else was possible there.
@@ -466,8 +602,10 @@ def why(
     ``where`` names a tree or a node, see :func:`choose`. ``first`` forks a position to begin with and at most ``n``; at most ``samples`` in
     all (None: no limit; 0: nothing is run again, and the attempts that are there are compared). A step stands out where success changed by
     more than ``least`` at ``level``, corrected over the steps. ``describe``: continuations to have from before the step that stands out, to
-    say what else was possible there. ``model`` and ``env`` are needed where the run names none: without them
-    nothing is run again. The result is stored as a finding; the same call again loads it, another one loads the forks there are. Raises
+    say what else was possible there. ``share``: also share the change of success over the steps, by at most ``n`` walks
+    (:mod:`ramify.jobs.share`). ``model`` and ``env`` are needed where the run names none: without them
+    nothing is run again. ``effects``: what tools do to the world, by name (:data:`ramify.env.tools.EFFECTS`). The result is stored as a
+    finding; the same call again loads it, another one loads the forks there are. Raises
     UserError, and RamifyError where every continuation failed.
     """
     if not 1 <= first <= n:
@@ -475,21 +613,23 @@ def why(
     with Run.open(path) as run:
         view = choose(run, where, scorer)
         again = samples != 0 and can_play(run, model, env)
+    if share and not again:
+        raise UserError(
+            "credit is shared over steps that are sampled again: say what plays (a model and an environment) and leave samples for it"
+        )
     settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
     settings["describe"] = describe
+    if share:
+        settings["share"] = True
     if not again:
         with Run.open(path, write=True) as run:
             result = _recorded(run, read_case(run, view, None, scorer), level, scorer)
             _keep(run, replace(result, command=_command(run, result)), settings)
             return replace(result, command=_command(run, result))
-    with open_episodes(path, first_reply(view), model, env, trust=trust) as (episodes, _):
+    with open_episodes(path, first_reply(view), model, env, trust=trust, effects=effects) as (episodes, _):
         settings["agent"] = episodes.provenance.to_json()
-        for one in episodes.run.findings(tree=view.info.name, maker=MAKER):
-            stored = _read(one)
-            if stored is None or stored.attempt != view.leaf or stored.failed:
-                continue
-            if json_hash(dict(one.identity)) == json_hash(settings):
-                return stored
+        if (stored := _stored(episodes.run, view, settings)) is not None:
+            return stored
         episodes.on_attempt = on_attempt
         case = read_case(episodes.run, view, episodes.provenance.hash, scorer)
         purpose = f"why {episodes.provenance.hash[:12]}"
@@ -497,12 +637,24 @@ def why(
         rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, gain=bool(view.success))
         with episodes.committing():
             rule, own, stood = complete(_search(forks, rule, purpose, describe))
-        result = replace(_result(case, forks, rule, own, stood, level), note=_other(episodes, view))
+            result = replace(_result(case, forks, rule, own, stood, level), note=_other(episodes, view))
+            if forks.first_failure and not result.before.n:
+                raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
+            if share:
+                result = complete(_shared(episodes, case, result, Looks(n, level, least, bool(view.success)), rule.samples))
         result = replace(result, command=_command(episodes.run, result))
-        if forks.first_failure and not result.before.n:
-            raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
         _keep(episodes.run, result, settings)
         return result
+
+
+def _stored(run: Run, view: View, settings: Mapping[str, Any]) -> Why | None:
+    """What the same call found out before, where no continuation failed."""
+    for one in run.findings(tree=view.info.name, maker=MAKER):
+        if json_hash(dict(one.identity)) == json_hash(settings):
+            stored = _read(one)
+            if stored is not None and stored.attempt == view.leaf and not stored.failed:
+                return stored
+    return None
 
 
 async def _search(
@@ -524,6 +676,29 @@ async def _search(
             own[t] = have + await forks.count(trace, t, more, purpose, start=have.forks)
             store.keep(trace, purpose, {t: own[t]})
     return rule, own, stood
+
+
+async def _shared(episodes: Episodes, case: AskedAttempt, result: Why, looks: Looks, samples: float) -> Why:
+    """The result with credit shared over the steps, at most ``samples`` continuations in all; where no single step stands out those with
+    credit are its headline. Raises UserError where there are too many steps."""
+    steps, name = case.trace.length, f"share {result.attempt[:12]} {episodes.provenance.hash[:12]}"
+    if steps >= _STRIDE or looks.n > _STRIDE:
+        raise UserError(f"credit is shared over fewer than {_STRIDE} steps by at most {_STRIDE} walks, not {steps} by {looks.n}")
+    game = _HeldForks(episodes, case, name)
+    await game.check()
+    taken, spent = await walks(game, steps, looks, name, samples - result.samples)
+    rows = []
+    for step in range(steps):
+        value, interval, credited = None, None, False
+        if taken:
+            value, interval = looks.share(taken, step)
+            credited = looks.credited(interval)
+        rows.append(StepShare(case.replies[step].node, case.trace.actions[step], value, interval, credited))
+    ends = Chance.of(Counts.of(one.outcomes[-1] for one in taken), exact=not game.flaky)
+    start = Chance.of(Counts.of(one.outcomes[0] for one in taken))
+    share = Share(len(taken), start, ends, tuple(rows), game.played, game.failed, spent)
+    result = replace(result, share=share, failed=result.failed + share.failed, spent=result.spent or spent)
+    return replace(result, headline=_together(result, share)) if result.verdict == "none" and share.credited else result
 
 
 def _other(episodes: Episodes, view: View) -> str:
@@ -657,6 +832,13 @@ def _lost(lost: Why, there: int) -> str:
         did = f"did {OTHER}" if best.action == OTHER else f"chose `{short(best.action, 60)}`"
         text += f" From the same state {best.chance.n} of {plural(there, 'attempt')} {did}: {best.chance}."
     return text
+
+
+def _together(whole: Why, share: Share) -> str:
+    *rest, last = (f"`{short(_words(one.action), 60)}` ({100 * (one.value or 0.0):+.0f})" for one in share.credited)
+    steps = f"{', '.join(rest)} and {last}" if rest else last
+    verb = "won" if whole.success else "lost"
+    return f"No one step {verb} it: success {share.start} -> {share.end}, of which {steps} points."
 
 
 def _nothing(whole: Why) -> str:
