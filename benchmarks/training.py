@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ramify.engine.generic import HfForward
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.train.batch import Row, share_of_rows
+from ramify.train.batch import Row, in_tree_order, share_of_rows
 from ramify.train.loop import TrainConfig, Trainer
 
 VOCAB = 512
@@ -79,7 +79,7 @@ def main() -> None:
                     trainer.update(made, {"policy_gradient": 1.0})
                     seconds[share].append(time.thread_time() - began)
             ratios = [flat / shared for flat, shared in zip(seconds[False][1:], seconds[True][1:], strict=True)]
-            distinct = 1 / (1 - share_of_rows(made))
+            distinct = 1 / (1 - share_of_rows(in_tree_order(made)))
             rows.append([name, leaves, f"{distinct:.2f}", spread(ratios), f"{np.median(seconds[True]):.2f}"])
             print(*rows[-1], flush=True)
     if options.save:

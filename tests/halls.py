@@ -49,3 +49,8 @@ class Halls:
 
 def agent() -> ScriptedModel:
     return ScriptedModel(lambda messages, key: "left" if generator(key, "hall").random() < 0.7 else "right")
+
+
+def talker() -> ScriptedModel:
+    """The same agent without tokens, for what was recorded as text."""
+    return ScriptedModel(lambda messages, key: "left" if generator(key, "hall").random() < 0.7 else "right", tokens=False)

@@ -17,14 +17,13 @@ from ramify.base.config import Config
 from ramify.base.ids import json_hash
 from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyLM
-from ramify.model.chat import TagTemplate
+from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
 from ramify.train.loop import TrainConfig, Trainer
 from ramify_experiments.code import code_of
 from ramify_experiments.lab import MADE, cache
 
-SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 IMITATION = {"cross_entropy": 1.0}
 M = TypeVar("M", bound=nn.Module)
 Report = Callable[[str], None]
@@ -32,26 +31,6 @@ Report = Callable[[str], None]
 
 def silent(line: str) -> None:
     """Say nothing."""
-
-
-def train_tokenizer(texts: Iterable[str], vocab: int) -> HfTokenizer:
-    """A byte-level BPE tokenizer with chat tags, trained on ``texts``; words keep their leading space, any text round-trips."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r" ?[^\s.,:]+|\s|[.,:]"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    raw.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=list(SPECIALS), initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    raw.train_from_iterator(texts, trainer)
-    return HfTokenizer(raw)
 
 
 def word_tokenizer(words: Iterable[str], unknown: str) -> HfTokenizer:

@@ -255,9 +255,82 @@ def test_an_adapter_is_a_model(kind: str, name: str, settings: dict[str, Any], v
     made = improve(verb, tmp_path / "adapter", tmp_path / "run")
     assert made.code == 0, made.err
     saved = tmp_path / "run" / "agent"
-    assert not list(saved.glob("adapter*"))
-    np.testing.assert_allclose(plain_logits(saved, row[None])[0], module_logits(LocalModel.load(saved), row), atol=1e-5)
+    assert not list(saved.glob("model*")), "only the adapter is trained and saved"
+    trained, start = (LocalModel.load(folder).module.state_dict() for folder in (saved, tmp_path / "base"))
+    assert [one for one in start if not torch.equal(start[one], trained[one])] == [f"{name}.weight"]
     assert (saved / "chat_template.jinja").read_bytes() == (tmp_path / "base" / "chat_template.jinja").read_bytes()
+
+
+@pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
+def test_a_new_adapter_is_trained_saved_and_trained_on(
+    kind: str, verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, with the base as it was; a stopped run ends as the undisturbed one; the saved adapter goes on in another run."""
+    base, whole, cut = (tmp_path / name for name in ("base", "whole", "cut"))
+    save_checkpoint(base, kind)
+    weights = (base / "model.safetensors").read_bytes()
+    undisturbed = improve(verb, base, whole, "--lora", 2)
+    assert undisturbed.code == 0, undisturbed.err
+    monkeypatch.setenv("INTERRUPT", str(tmp_path / "left"))
+    (tmp_path / "left").write_bytes(bytes(REPLIES))
+    assert improve(verb, base, cut, "--lora", 2).code == 130
+    monkeypatch.delenv("INTERRUPT")
+    resumed = verb("resume", cut, "--json")
+    assert resumed.code == 0, resumed.err
+    assert end_of(resumed.json) == end_of(undisturbed.json)
+    assert (base / "model.safetensors").read_bytes() == weights
+
+    files = {folder: sorted(file.name for file in (folder / "agent").iterdir()) for folder in (whole, cut)}
+    assert files[whole] == files[cut]
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {*files[whole]}
+    assert "model.safetensors" not in files[whole]
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (whole / "agent" / name).read_bytes() == (cut / "agent" / name).read_bytes()
+    first = LocalModel.load(whole / "agent").identity.weights
+    assert first != LocalModel.load(base).identity.weights
+
+    on = improve(verb, whole / "agent", tmp_path / "on")
+    assert on.code == 0, on.err
+    with Run.open(tmp_path / "on") as run:
+        assert run.meta["parts"]["weights"] == first, "it began where the other ended, bit for bit"
+    assert json.loads((tmp_path / "on/agent/adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    assert LocalModel.load(tmp_path / "on" / "agent").identity.weights != first
+    refused = verb.refused("improve", "--model", f"hf:{whole / 'agent'}", "--env", "factory:zoo:Parity", "--lora", "3")
+    assert "is an adapter of rank 2, which goes on as it is: leave --lora 3 out" in refused
+
+
+def test_gradients_of_the_parts_are_those_of_the_chain_rule() -> None:
+    import torch
+
+    from ramify.engine.adapters import Adapter
+
+    generator = torch.Generator().manual_seed(0)
+    down, up, base, whole = (torch.randn(shape, generator=generator) for shape in ((2, 5), (3, 2), (3, 5), (3, 5)))
+    adapter = Adapter({"r": 2, "lora_alpha": 6}, {"w": (down.requires_grad_(), up.requires_grad_())}, {"w": base})
+    ((base + 3 * up @ down) * whole).sum().backward()
+    expected = down.grad.clone(), up.grad.clone()
+    adapter.pull({"w": whole})
+    torch.testing.assert_close((down.grad, up.grad), expected)
+    torch.testing.assert_close(adapter.merged()["w"], (base + 3 * up @ down).detach())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the library's own
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_peft_loads_what_was_trained(kind: str, verb: Any, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    peft = pytest.importorskip("peft")
+    save_checkpoint(tmp_path / "base", kind)
+    assert improve(verb, tmp_path / "base", tmp_path / "run", "--lora", 2, "--train.lr", 0.05).code == 0
+    saved, row = tmp_path / "run" / "agent", np.arange(3, 20, dtype=np.int32)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    made = peft.PeftModel.from_pretrained(base, saved).eval()
+    with torch.inference_mode():
+        expected = made(torch.from_numpy(row[None]).long()).logits[0].numpy()
+    np.testing.assert_allclose(module_logits(LocalModel.load(saved), row), expected, atol=1e-4)
+    assert np.abs(plain_logits(tmp_path / "base", row[None])[0] - expected).max() > 1e-3
 
 
 def test_an_adapter_whose_base_is_a_name_on_a_hub(verb: Any, tmp_path: Path) -> None:

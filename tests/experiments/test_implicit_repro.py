@@ -8,13 +8,12 @@ import torch
 
 from ramify.env.builtin.desk import BOOKINGS, FILLERS, NAMES, VERBS, Desk, DeskEnvironment, rightful
 from ramify.env.protocol import Task
-from ramify.model.chat import TagTemplate
+from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.model.tokenizer import HfTokenizer
 from ramify_experiments import lockstep
 from ramify_experiments.implicit_advantage import repro
 from ramify_experiments.lab import ResultCache
 from ramify_experiments.lockstep import Episode
-from ramify_experiments.models import train_tokenizer
 
 WORDS = [*NAMES, *FILLERS, *(f" {word}" for word in (*FILLERS, *VERBS, *BOOKINGS))]
 TASK = Task(

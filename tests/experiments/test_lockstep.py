@@ -10,11 +10,10 @@ from ramify.base.errors import UserError
 from ramify.engine.forward import TinyForward
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin.desk import DeskEnvironment, demonstrate
-from ramify.model.chat import TagTemplate
+from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.train.batch import collate
 from ramify.train.loop import token_logprobs
 from ramify_experiments.lockstep import Episode, play
-from ramify_experiments.models import train_tokenizer
 
 ENVIRONMENT = DeskEnvironment()
 TASKS = list(ENVIRONMENT.task_set("train", 4))

@@ -156,6 +156,7 @@ def test_splitting_forks_and_asks_the_critic(split: Path) -> None:
     assert 0.7 * 2700 <= result["tokens"] <= 1.3 * 2700
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_with_splitting_continues(split: Path, tmp_path: Path) -> None:
     path, rng = tmp_path / "cut", random.Random(2)
     killed(improve, ImproveConfig(**SPLIT), path, path=path, after=rng.uniform(0.5, 3))

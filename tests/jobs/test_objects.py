@@ -188,6 +188,7 @@ def test_improve_takes_dicts_and_objects_and_leaves_the_model_as_it_was(
         ({"tasks": [{"id": "a"}, {"name": "b"}]}, "task 2: a task is an object with a text 'id'"),
         ({"tasks": [{"id": "a", "x": object()}]}, "task 1: "),
         ({"tasks": "nowhere.jsonl"}, "nowhere.jsonl"),
+        ({"tasks": 3}, "tasks are a file, or objects or dicts with an id, not int"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(words: dict[str, Any], message: str, tmp_path: Path) -> None:

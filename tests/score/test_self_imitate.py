@@ -39,8 +39,14 @@ def test_with_lambda_one_it_is_the_outcome_minus_the_value() -> None:
 
 
 def test_with_lambda_zero_it_is_one_step_of_progress() -> None:
-    group = group_of([["a", "b"], ["c", "d"]], [True, False], [0.2, 0.6, 0.3, 0.4])
-    assert per_step(SelfImitate(lam=0), group) == pytest.approx([0.4, 0.4, 0.1, 0], abs=1e-6)
+    group = group_of([["a", "b"], ["c", "d"]], [True, True], [0.2, 0.6, 0.3, 0.4])
+    assert per_step(SelfImitate(lam=0), group) == pytest.approx([0.4, 0.4, 0.1, 0.6], abs=1e-6)
+
+
+def test_what_no_won_attempt_passed_is_not_imitated_however_the_critic_likes_it() -> None:
+    group = group_of([["a", "b"], ["c", "d"]], [True, False], [0.2, 0.6, 0.1, 0.9])
+    assert per_step(SelfImitate(lam=0), group) == pytest.approx([0.4, 0.4, 0, 0], abs=1e-6)
+    assert per_step(SelfImitate(lam=0), group_of([["c", "d"]], [False], [0.1, 0.9])) == [0, 0]
 
 
 def test_small_advantages_are_noise() -> None:

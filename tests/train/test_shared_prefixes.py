@@ -12,7 +12,7 @@ from torch import nn
 from ramify.engine.generic import HfForward
 from ramify.engine.sharing import SharedRows, in_order
 from ramify.engine.tiny import TinyConfig, TinyLM
-from ramify.train.batch import Row, collate, share_of_rows, shared_batches
+from ramify.train.batch import Row, collate, in_tree_order, share_of_rows, shared_batches
 from ramify.train.loop import TrainConfig, Trainer, batches, score_batch, shares, with_reference
 
 SHAPE = TinyConfig(vocab=17, width=32, layers=2, heads=2, kv_heads=1, head_size=16, ffn=64, context=64)
@@ -84,7 +84,7 @@ def test_any_rows_keep_their_log_probs(texts: list[list[int]], most: int) -> Non
     model = TinyLM(SHAPE, seed=3)
     rows = [Row(np.array(text, np.int32), np.ones(len(text), np.bool_)) for text in texts]
     seen = []
-    for pack in shared_batches(rows, most):
+    for pack in shared_batches(in_tree_order(rows), most):
         seen += [id(row) for row in pack]
         with torch.no_grad():
             found, alone = (score_batch(model, collate(pack, share=share)).logprobs for share in (True, False))
@@ -102,7 +102,7 @@ def test_each_distinct_token_is_there_once() -> None:
 
 def test_a_share_of_rows_by_hand() -> None:
     rows = [Row(np.array(text, np.int32), np.ones(len(text), np.bool_)) for text in ([1, 2, 3], [1, 2, 4], [5, 6])]
-    assert share_of_rows(rows) == pytest.approx(2 / 8)
+    assert share_of_rows(in_tree_order(rows[::-1])) == pytest.approx(2 / 8)
     assert share_of_rows(rows[:1]) == 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,14 +117,55 @@ def summary(result: dict[str, Any]) -> str:
     if "gain" in result:
         low, high = result["gain"]["interval"]
         text += f"\n\nGain: {100 * result['gain']['success']:+.1f} points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f}."
+    text += f"\nCost: {cost(result)}."
     if "caution" in result:
         text += f"\n\nNote: {result['caution']}."
-    spent = f"{short(result['tokens'])} tokens, {result['seconds']:.0f} s"
-    if "updates" in result:  # runs of older versions did not count them
-        counts = plural(result["attempts"], "attempt"), plural(result["forks"], "fork"), plural(result["updates"], "update")
-        spent = f"{', '.join(counts)}, {spent}"
+    if "changes" in result:  # older runs did not look for them
+        lines = [f"\n- {one['text']}" for one in result["changes"]["states"]]
+        text += f"\n\n{result['changes']['why']}{''.join(lines)}"
+    if "compare" in result:
+        text += f"\n\n{compared(result['compare'])}"
     run = result["run"]
-    return f"\n{text}\n\n{spent}.\nReport: {run}/{REPORT}, or `ramify show {run} --web`. The improved agent: {run}/agent."
+    return f"\n{text}\n\nReport: {run}/{REPORT}, or `ramify show {run} --web`. The improved agent: {run}/agent."
+
+
+def compared(arms: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table of the arms: success over tokens, and the gain."""
+    last = max((tokens for arm in arms.values() for tokens, _, _ in arm["curve"]), default=0)
+    edges = [0.0, *(last * part / 3 for part in (1, 2, 3))]
+    rows = []
+    for name, arm in arms.items():
+        first, *rest, end = arm["curve"]
+        cells = [f"{first[1] / first[2]:.1%}"]
+        for low, high in pairwise(edges):
+            there = [(k, n) for tokens, k, n in rest if low < tokens <= high]
+            cells.append(f"{sum(k for k, _ in there) / sum(n for _, n in there):.1%}" if there else "-")
+        low, high = arm["gain"]["interval"]
+        rows.append(
+            (
+                name,
+                *cells,
+                f"{end[1] / end[2]:.1%}",
+                f"{100 * arm['gain']['success']:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})",
+            )
+        )
+    columns = [
+        "success of arm",
+        "held out, before",
+        *(f"to {short(edge)} tokens" for edge in edges[1:]),
+        "held out, after",
+        "gain, points",
+    ]
+    return table(columns, rows)
+
+
+def cost(result: dict[str, Any]) -> str:
+    """What the training of a result took."""
+    spent = f"{short(result['tokens'])} tokens, {result['seconds']:.0f} s"
+    if "updates" not in result:  # runs of older versions did not count them
+        return spent
+    counts = plural(result["attempts"], "attempt"), plural(result["forks"], "fork"), plural(result["updates"], "update")
+    return f"{', '.join(counts)}, {spent}"
 
 
 def next_run(name: str) -> Path:

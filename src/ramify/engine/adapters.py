@@ -1,23 +1,30 @@
-"""LoRA adapters in the layout of PEFT (``adapter_config.json``, ``adapter_model.safetensors``), added to the weights of their base."""
+"""LoRA adapters in the layout of PEFT (``adapter_config.json``, ``adapter_model.safetensors``), added to the weights of their base.
+
+While one is trained the model keeps whole weights, so everything else runs as without it: gradients of the weights become those of the low-rank
+parts by the chain rule, and the weights are added up anew after every step."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import read_record, reason
+from ramify.base.seeds import derive_key
 from ramify.engine.forward import threads_for
 from ramify.engine.tiny import distinct_weights, set_distinct_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+_A, _B, _STEM = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 #: Unsupported settings of an adapter that would change its result, with the value that turns each off.
 _PLAIN = {"use_dora": False, "bias": "none", "lora_bias": False, "alpha_pattern": {}, "rank_pattern": {}}
 
@@ -54,41 +61,135 @@ def add_adapter(module: nn.Module, folder: Path) -> None:
 
     Raises NeedsError on adapters of another kind, UserError where the adapter does not fit the model.
     """
-    config = _config(folder)
-    if config.get("peft_type") != "LORA":
-        raise NeedsError(f"the adapter {folder} is of type {config.get('peft_type')}; LORA is what can be added to weights here")
-    for name, plain in _PLAIN.items():
-        if config.get(name) not in (None, plain):
-            raise NeedsError(f"the adapter {folder} sets '{name}' to {config[name]!r}, which is not supported")
-    file = folder / WEIGHTS
-    try:
-        parts = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read the adapter {file}: {reason(error)}") from error
-    rank, strength = (_number(config, name, folder) for name in ("r", "lora_alpha"))
-    if rank < 1 or rank != int(rank):
-        raise UserError(f"{folder / CONFIG}: 'r' is {rank:g}, and a rank is a whole number from 1")
-    scale = strength / (rank**0.5 if config.get("use_rslora") else rank)
-    weights = distinct_weights(module)
-    for key in parts:
-        stem = key.removesuffix(_A).removesuffix(_B)
-        name = stem.removeprefix("base_model.model.") + ".weight"
-        if not key.endswith((_A, _B)) or name not in weights:
-            raise UserError(f"{file}: '{key}' is no low-rank part of a weight of the adapter's base model")
-        if other := {stem + _A, stem + _B} - parts.keys():
-            raise UserError(f"{file}: '{key}' has no other half '{other.pop()}'")
-        if key.endswith(_A):
-            up, down = parts[stem + _B].double(), parts[key].double()
-            if up.dim() != 2 or down.dim() != 2 or not up.shape[1] == down.shape[0] == rank:
-                raise UserError(f"{file}: '{key}' and its other half are not of rank {rank:g}, as the adapter's settings say")
-            with threads_for(0):  # workers add it with one thread, too, and must get the same bits
-                change = scale * (up @ down)
-            if config.get("fan_in_fan_out"):  # GPT-2 keeps its matrices the other way round
-                change = change.T
-            if change.shape != weights[name].shape:
-                raise UserError(f"{file}: '{key}' does not fit the weight '{name}' of the adapter's base model")
-            weights[name] = (weights[name].double() + change).to(torch.float32)
-    set_distinct_weights(module, weights)
+    adapter = Adapter.read(folder, module)
+    set_distinct_weights(module, distinct_weights(module) | adapter.merged())
+
+
+@dataclass(eq=False)
+class Adapter:
+    """Low-rank parts of some weights, which can be trained: W = base + scale B A."""
+
+    config: dict[str, Any]
+    """PEFT's record."""
+    parts: dict[str, tuple[Tensor, Tensor]]
+    """Name of a weight -> A (r, in) and B (out, r), float32 on the CPU."""
+    base: dict[str, Tensor]
+    """Those weights without the adapter, float32 on the CPU."""
+
+    @classmethod
+    def new(cls, module: nn.Module, rank: int, seed: int, base: Path) -> Adapter:
+        """One of ``rank`` for every linear layer of ``module`` but its head, a change of nothing at first: A as PEFT starts it (uniform, Kaiming),
+        B zero. Its strength alpha is twice its rank. ``base`` is the folder of the model.
+
+        Raises UserError where there is no such layer, or layers of both ways to lay out a matrix."""
+        kinds = {
+            name: type(layer).__name__ for name, layer in module.named_modules() if type(layer).__name__ in ("Linear", "Conv1D")
+        }
+        head = getattr(module, "get_output_embeddings", lambda: getattr(module, "lm_head", None))()
+        layers = {name: kind for name, kind in kinds.items() if module.get_submodule(name) is not head}
+        if len(set(layers.values())) != 1:
+            raise UserError(
+                f"{type(module).__name__} has {'no' if not layers else 'two kinds of'} linear layers: no adapter can be made for it"
+            )
+        turned = "Conv1D" in layers.values()  # GPT-2 keeps its matrices the other way round
+        weights = {f"{name}.weight": _weight(module, name).detach().cpu().clone() for name in layers}
+        parts = {}
+        for name, weight in weights.items():
+            out, into = reversed(weight.shape) if turned else weight.shape
+            first = torch.empty(rank, into).uniform_(-(into**-0.5), into**-0.5, generator=_seeded(seed, name))
+            parts[name] = first, torch.zeros(out, rank)
+        config = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base.absolute()), "r": rank, "lora_alpha": 2 * rank,
+            "target_modules": sorted({name.rpartition(".")[2] for name in layers}), "fan_in_fan_out": turned, "bias": "none",
+            "lora_dropout": 0.0, "inference_mode": True,
+        }  # fmt: skip
+        return cls(config, parts, weights)
+
+    @classmethod
+    def read(cls, folder: Path, module: nn.Module) -> Adapter:
+        """The LoRA adapter in ``folder`` for ``module``, its base. Raises NeedsError on adapters of another kind, UserError where it does not
+        fit."""
+        config = _config(folder)
+        if config.get("peft_type") != "LORA":
+            raise NeedsError(
+                f"the adapter {folder} is of type {config.get('peft_type')}; LORA is what can be added to weights here"
+            )
+        for name, plain in _PLAIN.items():
+            if config.get(name) not in (None, plain):
+                raise NeedsError(f"the adapter {folder} sets '{name}' to {config[name]!r}, which is not supported")
+        file = folder / WEIGHTS
+        try:
+            halves = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read the adapter {file}: {reason(error)}") from error
+        rank = _number(config, "r", folder)
+        _number(config, "lora_alpha", folder)
+        if rank < 1 or rank != int(rank):
+            raise UserError(f"{folder / CONFIG}: 'r' is {rank:g}, and a rank is a whole number from 1")
+        weights = distinct_weights(module)
+        parts = {}
+        for key in halves:
+            stem = key.removesuffix(_A).removesuffix(_B)
+            name = stem.removeprefix(_STEM) + ".weight"
+            if not key.endswith((_A, _B)) or name not in weights:
+                raise UserError(f"{file}: '{key}' is no low-rank part of a weight of the adapter's base model")
+            if other := {stem + _A, stem + _B} - halves.keys():
+                raise UserError(f"{file}: '{key}' has no other half '{other.pop()}'")
+            if key.endswith(_A):
+                up, down = halves[stem + _B].float(), halves[key].float()
+                if up.dim() != 2 or down.dim() != 2 or not up.shape[1] == down.shape[0] == rank:
+                    raise UserError(f"{file}: '{key}' and its other half are not of rank {rank:g}, as the adapter's settings say")
+                shape = (up.shape[0], down.shape[1])
+                if weights[name].shape != (shape[::-1] if config.get("fan_in_fan_out") else shape):
+                    raise UserError(f"{file}: '{key}' does not fit the weight '{name}' of the adapter's base model")
+                parts[name] = down, up
+        return cls(config, parts, {name: weights[name].detach().cpu().clone() for name in parts})
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return int(self.config["r"])
+
+    @property
+    def scale(self) -> float:
+        """alpha / r, or alpha / sqrt(r)."""
+        return float(self.config["lora_alpha"]) / (self.rank**0.5 if self.config.get("use_rslora") else self.rank)
+
+    def merged(self) -> dict[str, Tensor]:
+        """Name -> weight with its low-rank part added, float32 on the CPU: the same bits wherever the parts are the same."""
+        found = {}
+        with torch.no_grad(), threads_for(0):  # workers add it with one thread, too, and must get the same bits
+            for name, (down, up) in self.parts.items():
+                change = self.scale * (up.double() @ down.double())
+                if self.config.get("fan_in_fan_out"):
+                    change = change.T
+                found[name] = (self.base[name].double() + change).to(torch.float32)
+        return found
+
+    def pull(self, gradients: Mapping[str, Tensor]) -> None:
+        """Set the gradients of the parts from those of the weights: of B s G A^T, of A s B^T G."""
+        for name, (down, up) in self.parts.items():
+            whole = gradients[name].cpu()
+            whole = whole.T if self.config.get("fan_in_fan_out") else whole
+            up.grad, down.grad = self.scale * whole @ down.detach().T, self.scale * up.detach().T @ whole
+
+    def write(self, folder: Path, base: Path) -> None:
+        """Write it as PEFT does, for the model in ``base``."""
+        halves: dict[str, Tensor] = {}
+        for name, (down, up) in self.parts.items():
+            stem = _STEM + name.removesuffix(".weight")
+            halves |= {stem + _A: down.detach().contiguous(), stem + _B: up.detach().contiguous()}
+        (folder / WEIGHTS).write_bytes(save(halves, metadata={"format": "pt"}))
+        record = self.config | {"base_model_name_or_path": str(base.absolute())}
+        (folder / CONFIG).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _weight(module: nn.Module, layer: str) -> Tensor:
+    return dict(module.get_submodule(layer).named_parameters())["weight"]
+
+
+def _seeded(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_key(seed, "lora", name))
 
 
 def _number(config: dict[str, Any], name: str, folder: Path) -> float:

@@ -14,9 +14,9 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from ramify.base.errors import NeedsError, RamifyError, UserError
+from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import folder_aside, refusal, whole_file
-from ramify.engine.adapters import tokenizer_folder, whole_folder
+from ramify.engine.adapters import Adapter, is_adapter, tokenizer_folder, whole_folder
 from ramify.engine.generation import FILE as GENERATION
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM, distinct_weights, read_config, set_distinct_weights
@@ -29,10 +29,14 @@ _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.ji
 
 
 def model_folder(spec: str) -> Path:
-    """Folder of the checkpoint that ``builtin`` or ``hf:PATH`` names. Raises UserError when there is none."""
-    if spec == "builtin":
-        return Path(str(resources.files("ramify") / "assets" / "household"))
+    """Folder of the checkpoint that ``builtin``, ``builtin:NAME`` or ``hf:PATH`` names. Raises UserError when there is none."""
     kind, _, path = spec.partition(":")
+    if kind == "builtin":
+        assets = Path(str(resources.files("ramify") / "assets"))
+        known = sorted(config.parent.name for config in assets.glob("*/config.json"))
+        if path and path not in known:
+            raise UserError(f"there is no built-in agent '{path}' ({nearest(path, known)})")
+        return assets / (path or "household")
     if kind in ("chat", "completions"):
         raise NeedsError(f"'{kind}:...' is a model at an endpoint; this needs weights in this process: builtin or hf:PATH")
     if kind != "hf" or not path:
@@ -65,16 +69,17 @@ def chat_template(folder: Path, given: Mapping[str, Any] | None = None) -> ChatT
     return template_in(folder, HfTokenizer.load(folder), given)
 
 
-def save_model(model: LocalModel, start: Path | None, folder: Path) -> None:
+def save_model(model: LocalModel, start: Path | None, folder: Path, adapter: Adapter | None = None) -> None:
     """Write the current model as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from,
     if anywhere. A chat template the model was given is written, too.
 
-    What came from an adapter is written with its base, as a whole model. Each file is there whole or not at all. Raises RamifyError when the disk refuses.
+    With an ``adapter``, which must be added to the model already, it alone is written, for the base that ``start`` is or names; without one, what
+    came from an adapter is written with its base, as a whole model. Each file is there whole or not at all. Raises RamifyError when the disk refuses.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with folder_aside(folder) as part:
-            _write(model, start, part)
+            _write(model, start, part, adapter)
             for file in sorted(part.iterdir()):
                 with whole_file(folder / file.name) as whole:
                     os.replace(file, whole)
@@ -82,6 +87,20 @@ def save_model(model: LocalModel, start: Path | None, folder: Path) -> None:
         raise refusal(f"cannot write the checkpoint {folder}", error) from error
     except SafetensorError as error:  # what the library makes of a failed write
         raise RamifyError(f"cannot write the checkpoint {folder}: {error}") from error
+
+
+def adapter_of(model: LocalModel, start: Path, rank: int, seed: int) -> Adapter | None:
+    """The adapter to train: that of the checkpoint ``start`` where it is one, else a new one of ``rank`` for ``model``, None for rank 0.
+
+    Raises UserError where the checkpoint's adapter is of another rank than one that is asked for, and as :meth:`Adapter.read`."""
+    if not is_adapter(start):
+        return Adapter.new(model.module, rank, seed, start) if rank else None
+    found = Adapter.read(start, LocalModel.load(whole_folder(start), max_sequences=1, cache_bytes=0).module)
+    if rank not in (0, found.rank):
+        raise UserError(
+            f"the checkpoint {start} is an adapter of rank {found.rank}, which goes on as it is: leave --lora {rank} out"
+        )
+    return found
 
 
 def weights_of(model: LocalModel) -> bytes:
@@ -100,8 +119,12 @@ def set_weights(model: Model, weights: bytes) -> None:
     model.refresh()
 
 
-def _write(model: LocalModel, start: Path | None, folder: Path) -> None:
-    if isinstance(model.module, TinyLM):
+def _write(model: LocalModel, start: Path | None, folder: Path, adapter: Adapter | None) -> None:
+    if adapter is not None and start is not None:
+        adapter.write(folder, whole_folder(start))
+        if model.tokenizer is not None:
+            (folder / "tokenizer.json").write_text(model.tokenizer.to_json(), encoding="utf-8")
+    elif isinstance(model.module, TinyLM):
         model.module.save(folder, model.tokenizer)
         if start is not None:
             config = read_config(whole_folder(start))

@@ -73,7 +73,7 @@ def _folder(spec: str) -> Path | None:
     from ramify.engine.checkpoints import model_folder
 
     kind, colon, _ = spec.partition(":")
-    if spec == "builtin" or kind == "hf":
+    if kind in ("builtin", "hf"):
         return model_folder(spec)
     if colon and not Path(spec).is_dir():
         return None

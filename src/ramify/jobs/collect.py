@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ramify.base.budget import Budget
 from ramify.base.config import Config, check
 from ramify.base.errors import BudgetSpentError
 from ramify.base.progress import SILENT, Progress
+from ramify.env.builtin.agents import with_agent
 from ramify.env.protocol import TaskSet, close, read_task_set
 from ramify.jobs import components, play
 from ramify.model.protocol import sampling_of
@@ -85,6 +86,8 @@ class RolloutConfig(Config):
     """Data type of a model on an accelerator; with bfloat16 attempts may not repeat exactly. Default: RAMIFY_DTYPE, else float32."""
     budget: RunLimits = RunLimits()
     """Limits of the run."""
+
+    _agent = model_validator(mode="before")(with_agent)
 
 
 LATER = {

@@ -1,15 +1,21 @@
-"""Training rows from sampled trees and their credit: each sampled token once."""
+"""Training rows from sampled trees and their credit: each sampled token once. How two agents score the steps that were sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ramify.rollout.attempts import Attempt
 from ramify.trace.db import Run
+from ramify.trace.node import Node
 from ramify.trace.tree import Tree
 from ramify.train.batch import Row, rows_from_path
+from ramify.train.loop import with_reference
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def training_rows(
@@ -38,3 +44,33 @@ def training_rows(
             if mask.any():
                 rows.append(Row(row.tokens, mask, {**row.token_values, "advantage": advantage, "weight": advantage}))
     return rows
+
+
+def log_ratios(
+    agent: nn.Module, start: nn.Module, run: Run, trees: Mapping[str, Tree], ends: Sequence[Attempt], max_tokens: int
+) -> dict[str, np.ndarray]:
+    """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under ``agent`` minus that under ``start``, 0 elsewhere.
+
+    Every step on the paths to ``ends``, scored once, in batches of ``max_tokens`` tokens."""
+    nodes: dict[str, Node] = {}
+    rows: list[Row] = []
+    for attempt in ends:
+        path = trees[attempt.tree].path(attempt.leaf)
+        fresh = [node for node, _ in path.segments if node.sampled_tokens and node.id not in nodes]
+        marks = {node.id: np.full(len(node), len(nodes) + number, np.float32) for number, node in enumerate(fresh, 1)}
+        nodes |= {node.id: node for node in fresh}
+        for row in rows_from_path(path, trees[attempt.tree].node, run.context, {"node": marks}) if fresh else ():
+            mask = row.mask & (row.token_values["node"] > 0)
+            rows.append(Row(row.tokens, mask, {"node": row.token_values["node"]}))
+    before = with_reference(start, rows, max_tokens)
+    kept = [
+        Row(row.tokens, row.mask, {"node": row.token_values["node"], "start": row.token_values["reference"]}) for row in before
+    ]
+    every, out = list(nodes.values()), {}
+    for row in with_reference(agent, kept, max_tokens):
+        ratio, number = row.token_values["reference"] - row.token_values["start"], row.token_values["node"] * row.mask
+        for one in np.unique(number[number > 0]).astype(np.int64):
+            node = every[one - 1]
+            out[node.id] = np.zeros(len(node), np.float32)
+            out[node.id][node.sampled_mask] = ratio[number == one]
+    return out

@@ -88,6 +88,7 @@ class Grown:
             "leaves": n,
             "attempts": len(self.ends),
             "forks": self.forks,
+            "independent": [sum(self.outcomes), len(self.outcomes)],
             "abandoned": list(self.abandoned),
         }
 

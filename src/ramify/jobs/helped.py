@@ -82,6 +82,7 @@ def helped(
     model: AnyModel | None = None,
     env: AnyEnvironment | None = None,
     trust: bool = False,
+    effects: Mapping[str, str] | None = None,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
 ) -> list[Helped]:
     """Make each of ``changes`` (``KIND=VALUE``, see :data:`KINDS`) at the step that ``why`` names, ``n`` forks each, and ``n`` without it.
@@ -94,7 +95,7 @@ def helped(
     with Run.open(path) as run:
         step = run.node(why.node)
     made: list[tuple[str, str, str, Counts, Counts]] = []
-    with open_episodes(path, step, model, env, trust=trust) as (episodes, task):
+    with open_episodes(path, step, model, env, trust=trust, effects=effects) as (episodes, task):
         episodes.on_attempt = on_attempt
         with episodes.committing():
             at = _Place(episodes, task, why, n)
@@ -103,7 +104,7 @@ def helped(
                     made.append(at.make(kind, value))
             control = at.unchanged(at.step) if any(kind == "policy" for kind, _ in wanted) else Counts(0, 0)
     for _, value in [one for one in wanted if one[0] == "policy"]:
-        with open_episodes(path, step, value, env, trust=trust) as (episodes, task):
+        with open_episodes(path, step, value, env, trust=trust, effects=effects) as (episodes, task):
             episodes.on_attempt = on_attempt
             with episodes.committing():
                 other = _Place(episodes, task, why, n)

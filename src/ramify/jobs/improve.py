@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 import ramify
 from ramify.base import registry
@@ -29,11 +29,13 @@ from ramify.base.plugins import source_of
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.base.words import plural
-from ramify.engine.checkpoints import load_model, model_folder, save_model, weights_of
+from ramify.engine.checkpoints import adapter_of, load_model, model_folder, save_model, weights_of
+from ramify.env.builtin.agents import with_agent
 from ramify.env.protocol import AnyEnvironment, AnyTasks, Environment, Task, close
-from ramify.jobs import components
-from ramify.jobs.credit import training_rows
+from ramify.jobs import changes, components
+from ramify.jobs.credit import log_ratios, training_rows
 from ramify.jobs.critic import CriticConfig, SharedCritic, StepStates, outcomes_of, states_of
+from ramify.jobs.curve import curves
 from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
@@ -49,12 +51,16 @@ from ramify.rollout.components import any_environment, check_trust
 from ramify.rollout.run import Episodes
 from ramify.rollout.stored import AGENT, keep_template, kept_template
 from ramify.score.credit.protocol import CreditGroup, CreditRule, credit_group, find_rule
+from ramify.stats.drops import Counts
 from ramify.stats.intervals import paired_proportions, wilson
 from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.train import checkpoint
 from ramify.train.batch import Row, rows_from_path
 from ramify.train.loop import TrainConfig, Trainer, with_reference
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,10 @@ class ImproveConfig(Config):
 
     BASIC = (
         "model env tasks arm sampling compare seed updates tokens tasks_per_update train_tasks eval_episodes "
-        "temperature max_reply backend device credit train.lr"
+        "lora temperature max_reply backend device credit train.lr"
     )
     model: str = "builtin"
-    """The agent's checkpoint: builtin, or hf:PATH of a folder transformers can load."""
+    """The agent's checkpoint: builtin (the one that goes with the environment), or hf:PATH of a folder transformers can load."""
     chat_template: str | None = None
     """File with a chat template (jinja) to use instead of the checkpoint's own; it is stored with the run and the improved agent."""
     env: str = "household"
@@ -161,6 +167,10 @@ class ImproveConfig(Config):
     """Where episodes are played: local, processes:WORKERS or ray:WORKERS (see ``ramify list backend``); changes no result."""
     device: str = ""
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
+    lora: int = Field(default=0, ge=0)
+    """Train a LoRA adapter of this rank alone, and save it alone; 0: all weights, or the checkpoint's own adapter where it is one."""
+    changes: int = Field(default=10, ge=0, le=100)
+    """States of held-out attempts at which the report says what the agent now does, and what comes of it; 0 for none."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL to the starting agent."""
     clip_credit: float = Field(default=4.0, gt=0)
@@ -177,6 +187,8 @@ class ImproveConfig(Config):
     """How steps are credited."""
     train: TrainingConfig = TrainingConfig()
     """How to train."""
+
+    _agent = model_validator(mode="before")(with_agent)
 
     @field_validator("arm", mode="before")
     @classmethod
@@ -197,6 +209,7 @@ def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progres
     Raises as :func:`improve` would in the folder ``out``, and leaves nothing behind."""
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
+    episodes += changes.states_for(config.changes, config.eval_episodes) * 2 * (changes.FORKS + changes.POOL * changes.SCREEN)
     few = config.model_copy(update={"eval_episodes": min(16, config.eval_episodes)})
     with _trial_folder(Path(out) if out else None) as folder:
         path = folder / "run"
@@ -298,7 +311,8 @@ def finished(run: Run) -> Improved | None:
 
 
 class Improved(dict[str, Any]):
-    """What :func:`improve` returns: ``before``, ``after``, ``gain``, ``tokens``, ``seconds``, ``run``."""
+    """What :func:`improve` returns: ``before``, ``after``, ``gain``, ``tokens``, ``attempts``, ``forks``, ``updates``, ``seconds``, ``run``;
+    ``changes``, with the sentence ``why`` and the ``states``, each with its sentence ``text``; after a comparison ``compare``, by arm."""
 
     def __repr__(self) -> str:
         before, after, gain = self["before"], self["after"], self["gain"]
@@ -306,7 +320,7 @@ class Improved(dict[str, Any]):
         return (
             f"<improve: success {before['success']:.1%} -> {after['success']:.1%} (n = {gain['n']}),\n"
             f" gain {100 * gain['success']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}], {self['tokens']:,} tokens,"
-            f" {self['seconds']:.0f} s,\n run {short(self['run'], 90)}>"
+            f" {self['seconds']:.0f} s, {plural(len(self.get('changes', {}).get('states', ())), 'state')} with a change,\n run {short(self['run'], 90)}>"
         )
 
 
@@ -328,6 +342,7 @@ class Job:
             self.start, self.model = folder / START, model
             self.template = cast(ChatTemplate, template_of(model, self.given))
         require(self.model, ("tokens", "logprobs", "train"), "ramify improve")
+        self.adapter = adapter_of(self.model, self.start, config.lora, config.seed)
         self.task_set = self.own.task_set()
         self.train_task_set, self.eval_task_set = components.task_sets(
             self.environment, self.task_set or config.tasks, config.train_tasks, config.eval_episodes, config.seed
@@ -367,6 +382,7 @@ class Job:
                 self.learn(run, name, progress, 1 + len(others))
                 run.log("compare", name, {"before": before, "after": self.evaluate(run, f"after-{name}", progress)})
             gain = self._gain(run, "before", "after")
+            changed = self._changes(run, progress)
             earlier = sum(float(e.payload.get("seconds", 0.0)) for e in run.journal("stretch"))
             seconds = time.monotonic() - begun + earlier
             result = Improved(
@@ -376,6 +392,8 @@ class Job:
                 tokens=spent,
                 **self._counts(run),
                 seconds=round(seconds, 1),
+                changes={"why": changes.sentence(changed), "states": [one.to_json() for one in changed]},
+                **({"compare": self._compared(run, others)} if others else {}),
                 run=str(self.folder),
                 **components.caution(self.model),
             )
@@ -393,9 +411,14 @@ class Job:
         own = {} if type(rule).__module__.startswith("ramify.") else {"credit rule": stable_hash(source_of(type(rule)))}
         return {"version": ramify.__version__, "weights": self.weights, **tasks, **own} | components.template_entry(self.template)
 
+    def trainer(self, config: TrainConfig) -> Trainer:
+        """A trainer of the current agent, which is the starting one: of its adapter alone where it has one or is to get one."""
+        self.adapter = adapter_of(self.model, self.start, self.config.lora, self.config.seed)
+        return Trainer(self.model.module, config, self.config.seed, self.adapter)
+
     def save(self, folder: Path) -> None:
-        """Write the current agent with its chat template. Raises RamifyError where it cannot be written."""
-        save_model(self.model, self.start, folder)
+        """Write the current agent with its chat template, or its adapter. Raises RamifyError where it cannot be written."""
+        save_model(self.model, self.start, folder, self.adapter)
         if self.config.chat_template and isinstance(self.template, JinjaTemplate):
             try:
                 with whole_file(folder / "chat_template.jinja") as part:
@@ -403,9 +426,10 @@ class Job:
             except OSError as error:
                 raise refusal(f"cannot write the checkpoint {folder}", error) from error
 
-    def reset(self) -> None:
-        """Back to the starting weights."""
-        self.model, self.template = load_model(self.start, self.config.concurrency, self.config.device, given=self.given)
+    def reset(self, folder: Path | None = None) -> None:
+        """Back to the starting weights, or on to the checkpoint in ``folder``."""
+        c = self.config
+        self.model, self.template = load_model(folder or self.start, c.concurrency, c.device, given=self.given)
 
     def agent(self) -> Agent:
         """The current agent."""
@@ -480,7 +504,7 @@ class Job:
         try:
             if reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": self.config.kl}
-            trainer = Trainer(self.model.module, self.config.train.of(self.config.arm, self.config.updates), self.config.seed)
+            trainer = self.trainer(self.config.train.of(self.config.arm, self.config.updates))
             trainer.update(rows, losses)
             self.model.refresh()
             saved_state = packed(trainer, SharedCritic(self.config.critic, self.config.seed))
@@ -509,6 +533,55 @@ class Job:
         low, high = paired_proportions(after, before)
         return {"success": float(np.mean(after) - np.mean(before)), "interval": [low, high], "n": len(pairs)}
 
+    def _compared(self, run: Run, others: Sequence[str]) -> dict[str, Any]:
+        """Of every arm: success after, the gain, and the curve of success over tokens as (tokens, successes, attempts)."""
+        known, found = curves(run), {}
+        for name in (self.config.arm, *others):
+            when = "after" if name == self.config.arm else f"after-{name}"
+            after = self.evaluate(run, when)
+            gain = self._gain(run, "before", when)
+            about = {"success": after["success"], "interval": after["interval"], "gain": gain}
+            found[name] = about | {"curve": [list(point) for point in known[name]]}
+        return found
+
+    def _changes(self, run: Run, progress: Progress) -> list[changes.BehaviourChange]:
+        """What the agent now does otherwise on the held-out tasks, and what comes of it; kept as findings."""
+        c = self.config
+        if not c.changes:
+            return []
+        known = [entry.payload for entry in run.journal("changes")]
+        if known:
+            found = [changes.BehaviourChange.from_json(one) for one in known[0]]
+        else:
+            attempts = [one for when in ("before", "after") for one in changes.replies(run, f"eval-{when}")]
+            scores = []
+            for folder in (self.start, self.folder / AGENT):
+                self.reset(folder)
+                scores.append(self.players.run(changes.probabilities(self.model, run, attempts, c.temperature)))
+            found = changes.named(attempts, scores[0], scores[1], changes.POOL * c.changes)
+            run.log("changes", "named", [one.to_json() for one in found])
+            run.commit()
+        count = changes.states_for(c.changes, c.eval_episodes)
+        if count and found:
+            pool = found[: changes.POOL * count]
+            few = changes.screened(pool, *self._continued(run, pool, 0, changes.SCREEN, progress), count)
+            found = changes.judged(few, *self._continued(run, few, changes.SCREEN, changes.FORKS, progress))
+        found = found[: c.changes]
+        run.conclude(changes.MAKER, [one.finding() for one in found])
+        return found
+
+    def _continued(
+        self, run: Run, states: Sequence[changes.BehaviourChange], first: int, n: int, progress: Progress
+    ) -> tuple[list[Counts], list[Counts]]:
+        """Successes of continuations from ``states`` before and after training."""
+        counts, tasks = [], {task.id: task for task in self.eval_task_set}
+        progress.begin(2, 0, "compare", "agents")
+        for number, folder in enumerate((self.start, self.folder / AGENT), 1):
+            self.reset(folder)
+            counts.append(self.players.run(changes.continued(self.player(run, "changes"), tasks, states, first, n)))
+            progress.at(number)
+        return counts[0], counts[1]
+
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, run: Run, name: str, progress: Progress = SILENT, arms: int = 1) -> int:
@@ -516,8 +589,8 @@ class Job:
         ``progress`` names the arm where it is one of several ``arms``."""
         c = self.config
         train = c.train.of(name, c.updates)
-        trainer, critic = Trainer(self.model.module, train, c.seed), SharedCritic(c.critic, c.seed)
-        reference = copy.deepcopy(self.model.module) if c.kl else None
+        trainer, critic = self.trainer(train), SharedCritic(c.critic, c.seed)
+        reference = copy.deepcopy(self.model.module) if c.kl or self.rules[name].reference else None
         done = [entry.payload for entry in run.journal("update") if entry.payload["arm"] == name]
         spent, cost = self._restored(run, trainer, critic, done)
         last = done[-1]["checkpoint"] if done else None
@@ -544,10 +617,10 @@ class Job:
             progress.at(min(spent + success.tokens, c.tokens), note, phase("train", update))
             times["credit"] = -time.monotonic()
             states = self._states(player, name, grown)
-            rows, losses, warned = self._rows(run, f"{name}-{update:04d}", self.rules[name], grown, critic, states)
+            rows, losses, warned = self._rows(run, f"{name}-{update:04d}", self.rules[name], grown, critic, states, reference)
             times["credit"] += time.monotonic()
             times["train"] = -time.monotonic()
-            if reference is not None:
+            if c.kl and reference is not None:
                 rows, losses = with_reference(reference, rows), {**losses, "reference_kl": c.kl}
             trainer.set_rate(train.lr * (1.0 - update / c.updates))  # the decay reduces the noise of small groups
             metrics = trainer.update(rows, losses)
@@ -623,7 +696,14 @@ class Job:
         return {"spoke": spoke, "auroc": ranked, "won": critic.won, "rate": critic.rate}
 
     def _rows(
-        self, run: Run, group: str, rule: CreditRule, grown: Grown, critic: SharedCritic, states: StepStates | None
+        self,
+        run: Run,
+        group: str,
+        rule: CreditRule,
+        grown: Grown,
+        critic: SharedCritic,
+        states: StepStates | None,
+        reference: nn.Module | None,
     ) -> tuple[list[Row], dict[str, float], list[str]]:
         """Training rows, the losses to train them with, and limits of the credit's validity."""
         losses = {rule.loss: 1.0}
@@ -632,6 +712,9 @@ class Job:
         attempts = CreditGroup.of(run, group, grown.trees, scorer="env")
         if states is not None and rule.critic and critic.speaks:
             attempts = replace(attempts, values=critic.value(states.of(attempts.columns["node"])))
+        if reference is not None and rule.reference:
+            scored = self.model.module, reference, run, grown.trees, grown.ends, self.config.train.micro_tokens
+            attempts = replace(attempts, log_ratios=log_ratios(*scored))
         credit = credit_group(run, rule, attempts)
         return training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit), losses, list(rule.doubts)
 

@@ -107,6 +107,7 @@ def fork_run(
     env: AnyEnvironment | None = None,
     compactor: Compactor | None = None,
     trust: bool = False,
+    effects: Mapping[str, str] | None = None,
 ) -> Fork:
     """Fork a stored run at ``node`` (an id, or its unique beginning); see :func:`ramify.rollout.fork.fork`.
 
@@ -114,12 +115,13 @@ def fork_run(
     ``node.sampled`` does, and an offset before that means the same position.
 
     ``model``, ``env`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects. ``trust`` lets the settings of
-    an imported run, or of one made elsewhere, load code and open connections. The same call again continues a fork that was interrupted;
+    an imported run, or of one made elsewhere, load code and open connections. ``effects``: what tools do to the world, by name
+    (:data:`ramify.env.tools.EFFECTS`). The same call again continues a fork that was interrupted;
     after a finished one it takes new samples. Raises UserError."""
     with Run.open(path) as reading:
         found = reading.node(node)
     with (
-        open_episodes(path, found, model, env, compactor, trust) as (episodes, task),
+        open_episodes(path, found, model, env, compactor, trust, effects) as (episodes, task),
         interruptible(episodes, found.id, offset, [edit], n, after) as key,
     ):
         return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))

@@ -140,13 +140,16 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool
     )
 
 
+def in_tree_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows in the order of their tokens, in which rows that share a prefix are neighbours."""
+    return [rows[i] for i in in_order([row.tokens for row in rows])]
+
+
 def shared_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
-    """Rows in the order of their tokens, cut where their distinct tokens would pass ``max_tokens``, or the tokens they look at eight times
-    that."""
+    """Rows (:func:`in_tree_order`) cut where their distinct tokens would pass ``max_tokens``, or the tokens they look at eight times that."""
     pack: list[Row] = []
     distinct = looked = 0
-    for i in in_order([row.tokens for row in rows]):
-        row = rows[i]
+    for row in rows:
         new = len(row.tokens) - (common(pack[-1].tokens, row.tokens) if pack else 0)
         if pack and (distinct + new > max_tokens or looked + len(row.tokens) > 8 * max_tokens):
             yield pack
@@ -158,10 +161,9 @@ def shared_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
 
 
 def share_of_rows(rows: Sequence[Row]) -> float:
-    """Share of the tokens of ``rows`` that a row has in common with an earlier one."""
-    ordered = [rows[i].tokens for i in in_order([row.tokens for row in rows])]
-    shared = sum(common(a, b) for a, b in pairwise(ordered))
-    return shared / max(1, sum(map(len, ordered)))
+    """Share of the tokens of ``rows`` (:func:`in_tree_order`) that a row has in common with an earlier one."""
+    shared = sum(common(a.tokens, b.tokens) for a, b in pairwise(rows))
+    return shared / max(1, sum(len(row.tokens) for row in rows))
 
 
 def micro_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:

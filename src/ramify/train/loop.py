@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,10 +16,11 @@ from ramify.base import registry
 from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
+from ramify.engine.adapters import Adapter
 from ramify.engine.generic import attends_here
 from ramify.engine.sharing import SharedRows, sharing
 from ramify.engine.tiny import TinyLM, distinct_weights, set_distinct_weights
-from ramify.train.batch import Batch, Row, collate, micro_batches, share_of_rows, shared_batches
+from ramify.train.batch import Batch, Row, collate, in_tree_order, micro_batches, share_of_rows, shared_batches
 from ramify.train.losses import LossConfig, Scores
 
 SHARED = 0.125
@@ -90,8 +91,9 @@ def batches(module: nn.Module, rows: Sequence[Row], max_tokens: int, share: bool
     """Every row in one batch of at most ``max_tokens`` tokens through the model, with the rows of that batch in its order. With ``share``
     and a model that allows it, what rows have in common at their start is in a batch once, where that is an eighth of them or more."""
     device = next(module.parameters()).device
-    share = share and share_of_rows(rows) >= SHARED and shares(module)
-    for pack in shared_batches(rows, max_tokens) if share else micro_batches(rows, max_tokens):
+    ordered = in_tree_order(rows) if share else []
+    share = share and share_of_rows(ordered) >= SHARED and shares(module)
+    for pack in shared_batches(ordered, max_tokens) if share else micro_batches(rows, max_tokens):
         yield pack, collate(pack, device, share)
 
 
@@ -147,10 +149,17 @@ def with_reference(reference: nn.Module, rows: Sequence[Row], max_tokens: int = 
 class Trainer:
     """AdamW over ``module``. Deterministic given rows, seed and thread count."""
 
-    def __init__(self, module: nn.Module, config: TrainConfig, seed: int = 0) -> None:
-        self.module, self.config, self.seed = module, config, seed
+    def __init__(self, module: nn.Module, config: TrainConfig, seed: int = 0, adapter: Adapter | None = None) -> None:
+        """``adapter``: train its low-rank parts alone. Raises UserError where nothing can be trained."""
+        self.module, self.config, self.seed, self.adapter = module, config, seed, adapter
         self.steps = 0
-        weights = [w for w in module.parameters() if w.requires_grad]
+        if adapter is not None:
+            for name, weight in module.named_parameters():
+                weight.requires_grad_(name in adapter.parts)
+            self._added()
+            weights = [part.requires_grad_() for pair in adapter.parts.values() for part in pair]
+        else:
+            weights = [w for w in module.parameters() if w.requires_grad]
         if not weights:
             raise UserError("the model has no trainable weight")
         c = config
@@ -184,7 +193,7 @@ class Trainer:
         totals = dict.fromkeys(losses, 0.0)
         device = next(self.module.parameters()).device
         self.module.eval()  # no dropout: rows are scored by the model that sampled them, and a resumed run must end as this one
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget()
         for _, batch in batches(self.module, rows, self.config.micro_tokens, self.config.share_prefixes):
             scores = score_batch(self.module, batch)
             total = torch.zeros((), device=device)
@@ -197,20 +206,46 @@ class Trainer:
 
     def descend(self, loss: Tensor) -> float:
         """One step along the gradient of ``loss``, which was made elsewhere; the norm of the gradient."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget()
         loss.backward()
         return self._descend()
 
+    def _forget(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.adapter is not None:
+            self.module.zero_grad(set_to_none=True)
+
     def _descend(self) -> float:
-        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip_norm))
+        weights: Iterable[Tensor] = self.module.parameters()
+        if self.adapter is not None:
+            found = {name: weight.grad for name, weight in self.module.named_parameters() if name in self.adapter.parts}
+            self.adapter.pull(
+                {name: torch.zeros_like(self.adapter.base[name]) if one is None else one for name, one in found.items()}
+            )
+            weights = [part for pair in self.adapter.parts.values() for part in pair]
+        norm = float(nn.utils.clip_grad_norm_(weights, self.config.clip_norm))
         if math.isfinite(norm):  # a step along a gradient that is not a number would lose the model
             self.optimizer.step()
+            self._added()
         self.steps += 1
         return norm
 
+    def _added(self) -> None:
+        """Bring the module's weights to what the adapter's parts make of them."""
+        if self.adapter is not None:
+            own = dict(self.module.named_parameters())
+            with torch.no_grad():
+                for name, weight in self.adapter.merged().items():
+                    own[name].copy_(weight)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything needed to continue: tensors by name (weights, moments) and a JSON record."""
-        tensors = {f"weight.{name}": value.cpu() for name, value in distinct_weights(self.module).items()}
+        """Everything needed to continue: tensors by name (weights or an adapter's parts, moments) and a JSON record."""
+        if self.adapter is None:
+            tensors = {f"weight.{name}": value.cpu() for name, value in distinct_weights(self.module).items()}
+        else:
+            tensors = {
+                f"adapter.{i}.{name}": half.detach() for name, pair in self.adapter.parts.items() for i, half in enumerate(pair)
+            }
         moments = self.optimizer.state_dict()["state"]
         for index, moment in moments.items():
             for name, value in moment.items():
@@ -219,8 +254,15 @@ class Trainer:
 
     def restore(self, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
         """Inverse of :meth:`state`."""
-        weights = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
-        set_distinct_weights(self.module, weights)
+        if self.adapter is None:
+            weights = {name.removeprefix("weight."): value for name, value in tensors.items() if name.startswith("weight.")}
+            set_distinct_weights(self.module, weights)
+        else:
+            with torch.no_grad():
+                for name, pair in self.adapter.parts.items():
+                    for i, half in enumerate(pair):
+                        half.copy_(tensors[f"adapter.{i}.{name}"])
+            self._added()
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             if key.startswith("moment."):

@@ -13,6 +13,9 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none, it reads finished traces."""
 
+COMPONENTS = {"credit": ("rules",)}
+"""Modules of this package that register components, by kind."""
+
 if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.maze_recovery.algorithm import train_exact as train_exact
     from ramify.methods.maze_recovery.audit import audit_traces as audit_traces

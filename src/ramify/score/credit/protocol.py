@@ -50,6 +50,8 @@ class CreditRule(ABC):
     """The registered loss that trains on the credit: its per-token values ``advantage``, which are also given as ``weight``."""
     critic: ClassVar[bool] = False
     """Whether it reads :attr:`CreditGroup.values`, for which a critic is trained."""
+    reference: ClassVar[bool] = False
+    """Whether it reads :attr:`CreditGroup.log_ratios`, for which the steps are scored by the agent and by the one that training began with."""
     doubts: Sequence[str] = ()
     """Caveats about the credit assigned last, a sentence each."""
 
@@ -77,6 +79,9 @@ class CreditGroup:
     """The node of each step by id: its tokens, which of them were sampled, their log-probs."""
     values: np.ndarray | None = None
     """float (N,): chance of success before each step, as a critic says; None where none was asked."""
+    log_ratios: Mapping[str, np.ndarray] | None = None
+    """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under the agent, minus that under the agent that training
+    began with; None where they were not scored."""
     _codes: dict[str, tuple[np.ndarray, list[Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -150,6 +155,11 @@ class CreditGroup:
         codes, names = self._factors("node")
         order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))
         return dict(zip(names, np.split(order, ends[:-1]), strict=True))
+
+    def states(self) -> np.ndarray:
+        """int64 (N,): the state before each step, equal where task and anchor are."""
+        states: np.ndarray = self.codes("anchor").astype(np.int64) * (int(self.task.max(initial=0)) + 1) + self.task[self.attempt]
+        return states
 
     def spread(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """Per-token values of one value an attempt (A,) or a step (N,): on each sampled token of a step's node, 0 on the others.

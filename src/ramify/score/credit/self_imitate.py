@@ -13,9 +13,46 @@ from ramify.base.registry import register
 from ramify.score.credit.protocol import CreditGroup, CreditRule
 
 
+def base_values(group: CreditGroup) -> np.ndarray:
+    """(N,): chance of success before each step before outcomes of equal states are known: the critic's value, or without a critic the
+    success rate of the task's other attempts."""
+    if group.values is not None:
+        return group.values
+    success = group.success.astype(np.float64)
+    attempts, wins = np.bincount(group.task), np.bincount(group.task, success)
+    others = (wins[group.task] - success) / np.maximum(attempts[group.task] - 1, 1)
+    return np.asarray(others[group.attempt])
+
+
+def corrected(group: CreditGroup, base: np.ndarray, trust: float) -> np.ndarray:
+    """(N,): ``base`` (N,), which counts for ``trust`` outcomes, with the outcomes of the other attempts that were in an equal state of the
+    task, each attempt once."""
+    success = group.success.astype(np.float64)
+    states = group.states()
+    visits = np.unique(np.stack([states, group.attempt]), axis=1)
+    known, state = np.unique(visits[0], return_inverse=True)
+    count, wins = np.bincount(state), np.bincount(state, success[visits[1]])
+    here = np.searchsorted(known, states)
+    others, won = count[here] - 1, wins[here] - success[group.attempt]
+    return np.asarray((trust * base + won) / (trust + others))
+
+
+def ends(group: CreditGroup) -> np.ndarray:
+    """bool (N,): the last step of each attempt."""
+    return np.append(group.attempt[1:] != group.attempt[:-1], True)
+
+
+def values_after(group: CreditGroup, before: np.ndarray) -> np.ndarray:
+    """(N,): the value ``before`` (N,) the next step of the attempt; at its end whether it succeeded."""
+    return np.where(ends(group), group.success[group.attempt].astype(np.float64), np.roll(before, -1))
+
+
 @register("credit", "self-imitate")
 class SelfImitate(CreditRule):
-    """Supervised training on steps that raised the chance of success, weighted by how much: the positive part of the advantage.
+    """Supervised training on steps of won attempts that raised the chance of success, weighted by how much: the positive part of the advantage.
+
+    Steps that no won attempt passed get no credit, however much the critic likes them: an agent that wins rarely would learn the critic's
+    mistakes from all its updates without a win.
 
     The value of a state is a critic's, corrected by how other attempts went that passed through an equal state of the same task. Without a
     critic the mean of the task's other attempts takes its place."""
@@ -24,7 +61,7 @@ class SelfImitate(CreditRule):
     loss = "cross_entropy"
     critic = True
     numbers: ClassVar = {
-        "A": "weight in training: the advantage, the mean over the attempts through the step, where it is above the noise, else 0",
+        "A": "weight in training: the advantage, the mean over the attempts through the step, where one of them won and it is above the noise, else 0",
         "advantage": "advantage of the step: discounted sum of the changes in value from here to the end",
         "V": "chance of success before the step",
         "V_next": "chance of success after the step; at the end whether the attempt succeeded",
@@ -44,11 +81,9 @@ class SelfImitate(CreditRule):
 
     def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
         """See :class:`CreditRule`."""
-        success = group.success.astype(np.float64)
-        self._group, self._base = group, self._critic(group, success)
-        self._value = value = self._corrected(group, success)
-        last = np.append(group.attempt[1:] != group.attempt[:-1], True)
-        self._next = np.where(last, success[group.attempt], np.roll(value, -1))
+        self._group, self._base = group, base_values(group)
+        self._value = value = corrected(group, self._base, self.trust)
+        self._next, last = values_after(group, value), ends(group)
         change = self._next - value
         advantage = np.zeros(len(value))
         carried = 0.0
@@ -56,25 +91,11 @@ class SelfImitate(CreditRule):
             carried = change[row] + (0.0 if last[row] else self.lam * carried)
             advantage[row] = carried
         self._advantage = advantage
-        return {node: np.where(values >= self.least, values, 0) for node, values in group.spread(advantage).items()}
-
-    def _critic(self, group: CreditGroup, success: np.ndarray) -> np.ndarray:
-        """(N,): the value of each state before outcomes of equal ones are known."""
-        if group.values is not None:
-            return group.values
-        attempts, wins = np.bincount(group.task), np.bincount(group.task, success)
-        others = (wins[group.task] - success) / np.maximum(attempts[group.task] - 1, 1)
-        return np.asarray(others[group.attempt])
-
-    def _corrected(self, group: CreditGroup, success: np.ndarray) -> np.ndarray:
-        """(N,): those values with the outcomes of the other attempts that were in an equal state, each attempt once."""
-        states = group.codes("anchor").astype(np.int64) * (int(group.task.max(initial=0)) + 1) + group.task[group.attempt]
-        visits = np.unique(np.stack([states, group.attempt]), axis=1)
-        known, state = np.unique(visits[0], return_inverse=True)
-        count, wins = np.bincount(state), np.bincount(state, success[visits[1]])
-        here = np.searchsorted(known, states)
-        others, won = count[here] - 1, wins[here] - success[group.attempt]
-        return np.asarray((self.trust * self._base + won) / (self.trust + others))
+        won = group.spread(group.success.astype(np.float64))
+        return {
+            node: np.where((values >= self.least) & (won[node] > 0), values, 0)
+            for node, values in group.spread(advantage).items()
+        }
 
     def explain(self, node: str) -> Mapping[str, Any]:
         """See :class:`CreditRule`."""

@@ -1,0 +1,194 @@
+"""Small studies beside the comparison of ``ramify improve``, each one command that prints its table and can keep it in ``repro/``:
+
+    python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
+    python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
+
+Seeds are others than those of the comparison. Finished cells are kept, so that a study that was interrupted continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ramify.base.config import check
+from ramify.base.seeds import generator
+from ramify.engine.devices import kernels
+from ramify.engine.local import LocalModel
+from ramify.engine.profile import machine_name
+from ramify.env.protocol import Task
+from ramify.jobs.critic import SharedCritic, states_at
+from ramify.jobs.grown import gather_all
+from ramify.jobs.improve import ImproveConfig, Job
+from ramify.render.terminal import say, table
+from ramify.rollout.backends import Player, Unit
+from ramify.stats.checks import Check
+from ramify.stats.drops import Counts
+from ramify.stats.intervals import clustered_mean
+from ramify.stats.tests import fisher
+from ramify.trace.db import Run
+from ramify.train import checkpoint
+from ramify_experiments.improve import BUDGETS, cell
+from ramify_experiments.lab import Checks, ResultCache, cache
+
+FIRST_SEED, EPISODES = 300, 600
+CREDITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "imitate": ("start", {"arm": "imitate"}),
+    "imitate, recovery": ("imitate", {"arm": "imitate", "credit": "recovery"}),
+    "imitate, implicit-advantage": ("imitate", {"arm": "imitate", "credit": "implicit-advantage"}),
+    "grpo": ("start", {"arm": "grpo"}),
+    "grpo, cliffs": ("grpo", {"arm": "grpo", "credit": "cliffs"}),
+}
+"""Name of an arm -> the one that it is compared with, and its settings of ``ramify improve``; rates and passes are those of the arm."""
+
+
+def credits_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
+    """Household, 40,000 tokens: success after, and the difference to the arm that differs by the credit rule alone, paired by seed."""
+    common = {"budget": "40k", "episodes": EPISODES}
+    arms: dict[str, dict[str, Any]] = {"start": {"arm": "start", **common}}
+    arms |= {arm: {"arm": arm, "own": own, **common} for arm, (_, own) in CREDITS.items()}
+    done = cells.map(cell, {f"{arm}, seed {seed}": {**one, "seed": seed} for seed in seeds for arm, one in arms.items()})
+    checks = Checks(seeds)
+    got = {arm: [done[f"{arm}, seed {seed}"]["success"] for seed in seeds] for arm in arms}
+    for arm, success in got.items():
+        checks.mean(f"{arm}: success", success)
+    for arm, (rival, _) in CREDITS.items():
+        checks.paired(f"{arm} - {rival}", got[arm], got[rival])
+    return checks
+
+
+TASKS, TRIED, FORKS, FEW = 120, 12, 32, 4
+"""Of the critic's study, a seed: held-out tasks, at each one state of an attempt; steps sampled there; continuations of each different step that
+are the truth; and those that a rival estimates from."""
+DECIDED = 0.01
+"""Two steps of a state count where the truth tells their chances apart with this p-value (Fisher)."""
+
+
+def critic_cell(seed: int, budget: str = "40k", tasks: int = TASKS, tried: int = TRIED, forks: int = FORKS) -> dict[str, Any]:
+    """Train the arm ``auto``, then at one state a held-out task: the different steps that the agent samples there, each with the share of samples,
+    the critic's value of the state after it, successes of :data:`FEW` continuations, and of ``forks`` others, the truth.
+
+    Steps that end the attempt are left out: of them nobody needs an estimate. Returned: ``states``, a list of steps each."""
+    config = check(ImproveConfig, {"arm": "auto", "seed": seed, **BUDGETS[budget], "eval_episodes": tasks})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        with Job(config, path) as job, Run.create(path, config.to_json()) as run:
+            job.learn(run, "auto")
+            last = [entry.payload for entry in run.journal("update")][-1]
+            tensors, record = checkpoint.unpack(run.get_blob(last["checkpoint"]))
+            critic = SharedCritic(config.critic, seed)
+            critic.restore(tensors, record["critic"])
+            player = job.player(run, "critic")
+            held_out = list(job.eval_task_set)[:tasks]
+            states = job.players.run(
+                gather_all(_state(player, critic, job.max_turns, task, seed, tried, forks) for task in held_out)
+            )
+    return {"states": [state for state in states if len(state) > 1], "critic auroc": last["critic"]["auroc"], "won": critic.won}
+
+
+async def _state(
+    player: Player, critic: SharedCritic, max_turns: int, task: Task, seed: int, tried: int, forks: int
+) -> list[dict[str, Any]]:
+    """The different steps at a state of an attempt at ``task``, as :func:`critic_cell` says."""
+    tree = f"critic/{task.id}"
+    attempt = await player.tried(Unit(tree, task, 0))
+    if attempt.failure or not attempt.turns:
+        return []
+    starts = [attempt.start, *(turn.answer.id for turn in attempt.turns[:-1])]
+    start = starts[int(generator(seed, "critic study", task.id).integers(len(starts)))]
+    steps: dict[str, list[str]] = {}
+    for one in await gather_all(player.tried(Unit(tree, task, 1 + i, start, 1)) for i in range(tried)):
+        if one.paused:
+            steps.setdefault(" ".join(one.turns[0].node.text.split()), []).append(one.leaf)
+    if len(steps) < 2:
+        return []
+    nodes = [player.episodes.load(tree).node(leaves[0]) for leaves in steps.values()]
+    model = player.episodes.agent.model
+    assert isinstance(model, LocalModel)
+    values = critic.value(await states_at(model, player.episodes, nodes, max_turns))
+    found = []
+    for (action, leaves), value in zip(steps.items(), values.tolist(), strict=True):
+        played = await gather_all(player.tried(Unit(tree, task, i, leaves[0])) for i in range(FEW + forks))
+        few, truth = (Counts.of(one.outcome for one in part) for part in (played[:FEW], played[FEW:]))
+        shares = {"share": len(leaves) / tried, "critic": value, "few": few.rate}
+        found.append({"action": action, **shares, "k": truth.k, "n": truth.n})
+    return found
+
+
+def ranked(states: Sequence[Sequence[Mapping[str, Any]]], by: str) -> tuple[list[float], list[int], int]:
+    """Of each pair of steps of a state that the truth tells apart whether ``by`` ranks them as the truth does (1, 0; 0.5 where it has no
+    opinion), the pair's state, and how many pairs there are in all."""
+    right, clusters, every = list[float](), list[int](), 0
+    for number, state in enumerate(states):
+        for i, a in enumerate(state):
+            for b in state[:i]:
+                every += 1
+                if fisher(a["k"], a["n"], b["k"], b["n"]) < DECIDED:
+                    truth = a["k"] / a["n"] - b["k"] / b["n"]
+                    right.append(0.5 + 0.5 * float(np.sign(truth * (a[by] - b[by]))))
+                    clusters.append(number)
+    return right, clusters, every
+
+
+def critic_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
+    """How often the critic, few continuations, and the agent's own preference rank two steps of one state as many continuations do."""
+    runs = list(cells.map(critic_cell, {f"critic, seed {seed}": {"seed": seed} for seed in seeds}).values())
+    states, checks = [state for one in runs for state in one["states"]], Checks(seeds)
+    checks.value("states with several steps", len(states), len(states))
+    names = {"critic": "the critic's value", "few": f"{FEW} continuations", "share": "the agent's own preference"}
+    for by, name in names.items():
+        right, clusters, every = ranked(states, by)
+        if by == "critic":
+            checks.value("pairs of steps", every, every)
+            checks.value(f"pairs that {FORKS} continuations each tell apart", len(right), len(right))
+        value, interval = clustered_mean(right, clusters) if right else (float("nan"), None)
+        checks.value(f"ranked right by {name}", value, len(right), interval=interval)
+    aurocs = [one["critic auroc"] for one in runs]
+    checks.mean("area under the ROC curve of the critic over all states of the last update", aurocs)
+    return checks
+
+
+STUDIES = {"credits": credits_study, "critic": critic_study}
+
+
+def main() -> None:
+    """Run one study, print its table, and keep it where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=sorted(STUDIES))
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--cells", type=Path, help="folder of finished cells")
+    parser.add_argument("--save", action="store_true", help="write repro/improve-STUDY.json of this checkout")
+    options = parser.parse_args()
+    seeds = tuple(range(FIRST_SEED, FIRST_SEED + options.seeds))
+    cells = ResultCache(options.cells or cache() / "improve-studies", edition="1")
+    checks: Sequence[Check] = STUDIES[options.study](cells, seeds)
+    shown = [
+        (one.name, f"{one.value:.3f}", "" if one.interval is None else f"[{one.interval[0]:.3f}, {one.interval[1]:.3f}]", one.n)
+        for one in checks
+    ]
+    say(table(["", "value", "95 % interval", "n"], shown))
+    if options.save:
+        record = {
+            "slug": "improve",
+            "size": options.study,
+            "command": f"python -m ramify_experiments.improve_studies {options.study} --seeds {options.seeds} --save",
+            "seeds": list(seeds),
+            "passed": True,
+            "processor": f"{machine_name()} ({kernels()})",
+            "checks": [one.to_json() for one in checks],
+        }
+        file = Path(__file__).resolve().parents[2] / "repro" / f"improve-{options.study}.json"
+        file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        say(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    from ramify_experiments import improve_studies
+
+    improve_studies.main()  # under its own name, which cells keep, and not under that of the script

@@ -1,0 +1,57 @@
+"""The studies beside the comparison of ``ramify improve``: what they count, on results that are known; the critic's on a real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.jobs.improve import ImproveConfig
+from ramify_experiments import improve_studies
+from ramify_experiments.improve_studies import CREDITS, credits_study, critic_cell, critic_study, ranked
+from ramify_experiments.lab import ResultCache
+
+
+def test_every_arm_is_one_that_improve_takes() -> None:
+    for rival, settings in CREDITS.values():
+        ImproveConfig.model_validate(settings)
+        assert rival in {"start", *CREDITS}
+
+
+def test_credits_are_compared_with_the_arm_they_vary(tmp_path: Path) -> None:
+    effect = {"start": 0.1, "imitate": 0.3, "imitate, recovery": 0.35}
+
+    def made_up(function: Any, missing: Any) -> Any:
+        for key, one in missing.items():
+            yield key, {"success": effect.get(one["arm"], 0.2) + 0.01 * one["seed"]}
+
+    found = {one.name: one for one in credits_study(ResultCache(tmp_path, runner=made_up, edition="t"), (0, 1, 2))}
+    assert found["imitate, recovery - imitate"].value == pytest.approx(0.05)
+    assert found["imitate - start"].value == pytest.approx(0.2)
+    assert found["grpo, cliffs: success"].value == pytest.approx(0.21)
+
+
+def test_only_pairs_that_the_truth_tells_apart_count() -> None:
+    steps = [{"k": k, "n": 32, "critic": value, "few": 0.5, "share": 0.1} for k, value in ((30, 0.9), (2, 0.2), (29, 0.8))]
+    right, clusters, every = ranked([steps, steps[:2]], "critic")
+    assert (right, clusters, every) == ([1.0, 1.0, 1.0], [0, 0, 1], 4)
+    assert ranked([steps], "few")[0] == [0.5, 0.5], "equal estimates are no opinion"
+    assert ranked([steps[::2]], "critic") == ([], [], 1)
+
+
+@pytest.mark.slow
+def test_the_critics_study_runs_on_real_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(improve_studies.BUDGETS, "few", {"updates": 3, "tokens": 4000})
+    found = critic_cell(0, "few", tasks=10, tried=6, forks=4)
+    for state in found["states"]:
+        assert len({step["action"] for step in state}) == len(state) > 1
+        assert all(0 <= step["k"] <= step["n"] <= 4 and 0 < step["critic"] < 1 for step in state)
+    assert found["states"]
+
+    def known(function: Any, missing: Any) -> Any:
+        for key in missing:
+            yield key, found
+
+    checks = critic_study(ResultCache(tmp_path, runner=known, edition="t"), (0, 1))
+    assert {one.name for one in checks} >= {"pairs of steps", "ranked right by the critic's value"}
