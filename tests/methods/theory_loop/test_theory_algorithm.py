@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind_from_stats
 
+from ramify.base.errors import UserError
 from ramify.methods.theory_loop.algorithm import (
     MetricEstimate,
     accepted,
@@ -24,6 +25,8 @@ from ramify.methods.theory_loop.algorithm import (
     switch_rate,
     welch_p,
 )
+from ramify.methods.theory_loop.confirmation import CONTRASTS, sums
+from ramify.methods.theory_loop.domain import Data
 from ramify.methods.theory_loop.loop import next_label
 
 VALUE = st.floats(-100, 100).map(lambda x: round(x, 3))
@@ -141,3 +144,25 @@ def test_labels_are_never_used_again() -> None:
     assert next_label(["pi_1", "pi_2", "pi_3"], "pi_3", "new_model") == "pi_3_1"
     assert next_label(["pi_1", "pi_2", "pi_3", "pi_3_1"], "pi_3_1", "new_model") == "pi_3_2"
     assert next_label(["pi_1", "pi_2", "pi_3", "pi_3_1"], "pi_2", "new_theory") == "pi_4"
+
+
+@pytest.mark.parametrize("name", CONTRASTS)
+def test_a_contrast_is_nothing_for_linear_rules_and_something_where_returns_diminish(name: str) -> None:
+    design, contrast, above = CONTRASTS[name](3)
+    a, b = design.options
+    rng = np.random.default_rng(0)
+
+    def measured(worth_of: np.ndarray, other: np.ndarray) -> float:
+        return float(contrast @ (1 / (1 + np.exp(-3 * (other - worth_of))))) - above
+
+    for _ in range(20):
+        w = rng.uniform(0, 1, 4)
+        assert measured(a @ w, b @ w) == pytest.approx(0, abs=1e-9)
+    v = np.array(design.validities)
+    assert measured(np.sqrt(a) @ v, np.sqrt(b) @ v) > 0.02
+    assert len(set(zip(design.a, design.b, strict=True))) == design.pairs  # people's rows are known by their pair
+    order = design.orders(2, 0)
+    whole = Data(design, order, (order % 2).astype(np.int64), ("ann", "ben"))
+    np.testing.assert_allclose(sums(contrast, whole), [contrast @ (np.arange(design.pairs) % 2)] * 2, atol=1e-9)
+    with pytest.raises(UserError, match="'ben' did not see every pair"):
+        sums(contrast, Data(design, np.stack([order[0], np.zeros_like(order[0])]), whole.response, whole.subjects))

@@ -7,8 +7,8 @@ import json
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from ramify.methods.theory_loop.domain import hilbig, read_design
 from ramify.methods.theory_loop.people import PAGE_COLUMNS
 from ramify.model.scripted import ScriptedModel
 from ramify.trace.db import Run
+from ramify.trace.foreign import root
+from ramify.trace.node import make_node
 from tests.model.model_server import NAME, ModelServer, serving
 
 SMALL = ("--rounds", 1, "--iterations", 2, "--people", 6, "--runs", 10, "--searched", 4)
@@ -63,6 +65,36 @@ def test_a_run_read_every_way(done: Path, capsys: pytest.CaptureFixture[str], tm
     errors = {row["theory"]: row["mse_pb"] for row in said(capsys)["rows"]}
     assert errors["pi_1"] > 0.05  # take the best is far from tallying
     assert main(["show", str(done), "--json"]) == 0
+    shown = {one["title"]: one for one in said(capsys)["sections"]}
+    assert [row[0] for row in shown["Theories"]["rows"]] == [row["label"] for row in rows]
+    assert [row[0] for row in shown["Experiments and their gate"]["rows"]] == ["1.1", "1.2"]
+    assert [row[:1] + row[3:4] for row in shown["What was decided"]["rows"]] == [["1", "2"]]
+    assert main(["show", str(done), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "program of pi_1" in page
+    assert "def take_the_best" in page
+    assert "100.0 %" not in page  # a theory's score is no success of an agent
+
+
+def test_a_run_that_has_only_begun_and_one_of_no_method_show_what_they_have(tmp_path: Path) -> None:
+    from ramify.render.sections import sections_of
+    from ramify.web.pages import report_html
+
+    hostile = replace(CANONICAL["ttb"], description="<script>alert(1)</script>")
+    for name, kind in (("begun", "theory-loop run"), ("other", "theory-loop simulate"), ("nobody", "no-such run")):
+        with Run.begin(tmp_path / name, kind, {"seeds": ["ttb", "wadd"]}, {}) as run:
+            assert sections_of(run) == []
+            if name != "begun":
+                continue
+            run.add_tree("theories", {"id": "theories"})
+            above = root(run, "theories")
+            node = make_node("theories", above.id, len(above), "user", "x", data={"theory": hostile.to_json(), "label": "pi_1"})
+            run.add(node)
+            run.log("seed theory", "pi_1", {"label": "pi_1", "node": node.id})
+            assert [one.title for one in sections_of(run)] == ["Theories"]
+            page = report_html(run)
+            assert "<script>alert(1)" not in page
+            assert "&lt;script&gt;alert(1)" in page
 
 
 def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +115,18 @@ def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert loop("replay", folder, "--json") == 1
     assert [one["what"] for one in said(capsys)["differences"]] == ["experiment 1.1, predicted by pi_1"]
+    with sqlite3.connect(folder / "run.sqlite") as db:
+        (payload,) = db.execute("SELECT payload FROM journal WHERE kind = 'proposal' AND key = '1.1'").fetchone()
+        text = payload.decode() if isinstance(payload, bytes) else payload
+        changed = text.replace('"validities":[', '"validities":[7,')
+        db.execute(
+            "UPDATE journal SET payload = ? WHERE kind = 'proposal' AND key = '1.1'",
+            (changed.encode() if isinstance(payload, bytes) else changed,),
+        )
+    db.close()
+    for words in (("show", folder), ("theory-loop", "status", folder)):
+        assert main(list(map(str, words))) == 2
+        assert "experiment 1.1" in capsys.readouterr().err
 
 
 def test_a_claim_is_fixed_before_its_data(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +144,59 @@ def test_a_claim_is_fixed_before_its_data(done: Path, tmp_path: Path, capsys: py
     assert said(capsys) == first
     with Run.open(done) as run:
         assert [one.name for one in run.findings(maker="theory-loop confirm")] == ["winner" if first["winner"] else "no winner"]
+
+
+@pytest.mark.slow
+def test_choices_that_diminishing_returns_predict_are_registered_and_tested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: people whose returns diminish. Nothing: people who add ratings up. Both claims of one run stay among its findings."""
+    told = {}
+    for truth in ("dr-wadd", "wadd"):
+        run = tmp_path / truth
+        words = ("--participants", f"simulated:{truth}", "--ratings", "cardinal", "--rounds", 1, "--iterations", 1)
+        assert loop("run", "--out", run, "--people", 4, "--runs", 10, "--searched", 2, *words, "--json") == 0
+        for test, people in (("steep-flat", ()), ("level-shift", ("--people", 300))):
+            paper = tmp_path / f"{truth} {test}.json"
+            capsys.readouterr()
+            claim = ("--theory", "dr-wadd", "--test", test, "--out", paper, *people)
+            assert loop("preregister", run, *claim, "--json") == 0
+            made = said(capsys)
+            assert made["expected"]["dr-wadd"] > 2 * abs(made["expected"]["wadd"])
+            assert loop("confirm", run, "--registration", paper, "--json") == 0
+            told[truth, test] = said(capsys)
+            assert loop("confirm", run, "--registration", paper, "--strict") == (0 if told[truth, test]["holds"] else 1)
+        with Run.open(run) as opened:
+            assert len(list(opened.findings(maker="theory-loop confirm"))) == 2
+    assert [told["dr-wadd", test]["holds"] for test in ("steep-flat", "level-shift")] == [True, True]
+    assert [told["wadd", test]["holds"] for test in ("steep-flat", "level-shift")] == [False, False]
+
+
+def test_a_claim_is_not_tested_on_people_of_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """People by hand: the registration's experiment is exported as a page, and whoever took part before is refused."""
+    run, paper = tmp_path / "run", tmp_path / "claim.json"
+    words = ("--rounds", 1, "--iterations", 1, "--people", 2, "--runs", 10, "--searched", 2, "--participants", "web")
+    assert loop("run", "--out", run, *words) == 0
+    assert loop("export", run, "--out", tmp_path / "first.json") == 0
+    design = read_design(json.loads((tmp_path / "first.json").read_text()))
+    first = as_csv(tmp_path / "first.csv", person(design, "ann", 1), person(design, "ben", 2))
+    assert loop("import-data", run, first) == 0
+    claim = ("--theory", "dr-wadd", "--test", "steep-flat", "--people", 5, "--out", paper)
+    assert loop("preregister", run, *claim, "--design", tmp_path / "first.json") == 2
+    assert "has an experiment of its own" in capsys.readouterr().err
+    assert loop("preregister", run, *claim) == 0
+    assert loop("confirm", run, "--registration", paper) == 2
+    assert "name their fresh choices with --data" in capsys.readouterr().err
+    assert loop("export", "--design", paper, "--out", tmp_path / "task.html") == 0
+    wanted = read_design(json.loads(paper.read_text())["design"])
+    assert wanted.hash in (tmp_path / "task.html").read_text()
+    same = as_csv(tmp_path / "same.csv", person(wanted, "cleo", 3), person(wanted, "ann", 4))
+    assert loop("confirm", run, "--registration", paper, "--data", same) == 2
+    assert "'ann' took part in experiment 1.1" in capsys.readouterr().err
+    fresh = as_csv(tmp_path / "fresh.csv", person(wanted, "cleo", 3), person(wanted, "dan", 4))
+    assert loop("confirm", run, "--registration", paper, "--data", fresh, "--json") == 0
+    found = said(capsys)
+    assert (found["people"], found["registered"]) == (2, 5)
 
 
 def person(
@@ -389,11 +486,7 @@ def test_agents_take_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert said(capsys)["rounds"] == 1
     with Run.open(tmp_path / "run") as run:
         assert len(list(run.journal("subject"))) == 4
-    with (
-        warnings.catch_warnings()
-    ):  # connections that the pool of the client left are finalized here, not in somebody else's test
-        warnings.simplefilter("ignore")
-        gc.collect()
+    gc.collect()  # a connection that is left open would be told here, as an error
 
 
 def test_it_says_where_it_is_in_a_terminal(tmp_path: Path) -> None:

@@ -1,16 +1,16 @@
 """Preregistered confirmation: what is tested, on which design, with how many people and at which level is fixed before anybody chooses.
 
-``predicts``: a theory says better what each person chooses next than every rival. Steep against flat and level
-shift of section 3.6 are designs here.
+``predicts``: a theory says better what each person chooses next than every rival. ``steep-flat`` and ``level-shift`` (H2 and H3 of section 3.6)
+say which choices people make where returns diminish, whatever the theory's parameters.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import stdtr
@@ -26,7 +26,8 @@ from ramify.stats.evidence import holm
 DRAWS = 400
 """Parameter draws of a prediction; of a theory that reads history HISTORY_DRAWS."""
 HISTORY_DRAWS = 40
-POWER, REPEATS = 0.99, 40
+POWER, REPEATS, LAPSE = 0.99, 40, 0.3
+"""Power that a registration's size has, over so many simulated repetitions; of a contrast with so large a share of uniform choices."""
 SIZES = (25, 50, 75, 100, 150, 200, 300, 500)
 
 
@@ -40,6 +41,20 @@ def one_sided_t(differences: np.ndarray) -> tuple[float, float]:
     return t, float(stdtr(n - 1, -t))
 
 
+Test = Literal["predicts", "steep-flat", "level-shift"]
+CLAIMS = {
+    "steep-flat": (
+        "people choose a step at the low end of a rating over an equal step at its high end more often than not",
+        "per person the share of choices of the low step, over pairs counterbalanced over features, above 1/2; one-sided t test",
+    ),
+    "level-shift": (
+        "people choose the option that a linear rule prefers less often once both options are shifted up",
+        "per person the share of choices of that option in the low pairs minus its share in the same pairs shifted up, above 0; one-sided t test",
+    ),
+}
+"""What each contrast claims, and how it is tested."""
+
+
 @dataclass(frozen=True)
 class Registration:
     """What is going to be tested: fixed, and known by its hash."""
@@ -51,14 +66,29 @@ class Registration:
     people: int
     alpha: float
     power: Mapping[str, float]
-    """By rival: the share of simulated repetitions in which the claim held, if the theory is true."""
+    """The share of simulated repetitions in which the claim held, if the theory is true: by rival, of a contrast under the theory's own label."""
     seed: int
+    contrast: tuple[float, ...] = ()
+    """Of a contrast (P,): what each pair's proportion of B choices counts; empty where the claim is that the theory predicts better."""
+    above: float = 0.0
+    """What a person's sum of it has to be above, on average."""
+    name: Test = "predicts"
+    expected: Mapping[str, float] = field(default_factory=dict)
+    """Of a contrast, by theory: the mean of the sum minus ``above``, if that theory is true."""
 
     def to_json(self) -> dict[str, Any]:
         """As written to a file."""
+        claim, test = CLAIMS.get(
+            self.name,
+            (
+                f"{self.label} says better what each person chooses next than each of {', '.join(self.rivals)}",
+                "per person the mean squared error of P(B), one-step-ahead; paired one-sided t test against each rival, Holm; a winner is named where all hold",
+            ),
+        )
+        contrast = {"name": self.name, "contrast": list(self.contrast), "above": self.above, "expected": dict(self.expected)}
         record: dict[str, Any] = {
-            "claim": f"{self.label} says better what each person chooses next than each of {', '.join(self.rivals)}",
-            "test": "per person the mean squared error of P(B), one-step-ahead; paired one-sided t test against each rival, Holm; a winner is named where all hold",
+            "claim": claim,
+            "test": test,
             "label": self.label,
             "theory": self.theory.to_json(),
             "rivals": {name: rival.to_json() for name, rival in self.rivals.items()},
@@ -68,6 +98,7 @@ class Registration:
             "power": dict(self.power),
             "draws": [DRAWS, HISTORY_DRAWS],
             "seed": self.seed,
+            **(contrast if self.contrast else {}),
         }
         return record | {"hash": stable_hash("registration", canonical_json(record))}
 
@@ -84,8 +115,14 @@ def read_registration(record: Any) -> Registration:
             float(record["alpha"]),
             dict(record["power"]),
             int(record["seed"]),
+            tuple(float(w) for w in record.get("contrast", ())),
+            float(record.get("above", 0.0)),
+            record.get("name", "predicts"),
+            dict(record.get("expected", {})),
         )
         known = made.to_json()
+        if made.contrast and (len(made.contrast) != made.design.pairs or made.name not in CLAIMS):
+            raise ValueError("a contrast has one number for each pair")
     except Exception as error:
         raise UserError(f"this is no registration: {type(error).__name__}: {str(error)[:100]}") from None
     changed = [name for name in known if record.get(name) != known[name]]
@@ -103,7 +140,19 @@ async def errors(bench: TheoryBench, theory: Theory, data: Data, seed: int, *key
 
 
 async def compare(bench: TheoryBench, registration: Registration, data: Data) -> dict[str, Any]:
-    """The registered test on data: for each rival mean difference, t, p and Holm's p; whether a winner is named. Raises TheoryError."""
+    """The registered test on data: for each rival mean difference, t, p and Holm's p; whether the claim holds. Raises TheoryError, UserError."""
+    known = {"label": registration.label, "people": len(data.order), "registered": registration.people}
+    if registration.contrast:
+        values = sums(registration.contrast, data) - registration.above
+        t, p = one_sided_t(values)
+        row = {"estimate": float(values.mean()), "t": t if math.isfinite(t) else None, "p": p}
+        return {
+            **known,
+            "name": registration.name,
+            **row,
+            "expected": dict(registration.expected),
+            "holds": p < registration.alpha,
+        }
     own, likelihood = await errors(bench, registration.theory, data, registration.seed, "confirm", registration.label)
     rows: list[dict[str, Any]] = []
     for name, rival in registration.rivals.items():
@@ -122,14 +171,22 @@ async def compare(bench: TheoryBench, registration: Registration, data: Data) ->
         row["holm"] = float(corrected)
     named = bool(rows) and all(float(row["holm"]) < registration.alpha for row in rows)
     return {
-        "label": registration.label,
-        "people": len(data.order),
-        "registered": registration.people,
+        **known,
         "error": float(own.mean()),
         "log_likelihood": likelihood,
         "rivals": rows,
         "winner": registration.label if named else None,
+        "holds": named,
     }
+
+
+def sums(contrast: Sequence[float] | np.ndarray, data: Data) -> np.ndarray:
+    """(S,) each subject's proportions of B choices times ``contrast`` (P,). Raises UserError where a subject did not see every pair."""
+    shown = ~np.isnan(data.proportions).any(axis=1)
+    if not shown.all():
+        who = data.subjects[int(np.argmin(shown))] if data.subjects else int(np.argmin(shown))
+        raise UserError(f"subject '{who}' did not see every pair of the registered experiment")
+    return np.asarray(data.proportions @ np.asarray(contrast))
 
 
 async def register(
@@ -165,10 +222,44 @@ async def register(
     return Registration(label, theory, rivals, design, needed, alpha, power, seed)
 
 
+async def register_contrast(
+    bench: TheoryBench,
+    name: Test,
+    label: str,
+    theory: Theory,
+    rivals: Mapping[str, Theory],
+    alpha: float,
+    seed: int,
+    people: int | None = None,
+) -> Registration:
+    """As :func:`register`, of a hypothesis of section 3.6; ``rivals`` are theories whose expected contrast is told beside the theory's own.
+
+    Raises UserError where no size has the power, TheoryError where a theory cannot be simulated.
+    """
+    design, contrast, above = CONTRASTS[name](seed)
+    found: dict[str, np.ndarray] = {}
+    for one, made in {label: theory, **rivals}.items():
+        data = await bench.simulate(made, design, SIZES[-1], seed, "power", noise=LAPSE)
+        found[one] = sums(contrast, data) - above
+    expected = {one: round(float(values.mean()), 6) for one, values in found.items()}
+    rng = generator(seed, "power", name)
+    for size in (people,) if people else SIZES:
+        power = float(np.mean([one_sided_t(rng.choice(found[label], size))[1] < alpha for _ in range(REPEATS)]))
+        if power >= POWER:
+            break
+    else:
+        if people is None:
+            raise UserError(
+                f"{label} expects a contrast of {expected[label]:+.4f}: {SIZES[-1]} people do not find that with power {POWER:g}; --people N registers N all the same"
+            )
+    return Registration(
+        label, theory, rivals, design, size, alpha, {label: power}, seed, tuple(contrast.tolist()), above, name, expected
+    )
+
+
 # -- the hypotheses of section 3.6 ----------------------------------------------------------------------------------------------
 
 GRID = [(alpha, s) for alpha in np.linspace(0.1, 0.95, 10) for s in np.linspace(0.1, 5.0, 10)]
-LAPSE = 0.3
 
 
 def worth(x: np.ndarray, alpha: np.ndarray | float, s: np.ndarray | float) -> np.ndarray:
@@ -219,3 +310,20 @@ def level_shift(seed: int, n: int = 12, rating_max: int = 5, searched: int = 400
     up = [tuple(tuple(x + shift for x in one) for one in (a, b)) for _, a, b, shift, _ in best]
     high = Design(low.validities, tuple(a for a, _ in up), tuple(b for _, b in up), rating_max)
     return low, high, np.array([side for *_, side in best])
+
+
+def steep_flat_contrast(seed: int) -> tuple[Design, np.ndarray, float]:
+    """(design, contrast (P,), above) of H2: the share of choices of A, the low step, is above 1/2."""
+    design = steep_flat()
+    return design, np.full(design.pairs, -1 / design.pairs), -0.5
+
+
+def level_shift_contrast(seed: int) -> tuple[Design, np.ndarray, float]:
+    """(design, contrast (P,), above) of H3: low pairs, then the same pairs shifted up, each shown equally often."""
+    low, high, side = level_shift(seed)
+    design = Design(low.validities, low.a + high.a, low.b + high.b, low.rating_max)
+    signs = np.where(side == 1, 1.0, -1.0) / low.pairs
+    return design, np.concatenate([signs, -signs]), 0.0
+
+
+CONTRASTS = {"steep-flat": steep_flat_contrast, "level-shift": level_shift_contrast}

@@ -155,7 +155,7 @@ def read_design(record: Any, ratings: str = "", rating_max: int | None = None) -
 
 
 def design_file(path: Path) -> Design:
-    """The design in a JSON file. Raises UserError naming the file."""
+    """The design in a JSON file, or that of a registration. Raises UserError naming the file."""
     import json
 
     try:
@@ -163,7 +163,7 @@ def design_file(path: Path) -> Design:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read the design {path}: {reason(error)}") from None
     try:
-        return read_design(record)
+        return read_design(record["design"] if isinstance(record, dict) and "design" in record else record)
     except TheoryError as error:
         raise UserError(f"{path}: {error}") from None
 

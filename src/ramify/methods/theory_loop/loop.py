@@ -435,7 +435,7 @@ class TheoryLoop:
     def _score(self, number: int) -> None:
         rows = self.board()
         scores = [
-            Score(self.pool.nodes[row["label"]], LEADERBOARD, row["score"], "score", evidence={"round": number, **row})
+            Score(self.pool.nodes[row["label"]], LEADERBOARD, row["score"], "leaderboard", evidence={"round": number, **row})
             for row in rows
         ]
         with self.run.transaction():
@@ -471,7 +471,7 @@ class TheoryLoop:
 
 
 def pool_of(run: Run) -> TheoryPool:
-    """What a run holds of its loop, up to where it came. Raises UserError on a run of another verb."""
+    """What a run holds of its loop, up to where it came. Raises UserError on a run of another verb, and on a damaged experiment."""
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     known, pool = {(one.kind, one.key): one.payload for one in run.journal()}, TheoryPool()
@@ -488,8 +488,10 @@ def pool_of(run: Run) -> TheoryPool:
     while True:
         for key in (f"{number}.1", f"{number}.2"):
             if (PROPOSED, key) in known:
-                one = experiment_of(key, known[PROPOSED, key], known.get((COLLECTED, key)))
-                pool.observations.append(one)
+                try:
+                    pool.observations.append(experiment_of(key, known[PROPOSED, key], known.get((COLLECTED, key))))
+                except TheoryError as error:
+                    raise UserError(f"experiment {key} of {run.folder} is damaged: {error}") from None
         if (REPLACED, str(number)) not in known:
             break
         record = known[REPLACED, str(number)]

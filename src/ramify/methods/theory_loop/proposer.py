@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -131,7 +132,7 @@ HISTORY = ("alternating", "perseveration")
 
 
 class TheoryGrammar:
-    """Draws theories from families and narrows their ranges; compares random designs; replaces the theory that is further from the data."""
+    """Draws theories from families and narrows ranges, those of the leaders too; compares random designs; replaces what is further from the data."""
 
     tries: tuple[int, int] | None = (1, 1)
 
@@ -140,7 +141,7 @@ class TheoryGrammar:
         self.families = BINARY + (CARDINAL if config.ratings == "cardinal" else ()) + (HISTORY if config.history else ())
         self.name, self.identity = (
             "grammar",
-            stable_hash("proposer", "grammar", 1, *self.families, repr(config.mutate), config.searched, config.designer),
+            stable_hash("proposer", "grammar", 2, *self.families, repr(config.mutate), config.searched, config.designer),
         )
         self._weights: dict[str, np.ndarray] = {}
 
@@ -198,12 +199,24 @@ class TheoryGrammar:
         tried: Sequence[TriedTheory],
         failures: Sequence[str],
     ) -> Theory:
-        """A family with its whole ranges, or, with probability ``mutate``, the accepted candidate with one range narrowed."""
+        """With probability ``mutate`` the accepted candidate with one range narrowed, else a new beginning.
+
+        That is one of the three theories that lead, with one range narrowed, or, half the time and in the first round, a family of which each
+        range is whole or, as often, a random part of it.
+        """
         rng = generator(self.config.seed, "grammar", round, iteration, len(failures))
         if iteration and best is not None and rng.random() < self.config.mutate:
             return narrowed(best, rng)
+        if round > 1 and rng.random() < 0.5:
+            found = norms(pool.distances(list(pool.theories)))
+            leaders = [theory for _, theory in sorted(zip(found, pool.theories.values(), strict=True), key=lambda one: one[0])][
+                :3
+            ]
+            leader = leaders[int(rng.integers(len(leaders)))]
+            if ranges(leader):
+                return narrowed(leader, rng)
         family = self.families[int(rng.integers(len(self.families)))]
-        return replace(CANONICAL[family], about={"family": family})
+        return partial(replace(CANONICAL[family], about={"family": family}), rng)
 
     async def critique(
         self, pool: TheoryPool, round: int, verdict: Verdict, trial: TriedTheory, tried: Sequence[TriedTheory]
@@ -212,15 +225,28 @@ class TheoryGrammar:
         return True, ""
 
 
+def ranges(theory: Theory) -> dict[str, tuple[float, float]]:
+    """Its parameters that are intervals, by name in order."""
+    return {
+        name: ast.literal_eval(text)
+        for name, text in sorted(theory.parameters.items())
+        if text.startswith("[") and "*" not in text
+    }
+
+
+def partial(theory: Theory, rng: np.random.Generator) -> Theory:
+    """Each range whole or, as often, between two numbers drawn from it."""
+    for name, ends in ranges(theory).items():
+        if rng.random() < 0.5:
+            theory = _with_range(theory, name, *sorted(rng.uniform(*ends, 2)))
+    return theory
+
+
 def narrowed(theory: Theory, rng: np.random.Generator) -> Theory:
     """One range shrunk from below or above by 10 to 60 %, or to 70 % of its width around another centre."""
-    import ast
-
-    ranges = {
-        name: ast.literal_eval(text) for name, text in theory.parameters.items() if text.startswith("[") and "*" not in text
-    }
-    name = sorted(ranges)[int(rng.integers(len(ranges)))]
-    low, high = ranges[name]
+    found = ranges(theory)
+    name = list(found)[int(rng.integers(len(found)))]
+    low, high = found[name]
     width, way = high - low, int(rng.integers(3))
     if way == 2:
         low = rng.uniform(low, low + 0.3 * width)
@@ -228,6 +254,9 @@ def narrowed(theory: Theory, rng: np.random.Generator) -> Theory:
     else:
         cut = rng.uniform(0.1, 0.6) * width
         low, high = (low + cut, high) if way == 0 else (low, high - cut)
-    return replace(
-        theory, parameters={**theory.parameters, name: f"[{low:.6g}, {max(float(f'{high:.6g}'), float(f'{low:.6g}')):.6g}]"}
-    )
+    return _with_range(theory, name, low, high)
+
+
+def _with_range(theory: Theory, name: str, low: float, high: float) -> Theory:
+    low = float(f"{low:.6g}")
+    return replace(theory, parameters={**theory.parameters, name: f"[{low:.6g}, {max(low, float(f'{high:.6g}')):.6g}]"})

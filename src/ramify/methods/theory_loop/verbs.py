@@ -39,7 +39,11 @@ TheoryArgument = Annotated[
 Unsandboxed = Annotated[bool, option("--allow-unsandboxed", help="Run theories with limits only where nothing isolates.")]
 DesignOption = Annotated[
     Path | None,
-    option("--design", metavar="FILE", help="An experiment as JSON; default: the 24 pairs of Hilbig and Moshagen (2014)."),
+    option(
+        "--design",
+        metavar="FILE",
+        help="An experiment as JSON, or a registration; default: the 24 pairs of Hilbig and Moshagen (2014).",
+    ),
 ]
 
 
@@ -479,12 +483,26 @@ def preregister(
     out: Annotated[
         Path, option("--out", metavar="FILE", help="The registration, as JSON: publish it before anybody takes part.")
     ],
+    test: Annotated[
+        Literal["predicts", "steep-flat", "level-shift"],
+        option(
+            "--test",
+            help="That the theory predicts better than its rivals; or a choice that people make where returns diminish (cardinal ratings).",
+        ),
+    ] = "predicts",
     theory: Annotated[
-        str | None, option("--theory", metavar="LABEL", help="The theory that claims; default: the better survivor.")
+        str | None,
+        option(
+            "--theory", metavar="THEORY", help="The theory that claims, by label, name or file; default: the better survivor."
+        ),
     ] = None,
     rival: Annotated[
         list[str] | None,
-        option("--rival", metavar="THEORY", help="A rival by label, name or file; default: both seeds and a coin."),
+        option(
+            "--rival",
+            metavar="THEORY",
+            help="A rival by label, name or file; default: both seeds and a coin, of the other tests wadd.",
+        ),
     ] = None,
     design: DesignOption = None,
     people: Annotated[
@@ -495,24 +513,31 @@ def preregister(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Fix a claim before the data: which theory says better what people choose next than which rivals, on what, with how many, at what level."""
+    """Fix a claim before the data: what is tested, on which pairs, with how many people, at what level. `confirm` then tests it, once.
+
+    predicts: the theory says better what people choose next than each rival. steep-flat and level-shift: a step at the low end of a rating
+    draws more than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
+    """
     from ramify.methods.theory_loop import confirmation
 
+    if test != "predicts" and design is not None:
+        raise UserError(f"--test {test} has an experiment of its own: leave --design out")
     with Run.open(find_run(run)) as opened:
         pool = pool_of(opened)
     best = next(row["label"] for row in loops.rows_of(pool) if row["label"] in pool.slots)
     label = theory or best
-    own = _labelled(pool, label, opened.folder)
-    rivals = {
-        name: pool.theories[name] if name in pool.theories else find_theory(name) for name in (rival or ["pi_1", "pi_2", "coin"])
-    }
+    own = _labelled_or_found(pool, label, opened.folder)
+    usual = ["pi_1", "pi_2", "coin"] if test == "predicts" else ["wadd"]
+    rivals = {name: _labelled_or_found(pool, name, opened.folder) for name in rival or usual}
     rivals = {name: one for name, one in rivals.items() if one.hash != own.hash}
-    if not rivals:
+    if not rivals and test == "predicts":
         raise UserError(f"{label} is the same theory as each of its rivals")
 
     async def main() -> Any:
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
             try:
+                if test != "predicts":
+                    return await confirmation.register_contrast(bench, test, label, own, rivals, alpha, seed, people)
                 return await confirmation.register(bench, label, own, rivals, alpha, seed, people, _design(design))
             except TheoryError as error:
                 raise UserError(f"a theory of the registration fails ({error.kind}): {error}") from None
@@ -520,17 +545,13 @@ def preregister(
     made = asyncio.run(main())
     record = made.to_json()
     write_whole(out, json.dumps(record, indent=1) + "\n")
-    rows = [[name, power] for name, power in made.power.items()]
-    text = (
-        f"{record['claim']}\n{made.people} people, level {alpha:g}\n\n"
-        + table(["rival", "power if the theory is true"], rows)
-        + f"\n\n{out}, hash {record['hash']}"
-    )
-    emit(
-        {"out": str(out), **{name: record[name] for name in ("claim", "label", "people", "alpha", "power", "hash")}},
-        as_json,
-        text,
-    )
+    shown = table(["rival", "power if the theory is true"], [[name, power] for name, power in made.power.items()])
+    if made.contrast:
+        rows = [[name, value, made.power.get(name)] for name, value in made.expected.items()]
+        shown = table(["if this is true", "expected contrast", "power"], rows)
+    text = f"{record['claim']}\n{made.people} people, level {alpha:g}\n\n{shown}\n\n{out}, hash {record['hash']}"
+    names = ("claim", "label", "people", "alpha", "power", "hash", *(("name", "expected") if made.contrast else ()))
+    emit({"out": str(out), **{name: record[name] for name in names}}, as_json, text)
 
 
 @app.verb()
@@ -546,7 +567,10 @@ def confirm(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Test a registered claim on fresh participants, exactly as registered. A winner is named only where every rival is beaten at its level."""
+    """Test a registered claim on fresh participants, exactly as registered and once: a winner is named only where every rival is beaten.
+
+    People who took part in the loop are refused. `export --design` with the registration writes its experiment as a page.
+    """
     from ramify.methods.theory_loop import confirmation
 
     made = confirmation.read_registration(_json_file(registration))
@@ -558,20 +582,46 @@ def confirm(
         known = {entry.key: entry.payload for entry in opened.journal(loops.CONFIRMED)}
         if key not in known:
             people = _people(data, made.design) if data is not None else None
+            _fresh(opened, people)
             found = asyncio.run(_confirmed(opened, config, made, people, key, allow_unsandboxed))
             with opened.transaction():
-                opened.log(loops.CONFIRMED, key, found)
-                opened.conclude(CONFIRM, [_winner(found, record)])
+                opened.log(loops.CONFIRMED, key, {**found, "claim": record["claim"]})
+                known = {entry.key: entry.payload for entry in opened.journal(loops.CONFIRMED)}
+                opened.conclude(CONFIRM, [_winner(one, name) for name, one in known.items()])
+            found = known[key]
         else:
             found = known[key]
             say("this registration was tested already: its first result stands")
+    emit(found, as_json, _confirmation(found))
+    if strict and not _holds(found):
+        raise SystemExit(EXIT_FAILED)
+
+
+def _holds(found: Mapping[str, Any]) -> bool:
+    return bool(found.get("holds", found.get("winner")))
+
+
+def _confirmation(found: Mapping[str, Any]) -> str:
+    """A confirmation as the terminal shows it."""
+    people = f"{found['people']} of {found['registered']} people"
+    if "rivals" not in found:
+        expected = [[f"expected by {name}", value, None, None] for name, value in found["expected"].items()]
+        text = table(["", "contrast", "t", "p"], [["measured", found["estimate"], found["t"], found["p"]], *expected])
+        return f"{found['claim']}\n\n{text}\n\n{people}: {'it holds' if _holds(found) else 'it is not shown'}"
     rows = [[row["rival"], row["difference"], row["t"], row["p"], row["holm"], row["log_likelihood"]] for row in found["rivals"]]
     text = table(["rival", "its error - own", "t", "p", "Holm", "log-likelihood a choice"], rows)
-    text += f"\n\n{found['label']}: error {found['error']:.4f}, log-likelihood {found['log_likelihood']:.4f} a choice, {found['people']} of {found['registered']} people"
-    text += f"\n{'winner: ' + found['winner'] if found['winner'] else 'no winner: not every rival is beaten'}"
-    emit(found, as_json, text)
-    if strict and not found["winner"]:
-        raise SystemExit(EXIT_FAILED)
+    text += f"\n\n{found['label']}: error {found['error']:.4f}, log-likelihood {found['log_likelihood']:.4f} a choice, {people}"
+    return text + f"\n{'winner: ' + found['winner'] if found['winner'] else 'no winner: not every rival is beaten'}"
+
+
+def _fresh(run: Run, people: Data | None) -> None:
+    """Raises UserError where somebody took part in an experiment of the loop."""
+    seen = {entry.key.partition("/")[2]: entry.key.partition("/")[0] for entry in run.journal(loops.PERSON)}
+    for subject in () if people is None else people.subjects:
+        if subject in seen:
+            raise UserError(
+                f"subject '{subject}' took part in experiment {seen[subject]}: a claim is tested on fresh participants"
+            )
 
 
 async def _confirmed(run: Run, config: LoopConfig, made: Any, people: Data | None, key: str, allow: bool) -> dict[str, Any]:
@@ -593,7 +643,7 @@ async def _confirmed(run: Run, config: LoopConfig, made: Any, people: Data | Non
             )
             if people is None:
                 raise UserError(
-                    "the participants of this run are people: name their fresh choices with --data (`export --design` writes the task)"
+                    "the participants of this run are people: name their fresh choices with --data (`export --design` with the registration writes the task)"
                 )
         if len(people.order) < 2:
             raise UserError(f"{len(people.order)} participants are left, and a test needs two at least")
@@ -603,19 +653,17 @@ async def _confirmed(run: Run, config: LoopConfig, made: Any, people: Data | Non
             raise UserError(f"a theory of the registration fails on this data ({error.kind}): {error}") from None
 
 
-def _winner(found: Mapping[str, Any], record: Mapping[str, Any]) -> Finding:
-    said = "; ".join(f"{row['rival']}: p {row['holm']:.2g}" for row in found["rivals"])
-    name = "winner" if found["winner"] else "no winner"
-    why = f"{found['label']} {'says better what people choose next than each rival' if found['winner'] else 'does not beat every rival'} ({said}, Holm), {found['people']} fresh participants"
-    return Finding(
-        name,
-        CONFIRM,
-        why,
-        value=found["error"],
-        unit="mean squared error",
-        evidence=dict(found),
-        identity={"registration": record["hash"]},
-    )
+def _winner(found: Mapping[str, Any], key: str) -> Finding:
+    people, holds = f"{found['people']} fresh participants", _holds(found)
+    if "rivals" in found:
+        said = "; ".join(f"{row['rival']}: p {row['holm']:.2g}" for row in found["rivals"])
+        what = "says better what people choose next than each rival" if holds else "does not beat every rival"
+        name, value, unit = "winner" if holds else "no winner", found["error"], "mean squared error"
+        why = f"{found['label']} {what} ({said}, Holm), {people}"
+    else:
+        name, value, unit = f"{found['name']} {'holds' if holds else 'is not shown'}", found["estimate"], "contrast"
+        why = f"{found['claim']}: {found['estimate']:+.3f}, p {found['p']:.2g}, {people}"
+    return Finding(name, CONFIRM, why, value=value, unit=unit, evidence=dict(found), identity={"registration": key})
 
 
 # -- shared ---------------------------------------------------------------------------------------------------------------------
@@ -657,6 +705,11 @@ def _labelled(pool: TheoryPool, label: str, folder: Path) -> Theory:
     if label not in pool.theories:
         raise UserError(f"{folder} has no theory '{label}' ({nearest(label, pool.theories)})")
     return pool.theories[label]
+
+
+def _labelled_or_found(pool: TheoryPool, spec: str, folder: Path) -> Theory:
+    """A theory by its label in a run, else by name or file. Raises UserError with the nearest name."""
+    return _labelled(pool, spec, folder) if spec.startswith("pi_") and not Path(spec).suffix else find_theory(spec)
 
 
 def _chosen(pool: TheoryPool, key: str | None, folder: Path) -> Experiment:
