@@ -1,4 +1,5 @@
-"""Draw the pictures and write the tables of docs/methods/world-model-evidence.md from repro/world-model-cpu.json: python docs/world_model_pictures.py."""
+"""Draw the pictures and write the tables of docs/methods/world-model-evidence.md from the results in repro/:
+python docs/world_model_pictures.py."""
 
 from __future__ import annotations
 
@@ -21,15 +22,29 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 PAGE = ROOT / "docs" / "methods" / "world-model-evidence.md"
 Checks = dict[str, dict[str, Any]]
-TABLES = {"hacking": ("hacking: ",), "stingy": ("stingy: ",)}
-ARMS = ("real", "uncontrolled", "stingy")
+FILES = ("world-model-cpu", "world-model-trained-cpu")
+TABLES = {
+    "hacking": ("hacking: ",),
+    "stingy": ("stingy: ",),
+    "fidelity": ("fidelity: exact",),
+    "masking": ("masking: ",),
+    "unified": ("unified: ",),
+}
+PICTURED = {
+    "fidelity": "![Exact answers by turn of a trained model, on true history and in closed loop](../images/world-model-trained.svg)\n\n"
+}
+"""What stands above a table once there are results."""
+ARMS = ("real", "uncontrolled", "stingy", "learned, stingy")
 TRAJECTORIES = 150
 
 
 def read() -> Checks:
-    """The committed results, by name."""
-    report = json.loads((ROOT / "repro" / "world-model-cpu.json").read_text(encoding="utf-8"))
-    return {check["name"]: check for check in report["checks"]}
+    """The committed results, by name; of those that both files have, the first."""
+    found: Checks = {}
+    for path in (ROOT / "repro" / f"{name}.json" for name in FILES):
+        for check in json.loads(path.read_text(encoding="utf-8"))["checks"] if path.is_file() else ():
+            found.setdefault(check["name"], check)
+    return found
 
 
 def recorded() -> list[EnvTrajectory]:
@@ -61,6 +76,16 @@ def drift() -> str:
     return curves_svg(curves, "Exact answers by turn of two simulations that are wrong one time of seven", "turn", "exact")
 
 
+def trained(checks: Checks) -> str:
+    """Exact answers by turn of the trained model, on true history and on its own."""
+    curves = []
+    for name in ("on true history", "closed loop"):
+        key = rf"fidelity: drift curve, turn (\d+), {name}"
+        found = sorted((int(one[1]), check["value"]) for key_, check in checks.items() if (one := re.fullmatch(key, key_)))
+        curves.append(Curve(name, [float(turn) for turn, _ in found], [value for _, value in found]))
+    return curves_svg(curves, "Exact answers by turn of a trained model, on worlds it has not seen", "turn", "exact")
+
+
 def stingy(checks: Checks) -> str:
     """Success in the real environment over updates, by where the agent was trained."""
     curves = []
@@ -70,6 +95,8 @@ def stingy(checks: Checks) -> str:
             for key, check in checks.items()
             if (one := re.fullmatch(rf"stingy: real success after (\d+) updates, {arm}", key))
         }
+        if not found:
+            continue
         at = sorted(found)
         sides = [[(found[n]["interval"] or [found[n]["value"]] * 2)[side] for n in at] for side in (0, 1)]
         curves.append(Curve(arm, [float(i) for i in range(len(at))], [found[n]["value"] for n in at], sides[0], sides[1]))
@@ -82,8 +109,10 @@ def stingy(checks: Checks) -> str:
     )
 
 
-def table(checks: Checks, starts: tuple[str, ...]) -> str:
-    """The checks whose names begin so, as Markdown."""
+def table(checks: Checks, starts: tuple[str, ...], above: str = "") -> str:
+    """The checks whose names begin so, as Markdown, below ``above``."""
+    if not any(name.startswith(starts) for name in checks):
+        return "Not committed yet: nothing is claimed of it."
     lines = ["| | value | 95 % interval | n | wanted | |", "|---|---|---|---|---|---|"]
     for name, one in checks.items():
         if name.startswith(starts):
@@ -92,22 +121,24 @@ def table(checks: Checks, starts: tuple[str, ...]) -> str:
             lines.append(
                 f"| {name} | {one['value']:.3f} | {ends} | {one['n']} | {wanted} | {'' if one['op'] == 'report' else one['status']} |"
             )
-    return "\n".join(lines)
+    return above + "\n".join(lines)
 
 
 def main() -> None:
     """Write the pictures, and the tables into the page."""
     checks = read()
-    for name, drawn in (("drift", drift()), ("stingy", stingy(checks))):
+    drawings = {"drift": drift(), "stingy": stingy(checks)}
+    if "fidelity: exact on true history" in checks:
+        drawings["trained"] = trained(checks)
+    for name, drawn in drawings.items():
         (IMAGES / f"world-model-{name}.svg").write_text(drawn + "\n", encoding="utf-8")
     text = PAGE.read_text(encoding="utf-8")
     for name, starts in TABLES.items():
         pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(
-            pattern, lambda found, starts=starts: f"{found[1]}{table(checks, starts)}\n{found[2]}", text, flags=re.DOTALL
-        )
+        filled = table(checks, starts, PICTURED.get(name, ""))
+        text = re.sub(pattern, lambda found, filled=filled: f"{found[1]}{filled}\n{found[2]}", text, flags=re.DOTALL)
     PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote 2 pictures and {len(TABLES)} tables")
+    print(f"wrote {len(drawings)} pictures and {len(TABLES)} tables")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from ramify.methods.world_model.evaluation import TurnResult, compared
 from ramify.methods.world_model.predict import BASELINES, ModelPredictor, baseline
 from ramify.methods.world_model.training import mask_of, world_rows
 from ramify.methods.world_model.trajectories import EnvTrajectory, EnvTurn
-from ramify.model.chat import TagTemplate
+from ramify.model.chat import SPECIALS, TagTemplate
 from ramify.model.protocol import Sampling
 from ramify.model.tokenizer import HfTokenizer
 from ramify.train.batch import Row
-from ramify_experiments.models import SPECIALS, Course, Recipe, Report, silent, training, word_tokenizer
+from ramify_experiments.models import Course, Recipe, Report, silent, training, word_tokenizer
 from ramify_experiments.world_model.environments import (
     DIRECTORIES,
     FILES,
@@ -153,10 +153,10 @@ class WorldRecipe(Recipe):
 
     NAME: ClassVar[str] = "world-model"
     width: int = 64
-    layers: int = 2
+    layers: int = 3
     rows: int = 24
-    steps: int = 1100
-    lr: float = 8e-3
+    steps: int = 8000
+    lr: float = 6e-3
     echoes: float = 0.1
 
     def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:

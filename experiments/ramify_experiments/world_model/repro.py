@@ -18,12 +18,13 @@ from ramify_experiments.world_model.unified import unified
 
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
-        "fidelity": {"recipe": {}, "test": 120, "known": 600},
-        "masking": {"recipe": {}, "base": 300, "steps": 120, "echoes": 0.7, "test": 90, "lr": 2e-3},
+        "fidelity": {"recipe": {}, "test": 240, "known": 600},
+        "masking": {"recipe": {}, "base": 300, "steps": 120, "echoes": 0.7, "test": 180, "lr": 2e-3},
         "hacking": {"start": 400, "steps": 100, "prompts": 6, "samples": 8, "lr": 2e-3},
         "stingy": {"updates": [60, 240, 1000], "recipe": {}, "batch": 64, "lr": 0.5, "test": 4000},
+        "learned": {"updates": [60, 240, 1000], "recipe": {}, "batch": 64, "lr": 0.5, "test": 4000},
         "unified": {"updates": [0, 2000, 8000], "policy": 60, "demonstrations": 200, "batch": 16, "lr": 4e-3, "test": 500},
-        "seeds": {"fidelity": 1, "masking": 1, "hacking": 1, "stingy": 5, "unified": 2},
+        "seeds": {"fidelity": 1, "masking": 1, "hacking": 1, "stingy": 5, "learned": 5, "unified": 2},
     },
     "quick": {
         "fidelity": {"recipe": {"steps": 60, "width": 32, "rows": 12}, "test": 24, "known": 60},
@@ -32,8 +33,19 @@ SIZES: dict[str, dict[str, Any]] = {
         "seeds": {"fidelity": 1, "hacking": 1, "stingy": 3},
     },
 }
-STINGY_ARMS = ("real", "uncontrolled", "stingy", "learned, stingy")
-KNOWN: dict[str, str] = {}
+STINGY_ARMS = ("real", "uncontrolled", "stingy")
+LEARNED = "learned, stingy"
+_UNLEARNT = (
+    "after 8,000 updates the model names the place behind a door no more often than one of the three that are listed, chance, so there is "
+    "nothing that could help the agent; see docs/methods/world-model-evidence.md"
+)
+_SHORT = "one seed, after 300 steps of a base that copies an echo in one of ten: too little to tell the arms apart; see docs/methods/world-model-evidence.md"
+KNOWN: dict[str, str] = {
+    "masking: exact without echoes, masked - unmasked at equal updates": _SHORT,
+    "masking: exact without echoes, masked - unmasked at equal loss tokens": _SHORT,
+    "unified: success after the most next-observation training - after none": _UNLEARNT,
+    "unified: rank correlation of prediction and success": _UNLEARNT,
+}
 
 
 def _runs(cells: ResultCache, size: str, first: int) -> Callable[..., dict[str, list[Any]]]:
@@ -52,7 +64,7 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Section 7(a), 3 and 4: a judge that can be flattered, and a stingy simulation against the real environment. ``quick``: fewer updates."""
     checks, runs = Checks(seeds, KNOWN), _runs(cells, size, seeds[0])
     _hacking(checks, runs("hacking", reinforced, ARMS), size)
-    _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in STINGY_ARMS[:3]}))
+    _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in STINGY_ARMS}))
     return checks
 
 
@@ -62,7 +74,7 @@ def reproduce_trained(size: str, cells: ResultCache, seeds: Sequence[int]) -> Ch
     checks, runs = Checks(seeds, KNOWN), _runs(cells, size, seeds[0])
     _fidelity(checks, runs("fidelity", fidelity, {"fidelity": {}})["fidelity"], size)
     if size == "cpu":
-        _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in STINGY_ARMS}))
+        _learned(checks, runs("learned", trained, {LEARNED: {"arm": LEARNED}})[LEARNED])
         _masking(checks, runs("masking", masking, {"masking": {}})["masking"])
         _unified(checks, runs("unified", unified, {"unified": {}})["unified"])
     return checks
@@ -148,13 +160,21 @@ def _stingy(checks: Checks, found: Mapping[str, Sequence[dict[str, Any]]]) -> No
             own.mean(f"stingy: pages opened after {at} updates, {arm}", values)
     if "1000" in success["real"]:
         own.paired("stingy: real success at 1000 updates, stingy - real", success["stingy"]["1000"], success["real"]["1000"])
-    if "learned, stingy" in found:
-        own.mean("stingy: pages that the learned model shows right", [one["pages right"] for one in found["learned, stingy"]])
+    checks += own
+
+
+def _learned(checks: Checks, found: Sequence[dict[str, Any]]) -> None:
+    """The arm whose answers the trained model writes; its seeds are those of the other arms, which ``world-model`` has."""
+    own = Checks(range(checks.seeds[0], checks.seeds[0] + len(found)))
+    own.mean("stingy: pages that the learned model shows right", [one["pages right"] for one in found])
+    for at in (key for key in found[0] if key.isdigit()):
+        own.mean(f"stingy: real success after {at} updates, {LEARNED}", [one[at]["success"] for one in found])
+        own.mean(f"stingy: pages opened after {at} updates, {LEARNED}", [one[at]["opens"] for one in found])
     checks += own
 
 
 def _unified(checks: Checks, found: Sequence[Sequence[dict[str, float]]]) -> None:
-    own = Checks(range(checks.seeds[0], checks.seeds[0] + len(found)))
+    own = Checks(range(checks.seeds[0], checks.seeds[0] + len(found)), checks.known)
     last = [one[-1]["success"] - one[0]["success"] for one in found]
     own.mean("unified: success after the most next-observation training - after none", last, ">=", 0.05)
     flat = [point for one in found for point in one]

@@ -248,6 +248,33 @@ def test_a_textworld_game_is_recorded_by_its_listed_commands(verb: Verb, tmp_pat
     assert evaluated["forced"]["exact"]["value"] == evaluated["closed"]["exact"]["value"] == 1.0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_agent_is_improved_in_a_simulated_environment(verb: Verb, tmp_path: Path) -> None:
+    """The main job takes it as any environment: branching rollouts, credit, an update, success before and after; nothing fails."""
+    (tmp_path / "say.py").write_text(
+        'def say(situation):\n    return f"you said {situation.action}"\n'
+        "def brief(task, answer, state):\n    return True if len(answer) % 2 else None\n"
+    )
+    (tmp_path / "world.toml").write_text(
+        'model = "predict:say.py:say"\ntasks = "tasks.jsonl"\nverify = "say.py:brief"\nmax_turns = 3\ncache = "answers"\n'
+    )
+    tasks = [
+        {"id": f"t{i}", "opening": f"You are in the hall. Exits: room-{i}.", "split": "train" if i < 10 else "eval"}
+        for i in range(16)
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    words = ("--updates", 1, "--tokens", 300, "--eval-episodes", 4, "--tasks-per-update", 2, "--train-tasks", 6)
+    where = f"simulated:{tmp_path / 'world.toml'}"
+    found = verb("improve", "--env", where, *words, "--out", tmp_path / "run", "--json").json
+    assert (found["updates"], found["before"]["n"], found["after"]["n"]) == (1, 4, 4)
+    assert found["before"]["failed"] == found["after"]["failed"] == 0
+    assert found["attempts"] > 8, "more than those of before and after"
+    turns = [turn for one in read_trajectories(tmp_path / "run") for turn in one.turns]
+    assert turns
+    assert all(turn.observation == f"you said {turn.action}" for turn in turns)
+
+
 def test_it_records_in_a_terminal(tmp_path: Path) -> None:
     words = ["world-model", "record", "--env", "household", "--episodes", "3", "--turns", "2", "--out", "rec"]
     with Terminal(columns=72) as terminal:

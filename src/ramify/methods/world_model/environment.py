@@ -26,6 +26,7 @@ from ramify.env.protocol import Env, Observation, Task, TaskSet, read_task_set
 from ramify.env.task_sets import SPLITS, known_split
 from ramify.env.tools import cut, describe
 from ramify.methods.world_model.algorithm import invented
+from ramify.methods.world_model.answers import KeptAnswers
 from ramify.methods.world_model.control import Controls, EnvControl, read_controls
 from ramify.methods.world_model.predict import (
     BASELINES,
@@ -40,7 +41,16 @@ from ramify.methods.world_model.predict import (
     initial_state,
     words_of,
 )
-from ramify.methods.world_model.store import EnvCall, StateStore, StoreAnswer, check_call, fits, read_calls, read_effects
+from ramify.methods.world_model.store import (
+    EnvCall,
+    StateStore,
+    StoreAnswer,
+    check_call,
+    fits,
+    read_calls,
+    read_effects,
+    schema_fault,
+)
 from ramify.methods.world_model.trajectories import LOST, OVER, WON, read_trajectories, split_end
 
 T = TypeVar("T")
@@ -92,6 +102,8 @@ class SimulationSettings(Config):
     """Longest observation."""
     retries: int = Field(2, ge=0)
     """Further tries where a validator refuses an observation."""
+    cache: str = ""
+    """Folder (a run) that keeps every answer, so that equal histories are answered equally by later processes, too."""
 
 
 class SimulatedEnvironment:
@@ -100,6 +112,8 @@ class SimulatedEnvironment:
     ``tools`` in OpenAI's form; ``store`` and ``controls`` apply before and after the predictor; ``outputs`` are JSON schemas of tools'
     answers; ``verify`` decides success, from the state and never from the predicted text: without it no attempt succeeds.
     ``verify="model"`` believes the predictor's own mark of success, which `ramify world-model audit` checks.
+
+    Equal situations get equal answers: in one process always, and with ``cache``, a folder that keeps them, in every one.
     """
 
     blocking = True
@@ -120,6 +134,7 @@ class SimulatedEnvironment:
         max_turns: int = 16,
         retries: int = 2,
         seeded: bool = False,
+        cache: Path | str | None = None,
     ) -> None:
         self.predictor, self.name, self.max_turns = predictor, name, max_turns
         self.tools: list[dict[str, Any]] = [dict(tool) for tool in tools]
@@ -130,8 +145,9 @@ class SimulatedEnvironment:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
         self._known: dict[str, asyncio.Future[Prediction]] = {}
+        self.cache = None if cache is None else Path(cache)
         self.asked = 0
-        """Predictions that were made, repeated ones not counted."""
+        """Predictions that were made, repeated and kept ones not counted."""
         if isinstance(verify, str) and verify not in ("", "model"):
             raise UserError(f"verify is a function or 'model', not '{verify}'")
 
@@ -168,6 +184,7 @@ class SimulatedEnvironment:
         return SimulatedEnvironment(
             predictor, name=self.name, tools=self.tools, store=self.store, controls=self.controls, outputs=self.outputs,
             system=self.system, role=self.role, max_turns=self.max_turns, retries=self.retries, seeded=self.seeded,
+            cache=self.cache,
         )  # fmt: skip
 
     async def predicted(self, situation: Situation, attempt: int) -> Prediction:
@@ -176,13 +193,25 @@ class SimulatedEnvironment:
         if key not in self._known:
             if len(self._known) >= KEPT:
                 self._known.pop(next(iter(self._known)))
-            self.asked += 1
-            self._known[key] = asyncio.ensure_future(self.predictor.predict(situation, attempt))
+            self._known[key] = asyncio.ensure_future(self._answered(situation, attempt))
         try:
             return await asyncio.shield(self._known[key])
         except BaseException:
             self._known.pop(key, None)  # a failure is no answer: the next one asks again
             raise
+
+    async def _answered(self, situation: Situation, attempt: int) -> Prediction:
+        """The kept answer, else the predictor's, which is then kept."""
+        if self.cache is None:
+            self.asked += 1
+            return await self.predictor.predict(situation, attempt)
+        kept, key = KeptAnswers.at(self.cache), stable_hash("answer", self.predictor.identity, situation.hash, attempt)
+        found = await kept.get(key)
+        if found is None:
+            self.asked += 1
+            found = await self.predictor.predict(situation, attempt)
+            await kept.put(key, found)
+        return found
 
 
 def _split(task: Task) -> str:
@@ -446,6 +475,7 @@ def from_settings(settings: SimulationSettings, folder: Path = Path(), name: str
         max_turns=settings.max_turns,
         retries=settings.retries,
         seeded=settings.temperature > 0,
+        cache=folder / Path(settings.cache).expanduser() if settings.cache else None,
     )
 
 
@@ -485,6 +515,7 @@ def _tools(path: Path) -> list[dict[str, Any]]:
     """Tools of a JSON list, in OpenAI's form, the function alone, or MCP's. Raises UserError naming file and entry."""
     try:
         listed = json.loads(read_regular(path, "the tools"))
+        canonical_json(listed)  # no NaN, and no half of a character
     except (ValueError, RecursionError) as error:
         raise UserError(f"cannot read the tools {path}: {error}") from None
     if isinstance(listed, dict):
@@ -497,18 +528,25 @@ def _tools(path: Path) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise UserError(f"{path}: tool {i} has no name")
         schema = function.get("parameters", function.get("inputSchema", {"type": "object", "properties": {}}))
-        if not isinstance(schema, dict):
-            raise UserError(f"{path}: the parameters of tool '{function['name']}' are no JSON schema")
+        if wrong := schema_fault(schema):
+            raise UserError(f"{path}: the parameters of tool '{function['name']}' are no JSON schema: {wrong}")
         made.append({"type": "function", "function": {"name": function["name"], "description": str(function.get("description", "")), "parameters": schema}})  # fmt: skip
     return made
 
 
 def _state(path: Path) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
     record = read_record(path, "the tables")
+    try:
+        canonical_json(record)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {error}") from None
     effects = read_effects(record.pop("effects", []), str(path))
     outputs = record.pop("outputs", {})
     if not isinstance(outputs, dict) or not all(isinstance(one, dict) for one in outputs.values()):
         raise UserError(f"{path}: 'outputs' are JSON schemas by tool")
+    for name, one in outputs.items():
+        if wrong := schema_fault(one):
+            raise UserError(f"{path}: the output of '{name}' is no JSON schema: {wrong}")
     for name, rows in record.items():
         if not isinstance(rows, dict):
             raise UserError(f"{path}: table '{name}' is no object of rows by key")

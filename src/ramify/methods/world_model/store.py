@@ -112,6 +112,29 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
 
 
+def schema_fault(schema: Any, where: str = "") -> str:
+    """What keeps :func:`fits` from reading a JSON schema, one clause that names the word and where it stands; "" where nothing does."""
+    if not isinstance(schema, Mapping):
+        return f"{where or 'it'} is no object"
+    kind, enum, needs = schema.get("type"), schema.get("enum", []), schema.get("required", [])
+    own, at = schema.get("properties") or {}, where or "its"
+    if kind is not None and not isinstance(kind, str) and not _words(kind):
+        return f"{at} 'type' is no name of a type"
+    if not isinstance(enum, list):
+        return f"{at} 'enum' is no list"
+    if not _words(needs):
+        return f"{at} 'required' is no list of names"
+    if not isinstance(own, Mapping):
+        return f"{at} 'properties' is no object"
+    inner = [(name, one) for name, one in own.items() if isinstance(one, Mapping)]
+    inner += [("items", schema["items"])] if isinstance(schema.get("items"), Mapping) else []
+    return next((found for name, one in inner if (found := schema_fault(one, f"{where}.{name}".lstrip(".")))), "")
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """What a tool does to a table: get, set or delete a row, list the keys, search the rows, open one."""

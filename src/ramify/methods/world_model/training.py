@@ -31,10 +31,9 @@ from ramify.methods.world_model.environment import FILE
 from ramify.methods.world_model.judging import prediction_item, rubric_judge
 from ramify.methods.world_model.predict import initial_state
 from ramify.methods.world_model.trajectories import EnvTrajectory, first_seen, read_trajectories, tasks_of
-from ramify.model.chat import ChatTemplate, TagTemplate
+from ramify.model.chat import ChatTemplate, TagTemplate, train_tokenizer
 from ramify.model.protocol import Completion, Prefix, Sampling
 from ramify.model.rendered import laid_out
-from ramify.model.tokenizer import HfTokenizer
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Judge, judged
 from ramify.trace.db import Run
@@ -45,7 +44,8 @@ from ramify.train.losses import LossConfig
 
 TRAIN = "world-model train"
 MODEL, TASKS = "model", "tasks.jsonl"
-SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
+PIECES = r" ?\w+|\s|[^\w\s]"
+"""Of a new tokenizer: punctuation stands alone, so that JSON's is no part of a word."""
 EVERY = 50
 """Steps between two kept states of a training."""
 Mask = Literal["info", "none"]
@@ -191,26 +191,12 @@ def prompt_tokens(template: ChatTemplate, one: EnvTrajectory, turn: int, context
 # -- models
 
 
-def train_tokenizer(texts: Iterable[str], vocab: int) -> HfTokenizer:
-    """A byte-level BPE tokenizer with chat tags; words keep their leading space, punctuation stands alone, any text round-trips."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    raw = Tokenizer(models.BPE())
-    cut = pre_tokenizers.Split(Regex(r" ?\w+|\s|[^\w\s]"), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    raw.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=list(SPECIALS), initial_alphabet=alphabet, show_progress=False)
-    raw.train_from_iterator(texts, trainer)
-    return HfTokenizer(raw)
-
-
 def new_start(trajectories: Sequence[EnvTrajectory], settings: WorldTraining) -> WorldStart:
     """A new model, its tokenizer learnt from the data."""
     texts = (
         text for one in trajectories for text in (opening_text(one), *(word for t in one.turns for word in (t.action, t.whole)))
     )
-    tokenizer = train_tokenizer(texts, settings.vocab)
+    tokenizer = train_tokenizer(texts, settings.vocab, PIECES)
     heads = max(1, settings.width // 32)
     size = settings.width // heads
     shape = TinyConfig(

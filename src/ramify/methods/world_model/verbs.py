@@ -1,4 +1,4 @@
-"""The verbs of ``ramify world-model``. Exit code 1 with ``audit --strict``: success that is not real, or drift."""
+"""The verbs of ``ramify world-model`` (``serve`` is in :mod:`ramify.cli.serve`). Exit code 1 with ``audit --strict``: success that is not real, or drift."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.kit import DryRun, Form, Json, RunArgument, Seed, Verbs, argument, find_run, option
-from ramify.methods.world_model.environment import SimulationSettings, from_settings
 from ramify.methods.world_model.recording import RecordOptions
 from ramify.render.terminal import emit, progress, say, table
 
@@ -114,34 +113,6 @@ def train(
     emit(
         found, as_json, f"{text}\n\nnext: ramify world-model eval {out} --data HELD-OUT, or ramify rollout --env simulated:{out}"
     )
-
-
-@app.verb(settings=SimulationSettings)
-def serve(
-    settings: SimulationSettings,
-    world: Annotated[str | None, option("--world", metavar="WORLD", help="Folder or TOML file instead of the settings.")] = None,
-    task: Annotated[str | None, option("--task", metavar="ID", help="Task of the episode; default: the first.")] = None,
-    prompt: Annotated[str, option(help="What the environment shows first, where there is no task.")] = "",
-    seed: Seed = 0,
-    mcp: Annotated[bool, option("--mcp", help="Over MCP (stdio): the one protocol there is.")] = True,
-) -> None:
-    """Serve a simulated environment as an MCP server over stdio: one episode, state and faults in code, the rest by the model."""
-    from ramify.env.protocol import Task
-    from ramify.methods.world_model.environment import simulated
-    from ramify.methods.world_model.mcp_server import serve as serve_mcp
-
-    environment = simulated(world) if world is not None else from_settings(settings)
-    known = {one.id: one for one in environment.tasks}
-    if task is not None and task not in known:
-        from ramify.base.errors import nearest
-
-        raise UserError(f"there is no task '{task}' ({nearest(task, known)})")
-    chosen = (
-        known[task]
-        if task is not None
-        else min(environment.tasks, key=lambda one: one.id, default=Task("served", {"prompt": prompt}))
-    )
-    serve_mcp(environment, chosen, seed)
 
 
 @app.verb("eval")
