@@ -15,7 +15,7 @@ import numpy as np
 
 from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import KernelSearchConfig, reward
-from ramify.methods.kernel_search.asm import Loop
+from ramify.methods.kernel_search.asm import COUNTS, Loop
 from ramify.methods.kernel_search.diagnosis import gather
 from ramify.methods.kernel_search.loop import BestKernel, KernelSearch, ranked_speedup
 from ramify.methods.kernel_search.proposers import Proposal, TransformProposer
@@ -241,23 +241,7 @@ def raw_numbers(metrics: KernelMetrics) -> dict[str, float]:
     """About 25 raw metrics of the loop with most work, as a profiler would print them."""
     loops: Sequence[Loop] = metrics.loops or ()
     loop = max(loops, key=lambda one: metrics.share(one.line) or 0.0) if loops else None
-    names = [
-        "instructions",
-        "packed",
-        "scalar",
-        "width",
-        "integer",
-        "converts",
-        "jumps",
-        "loads",
-        "stores",
-        "stack",
-        "gathers",
-        "shuffles",
-        "divisions",
-        "depth",
-    ]
-    found = {name: float(getattr(loop, name)) if loop else 0.0 for name in names}
+    found = {name: float(getattr(loop, name)) if loop else 0.0 for name in COUNTS}
     found["calls"] = float(len(loop.calls)) if loop else 0.0
     for event in ("Ir", "Dr", "D1mr", "DLmr", "Dw", "D1mw", "DLmw"):
         found[event] = math.log1p(metrics.of_loop(loop, event)) if loop else 0.0

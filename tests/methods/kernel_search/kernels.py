@@ -31,3 +31,15 @@ void columns(int n, int m, const float *x, float *y) {
   }
 }
 """
+ARGMAX = """// ramify: n = 4000, 33
+int argmax(int n, const float *x) {
+  float best = x[0];
+  int at = 0;
+  for (int i = 0; i < n; i++)
+    if (x[i] > best) {
+      best = x[i];
+      at = i;
+    }
+  return at;
+}
+"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from ramify.methods.kernel_search.algorithm import (
     reward,
 )
 from ramify.methods.kernel_search.asm import loops
-from ramify.methods.kernel_search.sass import counts, ptx_counts
+from ramify.methods.kernel_search.kernelbench import is_problem
+from ramify.methods.kernel_search.ptx import accesses, entries
+from ramify.methods.kernel_search.sass import counts, functions_of, ptx_counts, usage_of
 from ramify.methods.kernel_search.task import evaluate, from_c, from_python, window_of
 from ramify.methods.kernel_search.wall import disagreement
 
@@ -198,6 +201,19 @@ def test_windows_are_whole_cache_lines_inside_the_pool(seed: int, call: int, win
     assert window_of(seed, call, windows) in range(0, 64 * windows, 64)
 
 
+PTX = (Path(__file__).parent / "gpu/strided.ptx").read_text(encoding="utf-8")
+
+
+@given(st.data())
+def test_damaged_ptx_is_followed_as_far_as_it_goes(data: st.DataObject) -> None:
+    at, size = data.draw(st.integers(0, len(PTX))), data.draw(st.integers(0, 60))
+    text = PTX[:at] + data.draw(st.text("0123456789abx%.,;[]{}()_ \n@-", max_size=12)) + PTX[at + size :]
+    for name in entries(text):
+        assert all(one.bytes >= 0 for one in accesses(text, name))
+    assert usage_of(text, "columns", "sm_90") is not None
+    assert functions_of(text) is not None
+
+
 @given(st.data())
 def test_a_damaged_file_is_a_task_or_a_sentence(data: st.DataObject) -> None:
     """Bytes cut out of, and put into, a kernel's source: its readers return, or say in one sentence what is wrong."""
@@ -206,6 +222,7 @@ def test_a_damaged_file_is_a_task_or_a_sentence(data: st.DataObject) -> None:
     for read in (from_c, from_python):
         with contextlib.suppress(UserError):
             read(text).shapes()
+    assert not is_problem(text)
     assert isinstance(loops(text, "saxpy"), list)
     assert counts(text) is not None
     assert ptx_counts(text) is not None

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from ramify.cli.main import main
-from ramify.methods.kernel_search.sass import counts, ptx_counts, sass_metrics
+from ramify.methods.kernel_search import sass
+from ramify.methods.kernel_search.ptx import DATA, OPEN, Access, accesses, block_of, entries
+from ramify.methods.kernel_search.sass import counts, functions_of, is_gpu, nvidia_tool, ptx_counts, sass_metrics, usage_of
+
+GPU = Path(__file__).parent / "gpu"
+"""Texts of the real tools, made from the .cu files beside them: nvcc 13.0 -lineinfo -arch=sm_90 -ptx (.ptx), ptxas -v (.usage), nvdisasm -c (.sass) and
+cuobjdump --dump-resource-usage (.listing) of Triton 3.9; columns_triton.ptx is what that Triton writes for a sum over rows of a matrix."""
 
 SASS = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -44,7 +50,7 @@ def test_machine_code_is_counted() -> None:
         1,
     )
     assert found["instructions"] == 8
-    metrics = sass_metrics(SASS, USAGE, "sm_90", 4, dot=True)
+    metrics = sass_metrics(SASS, usage_of(USAGE, "", "sm_90"), "sm_90", 4)
     assert (metrics["registers"], metrics["stack"], metrics["occupancy"], metrics["limiter"]) == (254, 344, 0.125, "registers")
     ptx = "ld.global.v4.f32 {%f1};\nld.global.f32 %f2;\nwgmma.mma_async.sync;\nbar.sync 0;\n"
     assert {name: ptx_counts(ptx)[name] for name in ("LDG128", "LDG32", "HGMMA", "BAR")} == {
@@ -65,12 +71,114 @@ def test_the_verb_reads_text_without_a_gpu(tmp_path: Path, capsys: pytest.Captur
     assert "limited by registers" in tools["OccupancyLimiter"]["cause"]
     assert "HMMA" in tools["TensorCore"]["cause"]
     assert any(one.startswith("WarpStall: not measurable here") for one in found["not_measurable"])
-    ptx = tmp_path / "add.ptx"
-    ptx.write_text("ld.global.f32 %f2;\n" * 8, encoding="utf-8")
-    assert main(["kernel-search", "sass", str(ptx), "--json"]) == 0
+
+
+def touched(name: str, kernel: str) -> list[Access]:
+    return accesses((GPU / name).read_text(encoding="utf-8"), kernel)
+
+
+def test_what_a_warp_touches_is_followed_in_ptx() -> None:
+    *loads, store = touched("strided.ptx", "columns")  # each thread sums a row of 1024 floats
+    assert {(one.op, one.line, one.bytes, one.stride, one.sectors, one.ideal) for one in loads} == {
+        ("ld.global", 7, 4, 4096, 32, 4)
+    }
+    assert (store.op, store.line, store.stride, store.sectors, store.ideal) == ("st.global", 9, 4, 4, 4)
+    read, write, across, out = touched("strided.ptx", "transpose")  # a tile of 32 x 32 without padding
+    assert (read.sectors, read.ideal, out.sectors, out.ideal) == (4, 4, 4, 4)
+    assert (write.op, write.conflicts, across.op, across.stride, across.conflicts) == ("st.shared", 1, "ld.shared", 128, 32)
+    index, data, _ = touched("strided.ptx", "gather")
+    assert (index.why, data.why, data.sectors) == ("", DATA, None)
+    loads = [one for one in touched("columns_triton.ptx", "cols") if one.op == "ld.global"]
+    assert {(one.line, one.stride, one.sectors) for one in loads} == {(14, 4096, 32)}
+
+
+def followed(*lines: str) -> list[Access]:
+    head = ".visible .entry f(\n\t.param .u64 f_0,\n\t.param .u32 f_1\n)\n.reqntid 16, 16, 1\n{\n"
+    text = head + "".join(f"\t{line};\n" for line in ("ld.param.u64 %rd1, [f_0]", "mov.u32 %r1, %tid.x", *lines)) + "}\n"
+    assert block_of(entries(text)["f"][0]) == (16, 16, 1)
+    return accesses(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("size", "step", "conflicts"),
+    [("f32", 4, 1), ("f32", 8, 2), ("f32", 132, 1), ("f32", 0, 1), ("v2.f32", 8, 1), ("v4.f32", 16, 1), ("v4.f32", 64, 4)],
+)
+def test_uses_of_a_bank_are_counted(size: str, step: int, conflicts: int) -> None:
+    (one,) = followed("mov.u32 %r2, %laneid", f"mul.lo.s32 %r3, %r2, {step}", f"ld.shared.{size} {{%f1}}, [%r3+16]")
+    assert one.conflicts == conflicts
+
+
+def test_addresses_are_followed_or_left_open() -> None:
+    rows, wide, same, mask, opened = followed(
+        "mul.wide.u32 %rd2, %r1, 4", "add.s64 %rd3, %rd1, %rd2", "ld.global.nc.f32 %f1, [%rd3]",  # 16 threads in x, two rows of y at the same place
+        "shl.b32 %r4, %r1, 4", "cvt.u64.u32 %rd4, %r4", "add.s64 %rd5, %rd4, %rd1", "@%p1 st.global.v4.b32 [ %rd5 + 0 ], { %r5, %r6, %r7, %r8 }",
+        "ld.global.f32 %f2, [%rd1]", "and.b32 %r9, %r1, 3", "mad.wide.s32 %rd6, %r9, 32, %rd1", "ld.global.f32 %f3, [%rd6]",
+        "prmt.b32 %r10, %r1, 0, 0x1234", "cvt.u64.u32 %rd7, %r10", "add.s64 %rd8, %rd7, %rd1", "ld.global.f32 %f4, [%rd8]",
+    )  # fmt: skip
+    assert (rows.sectors, rows.ideal, rows.stride) == (2, 2, None)
+    assert (wide.op, wide.bytes, wide.sectors, wide.ideal) == ("st.global", 16, 8, 8)
+    assert (same.sectors, same.ideal, same.stride) == (1, 1, 0)
+    assert (mask.sectors, mask.ideal) == (4, 1)
+    assert (opened.sectors, opened.why) == (None, OPEN)
+
+
+def test_usage_is_read_as_ptxas_and_cuobjdump_say_it() -> None:
+    said = usage_of((GPU / "spilled.usage").read_text(), "spilled", "sm_90")
+    assert said == {"registers": 32, "shared": 24576, "stack": 80, "spilled": 196 + 228}
+    listed = usage_of((GPU / "spilled.listing").read_text(), "spilled", "sm_90")  # 25600 with what a block has reserved
+    assert listed == {"registers": 32, "shared": 24576, "stack": 80}
+    code = functions_of((GPU / "spilled.sass").read_text())
+    assert list(code) == ["spilled"]
+    found = sass_metrics(code["spilled"], listed, "sm_90", 8)
+    assert (found["LDL"], found["STL"], found["occupancy"], found["blocks"]) == (53, 45, 1.0, 8)
+
+
+def test_ptx_alone_is_diagnosed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sass, "nvidia_tool", lambda program: None)
+    assert main(["kernel-search", "diagnose", f"{GPU / 'strided.ptx'}:columns", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["tool"] for one in found["findings"]] == ["Vectorization"]
+    (one,) = [one for one in found["findings"] if one["tool"] == "StridedGlobal"]
+    assert (one["where"], one["severity"]) == ("strided.cu:7", "critical")
+    assert "32 sectors of 32 bytes for data that fill 4: neighbouring threads are 4096 bytes apart" in one["cause"]
     assert "PTX has no registers yet" in found["not_measurable"][-1]
+    assert main(["kernel-search", "sass", f"{GPU / 'strided.ptx'}:transpose"]) == 0
+    text = capsys.readouterr().out
+    assert "ld.shared uses one bank 32 times" in text
+    assert "WarpStall, MemoryCoalescing" in text
+    for spec, part in (
+        ("strided.ptx", "name one, as"),
+        ("strided.ptx:column", "did you mean 'columns'"),
+        ("strided.cu:columns", "compiled by nvcc, which is not here"),
+    ):
+        assert main(["kernel-search", "diagnose", str(GPU / spec)]) in (2, 4)
+        assert part in capsys.readouterr().err
+
+
+def test_spills_of_a_disassembly_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spilled.sass"
+    path.write_text((GPU / "spilled.sass").read_text() + (GPU / "spilled.listing").read_text(), encoding="utf-8")
+    assert is_gpu(str(path))
+    assert main(["kernel-search", "diagnose", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    tools = {one["tool"]: one for one in found["findings"]}
+    assert tools["GpuRegisterSpill"]["evidence"]["LDL+STL"]["value"] == 98
+    assert found["metrics"]["registers"] == 32
+    assert any("StridedGlobal: not measurable here, it needs PTX" in one for one in found["not_measurable"])
+
+
+@pytest.mark.slow
+def test_cuda_is_compiled_in_the_sandbox(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if not (nvidia_tool("nvcc") and nvidia_tool("ptxas")):
+        pytest.skip("nvcc and ptxas are needed")
+    assert main(["kernel-search", "diagnose", str(GPU / "spilled.cu"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["metrics"]["registers"] <= 32
+    assert found["metrics"]["warps"] == 8
+    assert "GpuRegisterSpill" in {one["tool"] for one in found["findings"]}
+    broken = tmp_path / "broken.cu"
+    broken.write_text("__global__ void f(float *x) { x[0] = y; }\n", encoding="utf-8")
+    assert main(["kernel-search", "diagnose", str(broken)]) == 2
+    assert "cannot be compiled or read for sm_90" in capsys.readouterr().err
 
 
 def test_a_triton_kernel_needs_types_and_triton(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

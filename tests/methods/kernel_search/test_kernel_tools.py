@@ -16,7 +16,7 @@ from ramify.methods.kernel_search.task import from_c
 from ramify.methods.kernel_search.tools import KernelMetrics, Symptom, examine, tool
 from ramify.methods.kernel_search.transforms import TRANSFORMS, for_loops, variants
 from ramify.methods.kernel_search.wall import Built, Code, Wall
-from tests.methods.kernel_search.kernels import COLUMNS, CREEP, EXP, SUM
+from tests.methods.kernel_search.kernels import ARGMAX, COLUMNS, CREEP, EXP, SUM
 
 AVX2 = ("-O3", "-march=x86-64-v3")
 needs_gcc = pytest.mark.skipif(not (shutil.which("gcc") and shutil.which("objdump")), reason="gcc and objdump are needed")
@@ -52,7 +52,8 @@ def test_loops_are_judged_and_not_symbols() -> None:
 
 @needs_gcc
 @pytest.mark.parametrize(
-    ("source", "wanted"), [(SUM, "ReductionOrder"), (EXP, "MathCall"), (CREEP, "PrecisionCreep"), (COLUMNS, "StridedAccess")]
+    ("source", "wanted"),
+    [(SUM, "ReductionOrder"), (EXP, "MathCall"), (CREEP, "PrecisionCreep"), (COLUMNS, "StridedAccess"), (ARGMAX, "BranchInLoop")],
 )
 def test_a_pathology_fires_its_tool(source: str, wanted: str) -> None:
     wall, _ = built(source)
@@ -86,7 +87,7 @@ def test_misses_are_simulated() -> None:
 def test_missing_metrics_are_said_and_never_raise() -> None:
     found, missing = examine(KernelMetrics())
     assert found == []
-    assert len(missing) == len([one for one in tools.TOOLS.values() if not one.tier.startswith("G")])
+    assert len(missing) == len([one for one in tools.TOOLS.values() if one.tier.startswith("C")])
     found, missing = examine(KernelMetrics(sass={"warps": 4, "registers": 32, "shared": 0}))
     assert found == []
     assert any("WarpStall: not measurable here, it needs hardware counters" in one for one in missing)

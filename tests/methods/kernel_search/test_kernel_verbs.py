@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from terminals import Screen, Terminal
 
 from ramify.cli.main import main
 from ramify.methods.kernel_search.loop import search, tree_of
@@ -35,6 +36,18 @@ def run(*words: object) -> int:
 def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     return found
+
+
+def searching(kernel: Path, folder: Path, evals: int) -> list[str]:
+    """The command line of a small search, for a process of its own."""
+    words = ["search", str(kernel), "--out", str(folder / "run"), "--evals", str(evals), *SMALL]
+    return [sys.executable, "-m", "ramify", "kernel-search", *words]
+
+
+def candidates(folder: Path) -> list[Any]:
+    """What the journal holds of each candidate, in order."""
+    with Run.open(folder) as opened:
+        return [one.payload for one in opened.journal("candidate") if re.fullmatch(r"\d+\.\d+", one.key)]
 
 
 @pytest.fixture
@@ -71,20 +84,7 @@ def test_a_search_is_stored_explained_and_continued(kernel: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_search_that_was_killed_continues(kernel: Path, tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "ramify",
-        "kernel-search",
-        "search",
-        str(kernel),
-        "--out",
-        str(tmp_path / "run"),
-        "--evals",
-        "4",
-        *SMALL,
-        "--json",
-    ]
+    words = [*searching(kernel, tmp_path, 4), "--json"]
     child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
@@ -98,16 +98,10 @@ def test_a_search_that_was_killed_continues(kernel: Path, tmp_path: Path) -> Non
                 continue
     child.send_signal(signal.SIGKILL)
     child.wait()
-    with Run.open(tmp_path / "run") as opened:
-        before = [one.payload for one in opened.journal("candidate") if "." in one.key and not one.key.endswith("end")]
+    before = candidates(tmp_path / "run")
     done = subprocess.run(words, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    with Run.open(tmp_path / "run") as opened:
-        after = [
-            one.payload
-            for one in opened.journal("candidate")
-            if "." in one.key and not one.key.endswith("end") and "confirmed" not in one.key
-        ]
+    after = candidates(tmp_path / "run")
     assert after[: len(before)] == before
     assert len(after) == 4
     assert json.loads(done.stdout.splitlines()[-1])["candidates"] == 4
@@ -203,36 +197,12 @@ def test_the_memory_learns_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_search_in_a_terminal_shows_how_far_it_is(kernel: Path, tmp_path: Path) -> None:
-    parent, child = pty.openpty()
-    words = [
-        sys.executable,
-        "-m",
-        "ramify",
-        "kernel-search",
-        "search",
-        str(kernel),
-        "--out",
-        str(tmp_path / "run"),
-        "--evals",
-        "1",
-        *SMALL,
-    ]
-    process = subprocess.Popen(
-        words, stdout=child, stderr=child, stdin=child, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"}
-    )
-    os.close(child)
-    text = b""
-    while True:
-        try:
-            data = os.read(parent, 4096)
-        except OSError:
-            break
-        if not data:
-            break
-        text += data
-    assert process.wait(60) == 0
-    assert b"candidates" in text
-    assert b"Traceback" not in text
+    with Terminal(columns=80) as terminal:
+        terminal.execute(searching(kernel, tmp_path, 1), tmp_path, os.environ | {"TERM": "xterm", "COLUMNS": ""})
+        assert terminal.wait() == 0
+        screen = Screen(terminal.text, terminal.columns)
+    assert any("1 candidates" in line for line in screen.lines), screen.lines
+    assert "Traceback" not in terminal.text
 
 
 def test_codes_that_are_equal_are_not_compiled_twice() -> None:

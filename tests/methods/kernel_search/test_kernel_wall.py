@@ -108,6 +108,17 @@ def test_a_cheat_gains_nothing(name: str) -> None:
     )  # on a fast machine it uses too little elsewhere to be told, and is slower
 
 
+RIGHT = {
+    "works elsewhere",
+    "answers early",
+    "another clock",
+    "slows the reference",
+    "looks for the answer",
+    "remembers addresses",
+}
+"""Cheats whose trick has nothing to take hold of here: they then compute what they should, and are no faster."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("source", [SUM, EXP, CREEP])
@@ -116,9 +127,7 @@ def test_no_cheat_gains(source: str) -> None:
     found = [asyncio.run(attempt(made, cheat)) for cheat in CHEATS]
     assert len(CHEATS) >= 12
     assert [one.cheat.name for one in found if not one.held] == []
-    assert (
-        sum(bool(one.trial.refused) for one in found) >= 12
-    )  # the others are right, and not faster: how many depends on the machine
+    assert {one.cheat.name for one in found if not one.trial.refused} <= RIGHT
 
 
 NUMBA = """import numba

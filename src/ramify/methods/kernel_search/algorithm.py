@@ -51,6 +51,8 @@ class KernelSearchConfig(Config):
     """Least processor seconds of a timed batch."""
     memory: str = ""
     """File of JSON lines that remembers, over searches, which transform helped which finding; empty: none."""
+    library: str = ""
+    """Folder of source code: accepted kernels are kept in it and tried first on a like task, a model is shown like code of it; empty: none."""
 
 
 # -- roofline and occupancy (sections 3.3 and 3.5) ---------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ class Loop:
     calls: tuple[str, ...]
     jumps: int
     """Conditional jumps that are not the loop's own."""
+    selects: int
+    """Conditional moves: what the compiler makes of an `if` that it did not vectorize."""
     loads: int
     stores: int
     stack: int
@@ -78,6 +80,12 @@ class Loop:
     def share(self) -> float:
         """Packed share of its floating-point arithmetic; 1 where it has none."""
         return self.packed / (self.packed + self.scalar) if self.packed + self.scalar else 1.0
+
+
+COUNTS = (
+    "depth", "instructions", "packed", "scalar", "width", "integer", "converts", "jumps", "selects", "loads", "stores", "stack", "gathers", "shuffles", "divisions",
+)  # fmt: skip
+"""The numbers of a loop."""
 
 
 def functions(assembly: str) -> dict[str, list[Instruction]]:
@@ -178,6 +186,7 @@ def _counted(body: Sequence[Instruction], depth: int) -> Loop:
         if name == "call":
             called = re.search(r"<([^>@+]+)", operands)
             calls.append(called[1] if called else operands)
+        counts["selects"] += name.startswith("cmov")
         if name.startswith("j") and name != "jmp" and one.address != last:
             counts["jumps"] += 1
         if memory and not name.startswith(("lea", "nop", "j", "call", "prefetch")):
@@ -197,7 +206,7 @@ def _counted(body: Sequence[Instruction], depth: int) -> Loop:
     )
     return Loop(
         line, tuple(sorted({one.line for one in body if one.line})), depth, len(body), counts["packed"], counts["scalar"], width, counts["integer"], counts["converts"], tuple(calls),
-        counts["jumps"], counts["loads"], counts["stores"], counts["stack"], counts["gathers"], counts["shuffles"], counts["divisions"],
+        counts["jumps"], counts["selects"], counts["loads"], counts["stores"], counts["stack"], counts["gathers"], counts["shuffles"], counts["divisions"],
         _chain(body), _strided(body), text,
     )  # fmt: skip
 

@@ -19,7 +19,8 @@ from ramify.base.errors import InfrastructureError
 from ramify.base.files import write_whole
 from ramify.base.ids import stable_hash
 from ramify.methods.kernel_search.algorithm import Class, attainable, classify
-from ramify.methods.kernel_search.asm import Loop, cache_lines, functions, loops, mca_cycles, reached
+from ramify.methods.kernel_search.asm import COUNTS, Loop, cache_lines, functions, loops, mca_cycles, reached
+from ramify.methods.kernel_search.sass import nvidia_tool
 from ramify.methods.kernel_search.task import KernelTask, scalar_values
 from ramify.methods.kernel_search.tools import KernelMetrics, Prescription, examine
 from ramify.methods.kernel_search.wall import INSIDE, Built, Code, Wall, WallTrial
@@ -120,7 +121,6 @@ def tiers() -> dict[str, tuple[bool, str]]:
     def has(program: str) -> bool:
         return shutil.which(program) is not None
 
-    triton = any((Path(folder) / "triton").is_dir() for folder in sys.path)
     x86 = platform.machine() in ("x86_64", "AMD64")
     return {
         "C0": (has("gcc") and has("objdump") and x86, "gcc and objdump" if has("gcc") and has("objdump") and x86 else f"off: {'gcc' if not has('gcc') else 'objdump' if not has('objdump') else 'x86-64'} is missing"),
@@ -128,10 +128,18 @@ def tiers() -> dict[str, tuple[bool, str]]:
         "C2": (has("valgrind") or has("llvm-mca"), ", ".join(f"{name}{'' if has(name) else ' is missing'}" for name in ("valgrind", "llvm-mca"))),
         "C3": (True, "page faults and threads from /proc"),
         "C4": (False, "hardware counters: not used, and never needed"),
-        "G0": (triton, "Triton's ptxas and nvdisasm compile and read kernels without a GPU" if triton else "off: Triton is not installed in this environment"),
+        "G0": gpu_tools(),
         "G1": (has("nvidia-smi"), "a GPU" if has("nvidia-smi") else "off: no GPU here"),
         "G2": (has("ncu"), "ncu" if has("ncu") else "off: no ncu here, so stall reasons are not known"),
     }  # fmt: skip
+
+
+def gpu_tools() -> tuple[bool, str]:
+    """Whether kernels of a GPU can be read without one, and by what; what is missing, and what it would add."""
+    adds = {"nvcc": "CUDA is not compiled", "ptxas": "PTX alone has no registers", "nvdisasm": "there is no machine code", "cuobjdump": "a cubin is not read"}  # fmt: skip
+    here = [name for name in adds if nvidia_tool(name)] + ["Triton"] * any((Path(one) / "triton").is_dir() for one in sys.path)
+    lacks = "; ".join(f"{name} is missing, so {what}" for name, what in adds.items() if name not in here)
+    return bool(here), ", ".join(here or ["PTX and SASS are read as text"]) + (f"; {lacks}" if lacks else "")
 
 
 async def gather(
@@ -155,6 +163,7 @@ async def gather(
         floats=not any(one.type == "d" for one in task.arrays),
         simd=vector_bits(),
         faults=trial.faults if trial else None,
+        operators=task.problem["operators"] if task.problem else None,
     )
     if roofs is not None and moved:
         bandwidth = roofs.at(moved)
@@ -324,25 +333,7 @@ class KernelDiagnosis:
 
 def loop_json(loop: Loop, metrics: KernelMetrics | None = None) -> dict[str, Any]:
     """A loop's counts for a reader."""
-    names = [
-        "line",
-        "depth",
-        "instructions",
-        "packed",
-        "scalar",
-        "width",
-        "converts",
-        "jumps",
-        "loads",
-        "stores",
-        "stack",
-        "gathers",
-        "shuffles",
-        "divisions",
-        "chain",
-        "strided",
-    ]
-    made = {name: getattr(loop, name) for name in names} | {"calls": list(loop.calls)}
+    made = {name: getattr(loop, name) for name in ("line", *COUNTS, "chain", "strided")} | {"calls": list(loop.calls)}
     return made | ({} if metrics is None else {"share": metrics.share(loop.line), "missed": metrics.missed(loop)})
 
 

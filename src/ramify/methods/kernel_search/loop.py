@@ -18,6 +18,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.methods.kernel_search.algorithm import CandidateNode, CandidateTree, Gain, KernelSearchConfig, reward
 from ramify.methods.kernel_search.diagnosis import Roofs, floor_of, gather, measured_roofs
+from ramify.methods.kernel_search.library import CodeLibrary
 from ramify.methods.kernel_search.proposers import KernelProposer, Proposal, SearchMemory, find_proposer
 from ramify.methods.kernel_search.task import KernelTask
 from ramify.methods.kernel_search.tools import Prescription, examine
@@ -112,7 +113,8 @@ class KernelSearch:
             allow_unsandboxed=allow_unsandboxed,
         )
         self.memory = SearchMemory(Path(self.config.memory) if self.config.memory else None)
-        self.proposer = proposer or find_proposer(self.config.proposer, task, self.config.seed, self.memory)
+        self.library = CodeLibrary(self.config.library) if self.config.library else None
+        self.proposer = proposer or find_proposer(self.config.proposer, task, self.config.seed, self.memory, self.library)
         self.tree = CandidateTree(self.wall.original.key, self.config.exploration, self.config.widening, self.config.algo, score)
         self.codes, self.trials, self.how = [self.wall.original], [WallTrial()], [("", "")]
         self.nodes: list[str] = []
@@ -142,6 +144,8 @@ class KernelSearch:
         self.progress.begin(self.config.evals, 0, "", "candidates")
         await search_loop(self.tree, self._select, self._expand, lambda tree, pick, result: tree)
         found = await self._found()
+        if self.library is not None and found.gain is not None:
+            self.library.keep(self.task, found.best, found.speedup)
         if self.run is not None:
             self.run.conclude(KIND, self._conclusions(found))
         return found
@@ -363,7 +367,7 @@ def ranked_speedup(trial: WallTrial) -> float | None:
 
 def begin(task: KernelTask, config: KernelSearchConfig, folder: Path) -> Run:
     """The run of a search. All that decides it is compared; the budget may grow, and the same command then continues."""
-    free = ("evals", "seconds")
+    free = ("evals", "seconds", "library")
     decides = {name: value for name, value in config.to_json().items() if name not in free} | {"kernel": task.symbol}
     return Run.begin(folder, KIND, decides, {name: getattr(config, name) for name in free}, parts={"task": task.identity})
 

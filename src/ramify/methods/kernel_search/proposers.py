@@ -14,6 +14,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.files import read_small
 from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import hit_rate
+from ramify.methods.kernel_search.library import CodeLibrary
 from ramify.methods.kernel_search.task import KernelTask
 from ramify.methods.kernel_search.tools import WEIGHT, Prescription
 from ramify.methods.kernel_search.transforms import TRANSFORMS, variants
@@ -36,8 +37,8 @@ PROMPT = """You make one function faster. It must give the same results within r
 Compiled with: {flags}. What was found in it (worst first; act on the first that you can):
 
 {findings}
-{memory}{error}
-Write the whole file again, with the function `{symbol}` and its signature unchanged, in one fenced block. Only the last fenced block of
+{memory}{library}{error}
+Write the whole file again, with {wanted}, in one fenced block. Only the last fenced block of
 your answer is read. To change the compiler's flags, let its first line be `// flags: ...`."""
 _BLOCK = re.compile(r"```[\w+-]*\n(.*?)```", re.S)
 _SAFE_FLAG = re.compile(r"^-(?:O[0-3s]|Ofast|f[\w-]+(?:=[\w.-]+)?|m[\w-]+(?:=[\w.-]+)?|D\w+(?:=[\w.+-]*)?|std=[\w+]+)$")
@@ -189,8 +190,10 @@ class LLMProposer:
         seed: int = 0,
         memory: SearchMemory | None = None,
         raw: bool = False,
+        library: CodeLibrary | None = None,
     ) -> None:
-        """``raw`` shows numbers instead of findings, for comparisons."""
+        """``raw`` shows numbers instead of findings, for comparisons; of ``library`` it is shown what is like the code."""
+        self.library = library
         self.task, self.seed, self.memory, self.raw = task, seed, memory or SearchMemory(None), raw
         self._template, self._sampler = template, Sampler(model, retries=FailurePolicy({}))
         self._settings = Sampling(
@@ -211,8 +214,11 @@ class LLMProposer:
             flags=" ".join(code.words) or "nothing",
             findings="\n".join(lines) or "- nothing",
             memory="\nWhat came of such findings before:\n" + "\n".join(memory) + "\n" if memory else "",
+            library=_shown(self.library, code, findings),
             error=f"\nIt fails: {error}\n" if error else "",
-            symbol=self.task.symbol,
+            wanted="a class `ModelNew` that is made and called as `Model` is, its parameters made in the same order"
+            if self.task.problem
+            else f"the function `{self.task.symbol}` and its signature unchanged",
         )
 
     async def propose(
@@ -226,12 +232,39 @@ class LLMProposer:
             reply = await reply_to(
                 self._sampler, self._template, messages, self._settings, ("kernel-search", self.seed, *position, i)
             )
-            blocks = _BLOCK.findall(reply.text)
-            if blocks:
-                made = _flagged(code, blocks[-1])
-                if made.key not in known and made.key not in {one.key for one, _, _ in found}:
-                    found.append((made, self.name, tool))
+            made = code_in(code, reply.text)
+            if made is not None and made.key not in known and made.key not in {one.key for one, _, _ in found}:
+                found.append((made, self.name, tool))
         return found
+
+
+def _shown(library: CodeLibrary | None, code: Code, findings: Sequence[Prescription]) -> str:
+    """Excerpts for a prompt."""
+    found = [] if library is None else library.excerpts("\n".join([code.source, *(one.prescription for one in findings)]))
+    return "".join(f"\nLike code, from {one.path}:{one.line}:\n\n```\n{one.text}\n```\n" for one in found)
+
+
+class LibraryProposer:
+    """Kept kernels of a like task first, from the original only; then what another proposer writes."""
+
+    def __init__(self, inner: KernelProposer, task: KernelTask, library: CodeLibrary) -> None:
+        self.inner, self.task, self.library, self.name = inner, task, library, inner.name
+
+    async def propose(
+        self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]
+    ) -> list[Proposal]:
+        """See :class:`KernelProposer`."""
+        like = [] if error or position[0] else self.library.like(self.task)
+        kept: list[Proposal] = [(one, "library", "") for one in like if one.key not in known][:n]
+        if len(kept) == n:
+            return kept
+        return [*kept, *await self.inner.propose(code, findings, error, n - len(kept), position, known)]
+
+
+def code_in(code: Code, text: str) -> Code | None:
+    """What the last fenced block of a reply makes of ``code``; None where it has none."""
+    blocks = _BLOCK.findall(text)
+    return _flagged(code, blocks[-1]) if blocks else None
 
 
 def _flagged(code: Code, block: str) -> Code:
@@ -242,21 +275,28 @@ def _flagged(code: Code, block: str) -> Code:
     return replace(code, source=block, flags=safe or code.flags)
 
 
-def find_proposer(spec: str, task: KernelTask, seed: int, memory: SearchMemory) -> KernelProposer:
-    """The proposer that ``spec`` names. Raises UserError where there is none such."""
+def find_proposer(
+    spec: str, task: KernelTask, seed: int, memory: SearchMemory, library: CodeLibrary | None = None
+) -> KernelProposer:
+    """The proposer that ``spec`` names, after what ``library`` keeps. Raises UserError where there is none such."""
+    made: KernelProposer
     if spec in ("transforms", "transforms:blind"):
-        return TransformProposer(task, seed, spec.endswith("blind"), memory)
-    from ramify.engine.named import find_model
+        made = TransformProposer(task, seed, spec.endswith("blind"), memory)
+    else:
+        from ramify.engine.named import find_model
 
-    return LLMProposer(task, *find_model(spec), seed=seed, memory=memory)
+        made = LLMProposer(task, *find_model(spec), seed=seed, memory=memory, library=library)
+    return made if library is None else LibraryProposer(made, task, library)
 
 
 __all__ = [
     "InfrastructureError",
     "KernelProposer",
     "LLMProposer",
+    "LibraryProposer",
     "ScriptedProposer",
     "SearchMemory",
     "TransformProposer",
+    "code_in",
     "find_proposer",
 ]

@@ -1,7 +1,8 @@
-"""NVIDIA kernels without a GPU (tier G0): what their machine code and resource usage tell.
+"""NVIDIA kernels without a GPU (tier G0): what their PTX, machine code and resource usage tell.
 
-A Triton kernel is compiled ahead of time for a chip that need not be here; a ``.sass`` file (nvdisasm, cuobjdump -sass), a ``.ptx`` file or
-a ``.cubin`` is read as it is. Stall reasons and hit rates need counters and are listed as not measurable.
+A Triton or CUDA kernel is compiled ahead of time for a chip that need not be here; a ``.ptx`` file goes through ptxas where that is here; a
+``.sass`` file (nvdisasm, cuobjdump -sass) and a ``.cubin`` are read as they are. Stall reasons and hit rates need counters and are listed as not
+measurable.
 """
 
 from __future__ import annotations
@@ -9,24 +10,27 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import math
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import read_small
 from ramify.methods.kernel_search.algorithm import DEVICES, occupancy
-from ramify.methods.kernel_search.tools import KernelMetrics, Prescription, examine
+from ramify.methods.kernel_search.ptx import accesses, block_of, entries
+from ramify.methods.kernel_search.tools import KernelMetrics, examine
 from ramify.methods.kernel_search.wall import INSIDE, packages
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits
 
 _SASS = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.M)
+_SIGNATURE = re.compile(r"^\s*#\s*ramify:\s*signature\s+([^;\n]+)(?:;\s*warps\s+(\d+))?", re.M)
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)")
 
 
@@ -57,25 +61,25 @@ def ptx_counts(ptx: str) -> dict[str, int]:
     return {name: len(re.findall(pattern, ptx, re.M)) for name, pattern in patterns.items()}
 
 
-def sass_metrics(sass: str, usage: str, arch: str, warps: int, shared: int | None = None, dot: bool = False) -> dict[str, Any]:
-    """What the GPU's tools read: counts, registers, stack, shared memory, occupancy and its limiter."""
-    found: dict[str, Any] = dict(counts(sass))
-    told = _USAGE.search(usage)
-    registers = int(told[1]) if told else _highest(sass) + 1
-    found |= {
-        "registers": registers,
-        "stack": int(told[2]) if told else 0,
-        "shared": max(int(told[3]) if told else 0, shared or 0),
-        "warps": warps,
-        "arch": arch,
-        "dot": dot,
-    }
-    blocks, share, limiter = occupancy(warps, registers, found["shared"], DEVICES.get(arch))
+def sass_metrics(sass: str, told: Mapping[str, int], arch: str, warps: int, shared: int | None = None) -> dict[str, Any]:
+    """What the GPU's tools read: counts, registers, stack, shared memory, occupancy and its limiter. ``told`` is what :func:`usage_of` found."""
+    found: dict[str, Any] = dict(counts(sass)) | {"registers": _highest(sass) + 1, "stack": 0, **told}
+    found |= {"shared": max(told.get("shared", 0), shared or 0), "warps": warps, "arch": arch}
+    blocks, share, limiter = occupancy(warps, found["registers"], found["shared"], DEVICES.get(arch))
     return found | {"blocks": blocks, "occupancy": share, "limiter": limiter}
 
 
 def _highest(sass: str) -> int:
     return max((int(one) for one in re.findall(r"\bR(\d+)\b", sass)), default=0)
+
+
+def is_gpu(spec: str) -> bool:
+    """Whether ``FILE:KERNEL`` is read as compiled: CUDA, PTX, SASS, a cubin, or Triton whose file says its types."""
+    name, colon, _ = spec.rpartition(":")
+    path = Path(name if colon else spec)
+    if path.suffix != ".py":
+        return path.suffix in (".cu", ".ptx", ".sass", ".cubin")
+    return path.is_file() and bool(_SIGNATURE.search(_text(path)))
 
 
 def read_gpu(
@@ -86,90 +90,187 @@ def read_gpu(
     stages: int | None = None,
     allow_unsandboxed: bool = False,
 ) -> dict[str, Any]:
-    """Everything that tier G0 says of ``FILE.py:KERNEL`` (Triton), or of a file with SASS, PTX or a cubin.
+    """Everything that tier G0 says of ``FILE.py:KERNEL`` (Triton), ``FILE.cu:KERNEL`` (CUDA), or of a .ptx, .sass or .cubin file.
 
-    Raises UserError on a file that is none of them or does not compile, NeedsError where Triton or nvdisasm is missing.
+    Raises UserError on a file that is none of them or does not compile, NeedsError where Triton, nvcc or nvdisasm is missing.
     """
     if arch not in DEVICES:
-        from ramify.base.errors import nearest
-
         raise UserError(f"--arch {arch} is no known chip ({nearest(arch, DEVICES)})")
-    name, _, function = spec.partition(".py:")
-    path = Path(f"{name}.py" if function else spec)
+    name, colon, kernel = spec.rpartition(":")
+    path, kernel = (Path(name), kernel) if colon else (Path(spec), "")
     if not path.is_file():
-        raise UserError(f"there is no kernel {path}: name FILE.py:KERNEL, or a .sass, .ptx or .cubin file")
-    usage, shared, dot = "", None, False
+        raise UserError(f"there is no kernel {path}: name FILE.py:KERNEL, FILE.cu:KERNEL, or a .ptx, .sass or .cubin file")
+    dot = False
     if path.suffix == ".py":
         text = _text(path)
-        found = _compiled(path, text, function, arch, signature, warps, stages, allow_unsandboxed)
-        sass, usage, shared, warps = found["sass"], found["usage"], int(found["shared"]), int(found["warps"])
-        dot = bool(re.search(r"\btl\.dot\s*\(|\bdot\s*\(", text))
-    elif path.suffix == ".ptx":
-        text = _text(path)
-        metrics: dict[str, Any] = {
-            **ptx_counts(text),
-            "registers": 0,
-            "stack": 0,
-            "shared": 0,
-            "warps": warps,
-            "arch": arch,
-            "dot": "mma" in text,
-        }
-        return _told(
-            path,
-            metrics | {"occupancy": None, "limiter": "not known before registers are given out", "blocks": None},
-            partial=True,
-        )
-    elif path.suffix == ".cubin":
-        sass, usage = (_disassembled(path, *command) for command in (("nvdisasm", "-c"), ("cuobjdump", "--dump-resource-usage")))
+        made = _compiled(path, text, kernel, arch, signature, warps, stages, allow_unsandboxed)
+        warps, dot = int(made["warps"]), bool(re.search(r"\btl\.dot\s*\(|\bdot\s*\(", text))
+        kernel = ""  # the file that Triton writes holds one
+    elif path.suffix in (".cu", ".ptx", ".cubin"):
+        made = _assembled(path, arch, allow_unsandboxed)
     else:
-        sass = _text(path)
-        usage = sass
-    if not _SASS.search(sass):
-        raise UserError(f"{path} holds no SASS: write it with nvdisasm -c or cuobjdump -sass")
-    return _told(path, sass_metrics(sass, usage, arch, warps, shared, dot or bool(re.search(r"\b(?:HMMA|HGMMA)\b", sass))))
+        made = {"sass": _text(path)}
+        made["usage"] = made["sass"]
+        if not _SASS.search(made["sass"]):
+            raise UserError(f"{path} holds no SASS: write it with nvdisasm -c or cuobjdump -sass")
+    return _read(path, kernel, made, arch, warps, dot)
 
 
-def _told(path: Path, metrics: dict[str, Any], partial: bool = False) -> dict[str, Any]:
-    found, missing = examine(KernelMetrics(sass=metrics, file=path.name))
-    if partial:
-        found = [one for one in found if one.tool not in ("OccupancyLimiter", "HighRegisterUsage")]
-        missing = [*missing, "OccupancyLimiter: not measurable here, PTX has no registers yet (compile it to a cubin)"]
-    return {"metrics": metrics, "findings": [one.to_json() for one in found], "not_measurable": missing, "prescriptions": found}
+def _read(path: Path, kernel: str, made: Mapping[str, Any], arch: str, warps: int, dot: bool) -> dict[str, Any]:
+    """Metrics and findings of one kernel out of what the tools printed of its file."""
+    sass, ptx, usage = made.get("sass", ""), made.get("ptx", ""), made.get("usage", "")
+    texts, headers = functions_of(sass), entries(ptx)
+    names = list(headers or texts)
+    if not names:
+        raise UserError(f"{path} holds no kernel" + (": write PTX with nvcc -ptx -lineinfo" if path.suffix == ".ptx" else ""))
+    name = _named(path, kernel, names)
+    if name in headers and (block := block_of(headers[name][0])):
+        warps = max(1, -(-math.prod(block) // 32))
+    found: dict[str, Any]
+    told = usage_of(usage, name, arch) if usage else {}
+    if name in texts:
+        found = sass_metrics(texts[name], told, arch, warps, made.get("shared"))
+    else:
+        counted = ptx_counts(headers[name][1])
+        found = counted | {"stack": 0, "registers": 0, **told, "shared": told.get("shared", 0), "warps": warps, "arch": arch}
+        known = occupancy(warps, found["registers"], found["shared"], DEVICES[arch]) if found["registers"] else None
+        unknown = (None, None, "not known before registers are given out")
+        found |= dict(zip(("blocks", "occupancy", "limiter"), known or unknown, strict=True))
+    found["dot"] = dot or bool(found.get("HMMA") or found.get("HGMMA"))
+    rows = accesses(ptx, name) if name in headers else None
+    source = (
+        re.search(r'\.file\s+1\s+"([^"]+)"', ptx)
+        if path.suffix == ".ptx" and name in headers and ".loc" in headers[name][1]
+        else None
+    )
+    metrics = KernelMetrics(
+        sass=found, accesses=None if rows is None else tuple(rows), file=Path(source[1] if source else path).name
+    )
+    prescriptions, missing = examine(metrics)
+    if found["occupancy"] is None:
+        prescriptions = [one for one in prescriptions if one.tool not in ("OccupancyLimiter", "HighRegisterUsage")]
+        missing = [
+            *missing,
+            "OccupancyLimiter: not measurable here, PTX has no registers yet: ptxas gives them out, and it is not here",
+        ]
+    return {
+        "kernel": name,
+        "metrics": found,
+        "accesses": [one.to_json() for one in rows or ()],
+        "findings": [one.to_json() for one in prescriptions],
+        "not_measurable": missing,
+        "prescriptions": prescriptions,
+    }
+
+
+def _named(path: Path, kernel: str, names: Sequence[str]) -> str:
+    """The kernel that is meant, by its name or, in C++, by that inside its mangled one."""
+    if not kernel and len(names) == 1:
+        return names[0]
+    if not kernel:
+        raise UserError(f"{path} holds {', '.join(names)}: name one, as {path}:{names[0]}")
+    fitting = [one for one in names if one == kernel] or [one for one in names if f"{len(kernel)}{kernel}" in one]
+    if not fitting:
+        raise UserError(f"{path} has no kernel '{kernel}' ({nearest(kernel, names)})")
+    return fitting[0]
+
+
+def functions_of(sass: str) -> dict[str, str]:
+    """Machine code by kernel, out of what nvdisasm or cuobjdump printed; all of it under an empty name where none is named."""
+    heads = list(re.finditer(r"^\s*(?:\.text\.([\w$]+):|Function : ([\w$]+))\s*$", sass, re.M))
+    ends = [one.start() for one in heads[1:]] + [len(sass)]
+    found = {str(one[1] or one[2]): sass[one.end() : end] for one, end in zip(heads, ends, strict=False)}
+    return {name: text for name, text in found.items() if _SASS.search(text)} or ({"": sass} if _SASS.search(sass) else {})
+
+
+def usage_of(text: str, kernel: str, arch: str) -> dict[str, int]:
+    """Registers, bytes of stack and of shared memory, and spilled bytes, as ptxas -v or cuobjdump --dump-resource-usage say them.
+
+    From sm_90 on cuobjdump counts what each block has reserved into its shared memory; it is taken off.
+    """
+    mine = re.split(r"Function[: ]+'?|entry function '", text)
+    part = next(
+        (one for one in mine[1:] if re.match(rf"{re.escape(kernel)}\b", one) and re.search(r"REG:|Used \d+ reg", one)), None
+    )
+    if part is None:
+        part = next((one for one in mine if _USAGE.search(one)), "") if not kernel or len(mine) <= 2 else ""
+    if listed := _USAGE.search(part):
+        shared = int(listed[3])
+        reserved = DEVICES[arch].reserved if int(arch[3:]) >= 90 and shared else 0
+        return {"registers": int(listed[1]), "stack": int(listed[2]), "shared": max(0, shared - reserved)}
+    found = {
+        name: int(one[1])
+        for name, pattern in (
+            ("registers", r"Used (\d+) registers"),
+            ("shared", r"(\d+) bytes smem"),
+            ("stack", r"(\d+) bytes stack frame"),
+        )
+        if (one := re.search(pattern, text.partition(f"entry function '{kernel}'")[2].split("Compiling entry")[0]))
+    }
+    spilled = re.findall(r"(\d+) bytes spill", text.partition(f"entry function '{kernel}'")[2].split("Compiling entry")[0])
+    return found | ({"spilled": sum(map(int, spilled[:2]))} if spilled else {})
 
 
 def _text(path: Path) -> str:
     return read_small(path, "the kernel", 64 << 20).decode("utf-8", "replace")
 
 
-def _disassembled(path: Path, program: str, *words: str) -> str:
-    found = shutil.which(program) or next(
-        (str(one) for folder in sys.path for one in [Path(folder) / "triton/backends/nvidia/bin" / program] if one.is_file()),
-        None,
+def nvidia_tool(program: str) -> str | None:
+    """Where a tool of NVIDIA's is: on PATH, in one of its wheels, or in Triton's; None where it is in none."""
+    places = [f"nvidia/*/bin/{program}", f"triton/backends/nvidia/bin/{program}"]
+    installed = (str(one) for folder in packages() for place in places for one in sorted(Path(folder).glob(place)))
+    return shutil.which(program) or next(installed, None)
+
+
+def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
+    """What nvcc, ptxas and nvdisasm make of a .cu, .ptx or .cubin file in the sandbox: ``ptx``, ``usage`` and ``sass`` where the tool is here."""
+    here = {name: nvidia_tool(name) for name in ("nvcc", "ptxas", "nvdisasm", "cuobjdump")}
+    data = read_small(path, "the kernel", 64 << 20)
+    lines = ["set -e"]
+    if path.suffix == ".cu":
+        if here["nvcc"] is None:
+            raise NeedsError(
+                "CUDA is compiled by nvcc, which is not here: it comes with CUDA; a .ptx file can be read without it"
+            )
+        lines.append(f"{shlex.quote(here['nvcc'])} -w -lineinfo -arch={arch} -ptx kernel.cu -o kernel.ptx")
+    if path.suffix != ".cubin" and here["ptxas"]:
+        lines.append(
+            f"{shlex.quote(here['ptxas'])} -v -arch={arch} kernel.ptx -o kernel.cubin 2> usage || {{ cat usage >&2; exit 1; }}"
+        )
+    if path.suffix == ".cubin" and (lacks := [name for name in ("nvdisasm", "cuobjdump") if here[name] is None]):
+        raise NeedsError(f"a cubin is read by {lacks[0]}, which is not here: it comes with CUDA and with Triton")
+    if here["nvdisasm"] and (path.suffix == ".cubin" or here["ptxas"]):
+        lines.append(f"{shlex.quote(here['nvdisasm'])} -c kernel.cubin > sass")
+    if path.suffix == ".cubin":
+        lines.append(f"{shlex.quote(str(here['cuobjdump']))} --dump-resource-usage kernel.cubin > usage")
+    if len(lines) == 1:
+        return {"ptx": data.decode("utf-8", "replace")}
+    folders = sorted({str(Path(one).parent) for one in here.values() if one and not one.startswith("/usr/")})
+    box = find_sandbox(allow_unsandboxed=allow, readable=[*packages(), *folders])
+    limits = Limits(
+        seconds=120, memory_bytes=4096 * MIB, processes=64, disk_bytes=512 * MIB, file_bytes=128 * MIB, returned_bytes=14 * MIB
     )
-    if found is None:
-        raise NeedsError(f"a cubin is read by {program}, which is not here: it comes with CUDA and with Triton")
-    try:
-        done = subprocess.run([found, *words, str(path)], capture_output=True, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError("tool", f"{program} failed: {error}") from None
-    if done.returncode:
-        raise UserError(f"{program} cannot read {path}: {done.stderr.decode('utf-8', 'replace').strip()[:200]}")
-    return done.stdout.decode("utf-8", "replace")
+    files = {f"kernel{path.suffix}": data, "go": "\n".join(lines) + "\n"}
+    outcome = asyncio.run(
+        box.run(["sh", "go"], files=files, returns=["kernel.ptx", "usage", "sass"], limits=limits, env={"HOME": "/tmp"})
+    )
+    if not outcome.ok:
+        said = [line for line in outcome.error_text.splitlines() if line.strip()][-1:] or [outcome.reason]
+        raise UserError(f"{path} cannot be compiled or read for {arch}: {said[0].strip()[:300]}")
+    texts = {name.removeprefix("kernel."): text.decode("utf-8", "replace") for name, text in outcome.files.items()}
+    return ({"ptx": data.decode("utf-8", "replace")} if path.suffix == ".ptx" else {}) | texts
 
 
 def _compiled(
     path: Path, text: str, function: str, arch: str, signature: str, warps: int, stages: int | None, allow: bool
 ) -> dict[str, Any]:
-    noted = re.search(r"^\s*#\s*ramify:\s*signature\s+([^;\n]+)(?:;\s*warps\s+(\d+))?", text, re.M)
+    noted = _SIGNATURE.search(text)
     signature = signature or (noted[1].strip() if noted else "")
     warps = int(noted[2]) if noted and noted[2] else warps
     kernels = _jitted(path, text)
     if not function and len(kernels) == 1:
         function = kernels[0]
     if function not in kernels:
-        from ramify.base.errors import nearest
-
         raise UserError(f"{path} has no Triton kernel '{function}' ({nearest(function, kernels)})")
     if not signature:
         raise UserError(
@@ -223,27 +324,24 @@ def _jitted(path: Path, text: str) -> list[str]:
 
 def table_rows(metrics: Mapping[str, Any]) -> list[list[Any]]:
     """What a reader is shown first."""
-    names = [
-        "registers",
-        "stack",
-        "shared",
-        "warps",
-        "occupancy",
-        "limiter",
-        "blocks",
-        "instructions",
-        "LDG32",
-        "LDG128",
-        "STG32",
-        "STG128",
-        "HMMA",
-        "HGMMA",
-        "FFMA",
-        "LDL",
-        "STL",
-        "BAR",
-    ]
-    return [[name, metrics.get(name, 0)] for name in names]
+    names = "registers stack shared warps occupancy limiter blocks instructions LDG32 LDG64 LDG128 STG32 STG64 STG128 HMMA HGMMA FFMA LDL STL BAR"
+    return [[name, metrics.get(name, 0)] for name in names.split()]
 
 
-__all__ = ["Prescription", "counts", "ptx_counts", "read_gpu", "sass_metrics", "table_rows"]
+def access_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Loads and stores that fetch more than they use, or are not known, for a reader; equal ones once."""
+    rows = []
+    for one in found:
+        if one["why"] or (one["sectors"] or 0) > (one["ideal"] or 0) or (one["conflicts"] or 1) > 1:
+            told = f"{one['sectors']} for {one['ideal']}" if one["sectors"] else ""
+            row = [
+                one["line"],
+                one["op"],
+                one["bytes"],
+                "" if one["stride"] is None else one["stride"],
+                told,
+                one["conflicts"] or "",
+                one["why"],
+            ]
+            rows += [row] if row not in rows else []
+    return rows

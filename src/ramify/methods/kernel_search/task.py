@@ -77,6 +77,10 @@ class Array:
         """The type of its elements."""
         return DTYPES[self.type]
 
+    def beyond(self, windows: int) -> int:
+        """Elements that its pool has more than a call reads."""
+        return 0 if self.fixed else 64 * (windows - 1) // self.dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class InputSet:
@@ -85,7 +89,8 @@ class InputSet:
     name: str
     scalars: Mapping[str, float]
     inputs: Mapping[str, np.ndarray]
-    """Array name -> 1-d pool, longer than the count by ``windows`` lines of 64 bytes where it is shifted."""
+    """Array name -> 1-d pool, longer than the count by ``windows`` lines of 64 bytes where it is shifted. Of a KernelBench problem none: they
+    are made in the sandbox, as long."""
     windows: int
 
 
@@ -95,7 +100,7 @@ class KernelTask:
 
     name: str
     kind: str
-    """c, numba, torch, python or triton."""
+    """c, numba, torch, python, triton or kernelbench."""
     source: str
     symbol: str
     order: tuple[str, ...]
@@ -114,6 +119,8 @@ class KernelTask:
     reference: Callable[..., Any] | None = None
     """Your own reference: called with the arguments by name, returns the outputs by name (or the only one). Without it the source itself, in double precision."""
     path: str = ""
+    problem: Mapping[str, Any] | None = None
+    """Of a KernelBench problem what it says of itself; its inputs are made in the sandbox."""
 
     @property
     def identity(self) -> str:
@@ -171,6 +178,10 @@ class KernelTask:
 
     def input_sets(self, seed: int) -> list[InputSet]:
         """The main shape first; then other shapes, zeros, denormals and large values. ``seed`` is never seen by a candidate."""
+        if self.problem is not None:
+            return [
+                InputSet(name, {}, {}, 1024 if name == "main" else 4) for name in ("main", "again", "zeros", "denormals", "large")
+            ]
         shapes = self.shapes()
         found = [self._draw("main", shapes[0][1], "normal", seed, 1024)]
         small = shapes[-2][1] if len(shapes) > 2 else shapes[-1][1]
@@ -184,10 +195,8 @@ class KernelTask:
         counts, inputs = self.counts(scalars), {}
         for one in self.arrays:
             if one.role & 1:
-                more = 0 if one.fixed else 64 * (windows - 1) // one.dtype.itemsize
-                inputs[one.name] = self._values(
-                    one, counts[one.name] + more, kind, generator(seed, "inputs", name, kind, one.name), scalars
-                )
+                size = counts[one.name] + one.beyond(windows)
+                inputs[one.name] = self._values(one, size, kind, generator(seed, "inputs", name, kind, one.name), scalars)
         return InputSet(name, dict(scalars), inputs, windows)
 
     def _values(self, one: Array, n: int, kind: str, rng: np.random.Generator, scalars: Mapping[str, float]) -> np.ndarray:
@@ -240,8 +249,25 @@ def _value(node: ast.expr, names: Mapping[str, float]) -> float:
 # -- reading -------------------------------------------------------------------------------------------------------------------
 
 
-def read_task(spec: str, reference: Callable[..., Any] | None = None) -> KernelTask:
-    """The task that ``FILE:FUNCTION`` names (``FILE`` where it has one function only). Raises UserError naming file, line and clause."""
+def read_task(
+    spec: str,
+    reference: Callable[..., Any] | None = None,
+    sizes: Mapping[str, float] | None = None,
+    allow_unsandboxed: bool = False,
+) -> KernelTask:
+    """The task that ``FILE:FUNCTION`` names (``FILE`` where it has one function only), or a KernelBench problem with ``sizes`` for its constants.
+
+    Raises UserError naming file, line and clause.
+    """
+    from ramify.methods.kernel_search import kernelbench
+
+    problem = kernelbench.find_problem(spec)
+    if problem is not None and problem.suffix == ".py" and kernelbench.is_problem(read_source(problem)):
+        if reference is not None:
+            raise UserError(f"--ref: {problem} is a KernelBench problem, which is its own reference")
+        return kernelbench.from_kernelbench(problem, sizes, allow_unsandboxed=allow_unsandboxed)
+    if sizes:
+        raise UserError(f"--size: {spec} is no KernelBench problem; a kernel's sizes stand in its comment, # ramify: n = 1000")
     file, colon, symbol = spec.rpartition(":")
     path = Path(file if colon else spec)
     if not path.is_file():
@@ -335,10 +361,8 @@ def _noted(task: KernelTask) -> KernelTask:
     arrays = {one.name: one for one in task.arrays}
     values: dict[str, tuple[float, ...]] = {}
     more: dict[str, Any] = {"knobs": {}}
-    for found in _NOTE.finditer(task.source):
-        where = f"{task.path}:{task.source[: found.start(1)].count(chr(10)) + 1}"
-        for clause in filter(None, (part.strip() for part in found[1].split(";"))):
-            _clause(task, clause, where, arrays, values, more)
+    for clause, where in notes_of(task.source, task.path):
+        _clause(task, clause, where, arrays, values, more)
     types = dict(task.scalar_types)
     for name in task.order:
         if name not in arrays and name not in values:
@@ -368,6 +392,15 @@ def _noted(task: KernelTask) -> KernelTask:
         if more.get(text):
             evaluate(more[text], plain)
     return replace(task, arrays=tuple(placed), scalars=scalars, scalar_types={name: types[name] for name in scalars}, **more)
+
+
+def notes_of(source: str, path: str) -> list[tuple[str, str]]:
+    """Every clause of a source's notes, with the file and line it stands in."""
+    return [
+        (clause, f"{path}:{source[: found.start(1)].count(chr(10)) + 1}")
+        for found in _NOTE.finditer(source)
+        for clause in filter(None, (part.strip() for part in found[1].split(";")))
+    ]
 
 
 def _clause(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ramify.base.errors import UserError
 from ramify.methods.kernel_search.algorithm import DEVICES, Class, occupancy
 from ramify.methods.kernel_search.asm import Loop
+from ramify.methods.kernel_search.ptx import DATA, Access
 from ramify.trace.node import Finding
 
 Severity = Literal["info", "warn", "critical"]
@@ -23,6 +24,7 @@ TIERS = {
     "C2": "simulation (cachegrind, llvm-mca)",
     "C3": "events of the operating system",
     "C4": "hardware counters",
+    "T0": "the operators of a torch model",
     "G0": "SASS and resource usage, without a GPU",
     "G1": "a GPU without counters",
     "G2": "counters of a GPU (ncu, nsys)",
@@ -68,6 +70,10 @@ class KernelMetrics:
     """Bits of the widest vector of the target."""
     sass: Mapping[str, Any] | None = None
     """Counts of a GPU kernel's machine code, see ramify.methods.kernel_search.sass."""
+    operators: Mapping[str, Sequence[int]] | None = None
+    """Operator of a torch model -> (calls, bytes that they read and write)."""
+    accesses: Sequence[Access] | None = None
+    """Of a GPU kernel what a warp touches at each load and store, read from PTX."""
     counters: Mapping[str, float] | None = None
     """Hardware counters, where someone has them: never needed."""
     file: str = ""
@@ -207,7 +213,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
     found, missing = [], []
     for one in TOOLS.values() if tools is None else tools:
         gpu = one.tier.startswith("G")
-        if gpu != (metrics.sass is not None):
+        if gpu != (metrics.sass is not None) or (one.tier == "T0" and metrics.operators is None):
             continue
         if metrics.klass not in ("unknown", "launch") and one.category not in ALWAYS and metrics.klass not in one.affinity:
             continue
@@ -230,7 +236,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
 
 
 _WORDS = {"loops": "a disassembly", "cache": "cachegrind", "mca": "llvm-mca", "seconds": "timing", "overhead": "timing", "bandwidth": "measured roofs", "remarks": "the compiler's remarks",
-          "counters": "hardware counters", "peak": "measured roofs", "faults": "page faults of timed calls", "flops": "declared flops"}  # fmt: skip
+          "counters": "hardware counters", "peak": "measured roofs", "faults": "page faults of timed calls", "flops": "declared flops", "accesses": "PTX"}  # fmt: skip
 
 
 def _loop(metrics: KernelMetrics, test: Callable[[Loop], bool]) -> Loop | None:
@@ -302,7 +308,9 @@ def scalar_fallback(m: KernelMetrics) -> Symptom | None:
 )  # fmt: skip
 def reduction_order(m: KernelMetrics) -> Symptom | None:
     """A chain of scalar additions into one number that nothing stores on the way."""
-    loop = _loop(m, lambda one: _unvectorized(one) and one.chain and not one.stores and not one.calls and not _strided(m, one))
+    loop = _loop(
+        m, lambda one: _unvectorized(one) and one.chain and not (one.stores or one.calls or one.selects) and not _strided(m, one)
+    )
     if loop is None:
         return None
     return Symptom(
@@ -336,11 +344,11 @@ def math_call(m: KernelMetrics) -> Symptom | None:
     prescription="Compute both sides and select (`c ? a : b`), or hoist the condition; -fno-trapping-math lets the compiler do so.",
 )  # fmt: skip
 def branch_in_loop(m: KernelMetrics) -> Symptom | None:
-    """Jumps inside a loop that is not vectorized."""
+    """Jumps, or conditional moves, inside a loop that is not vectorized."""
     loop = _loop(
         m,
         lambda one: (
-            one.jumps > 0
+            one.jumps + one.selects > 0
             and one.packed == 0
             and one.integer == 0
             and not any(LIBM.match(c) for c in one.calls)
@@ -351,8 +359,8 @@ def branch_in_loop(m: KernelMetrics) -> Symptom | None:
         return None
     told = "control flow" in m.missed(loop)
     return Symptom(
-        "the loop decides by a jump for every number, and is not vectorized for it",
-        {"jumps": (loop.jumps, "an iteration", "objdump"), "remark": (float(told), "", "gcc")},
+        f"the loop decides by a {'jump' if loop.jumps else 'conditional move'} for every number, and is not vectorized for it",
+        {"jumps": (loop.jumps + loop.selects, "an iteration", "objdump"), "remark": (float(told), "", "gcc")},
         loop.line,
         "critical",
     )
@@ -598,6 +606,29 @@ def vector_width(m: KernelMetrics) -> Symptom | None:
     )
 
 
+# -- torch models ---------------------------------------------------------------------------------------------------------------------
+
+
+@tool(
+    tier="T0", category="fusion", check="bytes that the operators move", gain=(1.2, 4.0), needs=("operators", "bytes"),
+    prescription="Fuse neighbouring operators into one pass over memory: a kernel of your own, or torch.compile.",
+)  # fmt: skip
+def unfused_operators(m: KernelMetrics) -> Symptom | None:
+    """Each operator writes its result to memory, and the next reads it again."""
+    rows = m.operators or {}
+    count, moved = sum(row[0] for row in rows.values()), sum(row[1] for row in rows.values())
+    if not m.bytes or count < 2 or moved < 1.5 * m.bytes:
+        return None
+    most = sorted(rows, key=lambda name: -rows[name][1])[:3]
+    named = ", ".join(f"{name} {rows[name][1] / moved:.0%}" for name in most)
+    return Symptom(
+        f"{count} operators move {moved / m.bytes:.1f} times the bytes that the model needs ({named})",
+        {"moved / compulsory": (moved / m.bytes, "", "torch"), "operators": (count, "a call", "torch")},
+        0,
+        "critical" if moved > 3 * m.bytes else "warn",
+    )
+
+
 # -- NVIDIA: what machine code and resource usage tell (G0), and what they do not ----------------------------------------------------
 
 
@@ -606,7 +637,7 @@ def vector_width(m: KernelMetrics) -> Symptom | None:
 def gpu_register_spill(m: KernelMetrics) -> Symptom | None:
     """Local memory holds what registers do not (the stack of the resource listing, not LOCAL)."""
     s = m.sass or {}
-    moves = s.get("LDL", 0) + s.get("STL", 0)
+    moves = s.get("LDL", 0) + s.get("STL", 0) or s.get("spilled", 0) // 4  # ptxas tells bytes where there is no disassembly
     if not moves:
         return None
     return Symptom(
@@ -705,6 +736,61 @@ def divergence(m: KernelMetrics) -> Symptom | None:
     )
 
 
+def _worst(m: KernelMetrics, rate: Callable[[Access], float]) -> Access | None:
+    """The access of the highest rate."""
+    return max(m.accesses or (), key=rate, default=None)
+
+
+def _wasted(one: Access) -> float:
+    return (one.sectors or 0) / one.ideal if one.ideal else 0.0
+
+
+@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="sectors a warp touches", gain=(1.5, 8.0), affinity=("memory", "mixed", "latency", "compute"),
+      prescription="Let neighbouring threads read neighbouring words: give the fastest index to threadIdx.x, or read a tile into shared memory by rows.")  # fmt: skip
+def strided_global(m: KernelMetrics) -> Symptom | None:
+    """Threads of a warp touch more sectors of 32 bytes than their data fill."""
+    one = _worst(m, _wasted)
+    if one is None or _wasted(one) < 2:
+        return None
+    apart = f": neighbouring threads are {abs(one.stride)} bytes apart" if one.stride is not None else ""
+    return Symptom(
+        f"{one.op} touches {one.sectors} sectors of 32 bytes for data that fill {one.ideal}{apart}",
+        {"sectors": (one.sectors or 0, "a warp", "PTX"), "ideal": (one.ideal or 0, "a warp", "PTX")},
+        one.line,
+        "critical" if _wasted(one) >= 4 else "warn",
+    )
+
+
+@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="uses of the busiest bank", gain=(1.1, 3.0), affinity=("memory", "mixed", "latency", "compute"),
+      prescription="Pad the rows of the shared tile by one word (32 columns: 33), or swizzle its columns.")  # fmt: skip
+def bank_conflict(m: KernelMetrics) -> Symptom | None:
+    """Threads of a warp use one bank of shared memory at once."""
+    one = _worst(m, lambda access: access.conflicts or 0)
+    if one is None or (one.conflicts or 0) < 2:
+        return None
+    return Symptom(
+        f"{one.op} uses one bank {one.conflicts} times for one request",
+        {"conflicts": (one.conflicts or 0, "a request", "PTX")},
+        one.line,
+        "critical" if (one.conflicts or 0) >= 8 else "warn",
+    )
+
+
+@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="loads whose address is data", affinity=("memory", "mixed", "latency"),
+      prescription="Sort or bin the indices so that neighbouring threads read neighbouring words, or stage the table in shared memory.")  # fmt: skip
+def gathered_global(m: KernelMetrics) -> Symptom | None:
+    """Global addresses come out of memory, so how many sectors they touch depends on the data."""
+    found = [one for one in m.accesses or () if one.why == DATA and one.op.endswith("global")]
+    if not found:
+        return None
+    return Symptom(
+        f"{found[0].op} takes its address from memory: its sectors depend on the data",
+        {"loads": (len(found), "", "PTX")},
+        found[0].line,
+        "info",
+    )
+
+
 def _counters(name: str, category: str, key: str, least: float, what: str, do: str) -> None:
     """A published tool that reads hardware counters: without them it says that it is not measurable."""
 
@@ -740,9 +826,6 @@ _counters(
     "Let a warp's addresses fill whole sectors.",
 )
 _counters("launch_overhead", "launch", "launch", 0.2, "launches take", "Fuse kernels, or use a graph.")
-_counters(
-    "bank_conflict", "memory", "conflicts", 0.2, "conflicting accesses of shared memory are", "Pad or swizzle the shared tile."
-)
 _counters(
     "tail_wave",
     "launch",

@@ -18,7 +18,8 @@ app = Verbs(
 KernelArgument = Annotated[
     str,
     argument(
-        "KERNEL", help="FILE.c:FUNCTION or FILE.py:FUNCTION; a comment in it says sizes: // ramify: n = 1000000; x[n]; y[n]."
+        "KERNEL",
+        help="FILE.c:FUNCTION or FILE.py:FUNCTION; a comment in it says sizes: // ramify: n = 1000000; x[n]; y[n]. Or a KernelBench problem.",
     ),
 ]
 Reference = Annotated[
@@ -29,18 +30,33 @@ Reference = Annotated[
         help="Your own reference, called with the arguments by name; default: the kernel itself in double precision.",
     ),
 ]
+Sizes = Annotated[
+    list[str] | None,
+    option(
+        "--size",
+        metavar="NAME=16",
+        help="Of a KernelBench problem: another value of a constant of its file; several may be given.",
+    ),
+]
 Allow = Annotated[bool, option("--allow-unsandboxed", help="Run candidates with limits only where nothing isolates.")]
+Arch = Annotated[str, option("--arch", help="Of a GPU kernel: the chip to compile for, such as sm_90; it need not be here.")]
 Pairs = Annotated[int, option(min=4, max=1000, help="Pairs of timed batches, reference and candidate in turn.")]
 
 
-def _task(kernel: str, ref: str | None) -> Any:
+def _task(kernel: str, ref: str | None, size: list[str] | None = None, allow_unsandboxed: bool = False) -> Any:
     from ramify.base.plugins import find_attribute
-    from ramify.methods.kernel_search.task import read_task
+    from ramify.methods.kernel_search.task import evaluate, read_task
 
     reference = find_attribute(ref) if ref else None
     if reference is not None and not callable(reference):
         raise UserError(f"--ref {ref} is no function")
-    return read_task(kernel, reference)
+    sizes: dict[str, float] = {}
+    for one in size or ():
+        name, equals, number = one.partition("=")
+        if not (equals and name.isidentifier()):
+            raise UserError(f"--size {one} is no size: NAME=16")
+        sizes[name] = evaluate(number, {})
+    return read_task(kernel, reference, sizes, allow_unsandboxed)
 
 
 @app.verb()
@@ -80,17 +96,27 @@ def doctor(
 def diagnose(
     kernel: KernelArgument,
     ref: Reference = None,
+    size: Sizes = None,
     simulate: Annotated[bool, option(help="Run cachegrind and llvm-mca where they are.")] = True,
     pairs: Pairs = 6,
+    arch: Arch = "sm_90",
     seed: Seed = 0,
     allow_unsandboxed: Allow = False,
     as_json: Json = False,
 ) -> None:
-    """Why a kernel is slow: its class, its roofs, findings with what to do about each, and what is not measurable here."""
+    """Why a kernel is slow: its class, its roofs, findings with what to do about each, and what is not measurable here.
+
+    A CUDA kernel, and a Triton kernel whose file says its types, is read as compiled for --arch, without a GPU.
+    """
+    from ramify.methods.kernel_search.sass import is_gpu
+
+    if is_gpu(kernel):
+        _told(kernel, arch, "", 4, None, allow_unsandboxed, as_json)
+        return
     from ramify.methods.kernel_search import diagnosis
     from ramify.methods.kernel_search.wall import Wall
 
-    task = _task(kernel, ref)
+    task = _task(kernel, ref, size, allow_unsandboxed)
     wall = Wall(task, pairs=pairs, seed=seed, allow_unsandboxed=allow_unsandboxed)
     with progress("diagnose", as_json=as_json, kept="nothing was written"):
         found = asyncio.run(diagnosis.diagnose(task, wall, simulate=simulate))
@@ -107,10 +133,19 @@ def _diagnosed(found: dict[str, Any]) -> str:
     text = ", ".join(parts)
     rows = [[one["severity"], one["tool"], one["where"], one["cause"], one["prescription"]] for one in found["findings"]]
     text += "\n\n" + (table(["", "tool", "where", "cause", "what to do"], rows) if rows else "no tool found anything")
-    text += "".join(f"\n{one}" for one in found["not_measurable"])
+    text += "".join(f"\n{one}" for one in _together(found["not_measurable"]))
     if found["skipped"]:
         text += f"\nnot compared, the original itself is off there: {', '.join(found['skipped'])}"
     return text + "".join(f"\n{note}" for note in found["notes"])
+
+
+def _together(missing: list[str]) -> list[str]:
+    """Tools that are not measurable for the same reason on one line."""
+    named: dict[str, list[str]] = {}
+    for one in missing:
+        tool, _, why = one.partition(": ")
+        named.setdefault(why, []).append(tool)
+    return [f"{', '.join(tools)}: {why}" for why, tools in named.items()]
 
 
 @app.verb(settings=KernelSearchConfig)
@@ -119,6 +154,7 @@ def search(
     kernel: KernelArgument,
     out: Annotated[Path, option("--out", metavar="RUN", help="Run to make or to continue.")],
     ref: Reference = None,
+    size: Sizes = None,
     simulate: Annotated[bool, option(help="Simulate every candidate that is expanded, too: slower, finds strides.")] = True,
     strict: Annotated[bool, option("--strict", help="Exit code 1 where nothing was faster.")] = False,
     allow_unsandboxed: Allow = False,
@@ -131,7 +167,7 @@ def search(
     """
     from ramify.methods.kernel_search import loop as searching
 
-    task = _task(kernel, ref)
+    task = _task(kernel, ref, size, allow_unsandboxed)
     if dry_run:
         plan = {
             "candidates at most": options.evals,
@@ -212,8 +248,8 @@ def asm(
 
 @app.verb()
 def sass(
-    kernel: Annotated[str, argument("KERNEL", help="FILE.py:KERNEL (Triton), or a .sass, .ptx or .cubin file.")],
-    arch: Annotated[str, option("--arch", help="Chip to compile for, such as sm_90; it need not be here.")] = "sm_90",
+    kernel: Annotated[str, argument("KERNEL", help="FILE.py:KERNEL (Triton), FILE.cu:KERNEL, or a .ptx, .sass or .cubin file.")],
+    arch: Arch = "sm_90",
     signature: Annotated[
         str, option("--signature", metavar="TYPES", help="Types as Triton writes them: '*fp32:16, *fp32:16, i32, 1024'.")
     ] = "",
@@ -222,18 +258,22 @@ def sass(
     allow_unsandboxed: Allow = False,
     as_json: Json = False,
 ) -> None:
-    """What a GPU kernel's machine code tells without a GPU: spills, occupancy and its limiter, tensor cores, width of accesses."""
+    """What a GPU kernel's PTX and machine code tell without a GPU: spills, occupancy and its limiter, tensor cores, what a warp touches."""
+    _told(kernel, arch, signature, warps, stages, allow_unsandboxed, as_json)
+
+
+def _told(kernel: str, arch: str, signature: str, warps: int, stages: int | None, allow_unsandboxed: bool, as_json: bool) -> None:
     from ramify.methods.kernel_search import sass as reader
 
     found = reader.read_gpu(kernel, arch, signature, warps, stages, allow_unsandboxed)
     found.pop("prescriptions")
-    rows = [[one["severity"], one["tool"], one["cause"], one["prescription"]] for one in found["findings"]]
-    text = (
-        table(["", ""], reader.table_rows(found["metrics"]))
-        + "\n\n"
-        + (table(["", "tool", "cause", "what to do"], rows) if rows else "no tool found anything")
-    )
-    emit(found, as_json, text + "".join(f"\n{one}" for one in found["not_measurable"]))
+    rows = [[one["severity"], one["tool"], one["where"], one["cause"], one["prescription"]] for one in found["findings"]]
+    text = table(["", ""], reader.table_rows(found["metrics"])) + "\n\n"
+    if touched := reader.access_rows(found["accesses"]):
+        columns = ["line", "access", "bytes", "apart", "sectors", "bank", ""]
+        text += table(columns, touched) + "\n\n"
+    text += table(["", "tool", "where", "cause", "what to do"], rows) if rows else "no tool found anything"
+    emit(found, as_json, text + "".join(f"\n{one}" for one in _together(found["not_measurable"])))
 
 
 @app.verb()
@@ -244,6 +284,7 @@ def bench(
         str | None, option("--flags", metavar="FLAGS", help="How the candidate is compiled; default: as the kernel.")
     ] = None,
     ref: Reference = None,
+    size: Sizes = None,
     pairs: Pairs = 20,
     seed: Seed = 0,
     allow_unsandboxed: Allow = False,
@@ -253,7 +294,7 @@ def bench(
     from ramify.methods.kernel_search.task import read_source
     from ramify.methods.kernel_search.wall import Code, Wall
 
-    task = _task(kernel, ref)
+    task = _task(kernel, ref, size, allow_unsandboxed)
     wall = Wall(task, pairs=pairs, seed=seed, allow_unsandboxed=allow_unsandboxed)
     code = Code(read_source(candidate), tuple(flags.split()) if flags is not None else wall.original.flags, wall.original.macros)
     with progress("bench", as_json=as_json, kept="nothing was written"):

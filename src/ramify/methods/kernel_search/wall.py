@@ -29,7 +29,6 @@ from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
 INSIDE = Path(__file__).parent / "inside"
 DRIVER_FLAGS = ("-O2",)
 STRICT = ("-O2", "-march=native", "-ffp-contract=off")
-KINDS = ("c", "numba", "torch", "python", "triton")
 _OUT_CAP, _WHOLE = 24 * MIB, 1 << 15
 
 
@@ -159,13 +158,19 @@ class Wall:
         if task.kind == "triton" and re.search(r"\bb(?:float)?16\b", task.source):
             raise UserError(f"{task.path}: Triton's interpreter computes bfloat16 wrongly: run it in float32 here")
         self.task, self.pairs, self.batch_seconds, self.keep, self.seed = task, pairs, batch_seconds, keep, seed
-        self.floor, self.call_seconds = floor, call_seconds
+        self.floor, self.call_seconds = floor, call_seconds * (6 if task.problem else 1)  # a first call may compile
         shown = {} if task.kind == "c" else {"readable": packages()}
         self.sandbox = sandbox or find_sandbox(None, allow_unsandboxed, **shown)
         self.original = Code(task.source, task.flags, {name: values[0] for name, values in task.knobs.items()})
         self._fixed: dict[str, bytes] | None = None
         self._truth = task.reference is None
         self.notes: list[str] = []
+        if task.problem and all(one.fixed for one in task.arrays if one.role & 1):
+            self.notes.append(
+                "its inputs have a structure that a shift would break, so the timed calls share them: a remembered answer cannot be told"
+            )
+        if task.problem and not task.problem["doubles"]:
+            self.notes.append("the model does not run in double precision, so its own results in float are the reference")
 
     # -- building
 
@@ -255,6 +260,8 @@ class Wall:
                 extra |= {"truth.so": self._fixed["truth"], "worker-wide": self._fixed["worker-wide"]}
         else:
             extra = {"reference.py": self._fixed["reference"], "candidate.py": made.data, "truth.py": self._fixed["truth"], "worker.py": (INSIDE / "worker.py").read_bytes(), "about.json": json.dumps(about(self.task, draws)).encode()}  # fmt: skip
+            if self.task.problem:
+                extra["problem.py"] = (INSIDE / "problem.py").read_bytes()
         outcome = await self._ran(["sh", "start"], {**files, **extra, "start": _START}, [], self._limits(files, draws))
         return self._judged(outcome, draws)
 
@@ -263,11 +270,13 @@ class Wall:
         region = max(max(d["out_bytes"], d["wide_bytes"]) for d in plan["draws"])
         disk = 64 * MIB + plan["in_bytes"] * 2 + 4 * region + sum(map(len, files.values()))
         python = self.task.kind != "c"
+        compiles = 1024 * MIB if self.task.problem else 0  # torch.compile leaves precompiled headers
+        disk += compiles
         return Limits(
             seconds=120.0 + 2 * self.call_seconds,
             memory_bytes=(4096 if python else 1024) * MIB + 2 * disk,
             disk_bytes=disk,
-            file_bytes=max(64 * MIB, region + MIB, plan["in_bytes"] + MIB),
+            file_bytes=max(64 * MIB, compiles, region + MIB, plan["in_bytes"] + MIB),
             processes=64 if python else 8,
             output_bytes=7 * MIB,
             returned_bytes=MIB,
@@ -288,7 +297,12 @@ class Wall:
                 if one.role & 1:
                     pool += b"\xad\xde\xc0\x7f" * 16 + b"\0" * (-len(pool) % 64)
                     begin = len(pool)
-                    pool += draw.inputs[one.name].tobytes()
+                    made = draw.inputs.get(one.name)
+                    pool += (
+                        bytes((counts[one.name] + one.beyond(draw.windows)) * one.dtype.itemsize)
+                        if made is None
+                        else made.tobytes()
+                    )
                     pool += b"\0" * (-len(pool) % 64)
                 stride = _up(sizes[one.name]) + 128
                 arrays.append({"in": begin, "out": out if one.role & 2 else -1, "wide": wide if one.role & 2 else -1, "count": counts[one.name],
@@ -298,7 +312,7 @@ class Wall:
                     wide += 8 * counts[one.name] + 64
             seed = derived(self.seed, number, at) >> 34
             laid.append({"scalars": scalar_values(self.task, draw.scalars), "arrays": arrays, "slots": slots, "windows": draw.windows,
-                         "out_bytes": _up(out + 64), "wide_bytes": wide + 64, "seed": seed})  # fmt: skip
+                         "out_bytes": _up(out + 64), "wide_bytes": wide + 64, "seed": seed, "make": draw.name if self.task.problem else ""})  # fmt: skip
         outputs = sum(bool(one.role & 2) for one in self.task.arrays)
         plan = {
             "whole": _WHOLE // outputs // 8 * 8, "blocks": max(1, 12 // outputs), "draws": laid, "in_bytes": len(pool), "call_seconds": self.call_seconds, "start_seconds": 60.0, "wall": self.task.threads > 1,
@@ -321,7 +335,10 @@ class Wall:
             "HOME": "/tmp",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        return [{"name": name, "argv": ["python", "worker.py"], "build": f"{name}.py", "env": env} for name in names]
+        keep = ["problem.py"] if self.task.problem else []
+        return [
+            {"name": name, "argv": ["python", "worker.py"], "build": f"{name}.py", "env": env, "keep": keep} for name in names
+        ]
 
     # -- judging
 
@@ -367,7 +384,7 @@ class Wall:
 
     def _clock(self, found: Mapping[str, Any], outcome: Outcome) -> str:
         """Processor time that is not where it should be, as measured outside the box."""
-        inside = found["own"] + sum(found["used"].values())
+        inside = found["own"] + sum(found["used"].values()) + found["prepared"]
         beyond = outcome.cpu_seconds - inside
         if beyond > (0.03 if self.task.kind == "c" else 0.15) + 0.03 * inside:
             return f"{beyond:.2f} s of processor time were used outside the timed process, measured outside the box"
@@ -554,10 +571,12 @@ def about(task: KernelTask, draws: Sequence[InputSet]) -> dict[str, Any]:
                 "name": one.name,
                 "dtype": DTYPES[one.type].str,
                 "role": one.role,
+                "returned": one.name not in task.order,
                 "shapes": shapes(one.count) if "," in one.count else {},
             }
             for one in task.arrays
         ],
+        "problem": task.problem,
     }
 
 

@@ -62,6 +62,11 @@ class WorkerProcess:
         with open(f"/proc/{self.process.pid}/stat") as file:
             return int(file.read().rpartition(")")[2].split()[7])
 
+    def children(self):
+        """Processor seconds of the processes that it started and waited for: a compiler, for example."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            return sum(map(int, file.read().rpartition(")")[2].split()[13:15])) / os.sysconf("SC_CLK_TCK")
+
     def answer(self, seconds, when):
         deadline = time.monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -104,6 +109,12 @@ class WorkerProcess:
             words += [one["in"], out, one["count"], stride, int(one["windowed"])]
         self.send([*words, *draw["scalars"]])
         self.answer(self.plan["call_seconds"], "when it was given a shape")
+
+    def make(self, draw):
+        """Let a problem's own code write inputs."""
+        self.layout(draw)
+        self.send(["make", draw["seed"], draw["make"]])
+        self.answer(self.plan["start_seconds"], "when it made inputs")
 
     def poison(self, draw):
         self.out[: draw["out_bytes"]] = POISON * (draw["out_bytes"] // 4)
@@ -196,6 +207,8 @@ def main():
     names = [spec["name"] for spec in plan["workers"] if spec["name"] != "truth"]
     for spec in plan["workers"][:-1]:
         started(spec)
+    if "reference" in workers:
+        guarded("reference", lambda: [workers["reference"].make(draw) for draw in plan["draws"] if draw["make"]])
     for name in names[:-1]:
         checked(name)
     secure(plan)
@@ -203,6 +216,9 @@ def main():
         started(plan["workers"][-1])
         checked(names[-1])
     before = dict(found["failed"])
+    found["prepared"] = sum(
+        worker.children() for worker in workers.values()
+    )  # what compiled before anything was timed is no hidden work
     if plan.get("timing"):
         timed(plan, workers, [name for name in names if name in workers], keep, rng, found, guarded)
     if "reference" in found["failed"] and "reference" not in before:
@@ -228,7 +244,7 @@ def secure(plan):
     with open("inputs", "rb") as file:
         data = file.read()
     mine = plan["workers"][-1]
-    needed = {os.path.basename(word) for word in (*mine["argv"], mine["build"])} | {"about.json"}
+    needed = {os.path.basename(word) for word in (*mine["argv"], mine["build"], *mine.get("keep", ()))} | {"about.json"}
     for entry in list(os.scandir(".")):
         if entry.is_file(follow_symlinks=False) and entry.name not in needed:
             os.unlink(entry.name)

@@ -17,7 +17,7 @@ import numpy as np
 build, source, target, in_bytes, out_bytes = sys.argv[1:6]
 with open("about.json", encoding="utf-8") as file:
     about = json.load(file)
-WIDE, TORCH = build.endswith("truth.py"), about["kind"] in ("torch", "triton")
+WIDE, TORCH, PROBLEM = build.endswith("truth.py"), about["kind"] in ("torch", "triton", "kernelbench"), about["problem"]
 ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
 if TORCH:
     import warnings
@@ -44,10 +44,27 @@ def answer(text):
 
 spec = importlib.util.spec_from_file_location("kernel", build)
 module = importlib.util.module_from_spec(spec)
+sys.modules["kernel"] = module
 spec.loader.exec_module(module)
-function = getattr(module, about["symbol"], None)
-if function is None:
-    sys.exit(f"it has no function {about['symbol']}")
+if PROBLEM:
+    import problem
+
+    model = problem.built(module, PROBLEM["init"], PROBLEM["seed"], WIDE and PROBLEM["doubles"])
+    tensors = [one for one in PROBLEM["arguments"] if "name" in one]
+
+    def function(*given):
+        """The model on tensors; where it does not run in double precision its own results are widened."""
+        if WIDE and not PROBLEM["doubles"]:
+            given = [x.float() if one["type"] == "f" else x for x, one in zip(given, tensors)]
+        given = [(x.reshape(one["shape"]).bool() if one["bool"] else x.reshape(one["shape"])) for x, one in zip(given, tensors)]
+        found = problem.called(model, PROBLEM["arguments"], given)
+        found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        return tuple(x.double() if WIDE and x.is_floating_point() else x for x in found) if WIDE else found
+
+else:
+    function = getattr(module, about["symbol"], None)
+    if function is None:
+        sys.exit(f"it has no function {about['symbol']}")
 answer("done")
 arrays, scalars, key, windows, slots = [], [], "", 1, 1
 
@@ -64,6 +81,7 @@ def store(result, into):
     if type(result) not in allowed:
         sys.exit(f"it returned a {type(result).__name__}, which is neither a number nor an array")
     if TORCH and type(result) is torch.Tensor:
+        result = result.view(torch.uint8) if result.dtype is torch.bool else result
         if result.layout is not torch.strided or result.device.type != "cpu":
             sys.exit("it returned a tensor that is not dense memory of this processor")
         result = result.detach().numpy()
@@ -79,7 +97,7 @@ def store(result, into):
 
 def one(seed, number, empty=False, scale=False):
     window = (((seed * 6364136223846793005 + number * 1442695040888963407) & (2**64 - 1)) >> 33) % windows * 64
-    slot, given, back = number % slots, [], None
+    slot, given, back = number % slots, [], []
     stored = []
     for own, (at_in, at_out, count, stride, windowed) in zip(about["arrays"], arrays):
         dtype, shape = np.dtype(own["dtype"]), own["shapes"].get(key)
@@ -99,8 +117,8 @@ def one(seed, number, empty=False, scale=False):
                 stored.append((out, made := (np.zeros(count, dtype) if made is None else made.copy())))
             else:
                 made = out
-        if own["name"] == "result":
-            back = out
+        if own["returned"]:
+            back.append(made)
             continue
         given.append(kernel_array(made.reshape(shape) if shape else made))
     values = [abs(x) if scale and t == "f" else x for x, t in zip(scalars, about["scalar_types"])]
@@ -108,8 +126,11 @@ def one(seed, number, empty=False, scale=False):
         return
     items = iter(given), iter(values)
     result = function(*(next(items[0]) if kind == "array" else next(items[1]) for kind in about["order"]))
-    if back is not None:
-        store(result, back)
+    results = result if len(back) > 1 or PROBLEM else (result,)
+    if type(results) is not tuple or len(results) < len(back):
+        sys.exit(f"it returned {len(results) if type(results) is tuple else 1} results, not {len(back)}")
+    for each, into in zip(results, back):
+        store(each, into)
     for out, made in stored:
         out[...] = made
 
@@ -123,6 +144,17 @@ for line in sys.stdin:
         given = words[3 + len(numbers) :]
         key = " ".join(given)
         scalars = [float(x) if t == "f" else int(float(x)) for x, t in zip(given, about["scalar_types"])]
+    elif words[0] == "make":
+        sizes = [
+            at[2] + (64 * (windows - 1) // np.dtype(own["dtype"]).itemsize if at[4] else 0)
+            for own, at in zip(about["arrays"], arrays)
+            if own["role"] & 1
+        ]
+        with open(source, "r+b") as file:
+            places = [at[0] for own, at in zip(about["arrays"], arrays) if own["role"] & 1]
+            for at, flat in zip(places, problem.made(module, PROBLEM["arguments"], sizes, words[2], int(words[1]))):
+                file.seek(at)
+                file.write(flat.numpy().tobytes())
     elif words[0] in ("truth", "scale"):
         one(int(words[2]), int(words[1]), scale=words[0] == "scale")
     else:
