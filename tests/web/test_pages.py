@@ -67,7 +67,7 @@ def test_the_report_has_every_part(run: Run) -> None:
         "weights", "w0", "ramify", ramify.__version__, "A_ep", "value of the state before the step", "the environment answered",
     ):  # fmt: skip
         assert words in page.words, words
-    assert page.seen.count("svg") == 1 + 2 + 3 * 2
+    assert page.seen.count("svg") == 2 + 2 + 3 * 2
     assert len(set(page.ids)) == len(page.ids)
 
 

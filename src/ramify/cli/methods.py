@@ -20,7 +20,11 @@ def summary(slug: str) -> str:
     return doc.partition("\n")[0].removeprefix(f"{slug}: ")
 
 
-_OF_JOBS = {"tree-rollouts": ("ramify.cli.rollout", "tree_app"), "orchestrator": ("ramify.cli.serve", "orchestrator_app")}
+_OF_JOBS = {
+    "tree-rollouts": ("ramify.cli.rollout", "tree_app"),
+    "orchestrator": ("ramify.cli.serve", "orchestrator_app"),
+    "world-model": ("ramify.cli.serve", "world_model_app"),
+}
 """Verbs of a method that need a job or the server, which no method may import: their module and application."""
 
 

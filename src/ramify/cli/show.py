@@ -13,6 +13,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.words import plural
 from ramify.kit import Json, RunArgument, Verbs, find_run, option
+from ramify.render.sections import sections_of
 from ramify.render.terminal import emit, short, table
 from ramify.stats.intervals import wilson
 from ramify.trace.outcome import NOBODY, settled, successes, undecided
@@ -28,7 +29,9 @@ HOST, PORT = "127.0.0.1", 8765
 LAST = 5
 """How many updates (or names of trees) the terminal shows."""
 MOST = 20
-"""How many findings."""
+"""How many findings, and rows of what a method shows."""
+WIDEST = 90
+"""Characters of a cell of it."""
 COLUMNS = 5
 """How many of the numbers that explain a step's credit."""
 
@@ -128,6 +131,9 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         if failed.reasons
         else None,
         "findings": [asdict(finding) for finding in run.findings()],
+        "sections": [
+            {"title": one.title, "head": list(one.head), "rows": one.cells, "left": one.left} for one in sections_of(run)
+        ],
         "credit": _credited(run),
         "trees": [tree.name for tree in run.trees()],
         "nodes": len(run),
@@ -224,6 +230,9 @@ def _text(record: dict[str, Any]) -> str:
         parts.append(f"{record['failed']['sentence']}. Failed attempts are not counted.")
     if record["findings"]:
         parts.append(_found(record["findings"]))
+    for one in record["sections"]:
+        cells = [[cell if len(cell) <= WIDEST else f"{cell[: WIDEST - 3]}..." for cell in row] for row in one["rows"][:MOST]]
+        parts.append(table(one["head"], cells, one["title"]))
     if record["gain"]:
         low, high = record["gain"]["interval"]
         gain = 100 * record["gain"]["success"]

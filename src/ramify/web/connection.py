@@ -137,5 +137,6 @@ class Server(uvicorn.Server):  # type: ignore[misc]
             for task in tasks if self.force_exit else ():
                 task.cancel()
             await asyncio.wait(tasks, timeout=LAST_SECONDS)
-        over = [link for link in self.server_state.connections if link.cycle is None or link.cycle.response_complete]
+        links = [link for link in self.server_state.connections if isinstance(link, Connection)]  # no WebSockets
+        over = [link for link in links if link.cycle is None or link.cycle.response_complete]
         self.unread = sum(link.transport.get_write_buffer_size() > 0 for link in over)

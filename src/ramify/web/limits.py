@@ -162,7 +162,7 @@ def client_of(body: Mapping[str, Any], request: Request) -> str:
 class Guard:
     """The outermost application: refuses requests that are not meant for this server before any work, and bounds the others.
 
-    Refused: another host's name (DNS rebinding), another site's pages asking (Origin), a body that is too large, compressed or of two
+    Refused, of requests and WebSockets alike: another host's name (DNS rebinding), another site's pages asking (Origin), a body that is too large, compressed or of two
     lengths (smuggling), and, where there is a ``token``, requests without it: as ``Authorization: Bearer``, as the cookie, or once
     as ``?token=``, which sets the cookie. Accepted requests are read whole and must be answered within ``seconds``; its answer
     carries ``headers``. A fault of the application is said in the terminal and never ends the server.
@@ -191,8 +191,13 @@ class Guard:
         self.headers = [(name.encode(), value.encode()) for name, value in (HEADERS | dict(headers or {})).items()]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request (or pass the lifespan on)."""
+        """Answer one request, or let one WebSocket in (or pass the lifespan on)."""
         if scope["type"] != "http":
+            if scope["type"] == "websocket" and (refused := self._refuses(scope)) is not None:
+                self.count(scope["path"], refused.status)
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})  # before it is accepted: answered with 403
+                return
             await self.app(scope, receive, send)
             return
         started, held = False, [0]
@@ -232,6 +237,16 @@ class Guard:
                 await _last(self.answer(excuse), scope, receive, guarded)
         finally:
             self.held -= held[0]
+
+    def _refuses(self, scope: Any) -> RefusedRequestError | None:
+        """Why a WebSocket is not opened: what is asked of a request is asked of it, too."""
+        try:
+            self._check(scope["headers"], False)
+            if not self._bears(scope["headers"]):
+                self._ask(scope)
+        except RefusedRequestError as refused:
+            return refused
+        return None
 
     async def full(self, scope: Any, receive: Any, send: Any) -> None:
         """The answer to a connection beyond the bound."""
@@ -277,13 +292,13 @@ class Guard:
         """
         if self.token is None:
             return None
-        from starlette.requests import Request
+        from starlette.requests import HTTPConnection
         from starlette.responses import RedirectResponse
 
-        request = Request(scope)
+        request = HTTPConnection(scope)
         if _same(request.cookies.get(_COOKIE, ""), self.token):
             return None
-        if scope["method"] == "GET" and _same(request.query_params.get("token", ""), self.token):
+        if scope.get("method") == "GET" and _same(request.query_params.get("token", ""), self.token):
             answer = RedirectResponse("/" + scope["path"].lstrip("/"), 303)  # the token leaves the address bar
             answer.set_cookie(_COOKIE, self.token, httponly=True, samesite="strict")
             return answer

@@ -109,6 +109,11 @@ def _why(why: Why) -> str:
         after = "-" if step.after is None or step.after.p is None else _share(step.after.p, step.after.interval)
         change = "-" if step.change is None else pages.signed_points(step.change)
         rows.append([str(at), clip(step.action, 120), after, change, "stands out" if step.stands_out else ""])
+        if why.share is not None:
+            one = why.share.steps[at - 1]
+            rows[-1].insert(
+                4, "-" if one.value is None else pages.signed_points(one.value) + (", credited" if one.credited else "")
+            )
     others = [
         [clip(one.action, 120), str(one.chance.n), "-" if one.chance.p is None else _share(one.chance.p, one.chance.interval)]
         for one in why.alternatives
@@ -117,7 +122,7 @@ def _why(why: Why) -> str:
         kind="table",
         headline=pages.in_code(why.headline),
         lines=[],
-        head=["step", "action", "success after it", "change in points", ""],
+        head=["step", "action", "success after it", "change in points", *(["share of it"] if why.share is not None else []), ""],
         rows=rows,
         others=others,
         command=why.command,

@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ramify.base.words import plural
+from ramify.jobs.curve import curves
 from ramify.render.charts import Curve, Slice, bar_svg, curves_svg
 from ramify.render.escape import data_block, escape, visible
 from ramify.render.graphs import graph_svg
+from ramify.render.sections import MOST_ROWS, sections_of
 from ramify.render.svg import signed
 from ramify.render.terminal import short
 from ramify.render.trees import tree_svg
@@ -33,6 +36,7 @@ from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.beside import compare_runs, pairs
 from ramify.web.outline import NOTHING, WHY, Outline, SuccessAfter, findings_json, number, numbers, outline, outline_json
 from ramify.web.potentials import potential_pictures
+from ramify.web.shares import share_picture
 from ramify.web.steps import START, ShownStep, TaskTree, merged, outcome_of, picture_steps, read_tree, step_text
 from ramify.web.tasks import TaskRow, task_rows
 
@@ -55,6 +59,8 @@ def content_policy(served: bool = False) -> str:
 
 
 SHOWN_TREES = 3
+CHANGES = "improve"
+"""Who finds what training changed: ramify.jobs.changes, which is not imported for it."""
 MOST_TASKS, MOST_FINDINGS = 100, 100
 """Rows of the tables of tasks and findings of a page without a script."""
 LISTED = 200
@@ -78,10 +84,14 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
     trees = _trees(run, served, deciding, beside, scorer)
     tasks = task_rows(run, deciding, [tree["name"] for tree in trees])
     linked = {step["id"] for tree in trees for step in tree["steps"]}
+    found = [finding for finding in run.findings() if finding.maker != CHANGES]
     return _page(
         "report.html",
-        findings=[_finding_view(finding, served, linked) for finding in run.findings()[:MOST_FINDINGS]],
-        left=max(0, len(run.findings()) - MOST_FINDINGS),
+        findings=[_finding_view(finding, served, linked) for finding in found[:MOST_FINDINGS]],
+        left=max(0, len(found) - MOST_FINDINGS),
+        changes=_changes(run, served),
+        cost=_cost(run),
+        compare=_compare(run, arm, {str(update["arm"]) for update in every}),
         title=f"Run {run.folder.resolve().name}",
         served=served,
         headline=_headline(evals),
@@ -89,6 +99,8 @@ def report_html(run: Run, served: bool = False, scorer: str | None = None, besid
         curves=_curves(every, arm),
         budget=_budget(own, evals),
         updates=_update_rows(own),
+        sections=sections_of(run),
+        most_folded=MOST_ROWS,
         trees=trees,
         tasks=tasks,
         most_tasks=MOST_TASKS,
@@ -240,6 +252,7 @@ def _why_view(finding: Finding) -> dict[str, Any]:
     return {
         "parts": [(part, at % 2 == 1 and at < len(parts) - 1) for at, part in enumerate(parts)],
         "command": "" if finding.action.startswith("ramify show ") else finding.action,
+        "picture": _markup(share_picture(finding.evidence)),
     }
 
 
@@ -343,6 +356,40 @@ def _before_after(evals: Mapping[str, Any], compare: Mapping[str, Any]) -> list[
             f"{before.get('seconds', 0) + after.get('seconds', 0):.1f}",
         ])  # fmt: skip
     return rows
+
+
+def _changes(run: Run, served: bool) -> dict[str, Any] | None:
+    """What the agent does otherwise since training, as the first lines say it; None where nobody looked."""
+    for entry in run.journal("result"):
+        if isinstance(entry.payload, Mapping) and isinstance(known := entry.payload.get("changes"), Mapping):
+            found = run.findings(maker=CHANGES)
+            states = [(in_code(one.why), f"/node/{one.node}" if served and one.node else "") for one in found]
+            return {"why": str(known.get("why", "")), "states": states}
+    return None
+
+
+def _cost(run: Run) -> str:
+    """What training took; "" before its end."""
+    for entry in run.journal("result"):
+        known = entry.payload if isinstance(entry.payload, Mapping) else {}
+        counts = [
+            plural(known[f"{what}s"], what) for what in ("attempt", "fork", "update") if isinstance(known.get(f"{what}s"), int)
+        ]
+        if counts and isinstance(known.get("tokens"), int) and isinstance(known.get("seconds"), int | float):
+            return ", ".join([*counts, f"{short(known['tokens'])} tokens", f"{known['seconds']:.0f} s"])
+    return ""
+
+
+def _compare(run: Run, own: str, arms: Collection[str]) -> Any:
+    """The curve of success over tokens where several arms were run."""
+    if len({own, *arms}) < 2:
+        return None
+    shown = []
+    for arm, points in curves(run).items():
+        lows, highs = zip(*(point.interval for point in points), strict=True) if arm == own and points else (None, None)
+        shown.append(Curve(arm, [point.tokens for point in points], [point.rate for point in points], lows, highs))
+    name = "Success over tokens of every arm"
+    return _markup(curves_svg(shown, name, "tokens generated for training", "success", width=760, height=300, x_text=short))
 
 
 def _curves(updates: Sequence[Mapping[str, Any]], own: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import math
 import socket
@@ -17,7 +18,7 @@ from ramify.trace.db import Run
 from ramify.trace.outcome import settled
 from ramify.trace.schema import stored
 from ramify.web import pages
-from ramify.web.limits import Guard, RefusedRequestError, check_bind, make_token
+from ramify.web.limits import MAX_BODY, Guard, RefusedRequestError, check_bind, make_token
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -119,11 +120,12 @@ def _message(title: str, text: str, status: int, headers: dict[str, str] | None 
 
 
 def open_server(
-    guard: Guard, port: int = 0, connections: int = MAX_CONNECTIONS, drain: float = DRAIN_SECONDS
+    guard: Guard, port: int = 0, connections: int = MAX_CONNECTIONS, drain: float = DRAIN_SECONDS, sockets: bool = False
 ) -> tuple[Server, socket.socket]:
     """A server and the socket it is bound to; ``server.run(sockets=[socket])`` serves until ``server.should_exit`` or a signal.
 
-    At most ``connections`` are answered at once; when it ends, open requests have ``drain`` seconds to finish.
+    At most ``connections`` are answered at once; when it ends, open requests have ``drain`` seconds to finish. ``sockets``: WebSockets are
+    accepted, where the package websockets is installed.
 
     Raises UserError on a host that is not loopback without a token, or a port that is taken.
     """
@@ -151,7 +153,8 @@ def open_server(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        ws="none",
+        ws="websockets-sansio" if sockets and importlib.util.find_spec("websockets") else "none",
+        ws_max_size=MAX_BODY,
         limit_concurrency=connections,
         backlog=BACKLOG,
         timeout_keep_alive=math.ceil(HEAD_SECONDS),

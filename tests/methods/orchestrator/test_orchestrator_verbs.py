@@ -16,8 +16,10 @@ from ramify.cli.main import main
 from ramify.methods.orchestrator.pool import read_pool_config
 from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.table import headroom, read_table
+from ramify.render.sections import sections_of
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+from ramify.web.pages import report_html
 from tests.methods.orchestrator.workers import HERE, pool_file, task_file
 
 
@@ -108,6 +110,22 @@ def test_a_composers_workflow_and_who_saw_what(made: Path, asked: Any) -> None:
     assert [call["answer"] for call in traced["calls"]] == [False, False, False, True]
     listed = asked("trace", made / "conv2")["traces"]
     assert listed[0]["usd"] == pytest.approx(found["usd"])
+    with Run.open(made / "conv2") as run:
+        workers, routes = sections_of(run)
+        page = report_html(run)
+    assert [row[:2] for row in workers.rows] == [["adder", 2], ["composer", 1], ["turner", 1]]
+    assert routes.rows[0][2] == "composer → adder → turner → adder"
+    ((_, told),) = routes.folded
+    assert told.count("saw user: turn abcd") >= 2
+    assert "THE ANSWER" in told
+    assert "who saw what" in page
+
+
+def test_a_collection_shows_its_workers(made: Path, asked: Any) -> None:
+    with Run.open(made / "table") as run:
+        (workers,) = sections_of(run)
+    assert {row[0] for row in workers.rows} == {"adder", "turner"}
+    assert all(row[1] == sum(row[1] for row in workers.rows) / 2 and 0 < row[3] < 1 for row in workers.rows)
 
 
 def test_eval_compares_and_continues(made: Path, asked: Any) -> None:
@@ -274,7 +292,7 @@ def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any) -> 
     from ramify.engine.checkpoints import load_model, model_folder
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify.methods.orchestrator.composer import PROMPT
-    from ramify_experiments.models import train_tokenizer
+    from ramify.model.chat import train_tokenizer
 
     texts = [
         PROMPT,

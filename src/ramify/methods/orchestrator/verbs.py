@@ -25,6 +25,7 @@ from ramify.methods.orchestrator.evolution import KIND as EVOLVE
 from ramify.methods.orchestrator.evolution import EvolveRouterConfig, Trial
 from ramify.methods.orchestrator.pool import ModelPool, read_pool
 from ramify.methods.orchestrator.router import POSITION, RouterFitConfig, TurnRouter
+from ramify.methods.orchestrator.views import call_of, call_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
 from ramify.rollout.views import approximate_tokens
@@ -596,46 +597,12 @@ def trace(
             return
         if name not in infos:
             raise UserError(f"{opened.folder} has no conversation '{name}' ({nearest(name, infos)})")
-        calls = [_call(opened, node, ends) for node in opened.tree(name).nodes.values() if node.role == "assistant"]
+        calls = [call_of(opened, node, ends) for node in opened.tree(name).nodes.values() if node.role == "assistant"]
     calls.sort(key=lambda one: one["number"])
-    text = "\n\n".join(_call_text(one) for one in calls)
+    text = "\n\n".join(call_text(one) for one in calls)
     emit({"trace": name, "calls": calls}, as_json, text or "no call was made")
 
 
 def _sums(value: Any) -> dict[str, Any]:
     known = value if isinstance(value, Mapping) else {}
     return {"tokens": known.get("tokens"), "usd": known.get("usd")}
-
-
-def _call(run: Run, node: Any, ends: Mapping[str, Any]) -> dict[str, Any]:
-    saw = [one.to_openai() for one in run.shown(node.id).messages]
-    about = {
-        name: node.data.get(name)
-        for name in ("worker", "workflow", "step", "role", "why", "usd", "given_tokens", "sampled_tokens", "failure")
-    }
-    who = about["worker"] or ("composer" if node.data.get("composer") else "?")
-    return {
-        **about,
-        "worker": who,
-        "number": node.index,
-        "node": node.id,
-        "saw": saw,
-        "reply": node.text,
-        "answer": node.id in ends,
-    }
-
-
-def _call_text(one: Mapping[str, Any]) -> str:
-    head = (
-        f"{one['number']}. {one['worker']}"
-        + (f", step {one['step']}" if one["step"] is not None else "")
-        + (f", {one['role']}" if one["role"] else "")
-    )
-    head += f" ({one['why']})" if one["why"] else ""
-    lines = [head + (": THE ANSWER" if one["answer"] else "")]
-    lines += [f"   saw {m['role']}: {' '.join(str(m['content']).split())[:160]}" for m in one["saw"]]
-    failure = one["failure"]
-    lines.append(
-        f"   failed: {failure['kind']}: {failure['why']}" if failure else f"   said: {' '.join(one['reply'].split())[:400]}"
-    )
-    return "\n".join(lines)
