@@ -5,10 +5,9 @@ Both are made from repro/diagnose-cpu.json. A table stands between ``<!-- table:
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, save
+from picture_files import METHODS, Checks, read_checks, write
 
 from ramify.render.charts import COLOURS, Curve, curves_svg
 from ramify.render.svg import frame, label, tag
@@ -86,14 +85,6 @@ def tables(checks: Checks) -> dict[str, str]:
     }
 
 
-def filled(page: str, checks: Checks) -> str:
-    """The page with its tables as the results have them."""
-    made = tables(checks)
-    return re.sub(
-        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page, flags=re.S
-    )
-
-
 def conditions(checks: Checks) -> str:
     """Issues solved by both agents under each condition."""
     left, middle, height = 300.0, 580.0, 26.0
@@ -134,8 +125,7 @@ def pictures(checks: Checks) -> dict[str, str]:
 def main() -> None:
     """Write pictures and tables."""
     checks = read_checks("diagnose")
-    save("diagnose", pictures(checks))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    write("diagnose", PAGE, pictures(checks), tables(checks))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, save
+from picture_files import METHODS, Checks, read_checks, write
 
 from ramify.render.charts import Curve, curves_svg
 
@@ -111,17 +111,10 @@ def tables(checks: Checks) -> dict[str, str]:
     }
 
 
-def filled(page: str, checks: Checks) -> str:
-    """The page with its tables as the figures say. Raises KeyError where it has a table that is none of these."""
-    made = tables(checks)
-    return re.sub(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{made[m[2]]}\n{m[3]}", page, flags=re.DOTALL)
-
-
 def main() -> None:
     """Write pictures and tables."""
     checks = read_checks("early-decision")
-    save("early-decision", pictures(checks))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    write("early-decision", PAGE, pictures(checks), tables(checks))
 
 
 if __name__ == "__main__":

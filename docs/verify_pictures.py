@@ -5,10 +5,9 @@ Both are made from repro/verify-or-ship-cpu.json. A table stands between ``<!-- 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, save
+from picture_files import METHODS, Checks, read_checks, write
 
 from ramify.methods.verify_or_ship.algorithm import Kernel
 from ramify.methods.verify_or_ship.replay import regimes
@@ -127,19 +126,10 @@ def tables(checks: Checks) -> dict[str, str]:
     return made
 
 
-def filled(page: str, checks: Checks) -> str:
-    """The page with its tables as the results have them."""
-    made = tables(checks)
-    return re.sub(
-        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", page, flags=re.S
-    )
-
-
 def main() -> None:
     """Write pictures and tables."""
     checks = read_checks("verify-or-ship")
-    save("verify-or-ship", pictures(checks))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    write("verify-or-ship", PAGE, pictures(checks), tables(checks))
 
 
 def pictures(checks: Checks) -> dict[str, str]:

@@ -54,8 +54,8 @@ FILES = {
         *("dspark/training.py:kept_text", "dspark/training.py:train_drafter", "early_decision/states.py:capture"),
         "world_model/training.py:write_world",
     },
-    "what outlasts runs: measured roofs of a machine, a memory that the user names": {
-        *("kernel_search/diagnosis.py:measured_roofs", "kernel_search/proposers.py:add"),
+    "what outlasts runs: measured roofs of a machine, a memory or library that the user names": {
+        *("kernel_search/diagnosis.py:measured_roofs", "kernel_search/library.py:keep", "kernel_search/proposers.py:add"),
     },
     "a case.toml, which the user edits": {"forensics/old.py:import_case", "forensics/verbs.py:init"},
 }
@@ -79,14 +79,16 @@ def writes(call: ast.Call) -> bool:
 
 
 def writers(source: str) -> Iterator[str]:
-    """The functions that write a file, innermost first."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for function in functions:
-        inner = {
-            id(node) for other in functions if other is not function and other in ast.walk(function) for node in ast.walk(other)
-        }
-        if any(isinstance(node, ast.Call) and id(node) not in inner and writes(node) for node in ast.walk(function)):
-            yield function.name
+    """The functions that write a file themselves, functions in them aside."""
+
+    def within(node: ast.AST, function: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call) and function and writes(child):
+                yield function
+            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from within(child, child.name if named else function)
+
+    yield from dict.fromkeys(within(ast.parse(source), ""))
 
 
 def test_methods_write_no_results_beside_the_run() -> None:
