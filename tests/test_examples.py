@@ -1,4 +1,4 @@
-"""The examples run as they stand: a first look each under 15 lines of code, the worked ones of the methods under 60."""
+"""The examples run as they stand: a first look each under 15 lines of code, the worked ones, of methods and of a person's own agents, under 60."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from forked import Forks
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-WORKED = sorted((Path(__file__).parents[1] / "examples" / "methods").glob("*.py"))
+WORKED = sorted(path for kind in ("methods", "agents") for path in (Path(__file__).parents[1] / "examples" / kind).glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

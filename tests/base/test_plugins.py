@@ -144,6 +144,7 @@ def test_two_plugins_with_one_name_keep_the_first(tmp_path: Path) -> None:
     assert done.stdout.split() == ["second"]
 
 
+@pytest.mark.slow
 def test_a_plugin_that_hangs_is_named(tmp_path: Path) -> None:
     (tmp_path / "hanging_plugin.py").write_text("import sys, time\nwhile True: time.sleep(0.1)\n")
     install(tmp_path, {"hanging": "hanging_plugin"})

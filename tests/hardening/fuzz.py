@@ -1,7 +1,7 @@
 """Gives broken files to every reader, and broken runs to the verbs that read one: started by test_fuzz.py and full.py.
 
 Usage: fuzz.py FOLDER COUNT SEED [FORMAT ...]. COUNT files in all, FORMATs in turn (``sqlite`` and ``values`` are runs whose file, or whose
-stored values, are broken). Each must be read, or refused with an error of ours, within 5 seconds of processor time and 4 times the
+stored values, are broken; ``world`` is the folder of a simulated environment, which is played). Each must be read, or refused with an error of ours, within 5 seconds of processor time and 4 times the
 file's size of memory plus a constant. Prints one line of JSON; a fault ends the process with the file's name.
 """
 
@@ -20,17 +20,19 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fuzz_seeds import FIXTURES, write_seeds
+from fuzz_seeds import FIXTURES, write_seeds, write_world
 from mutations import mutant
 
 from ramify.base.errors import RamifyError
 from ramify.cli.main import main as ramify
+from ramify.methods.world_model.environment import simulated
 from ramify.trace.db import Run
 from ramify.trace.formats import pick_reader, readers
 
 SECONDS = 5
 CONSTANT = 64 << 20
 RUNS = ("sqlite", "values")
+WORLD = "world"
 ODD_VALUES = (
     None, 0, -1, 2**62, 1e300, "", "x", "[", "{}", "[1]", "null", "NaN", '{"a":1e999}', '{"a":1}', "[" * 3000, b"", b"\xff", b"\xed\xa0\x80", b"\x00" * 7, "\x00", "blob:zz", "9" * 5000
 )  # fmt: skip
@@ -66,6 +68,19 @@ def read(form: str, file: Path, folder: Path, rng: random.Random) -> bool:
         assert next(run._rows("PRAGMA integrity_check")) == ("ok",)
         for tree in run.trees():
             run.tree(tree.name)
+    return True
+
+
+def play(folder: Path) -> bool:
+    """Play a simulated environment whose folder is broken; whether it answered."""
+    environment = simulated(str(folder))
+    for task in environment.tasks:
+        env = environment.make()
+        env.reset(task, 0)
+        for of in ("tea", "salt", "gold"):
+            env.step(f'<tool_call>{{"name": "price", "arguments": {{"of": "{of}"}}}}</tool_call>')
+            env.restore(env.snapshot())
+        env.step("3 euro")
     return True
 
 
@@ -154,7 +169,9 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     rng = random.Random(seed)
-    seeds = {form: files for form, files in write_seeds(root).items() if not forms or form in forms}
+    written = write_seeds(root) | {WORLD: [write_world(root / WORLD)]}
+    assert play(root / WORLD)
+    seeds = {form: files for form, files in written.items() if not forms or form in forms}
     runs = [Path(shutil.copytree(FIXTURES / "run-v1", root / "v1" / "run")), root / "chats-run"]
     forms = forms or [*seeds, *RUNS]
     others = [file.read_bytes() for files in seeds.values() for seed in files for file in files_of(seed)]
@@ -175,7 +192,10 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
         watch.start()
         fault = None
         try:
-            accepted = show(rng.choice(verbs(work / "run"))) if form in RUNS else read(form, file, work / "run", rng)
+            if form in RUNS:
+                accepted = show(rng.choice(verbs(work / "run")))
+            else:
+                accepted = play(file) if form == WORLD else read(form, file, work / "run", rng)
         except RamifyError as error:
             accepted, fault = False, error
         except BaseException as error:

@@ -90,6 +90,34 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
     return good
 
 
+def write_world(folder: Path) -> Path:
+    """A simulated environment with everything that a world's folder may hold, answered by code or by a recorded log."""
+    folder.mkdir()
+    lines = {"model": "table:chats.jsonl", "tools": "tools.json", "state": "state.json", "control": "control.toml"}
+    lines |= {"tasks": "tasks.jsonl", "layout": "plain", "role": "tool", "verify": "model"}
+    (folder / "world.toml").write_text("".join(f'{name} = "{value}"\n' for name, value in lines.items()) + "max_turns = 6\n")
+    text = {"type": "object", "properties": {"of": {"type": "string", "enum": ["tea", "salt"]}}, "required": ["of"]}
+    (folder / "tools.json").write_text(json.dumps([{"name": "price", "description": "What it costs.", "inputSchema": text}]))
+    effects = [{"tool": "price", "do": "get", "table": "shop", "key": "of"}]
+    state = {"shop": {"tea": "3 euro"}, "effects": effects, "outputs": {"price": {"type": "string"}}}
+    (folder / "state.json").write_text(json.dumps(state))
+    kinds = {
+        "fault": 'on = [2]\ntext = "429"',
+        "rate-limit": "most = 9",
+        "paginate": "size = 5",
+        "stingy": "words = 3",
+        "latency": "",
+    }
+    control = "".join(f'[[control]]\nkind = "{kind}"\n{more}\n' for kind, more in kinds.items())
+    (folder / "control.toml").write_text(control)
+    tasks = [
+        {"id": f"t{i}", "prompt": "tea?", "tables": {"shop": {"salt": "1"}}, "answer": "1", "split": "train"} for i in range(2)
+    ]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _ROWS["chats"][0]))
+    return folder
+
+
 def _old_studies(folder: Path) -> dict[str, list[Path]]:
     """What version 0.1.0 kept in files of its own, as it wrote them; what no reader opens is left out."""
     for method in ("crosscoder", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"):

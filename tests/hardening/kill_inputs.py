@@ -232,6 +232,11 @@ def wander(messages: list[dict[str, Any]], key: int) -> str:
     return f"go {ways[key % len(ways)]}" if ways else "wait"
 
 
+def echoes(situation: Any) -> str:
+    """An environment that repeats what the agent says."""
+    return f"you said {situation.action}"
+
+
 def begins_well(text: str, trace: Any) -> bool:
     """A verifier: the first word decides."""
     return len((text.split() or [""])[0]) % 2 == 0

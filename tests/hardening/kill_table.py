@@ -6,13 +6,14 @@ test_kills.py; so does one that writes and is listed under READS.
 
 from __future__ import annotations
 
-from verb_jobs import Serve, ServeComposer, Verb
+from verb_jobs import Serve, ServeComposer, ServeWorld, Verb
 
 WORDS = "--model {parts}:wander --out run --json"
 FORKED = "--model hf:{in}/tuned --verifier {parts}:begins_well --truncated graded"
 PAIR = "--tuned hf:{in}/tuned --base hf:{in}/base --layer 1 --tool {in}/tool.jsonl --plain {in}/plain.jsonl --raw"
 DRAFTER = "dspark {} hf:{{in}}/tuned {} --prompts {{in}}/tool.jsonl --raw --json"
 ORGANISM = "factory:tests.methods.forensics.scripted_organisms"
+HALL = "--model factory:tests.halls:agent --env factory:tests.halls:Halls"
 POOL, ASKED = "{in}/pool.toml", "--tasks {in}/asked.jsonl"
 LOOP = "--out loop --rounds 1 --iterations 2 --people 4 --runs 6 --searched 3"
 GRID = "--out bench --tasks email,spend --reps 1 --turns 4 --json"
@@ -30,6 +31,9 @@ VERBS: tuple[Verb, ...] = (
     ),
     Verb("fork run {node} --n 3 --edit {in}/edit.json --json", after="rollout-tokens", repeats=True),
     Verb("why run --first 2 --n 4 --json", after="rollout"),
+    Verb(f"rollout --count 1 --attempts 3 {HALL} --out run --json", name="rollout-hall"),
+    Verb("why run --n 24 --json", after="rollout-hall", name="why-describe"),
+    Verb("why run --share --n 8 --describe 0 --json", after="rollout-hall", name="why-share"),
     Verb("tree-rollouts run --model {parts}:wander --count 2 --budget 12 --run run --out trees.jsonl --json"),
     Verb(
         f"cliffs scan {FORKED} --problems {{in}}/problems.jsonl --samples 2 --max-tokens 4 --n 16 --out scan --json",
@@ -167,6 +171,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("verify-or-ship shadow run --json", after="import-candidates"),
     ServeComposer(f"orchestrator serve {POOL} --composer {{parts}}:plans --port {{port}} --out run --json"),
     Serve("serve builtin --port {port} --record ./run --json"),
+    ServeWorld("world-model serve --model predict:{parts}:echoes --prompt Hello. --cache run --http --port {port} --json"),
 )  # fmt: skip
 JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
 
@@ -221,8 +226,6 @@ _OF_A_KERNEL = "doctor diagnose search explain redteam"
 ELSEWHERE = {
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
     *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),
-    "world-model serve",
 }
 """Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py kills its writers), and
-those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over),
-and a server over standard input that writes nothing."""
+those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over)."""

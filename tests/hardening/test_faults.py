@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-FAST = [("store", "full+kill", 71), ("import", "io-ever", 37), ("export-jsonl", "full", 2)]
+FAST = [("store", "full+kill", 71)]
 SLOW = [
     ("store", "full+io+io-ever+kill", 7),
-    ("import", "full+io+kill", 17),
+    *[("import", "full+io+kill", 17), ("import", "io-ever", 37)],
     *[(f"export-{form}", "full+kill", 4) for form in ("jsonl", "parquet", "dot", "html")],
     ("checkpoint", "full+io+kill", 5),
     *[("rollout", "kill", 31), ("fork", "full", 61), ("improve", "full+kill", 197)],

@@ -1,6 +1,6 @@
 """Broken files of every format and broken runs: an error of ours or a run, never a hang, a crash or a memory of more than 4 times the file.
 
-The default run tries 80 files, the slow one a tenth of the 10,000 that ``full.py`` tries (figures in
+The default run tries 90 files, the slow one a tenth of the 10,000 that ``full.py`` tries (figures in
 ``repro/hardening.json``).
 """
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 #: What can be read wherever ramify is installed: the samples do not depend on what else is.
 FORMS = (
     "run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "crosscoder", "early-decision", "forensics",
-    "implicit-advantage", "trees", "verify-or-ship", "sqlite", "values",
+    "implicit-advantage", "trees", "verify-or-ship", "world", "sqlite", "values",
 )  # fmt: skip
 
 
@@ -32,10 +32,10 @@ def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
 
 
 def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
-    figures = fuzz(tmp_path, 80, 11, *FORMS)
+    figures = fuzz(tmp_path, 90, 13, *FORMS)
     for form in FORMS:
         assert figures["formats"][form]["refused"] > 0
-    assert sum(one["files"] for one in figures["formats"].values()) == 80
+    assert sum(one["files"] for one in figures["formats"].values()) == 90
 
 
 @pytest.mark.slow

@@ -272,18 +272,21 @@ class Serve(Verb):
         for number in range(self.ASKED):
             text = f"hello {number}"
             body = {"model": self.MODEL, "messages": [{"role": "user", "content": text}], "seed": number, "max_tokens": 4}
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-            )
-            while True:
-                try:
-                    with urllib.request.urlopen(request, timeout=60) as reply:
-                        json.load(reply)
-                    break
-                except urllib.error.URLError:
-                    time.sleep(0.01)
+            self._post(port, "v1/chat/completions", body)
             promise(text)
         os.kill(os.getpid(), signal.SIGTERM)
+
+    @staticmethod
+    def _post(port: int, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as reply:
+                    return json.load(reply)
+            except urllib.error.URLError:
+                time.sleep(0.01)
 
 
 def _commits(repository: Path) -> str:
@@ -302,9 +305,11 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 
 def _key(line: str) -> str:
-    """What a record is known by: a finding gives way to a newer one of its maker, name and place, corrected over all of them."""
+    """What a record is known by: a finding gives way to a newer one of its maker, name and place, corrected over all of them, and the count
+    of a position's forks to one of more forks."""
     record = json.loads(line)
-    return str([record[name] for name in ("maker", "name", "node", "offset")] if record.get("kind") == "finding" else line)
+    replaced = record.get("kind") == "finding" or record.get("maker") == "rollout.potential"
+    return str([record[name] for name in ("maker", "name", "node", "offset")] if replaced else line)
 
 
 def _sorted(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
@@ -330,3 +335,21 @@ class ServeComposer(Serve):
     """The same of a composer over a pool."""
 
     MODEL = "composer"
+
+
+class ServeWorld(Serve):
+    """A simulated environment that keeps its answers; what a client was answered is in the run."""
+
+    def digest(self, folder: Path) -> Any:
+        """See :class:`Job`."""
+        if not self._whole(folder / "run", folder):
+            return []
+        records = [json.loads(line) for line in self._records(folder / "run", folder)]
+        return sorted(one["payload"]["text"] for one in records if one["kind"] == "journal")
+
+    def _ask(self, port: int) -> None:
+        self._post(port, "reset", {})
+        for number in range(self.ASKED):
+            seen = self._post(port, "step", {"action": {"text": f"hello {number}"}})
+            promise(seen["observation"]["text"])
+        os.kill(os.getpid(), signal.SIGTERM)
