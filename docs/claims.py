@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,22 @@ class Claim:
     """What was found here speaks against the claim."""
 
 
+PARTS = {"world-model": ("world-model-trained",)}
+"""Further reproductions of a method; a check that both have counts as the first one gives it."""
+
+
+def files(slug: str) -> list[Path]:
+    """The files of a method's reproductions; a further one may not be committed yet."""
+    more = [ROOT / "repro" / f"{name}-cpu.json" for name in PARTS.get(slug, ())]
+    return [ROOT / "repro" / f"{slug}-cpu.json", *(path for path in more if path.is_file())]
+
+
 def report(slug: str) -> list[dict[str, Any]]:
-    """The checks of a method's committed reproduction."""
-    path = ROOT / "repro" / f"{slug}-cpu.json"
-    checks: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["checks"]
+    """The checks of a method's committed reproductions."""
+    checks: list[dict[str, Any]] = []
+    for path in files(slug):
+        earlier = {check["name"] for check in checks}
+        checks += [one for one in json.loads(path.read_text(encoding="utf-8"))["checks"] if one["name"] not in earlier]
     return checks
 
 
@@ -69,6 +81,9 @@ def rows(slug: str, claims: Sequence[Claim]) -> str:
     checks = {check["name"]: check for check in report(slug)}
     lines = ["| the paper | here | |", "|---|---|---|"]
     for claim in claims:
+        if len(files(slug)) <= len(PARTS.get(slug, ())):  # what is not committed yet is not tried
+            known = {label: name for label, name in claim.checks.items() if name in checks}
+            claim = replace(claim, checks=known, here=claim.here if known else "")
         shown = "; ".join(f"{label}: {figure(checks[name])}" for label, name in claim.checks.items())
         lines.append(f"| {claim.paper} | {'. '.join(filter(None, (shown, claim.here)))} | {verdict(claim, checks)} |")
     return "\n".join(lines)
@@ -404,8 +419,22 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("Polyglot 71.7 against 69.9 %; acceptance of papers 40.5 against 21.8 %"),
     ),
     "world-model": (
-        Claim("A model predicts what environments answer (58.71 of 100 on its benchmark, 54.74 before)"),
-        Claim("Masking turns that repeat their action keeps what informs"),
+        Claim(
+            "A model predicts what environments answer (58.71 of 100 on its benchmark, 54.74 before)",
+            {
+                "exact on true history": "fidelity: exact on true history",
+                "above the best baseline": "fidelity: exact - the best baseline",
+                "in closed loop": "fidelity: exact in closed loop",
+            },
+            "A small model of three procedural environments, on worlds it has not seen",
+        ),
+        Claim(
+            "Masking turns that repeat their action keeps what informs",
+            {
+                "at equal updates": "masking: exact without echoes, masked - unmasked at equal updates",
+                "at equal loss tokens": "masking: exact without echoes, masked - unmasked at equal loss tokens",
+            },
+        ),
         Claim(
             "Strict extraction stops self-praise",
             {
@@ -420,7 +449,13 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             {"success at 60 updates": "stingy: real success at 60 updates, stingy simulation - real environment"},
             "A matter of speed: the real environment catches up",
         ),
-        Claim("A world model that becomes the agent is a better one"),
+        Claim(
+            "A world model that becomes the agent is a better one",
+            {
+                "success after most training - after none": "unified: success after the most next-observation training - after none",
+                "rank correlation": "unified: rank correlation of prediction and success",
+            },
+        ),
         Claim(BENCHMARKS + " (AgentWorldBench, Tool Decathlon, MCPMark, WideSearch)"),
     ),
     "kernel-search": (
@@ -497,7 +532,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "better survivor / seeds": "recovery: better survivor / seeds",
                 "better survivor - the best whole-range theory on the same data": "recovery: better survivor - baseline",
             },
-            "Scripted roles in the place of the paper's model; fitting the five known families does as well",
+            "Scripted roles in the place of the paper's model, and theories of five known families; better than the best of them without revision",
         ),
         Claim("Noise in the actions costs accuracy (.029)", {"survivors, 0.75 - none": "noise: survivors, 0.75 - none"}),
         Claim(
