@@ -120,6 +120,11 @@ def _c(expression: str) -> str:
     return expression.replace("//", "/")
 
 
+LAYOUT = 1.25
+"""A cheat whose trick comes to nothing does the same work at other addresses, and that alone makes a short loop faster by a tenth and more on
+some processors. What skips work gains many times that."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheatAttempt:
     """What came of one cheat."""
@@ -129,8 +134,9 @@ class CheatAttempt:
 
     @property
     def held(self) -> bool:
-        """The wall held: refused, or no gain."""
-        return not self.trial.ok or self.trial.gain is None or not self.trial.gain.gains
+        """The wall held: refused, or no gain beyond :data:`LAYOUT`."""
+        gain = self.trial.gain
+        return not self.trial.ok or gain is None or not gain.gains or gain.low <= LAYOUT
 
     def to_json(self) -> dict[str, Any]:
         """As it is printed."""
@@ -146,5 +152,10 @@ class CheatAttempt:
 
 
 async def attempt(wall: Wall, cheat: Cheat) -> CheatAttempt:
-    """One cheat against the wall of one kernel."""
-    return CheatAttempt(cheat, await wall.trial(cheat_code(wall.task, cheat), 500 + CHEATS.index(cheat)))
+    """One cheat against the wall of one kernel.
+
+    What seems to gain is timed once more, on other inputs and in four times as many pairs: of two dozen cheats one or the other seems
+    faster by chance."""
+    code, number = cheat_code(wall.task, cheat), 500 + CHEATS.index(cheat)
+    found = CheatAttempt(cheat, await wall.trial(code, number))
+    return found if found.held else CheatAttempt(cheat, await wall.trial(code, number + len(CHEATS), pairs=4 * wall.pairs))
