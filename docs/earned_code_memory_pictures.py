@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from picture_files import METHODS, Checks, read_checks, save
+from picture_files import METHODS, Checks, read_checks, write
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
@@ -27,6 +27,14 @@ NAMES = {
 }
 
 
+HEADS = {
+    "checks": "| check | here | wanted | status |",
+    "arms": "| arm | same families: solved | tokens a task | tokens a solved task | new, APIs changed: solved | tokens a task |",
+    "built": "| arm | construction tokens | tools | saved a recurring task | paid back after tasks | calls silently wrong, same families | and with APIs changed |",
+    "gates": "| arm | accuracy | tokens a task | construction tokens |",
+}
+
+
 def _share(check: dict[str, Any]) -> str:
     low, high = check["interval"]
     return f"{check['value']:.3f} [{low:.3f}, {high:.3f}]"
@@ -36,8 +44,8 @@ def _count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def tables(checks: Checks) -> dict[str, list[str]]:
-    """The rows of each table, by its name."""
+def tables(checks: Checks) -> dict[str, str]:
+    """The tables by name."""
     judged = [
         f"| {name} | {check['value']:.3f} | {check['op']} {check['threshold']:g} | {check['status'].replace('_', ' ')} |"
         for name, check in checks.items()
@@ -67,15 +75,8 @@ def tables(checks: Checks) -> dict[str, list[str]]:
             *("disjoint, none", "disjoint, eager", "disjoint, gated", "disjoint, gated, safe"),
         )
     ]
-    return {"checks": judged, "arms": arms, "built": built, "gates": gates}
-
-
-def filled(page: str, checks: Checks) -> str:
-    """The page with its tables' rows replaced: those below the header that follows each ``<!-- table NAME -->``."""
-    for name, rows in tables(checks).items():
-        pattern = re.compile(rf"(<!-- table {name} -->\n\|[^\n]*\n\|[-| ]*\n)(?:\|[^\n]*\n)*")
-        page = pattern.sub(lambda found, rows=rows: found[1] + "\n".join(rows) + "\n", page)
-    return page
+    rows = {"checks": judged, "arms": arms, "built": built, "gates": gates}
+    return {name: "\n".join([head, re.sub(r"[^|]+", "---", head), *rows[name]]) for name, head in HEADS.items()}
 
 
 def arms(checks: Checks) -> str:
@@ -151,8 +152,7 @@ def pictures(checks: Checks) -> dict[str, str]:
 def main() -> None:
     """Fill the tables and write the pictures."""
     checks = read_checks("earned-code-memory")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
-    save("earned-code-memory", pictures(checks))
+    write("earned-code-memory", PAGE, pictures(checks), tables(checks))
 
 
 if __name__ == "__main__":

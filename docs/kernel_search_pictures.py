@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 
-from picture_files import METHODS, Checks, read_checks, save
+from picture_files import METHODS, Checks, read_checks, table, write
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
 
-SLUG = "kernel-search"
 PAGE = METHODS / "kernel-search-evidence.md"
 TABLES = {
     "tools": ("tools: ",),
@@ -19,11 +17,6 @@ TABLES = {
     "dip": ("matmul: ",),
     "wall": ("planted: ", "cheats "),
 }
-
-
-def read() -> Checks:
-    """The committed checks, by name."""
-    return read_checks(SLUG)
 
 
 def dip(checks: Checks) -> str:
@@ -82,39 +75,20 @@ def ranker(checks: Checks) -> str:
     )
 
 
-PICTURES = {"dip": dip, "ranker": ranker}
+def pictures(checks: Checks) -> dict[str, str]:
+    """The pictures by name."""
+    return {"dip": dip(checks), "ranker": ranker(checks)}
 
 
-def _row(check: dict[str, object]) -> str:
-    def number(value: object) -> str:
-        return f"{float(value):.3g}" if isinstance(value, int | float) else "-"
-
-    ends = check["interval"]
-    shown = f"{number(ends[0])} to {number(ends[1])}" if isinstance(ends, list) else ""
-    wanted = "" if check["op"] == "report" else f"{check['op']} {number(check['threshold'])}"
-    missed = "" if check["op"] == "report" or check["status"] == "pass" else f", {str(check['status']).replace('_', ' ')}"
-    return f"| {check['name']} | {number(check['value'])} | {shown} | {check['n']} | {wanted}{missed} |"
-
-
-def page(text: str, checks: Checks) -> str:
-    """The page with its tables written anew."""
-    for name, starts in TABLES.items():
-        rows = [_row(check) for key, check in checks.items() if key.startswith(starts)]
-        table = "\n".join(["| | value | 95 % interval | n | wanted |", "|---|---|---|---|---|", *rows])
-        text = re.sub(
-            rf"(<!-- table: {name} -->\n).*?(<!-- end -->)",
-            lambda found, table=table: f"{found[1]}{table}\n{found[2]}",
-            text,
-            flags=re.S,
-        )
-    return text
+def tables(checks: Checks) -> dict[str, str]:
+    """The tables by name: the figures whose names begin alike."""
+    return {name: table(check for key, check in checks.items() if key.startswith(starts)) for name, starts in TABLES.items()}
 
 
 def main() -> None:
     """Write pictures and tables."""
-    checks = read()
-    save(SLUG, {name: picture(checks) for name, picture in PICTURES.items()})
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    checks = read_checks("kernel-search")
+    write("kernel-search", PAGE, pictures(checks), tables(checks))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,14 @@ METHODS = ROOT / "docs" / "methods"
 Checks = dict[str, dict[str, Any]]
 
 
-def read_checks(slug: str) -> Checks:
-    """The committed checks of ``ramify repro SLUG --cpu``, by name."""
-    report = json.loads((ROOT / "repro" / f"{slug}-cpu.json").read_text(encoding="utf-8"))
-    return {check["name"]: check for check in report["checks"]}
+def read_checks(*names: str) -> Checks:
+    """The committed checks of repro/NAME-cpu.json by name; of those that several files have, the first."""
+    found: Checks = {}
+    for name in names:
+        report = json.loads((ROOT / "repro" / f"{name}-cpu.json").read_text(encoding="utf-8"))
+        for check in report["checks"]:
+            found.setdefault(check["name"], check)
+    return found
 
 
 def save(slug: str, pictures: Mapping[str, str]) -> None:
@@ -67,13 +71,17 @@ def dots(
     return frame(width, bottom + 44, title, f"{axis}, mean and 95 % interval over seeds", "".join(body))
 
 
-def table(checks: Iterable[dict[str, Any]]) -> str:
+def table(checks: Iterable[dict[str, Any]], digits: int = 3) -> str:
     """A Markdown table of figures: value, interval, n, what was wanted, whether it was met."""
     rows = ["| | value | 95 % interval | n | wanted | |", "|---|---|---|---|---|---|"]
     for check in checks:
-        span = "" if check["interval"] is None else "{:.3f} to {:.3f}".format(*check["interval"])
+        span = "" if check["interval"] is None else " to ".join(f"{end:.{digits}f}" for end in check["interval"])
         wanted = "" if check["op"] == "report" else f"{check['op']} {check['threshold']:g}"
-        value = f"{check['value']:.3f}" if check["value"] == 0 or abs(check["value"]) >= 0.0005 else f"{check['value']:.2g}"
+        value = (
+            f"{check['value']:.{digits}f}"
+            if check["value"] == 0 or abs(check["value"]) >= 0.5 / 10**digits
+            else f"{check['value']:.2g}"
+        )
         status = "" if check["op"] == "report" else check["status"].replace("_", " ")
         rows.append(f"| {check['name']} | {value} | {span} | {check['n']} | {wanted} | {status} |")
     return "\n".join(rows)

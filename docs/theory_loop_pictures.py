@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-from picture_files import METHODS, Checks, read_checks, save
+from picture_files import METHODS, Checks, read_checks, table, write
 
 from ramify.render.charts import COLOURS
 from ramify.render.svg import frame, label, tag
@@ -60,35 +57,23 @@ def recovery(checks: Checks) -> str:
     return frame(width, bottom + 44, "Error before and after the loop", about, "".join(body))
 
 
-PICTURES = {"recovery": recovery}
+def pictures(checks: Checks) -> dict[str, str]:
+    """The picture by name."""
+    return {"recovery": recovery(checks)}
 
 
-def row(check: dict[str, Any]) -> str:
-    """One result as a line of a table."""
-    ends = "" if check["interval"] is None else f"{check['interval'][0]:.4f} to {check['interval'][1]:.4f}"
-    wanted = "" if check["op"] == "report" else f"{check['op']} {check['threshold']:g}"
-    return f"| {check['name']} | {check['value']:.4f} | {ends} | {check['n']} | {wanted} |"
-
-
-def table(checks: Checks, starts: tuple[str, ...]) -> str:
-    """The results whose names begin so."""
-    rows = [row(check) for name, check in checks.items() if name.startswith(starts)]
-    return "\n".join(["| | value | 95 % interval | n | wanted |", "|---|---|---|---|---|", *rows])
-
-
-def page(text: str, checks: Checks) -> str:
-    """The page with its tables as the results have them."""
-    made = {name: table(checks, starts) for name, starts in TABLES.items()}
-    return re.sub(
-        r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", lambda found: f"{found[1]}{made[found[2]]}\n{found[3]}", text, flags=re.S
-    )
+def tables(checks: Checks) -> dict[str, str]:
+    """The tables by name: the figures whose names begin alike."""
+    return {
+        name: table((check for key, check in checks.items() if key.startswith(starts)), digits=4)
+        for name, starts in TABLES.items()
+    }
 
 
 def main() -> None:
     """Write picture and tables."""
     checks = read_checks("theory-loop")
-    save("theory-loop", {name: picture(checks) for name, picture in PICTURES.items()})
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), checks), encoding="utf-8")
+    write("theory-loop", PAGE, pictures(checks), tables(checks))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@ python docs/world_model_pictures.py."""
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
-from typing import Any
+
+from picture_files import METHODS, Checks, read_checks, table, write
 
 from ramify.base.seeds import generator
 from ramify.methods.world_model import SimulatedEnvironment
@@ -18,11 +17,8 @@ from ramify.render.charts import Curve, curves_svg
 from ramify_experiments.world_model.environments import KvEnvironment
 from ramify_experiments.world_model.nulls import lost, noisy
 
-ROOT = Path(__file__).resolve().parents[1]
-IMAGES = ROOT / "docs" / "images"
-PAGE = ROOT / "docs" / "methods" / "world-model-evidence.md"
-Checks = dict[str, dict[str, Any]]
-FILES = ("world-model-cpu", "world-model-trained-cpu")
+PAGE = METHODS / "world-model-evidence.md"
+FILES = ("world-model", "world-model-trained")
 TABLES = {
     "hacking": ("hacking: ",),
     "stingy": ("stingy: ",),
@@ -30,21 +26,8 @@ TABLES = {
     "masking": ("masking: ",),
     "unified": ("unified: ",),
 }
-PICTURED = {
-    "fidelity": "![Exact answers by turn of a trained model, on true history and in closed loop](../images/world-model-trained.svg)\n\n"
-}
-"""What stands above a table once there are results."""
 ARMS = ("real", "uncontrolled", "stingy", "learned, stingy")
 TRAJECTORIES = 150
-
-
-def read() -> Checks:
-    """The committed results, by name; of those that both files have, the first."""
-    found: Checks = {}
-    for path in (ROOT / "repro" / f"{name}.json" for name in FILES):
-        for check in json.loads(path.read_text(encoding="utf-8"))["checks"] if path.is_file() else ():
-            found.setdefault(check["name"], check)
-    return found
 
 
 def recorded() -> list[EnvTrajectory]:
@@ -109,36 +92,20 @@ def stingy(checks: Checks) -> str:
     )
 
 
-def table(checks: Checks, starts: tuple[str, ...], above: str = "") -> str:
-    """The checks whose names begin so, as Markdown, below ``above``."""
-    if not any(name.startswith(starts) for name in checks):
-        return "Not committed yet: nothing is claimed of it."
-    lines = ["| | value | 95 % interval | n | wanted | |", "|---|---|---|---|---|---|"]
-    for name, one in checks.items():
-        if name.startswith(starts):
-            ends = "" if one["interval"] is None else "{:.3f} to {:.3f}".format(*one["interval"])
-            wanted = "" if one["op"] == "report" else f"{one['op']} {one['threshold']:g}"
-            lines.append(
-                f"| {name} | {one['value']:.3f} | {ends} | {one['n']} | {wanted} | {'' if one['op'] == 'report' else one['status']} |"
-            )
-    return above + "\n".join(lines)
+def pictures(checks: Checks) -> dict[str, str]:
+    """The pictures by name."""
+    return {"drift": drift(), "stingy": stingy(checks), "trained": trained(checks)}
+
+
+def tables(checks: Checks) -> dict[str, str]:
+    """The tables by name: the figures whose names begin alike."""
+    return {name: table(check for key, check in checks.items() if key.startswith(starts)) for name, starts in TABLES.items()}
 
 
 def main() -> None:
-    """Write the pictures, and the tables into the page."""
-    checks = read()
-    drawings = {"drift": drift(), "stingy": stingy(checks)}
-    if "fidelity: exact on true history" in checks:
-        drawings["trained"] = trained(checks)
-    for name, drawn in drawings.items():
-        (IMAGES / f"world-model-{name}.svg").write_text(drawn + "\n", encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    for name, starts in TABLES.items():
-        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
-        filled = table(checks, starts, PICTURED.get(name, ""))
-        text = re.sub(pattern, lambda found, filled=filled: f"{found[1]}{filled}\n{found[2]}", text, flags=re.DOTALL)
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote {len(drawings)} pictures and {len(TABLES)} tables")
+    """Write pictures and tables."""
+    checks = read_checks(*FILES)
+    write("world-model", PAGE, pictures(checks), tables(checks))
 
 
 if __name__ == "__main__":
