@@ -61,7 +61,7 @@ export class Tasks {
       },
       group: (row) => h("td", null, row[1]),
       success: (row) => h("td", { class: "n" }, row[4] ? [h("i", { class: "share", style: `--p:${100 * row[4][0]}%` }), interval(row[4])] : "-"),
-      attempts: (row) => h("td", { class: "n" }, row[2]),
+      attempts: (row) => h("td", { class: "n" }, row[2], row[9] ? ` + ${many(row[9], "fork")}` : ""),
       "largest drop": (row) => h("td", null, row[5] === null ? "-" : [h("span", { class: row[5] < 0 ? "down n" : "up n" }, points(row[5])), row[6] ? [" at ", h("code", null, row[6].length > 40 ? `${row[6].slice(0, 39)}\u2026` : row[6])] : ""]),
       tokens: (row) => h("td", { class: "n" }, row[7] === null ? "-" : row[7]),
       found: (row) => h("td", { class: "n" }, row[8] || "-"),

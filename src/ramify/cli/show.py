@@ -100,7 +100,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     """Everything the summary shows, as JSON. An imported run has no evaluations, updates or result.
 
     ``attempts`` is None in an improve run, which has evaluations instead, and where no attempt is scored. ``scorers`` are the candidates
-    where several could decide. Raises UserError where there is no ``scorer`` of that name."""
+    where several could decide. ``forks`` are those that were asked for (None without any): they are no attempts. Raises UserError where there is no ``scorer`` of that name."""
     from ramify.trace.failures import failures
 
     evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
@@ -112,6 +112,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     scored = [outcome for outcome in outcomes if outcome is not None]
     if not outcomes and not evals and not updates:
         scored = [success for success in successes(run, deciding) if success is not None]
+    forked = [success for success in successes(run, deciding, forks=True) if success is not None]
     failed = failures(run)
     chosen = next(iter(run.journal("tree")), None)  # the trees of a selector: their attempts are no independent samples
     return {
@@ -126,6 +127,7 @@ def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
         }
         if scored
         else None,
+        "forks": {"successes": sum(forked), "n": len(forked)} if forked else None,
         "scorers": undecided(run) if deciding is NOBODY else [],
         "failed": {"n": len(failed.reasons), "of": failed.attempts, "reasons": failed.counted, "sentence": failed.sentence()}
         if failed.reasons
@@ -226,6 +228,11 @@ def _text(record: dict[str, Any]) -> str:
         parts.append(table(columns, [(rate, f"[{low:.1%}, {high:.1%}]", played["successes"], played["n"])]))
     elif record["scorers"]:
         parts.append(f"Several scorers judged the attempts ({', '.join(record['scorers'])}): choose one with --scorer NAME.")
+    if record["forks"]:
+        forked = record["forks"]
+        parts.append(
+            f"{plural(forked['n'], 'fork')} {'is' if forked['n'] == 1 else 'are'} not counted with them; {forked['successes']} succeeded."
+        )
     if record["failed"]:
         parts.append(f"{record['failed']['sentence']}. Failed attempts are not counted.")
     if record["findings"]:

@@ -9,6 +9,7 @@ from ramify.base.seeds import derive_key
 from ramify.env.protocol import Task
 from ramify.trace.graph import short
 from ramify.trace.node import Node
+from ramify.trace.outcome import INDICES as INDICES
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +81,6 @@ def as_turn(node: Node, answer: Node) -> Turn:
 def sampled_tokens(node: Node) -> int:
     """Tokens a model sampled for a reply; of a text-only one as many as its server says."""
     return node.sampled_tokens or int(node.data.get("usage", {}).get("completion_tokens", 0))
-
-
-#: Sample indices of one purpose; those below the first such number are the attempts' and of forks without a purpose.
-INDICES = 1_000_000
 
 
 def first_index(purpose: str) -> int:

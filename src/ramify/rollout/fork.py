@@ -163,7 +163,7 @@ async def fork(
         first = await _replay(episodes, tree, task, node, edit, rest=False)
         start_after = _start(episodes, tree, first.leaf, key and f"{key}/replaced")
         ended = first.failure is not None or bool(episodes.load(tree).node(first.leaf).stop)
-        sampled = [] if ended else [episodes.branch(tree, task, first.leaf, start_after + i) for i in range(n)]
+        sampled = [] if ended else [episodes.branch(tree, task, first.leaf, start_after + i, fork=True) for i in range(n)]
     else:
         first, ended = None, False
         sampled = [episodes.edited(tree, task, here.id, at, start + i, plan.insert, plan.change) for i in range(n)]

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ramify.trace.path import Path
 
 _FIRST = ("env", IMPORTED)
+INDICES = 1_000_000
+"""Sample indices of one purpose; those below the first such number are the attempts' and of forks without a purpose."""
+FORK = "fork"
+"""In the evidence of a score: it is of a fork that somebody asked for, wherever its index lies."""
 _PART = "score."
 
 
@@ -106,13 +110,22 @@ def paid(path: Path) -> float | None:
     return sum(rewards) if rewards else None
 
 
-def successes(run: Run, deciding: Decider) -> Iterator[bool | None]:
-    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither."""
+def is_fork(score: Score | None) -> bool:
+    """Whether a score is of a fork, which was made to find something out, and not of an attempt: forks of one step would count as often
+    as they are many. What a selector chose to continue is an attempt."""
+    evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
+    index = evidence.get("index")
+    return bool(evidence.get(FORK)) or (isinstance(index, int) and index >= INDICES)
+
+
+def successes(run: Run, deciding: Decider, forks: bool = False) -> Iterator[bool | None]:
+    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither. ``forks``: whether each
+    of its forks did, instead (:func:`is_fork`)."""
     for info in run.trees():
         scores = deciding.scores(run, info.name)
         if scores:
-            yield from map(succeeded, scores.values())
-        elif not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
+            yield from (succeeded(score) for score in scores.values() if is_fork(score) == forks)
+        elif not forks and not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
             tree = run.tree(info.name)
             for reward in (paid(tree.path(leaf.id)) for leaf in tree.leaves()):
                 yield None if reward is None else reward > 0

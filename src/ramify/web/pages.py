@@ -442,7 +442,7 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
     tree, explained = read_tree(run, name, deciding), meanings(run)
     found = outline(run, tree)
     states, moves, left_out = merged(tree)
-    wins = sum(step.outcome == "success" for step in tree.ends)
+    wins = sum(step.outcome == "success" for step in tree.attempts)
     findings: dict[str | None, list[Finding]] = {}
     for finding in run.findings(tree=name):
         findings.setdefault(finding.node, []).append(finding)
@@ -450,10 +450,11 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "name": tree.info.name,
         "task": json.dumps(dict(tree.info.task), ensure_ascii=False, indent=1),
         "prompt": tree.prompt,
-        "attempts": len(tree.ends),
+        "attempts": plural(len(tree.attempts), "attempt"),
+        "forks": plural(len(tree.forks), "fork") if tree.forks else "",
         "wins": wins,
         "success": _success(found),
-        "told": any(step.outcome != "done" for step in tree.ends),
+        "told": any(step.outcome != "done" for step in tree.attempts),
         "scorers": undecided(run) if deciding is NOBODY else [],
         "picture": _markup(tree_svg(picture_steps(tree, "#step-"), f"Attempts of {tree.info.name}")),
         "graph": _markup(graph_svg(states, moves, f"States of {tree.info.name}")) if states else None,

@@ -14,7 +14,7 @@ from ramify.trace.db import Run
 from ramify.trace.failures import failure_of
 from ramify.trace.message import Message
 from ramify.trace.node import Annotation, Node, Score, TreeInfo
-from ramify.trace.outcome import Decider, cut_short, settled, succeeded
+from ramify.trace.outcome import Decider, cut_short, is_fork, settled, succeeded
 from ramify.trace.path import message_of
 
 START = "start"
@@ -49,6 +49,8 @@ class ShownStep:
     outcome: str = ""
     """success, failure, cut or done where an attempt ends with this step, else empty."""
     reward: float | None = None
+    fork: bool = False
+    """What ends with this step is a fork, not an attempt."""
 
     @property
     def id(self) -> str:
@@ -83,8 +85,18 @@ class TaskTree:
 
     @property
     def ends(self) -> list[ShownStep]:
-        """The last steps of its attempts."""
+        """The last steps of its attempts and forks."""
         return [step for step in self.steps if step.outcome]
+
+    @property
+    def attempts(self) -> list[ShownStep]:
+        """The last steps of its attempts."""
+        return [step for step in self.ends if not step.fork]
+
+    @property
+    def forks(self) -> list[ShownStep]:
+        """The last steps of its forks."""
+        return [step for step in self.ends if step.fork]
 
     @property
     def mixed(self) -> bool:
@@ -168,6 +180,7 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
         if step is not None and ends and not onward:  # an attempt that ended, not one that forks here
             score = scores.get(node.id)
             step.outcome = outcome_of(score, node.stop, paid)
+            step.fork = is_fork(score)
             step.reward = paid if score is None else score.value
         stack += [(child, step, state, paid, lead) for child in reversed(children.get(node.id, []))]
     return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)

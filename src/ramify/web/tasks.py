@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ramify.base.words import plural
 from ramify.render.escape import visible
 from ramify.render.svg import clip
 from ramify.rollout.attempts import sampled_tokens
 from ramify.trace.db import Run
 from ramify.trace.node import TreeInfo
-from ramify.trace.outcome import Decider, succeeded
+from ramify.trace.outcome import Decider, is_fork, succeeded
 from ramify.web.outline import NOTHING, WHY, SuccessAfter, outline
 from ramify.web.steps import read_tree
 
@@ -37,13 +38,15 @@ class TaskRow:
     tokens: int | None
     found: int
     """Findings of methods."""
+    forks: int = 0
+    """Which are counted neither with the attempts nor with their successes."""
 
     def to_json(self) -> list[Any]:
         """As the page's script takes it; texts are visible ones."""
         p = None if self.success is None else [round(v, 4) for v in (self.success.p, *self.success.interval)]
         drop = None if self.drop is None else round(self.drop, 4)
         shown = [visible(clip(text, 200)) for text in (self.name, self.group, self.at)]
-        return [*shown[:2], self.attempts, self.successes, p, drop, shown[2], self.tokens, self.found]
+        return [*shown[:2], self.attempts, self.successes, p, drop, shown[2], self.tokens, self.found, self.forks]
 
     @property
     def shown(self) -> list[str]:
@@ -52,6 +55,7 @@ class TaskRow:
         drop = "-" if self.drop is None else f"{100 * self.drop:+.0f} at {clip(self.at, 60)}"
         tokens = "-" if self.tokens is None else f"{self.tokens}"
         wins = "-" if self.successes is None else f"{self.successes} of {self.attempts}"
+        wins += f", {plural(self.forks, 'fork')}" if self.forks else ""
         return [self.group, wins, p, drop.replace("-", "−", 1) if self.drop else drop, tokens, f"{self.found or '-'}"]
 
 
@@ -72,7 +76,7 @@ def task_rows(run: Run, deciding: Decider, shown: Collection[str] = ()) -> list[
 def _read(run: Run, info: TreeInfo, deciding: Decider, found: Mapping[str, list[Any]]) -> TaskRow:
     tree = read_tree(run, info.name, deciding)
     choices = outline(run, tree)
-    told = [step.outcome == "success" for step in tree.ends if step.outcome != "done"]
+    told = [step.outcome == "success" for step in tree.attempts if step.outcome != "done"]
     drop, at = choices.drop or (None, 0)
     text = choices.choices[at].text if at else ""
     for one in found.get(info.name, ()):
@@ -81,11 +85,14 @@ def _read(run: Run, info: TreeInfo, deciding: Decider, found: Mapping[str, list[
     tokens = sum(sampled_tokens(node) for node in run.nodes(info.name) if node.role == "assistant")
     wins = sum(told) if told else None
     size = len(found.get(info.name, ()))
-    return TaskRow(info.name, info.group, len(tree.ends), wins, choices.choices[0].chance, drop, text, tokens or None, size)
+    counts = len(tree.attempts), wins
+    return TaskRow(info.name, info.group, *counts, choices.choices[0].chance, drop, text, tokens or None, size, len(tree.forks))
 
 
 def _counted(run: Run, info: TreeInfo, deciding: Decider) -> TaskRow:
-    scores = deciding.scores(run, info.name)
-    told = [success for success in map(succeeded, scores.values()) if success is not None]
+    scores = list(deciding.scores(run, info.name).values())
+    forks = sum(map(is_fork, scores))
+    told = [success for score in scores if not is_fork(score) and (success := succeeded(score)) is not None]
     success = SuccessAfter(sum(told) / len(told), float(len(told))) if told else None
-    return TaskRow(info.name, info.group, len(scores), sum(told) if told else None, success, None, "", None, 0)
+    counts = len(scores) - forks, sum(told) if told else None
+    return TaskRow(info.name, info.group, *counts, success, None, "", None, 0, forks)
