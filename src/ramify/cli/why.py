@@ -75,6 +75,7 @@ def why(
     """
     from ramify.jobs import helped as change
     from ramify.jobs import why as job
+    from ramify.jobs.judged import judge
     from ramify.trace.db import Run
 
     folder = find_run(run)
@@ -82,6 +83,8 @@ def why(
         change.change_of(text)
     if every and (where or do):
         raise UserError("--all asks about every tree, so it takes no tree, node or --do")
+    if not dry_run:
+        judge(folder, model, env, trust, read_effects(effect or []))
     with Run.open(folder) as opened:
         trees = job.failed_trees(opened, scorer) if every else [where]
         views = [job.choose(opened, name, scorer) for name in trees]
@@ -266,7 +269,7 @@ def _tools_text(fleet: list[dict[str, Any]]) -> str:
     ]
     columns = ["tool", "steps", "worst move", "did it", "did not", "reward difference", "p, corrected", "node"]
     return table(
-        columns, rows, "where the attempts of all tasks part (those that are there, forks included: not a counterfactual)"
+        columns, rows, "where the attempts of all tasks part (those that are there, without forks: not a counterfactual)"
     )
 
 

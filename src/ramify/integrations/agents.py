@@ -30,7 +30,7 @@ from ramify.base.plugins import takes
 from ramify.env.protocol import CHAT, AnyTasks, Env, Observation, Task, TaskSet, chat_of, task_set_of
 from ramify.env.tools import GATE, RUNS, Ask, ToolGate, ask_person, check_effect, effect_of
 from ramify.integrations.tools import as_text, check_prompt
-from ramify.integrations.worktrees import Worktree, base_commit
+from ramify.integrations.worktrees import PLACE, Worktree, base_commit
 from ramify.score.match import ExactMatch
 from ramify.trace.message import Message, ToolCall, plain, read_message, split_reply
 
@@ -62,6 +62,7 @@ def agent(
     name: str = "",
     repo: Path | str | None = None,
     base: str = "HEAD",
+    place: str = PLACE,
 ) -> AgentEnvironment:
     """Your own agent as an environment for :func:`ramify.play`, :func:`ramify.why`, :func:`ramify.fork_run`, and ``--env FILE.py:NAME``.
 
@@ -70,14 +71,15 @@ def agent(
     whose model is at ``url``; all its tools are then seen. A list of words is a command, such as a coding agent, that works in a checkout of
     ``base`` of the git repository ``repo``: ``{prompt}`` and ``{url}`` in its words are replaced (``OPENAI_BASE_URL`` has the address, too), what
     it prints is the answer, and the files after every step are a commit, from which a branch starts. Its tools run in it, so that those of its
-    replies have to be declared ``pure`` or ``sandboxed`` by name.
+    replies have to be declared ``pure`` or ``sandboxed`` by name. ``place`` is what requests and replies call the folder: for a recording of
+    ``ramify serve --record`` the folder that the command worked in.
 
     ``tools`` are the functions of a loop of your own that declare what they do (:func:`ramify.tool`), or effects by the name of the tool. A tool
     that declares nothing is never run on a branch. ``grade`` scores the answer, 1 is success; by default it must equal the task's ``answer``.
     ``tasks`` have a text ``prompt``. ``ask`` is called for tools declared ``ask``. At most ``max_turns`` requests an episode and ``at_once``
     episodes; ``patience`` is in seconds, between two requests. Raises UserError.
     """
-    return AgentEnvironment(run, tools, grade, tasks, ask, max_turns, at_once, patience, name, repo, base)
+    return AgentEnvironment(run, tools, grade, tasks, ask, max_turns, at_once, patience, name, repo, base, place)
 
 
 class AgentEnvironment:
@@ -98,8 +100,9 @@ class AgentEnvironment:
         name: str,
         repo: Path | str | None = None,
         base: str = "HEAD",
+        place: str = PLACE,
     ) -> None:
-        self.repo, self.command = repo, () if callable(run) else tuple(run)
+        self.repo, self.place, self.command = repo, place, () if callable(run) else tuple(run)
         self.name = name or (Path(self.command[0]).name if self.command else getattr(run, "__name__", type(run).__name__))
         if bool(self.command) != (repo is not None):
             raise UserError(f"the agent '{self.name}': a command and repo=, the git repository it works in, go together")
@@ -130,6 +133,13 @@ class AgentEnvironment:
     def make(self) -> Env:
         """A fresh episode."""
         return AgentEpisode(self)
+
+    def asked(self, recorded: Task) -> Task:
+        """The task that ``recorded``, known by what its first request asked, was: of those given the one whose prompt stands in it (an agent
+        may add to that), else one of just those words."""
+        said = str(recorded.data["asked"])
+        given = [one for one in self._tasks or () if isinstance(one.data.get("prompt"), str) and one.data["prompt"] in said]
+        return max(given, key=lambda one: len(one.data["prompt"]), default=Task(recorded.id, {**recorded.data, "prompt": said}))
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """The first ``n`` of its tasks; one with a field ``split`` is of that split alone. Raises UserError where there is none."""
@@ -217,12 +227,14 @@ class AgentEpisode:
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start the agent on ``task``, up to its first request."""
+        if "asked" in task.data and "prompt" not in task.data:
+            task = self._environment.asked(task)
         self._task = task
-        prompt = str(task.data["asked"]) if "asked" in task.data and "prompt" not in task.data else check_prompt(task)
+        prompt = check_prompt(task)
         self.token = secrets.token_urlsafe(16)
         _server().episodes[self.token] = self
         if self._environment.repo is not None:
-            self._tree = Worktree(Path(self._environment.repo), self._environment.base)
+            self._tree = Worktree(Path(self._environment.repo), self._environment.base, self._environment.place)
         self._replaying(None)
         context = contextvars.copy_context()
         context.run(GATE.set, self.gate)

@@ -51,8 +51,8 @@ def base_commit(repo: Path | str, base: str) -> str:
 class Worktree:
     """A fresh checkout of ``base``, and the command that runs in it."""
 
-    def __init__(self, repo: Path, base: str) -> None:
-        self.repo = repo
+    def __init__(self, repo: Path, base: str, place: str = PLACE) -> None:
+        self.repo, self.place = repo, place
         self._parent = tempfile.TemporaryDirectory(prefix="ramify-")
         self.folder = Path(self._parent.name).resolve() / "worktree"
         self._index = str(Path(self._parent.name) / "index")
@@ -80,8 +80,8 @@ class Worktree:
             self._last = commit
 
     def named(self, value: Any, inside: bool) -> Any:
-        """A JSON value in which the folder is called :data:`PLACE`; ``inside``: the other way round, as the command knows it."""
-        old, new = (PLACE, str(self.folder)) if inside else (str(self.folder), PLACE)
+        """A JSON value in which the folder is called ``place``; ``inside``: the other way round, as the command knows it."""
+        old, new = (self.place, str(self.folder)) if inside else (str(self.folder), self.place)
         return json.loads(json.dumps(value).replace(old, new))
 
     def run(self, command: Sequence[str], prompt: str, url: str) -> str:

@@ -23,6 +23,7 @@ from ramify.rollout.stored import open_episodes
 from ramify.stats.drops import Counts
 from ramify.stats.evidence import EvidenceRow, each_against
 from ramify.trace.db import Run
+from ramify.trace.message import unspoken
 from ramify.trace.node import Finding, Node
 
 MAKER = "why --do"
@@ -134,7 +135,8 @@ class _Place:
             return kind, value, self.step.id, self.unchanged(self.step), self._ended(seen) or self.unchanged(seen)
         if kind == "action":
             value = value or self._best()
-            return kind, value, self.step.id, self._fork(self.step, {"replace": value}), self.unchanged(self.step)
+            said = unspoken(value) if self.step.data.get("tool_calls") else value  # as actions with calls are shown
+            return kind, value, self.step.id, self._fork(self.step, {"replace": said}), self.unchanged(self.step)
         if kind == "observation":
             seen = self._seen()
             if self._ended(seen):

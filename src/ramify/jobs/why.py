@@ -22,6 +22,7 @@ from ramify.base.waiting import complete
 from ramify.base.words import plural
 from ramify.env.protocol import AnyEnvironment
 from ramify.jobs.decline import Decline, falls
+from ramify.jobs.judged import judge
 from ramify.jobs.share import Looks, walks
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import INDICES, Attempt, first_index
@@ -34,7 +35,7 @@ from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.trace.node import Finding, Node, TreeInfo
-from ramify.trace.outcome import settled
+from ramify.trace.outcome import is_fork, settled
 from ramify.trace.view import Step, TokenMessage, View
 
 MAKER = "why"
@@ -604,12 +605,13 @@ def why(
     more than ``least`` at ``level``, corrected over the steps. ``describe``: continuations to have from before the step that stands out, to
     say what else was possible there. ``share``: also share the change of success over the steps, by at most ``n`` walks
     (:mod:`ramify.jobs.share`). ``model`` and ``env`` are needed where the run names none: without them
-    nothing is run again. ``effects``: what tools do to the world, by name (:data:`ramify.env.tools.EFFECTS`). The result is stored as a
+    nothing is run again. With them recorded attempts that nobody judged are (:func:`ramify.jobs.judged.judge`). ``effects``: what tools do to the world, by name (:data:`ramify.env.tools.EFFECTS`). The result is stored as a
     finding; the same call again loads it, another one loads the forks there are. Raises
     UserError, and RamifyError where every continuation failed.
     """
     if not 1 <= first <= n:
         raise UserError(f"first={first} forks a position cannot be more than n={n}, nor less than 1")
+    judge(path, model, env, trust, effects)
     with Run.open(path) as run:
         view = choose(run, where, scorer)
         again = samples != 0 and can_play(run, model, env)
@@ -826,12 +828,21 @@ def _words(action: str) -> str:
 
 def _lost(lost: Why, there: int) -> str:
     verb = "Won" if lost.success else "Lost"
-    text = f"{verb} at `{short(_words(lost.action or ''), 60)}`: success {lost.before} -> {lost.after}."
+    own = _words(lost.action or "")
+    text = f"{verb} at `{_unlike(own, lost.alternatives[0].action if lost.alternatives else '')}`: success {lost.before} -> {lost.after}."
     if lost.alternatives:
         best = lost.alternatives[0]
-        did = f"did {OTHER}" if best.action == OTHER else f"chose `{short(best.action, 60)}`"
+        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(best.action, own)}`"
         text += f" From the same state {best.chance.n} of {plural(there, 'attempt')} {did}: {best.chance}."
     return text
+
+
+def _unlike(action: str, other: str, width: int = 60) -> str:
+    """An action in at most ``width`` characters; of a long one that begins as ``other`` does, its beginning and where they part."""
+    same = next((i for i, (a, b) in enumerate(zip(action, other, strict=False)) if a != b), min(len(action), len(other)))
+    if len(action) <= width or same < width - 10 or action == other:
+        return short(action, width)
+    return f"{action[:20]}…{short(action[same - 10 :], width - 21)}"
 
 
 def _together(whole: Why, share: Share) -> str:
@@ -903,15 +914,18 @@ def _recorded(run: Run, case: AskedAttempt, level: float, scorer: str | None) ->
 def tools(run: Run, scorer: str | None = None) -> list[dict[str, Any]]:
     """Where attempts of a run part: for each tool how many steps call it, and the worst of its moves, by what attempts did in one state.
 
-    From the attempts that are there (:class:`ramify.methods.graph_credit.run.StateGraph`): ``difference`` is the mean reward of those that
+    From the attempts that are there, without forks (:class:`ramify.methods.graph_credit.run.StateGraph`): ``difference`` is the mean reward of those that
     took the move minus that of the others in its state, ``p_corrected`` over all moves. The tool that loses most comes first.
     """
     from ramify.methods.graph_credit.algorithm import CreditConfig
     from ramify.methods.graph_credit.run import StateGraph
+    from ramify.score.steps import columns_of, run_attempts
 
-    graph = StateGraph.from_run(run, scorer=scorer)
+    columns = columns_of((one for one in run_attempts(run, scorer=scorer) if not is_fork(one[0].score)), cohorts=True)
+    if not columns["action"]:
+        return []
+    graph = StateGraph.of_attempts(columns)
     graph.assign(CreditConfig())
-    columns = graph.columns
     called = Counter(head(str(action)) for action in columns["action"])
     worst: dict[str, Any] = {}
     for move in graph.comparison.moves:
@@ -941,7 +955,10 @@ def failed_trees(run: Run, scorer: str | None = None) -> list[str]:
     names = [
         info.name
         for info in sorted(run.trees(), key=lambda one: one.name)
-        if any(view.success is False and view.broken_off is None and view.steps for view in _attempts(run, info, deciding))
+        if any(
+            view.success is False and view.broken_off is None and view.steps and not is_fork(view.score)
+            for view in _attempts(run, info, deciding)
+        )
     ]
     if not names:
         raise UserError(f"{run.folder} holds no judged attempt that failed")

@@ -32,6 +32,7 @@ from ramify.rollout.stage import Stage
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Node, Provenance, Score
+from ramify.trace.outcome import FORK
 from ramify.trace.tree import Tree
 from ramify.trace.view import TokenMessage
 
@@ -94,15 +95,16 @@ class Episodes:
         index: int,
         turns: int | None = None,
         held: Mapping[int, TokenMessage] | None = None,
+        fork: bool = False,
     ) -> Attempt:
         """Put the environment back to its state after ``node_id`` (an observation) and continue from there with sample ``index``.
 
         ``turns`` as in :meth:`attempt`. ``held`` are turns, counted from 0 at ``node_id``, at which this reply is given instead of sampled,
         whatever was observed before it; ``index`` applies to the first turn that is sampled. An attempt of held turns alone is stored without a
-        score: it is no sample."""
+        score: it is no sample. ``fork``: it is counted as a fork, not as an attempt (:func:`ramify.trace.outcome.is_fork`)."""
 
         async def go(env: Env, node: Node) -> Attempt:
-            return await self._play(env, task, self.prompts.at(node), index, turns=turns, held=held or {})
+            return await self._play(env, task, self.prompts.at(node), index, turns=turns, held=held or {}, fork=fork)
 
         return await self._episode(tree, task, self.load(tree).node(node_id), index, go)
 
@@ -132,7 +134,7 @@ class Episodes:
                 position = self.prompts.at(node, offset if node.role == "assistant" else None)
             if change is not None and change.rewrite is not None:
                 position = self.prompts.instead(position, change.rewrite(self.prompts.shown(position.parent, position.offset)))
-            return await self._play(env, task, position, index, change)
+            return await self._play(env, task, position, index, change, fork=True)
 
         return await self._episode(tree, task, next(n for n, _ in reversed(path.segments) if n.role != "assistant"), index, go)
 
@@ -160,6 +162,29 @@ class Episodes:
             return Attempt(tree, task, -1, start.id, tuple(turns), position.reward, outcome, truncated, failure, leaf.id)
 
         return await self._episode(tree, task, start, -1, go)
+
+    async def judged(self, tree: str, task: Task, leaf: str) -> Attempt:
+        """Play the recorded attempt that ends in reply ``leaf`` again, to the environment's answer, which is stored with its score. Nothing is
+        sampled. Its index is that of its first reply, and what does not come to an end has no outcome."""
+        path = [node for node, _ in self.load(tree).path(leaf).segments]
+        first = next(node for node in path if node.role not in ("root", "system"))
+        before = next(node for node in reversed(path) if node.role != "assistant")
+        index = next(node.index for node in path if node.role == "assistant" and node.provenance == path[-1].provenance)
+
+        async def go(env: Env, _: Node) -> Attempt:
+            position = self.prompts.at(before)
+            try:
+                turn = await self._answered(env, position, path[-1])
+            except InfrastructureError as error:
+                return Attempt(tree, task, index, first.id, (), position.reward, None, False, str(error), leaf)
+            end, data = self.prompts.after(position, turn), turn.answer.data
+            if not turn.answer.stop:
+                why = "the recording ends before the agent does"
+                return Attempt(tree, task, index, first.id, (turn,), end.reward, None, False, why, end.parent.id)
+            cut, failure = turn.answer.stop == "truncated", data.get("failure")
+            return self._ended(task, self.prompts.at(first), end, index, (turn,), data.get("outcome"), cut, failure)
+
+        return await self._episode(tree, task, before, index, go)
 
     def load(self, tree: str) -> Tree:
         """The tree in memory, read from the run when it is not there yet. Raises UserError when the run has none of that name."""
@@ -240,6 +265,7 @@ class Episodes:
         change: Change | None = None,
         turns: int | None = None,
         held: Mapping[int, TokenMessage] = MappingProxyType({}),
+        fork: bool = False,
     ) -> Attempt:
         """Turn after turn to the end of the episode, or a pause after ``turns``. ``index`` and ``change`` apply to the first sample; later
         ones are the only child. ``held``: see :meth:`branch`."""
@@ -270,7 +296,7 @@ class Episodes:
                 index, change = 0, None
         if played and failure is None and all(i in held for i in range(len(played))):
             return Attempt(start.parent.tree, task, first, start.parent.id, tuple(played), position.reward, outcome, truncated, None, position.parent.id)  # fmt: skip
-        return self._ended(task, start, position, first, tuple(played), outcome, truncated, failure)
+        return self._ended(task, start, position, first, tuple(played), outcome, truncated, failure, fork)
 
     def _paused(self, task: Task, start: Position, end: Position, index: int, turns: tuple[Turn, ...]) -> Attempt:
         """An attempt that stops for now: its turns are stored, and no score."""
@@ -288,12 +314,14 @@ class Episodes:
         outcome: bool | None,
         truncated: bool,
         failure: str | None,
+        fork: bool = False,
     ) -> Attempt:
         """The attempt, with its score stored at its end."""
         leaf = end.parent
         if start.insert is not None:
             self.record.add(start.insert)
         evidence = {"outcome": outcome, "truncated": truncated, "start": start.parent.id, "index": index, "failure": failure}
+        evidence |= {FORK: True} if fork else {}
         value = None if failure else end.reward
         score = Score(leaf.id, "env", value, evidence=evidence, judges={"env": stable_hash("world", self.environment.name)})
         self.record.ended(start.parent, score, index, [turn.answer for turn in turns])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -280,6 +281,22 @@ def split_reply(text: str) -> tuple[str, list[dict[str, Any]]]:
         calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
     spoken.append(text[at:])
     return (spoken[0].rstrip() + "".join(spoken[1:]).strip() if calls else text), calls
+
+
+_SPOKEN = re.compile(r"^([\w.-]+)\((\{.*\})\)$", re.DOTALL)
+
+
+def unspoken(text: str) -> str:
+    """What :meth:`Message.spoken` says of a reply with calls, as a reply in which they are written; any other text as it is."""
+    lines, calls = text.split("\n"), list[dict[str, Any]]()
+    while lines and (found := _SPOKEN.match(lines[-1])) is not None:
+        try:
+            json.loads(found[2])
+        except ValueError:
+            break
+        calls.insert(0, {"type": "function", "function": {"name": found[1], "arguments": found[2]}})
+        lines.pop()
+    return joined_reply("\n".join(lines), calls) if calls else text
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,52 @@
+"""Judge recorded attempts that nobody judged: the environment plays their recorded replies again, to the end, and says how they ended.
+
+A recording of ``ramify serve --record`` holds what an agent asked and what the model replied, and no outcome. Where the agent can be run
+again it is given the recorded replies; its environment grades what comes of them (a coding agent's files, by their tests). No model is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ramify.base.errors import RamifyError
+from ramify.base.waiting import complete
+from ramify.env.protocol import AnyEnvironment
+from ramify.model.function import AnyModel
+from ramify.rollout.attempts import Attempt
+from ramify.rollout.stored import open_episodes, task_of
+from ramify.trace.db import Run
+from ramify.trace.outcome import NOBODY, settled
+
+
+def judge(
+    path: Path | str,
+    model: AnyModel | None,
+    env: AnyEnvironment | None,
+    trust: bool = False,
+    effects: Mapping[str, str] | None = None,
+) -> list[Attempt]:
+    """Play the attempts of the run at ``path`` that end in a reply and have no outcome with ``env``, and store how they ended.
+
+    Only of a run that names no environment of its own, with model and environment given, and where no scorer but an environment judges; else
+    nothing is played. Raises RamifyError where every one failed, as where the agent does not ask what it asked then.
+    """
+    if model is None or env is None:
+        return []
+    with Run.open(path) as run:
+        deciding = settled(run)
+        if isinstance(run.config.get("env"), str) or (deciding is not NOBODY and deciding.scorer != "env"):
+            return []
+        ends = []
+        for info in run.trees():
+            scored, tree = deciding.scores(run, info.name), run.tree(info.name)
+            ends += [node for node in tree.leaves() if node.role == "assistant" and node.id not in scored]
+    if not ends:
+        return []
+    done = []
+    with open_episodes(path, ends[0], model, env, trust=trust, effects=effects) as (episodes, _), episodes.committing():
+        for end in ends:
+            done.append(complete(episodes.judged(end.tree, task_of(episodes.run, end.tree)[0], end.id)))
+    if all(one.outcome is None for one in done):
+        raise RamifyError(f"no recorded attempt could be played again to judge it, the first because of {done[0].failure}")
+    return done
