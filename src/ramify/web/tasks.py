@@ -92,7 +92,7 @@ def _read(run: Run, info: TreeInfo, deciding: Decider, found: Mapping[str, list[
 def _counted(run: Run, info: TreeInfo, deciding: Decider) -> TaskRow:
     scores = list(deciding.scores(run, info.name).values())
     forks = sum(map(is_fork, scores))
-    told = [success for score in scores if not is_fork(score) and (success := succeeded(score)) is not None]
+    told = [won for score in scores if not is_fork(score) and (won := succeeded(score)) is not None]
     success = SuccessAfter(sum(told) / len(told), float(len(told))) if told else None
     counts = len(scores) - forks, sum(told) if told else None
     return TaskRow(info.name, info.group, *counts, success, None, "", None, 0, forks)
