@@ -241,6 +241,8 @@ class HttpModel:
         if not heard.whole:
             raise self._cut()
         completion = heard.completions()[min(heard.choices)]
+        if completion.stop == "failed":
+            raise wire.withheld(self.endpoint.host)
         yield Piece(completion.text[len(so_far) :], completion=completion)
 
     async def _stream_tokens(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:

@@ -66,13 +66,54 @@ def whole(completion: Completion) -> Piece:
     return Piece(completion.text, completion.tokens, completion.logprobs, completion.model_logprobs, completion.ends, completion)
 
 
-async def gathered(pieces: Pieces) -> Completion:
-    """The sample at the end of ``pieces``; cancelled with its reader."""
+async def gathered(pieces: Pieces, tell: Callable[[Piece], None] | None = None) -> Completion:
+    """The sample at the end of ``pieces``; ``tell`` is called with each piece before the last. Cancelled with its reader."""
     async with aclosing(pieces):
         async for piece in pieces:
             if piece.completion is not None:
                 return piece.completion
+            if tell is not None:
+                tell(piece)
     raise AssertionError("a stream ended without its sample")
+
+
+async def told(start: Callable[[Callable[[str], None]], Awaitable[Completion]]) -> Pieces:
+    """Pieces of the sample that ``start`` makes, which calls what it is given with text of that sample as it comes; pieces have no tokens.
+
+    A slow reader gets all text since its last read in one piece. Closing cancels ``start`` and waits for its end.
+    """
+    news, fresh, length = asyncio.Event(), list[str](), 0
+
+    def tell(text: str) -> None:
+        fresh.append(text)
+        news.set()
+
+    async def run() -> Completion:
+        return await start(tell)
+
+    task = asyncio.create_task(run())
+    task.add_done_callback(lambda _: news.set())
+    try:
+        while True:
+            await news.wait()
+            news.clear()
+            if task.done():
+                break
+            text = "".join(fresh)
+            fresh.clear()
+            length += len(text)
+            yield Piece(text)
+        yield Piece(task.result().text[length:], completion=task.result())
+    finally:
+        await _ended(task)
+
+
+async def _ended(task: asyncio.Task[Completion]) -> None:
+    """Cancel what no reader waits for any more, and wait for its end."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # retrieved: no reader is left to receive it
 
 
 async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: Tokenizer | None) -> Pieces:
@@ -112,10 +153,7 @@ async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: 
                 yield Piece(text, tokens, sampler, model, ends if tokenizer is not None else None)
         yield rest_of(task.result(), done, spelled.length)
     finally:
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # retrieved: no reader is left to receive it
+        await _ended(task)
 
 
 def rest_of(completion: Completion, tokens: int, characters: int) -> Piece:

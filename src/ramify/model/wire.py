@@ -132,13 +132,18 @@ def _same_model(wanted: str, answered: str) -> bool:
     )
 
 
+def withheld(host: str) -> ProviderError:
+    """The failure of a reply that its provider did not let through, or not to its end."""
+    return ProviderError("filtered", f"{host} withheld a reply (content_filter)")
+
+
 def stop_of(choice: Mapping[str, Any], host: str) -> str:
     """Why a choice ended, as a :class:`Completion` says it. Raises ProviderError."""
     reason = choice.get("finish_reason")
     if reason == "length":
         return "length"
     if reason == "content_filter":
-        raise ProviderError("filtered", f"{host} withheld a reply (content_filter)")
+        raise withheld(host)
     if not isinstance(reason, str) or reason not in _ENDED:
         raise ProviderError(
             "shape", f"{host} gives the finish_reason '{_short(reason)}', so whether the reply is whole is unknown"

@@ -19,6 +19,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.seeds import derive_key
 from ramify.model.protocol import Completion, Identity, Model, Prefix, Sampling, require, require_splittable
+from ramify.model.streaming import Piece, Pieces, gathered, stream
 from ramify.rollout.failures import FailurePolicy
 
 SamplePosition = tuple[str | int, ...]
@@ -159,18 +160,20 @@ class Sampler:
         index: int | None = None,
         purpose: str = "sample",
         taps: Any = None,
+        tell: Callable[[Piece], None] | None = None,
     ) -> Completion:
         """One continuation, also where the budget is spent: an episode checks its budget before each turn.
 
-        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`); no policy applies then. Raises InfrastructureError where the model
-        failed, else as :meth:`sample`.
+        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`). ``tell`` is called with its pieces as they come, but for the last;
+        a failure after the first is not retried. No policy applies with either. Raises InfrastructureError where the model failed, else as
+        :meth:`sample`.
         """
         if settings.needs:
-            self._check(settings, () if self.policy is None or taps is not None else (self.policy,))
+            self._check(settings, () if self.policy is None or taps is not None or tell is not None else (self.policy,))
         key = Key(self.seed, position, index)
         try:
-            if taps is not None:
-                return (await self._plain(prefix, settings, [key.number], purpose, taps))[0]
+            if taps is not None or tell is not None:
+                return (await self._plain(prefix, settings, [key.number], purpose, taps, tell))[0]
             return (await self._made(prefix, settings, key, purpose, *filter(None, [self.policy])))[0]
         except InfrastructureError as error:
             self._note(error, 1, purpose)
@@ -204,11 +207,19 @@ class Sampler:
         return [await ask(prefix, settings, key)]
 
     async def _plain(
-        self, prefix: Prefix, settings: Sampling, keys: Sequence[int], purpose: str, taps: Any = None
+        self,
+        prefix: Prefix,
+        settings: Sampling,
+        keys: Sequence[int],
+        purpose: str,
+        taps: Any = None,
+        tell: Callable[[Piece], None] | None = None,
     ) -> Sequence[Completion]:
         n, given = len(keys), 0 if prefix.tokens is None else len(prefix.tokens)
 
         async def request() -> Sequence[Completion]:
+            if tell is not None:
+                return [await _streamed(stream(self.model, prefix, settings, keys[0]), tell)]
             if taps is None:
                 return await self.model.sample(prefix, n, settings, keys)
             model: Any = self.model
@@ -221,6 +232,21 @@ class Sampler:
         self.ledger.add(purpose, samples=n, given_tokens=n * given, cached_tokens=cached, sampled_tokens=sampled)
         self.budget.charge(calls=n, tokens=sampled)
         return completions
+
+
+async def _streamed(pieces: Pieces, tell: Callable[[Piece], None]) -> Completion:
+    begun = False
+
+    def begin(piece: Piece) -> None:
+        nonlocal begun
+        begun = True
+        tell(piece)
+
+    try:
+        return await gathered(pieces, begin)
+    except InfrastructureError as error:
+        error.final = error.final or begun  # another try would say its beginning twice
+        raise
 
 
 def sampled_tokens(completion: Completion) -> int:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from ramify.base.errors import RamifyError, nearest
 from ramify.model.endpoint import HttpModel
 from ramify.model.middleware import unwrapped
-from ramify.model.protocol import CLIENT, REQUEST, Model
+from ramify.model.protocol import CLIENT, READ, REQUEST, Model
 from ramify.web.answers import Answer, refusal
 from ramify.web.chat_api import ChatForm
 from ramify.web.completions import TextForm
@@ -136,6 +136,7 @@ class Api:
         CLIENT.set(client_of(body, request))
         answer = Answer(form, form.served.model.identity, self.slots, self.metrics, self.record, start)
         REQUEST.set(answer.id)
+        READ.set(bool(form.request.stream))
         response: Response
         if form.request.stream:
             response = await begun(request.receive, answer.events())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ramify.base.errors import InfrastructureError
+from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.seeds import generator
 from ramify.model.http import ProviderError
+from ramify.model.protocol import Completion, Identity, Prefix, Sampling, TokenScores
+from ramify.model.streaming import Piece, Pieces, gathered
 
 HERE = Path(__file__)
 
@@ -50,6 +53,28 @@ def refusing(messages: list[dict[str, Any]]) -> str:
 async def slow(messages: list[dict[str, Any]]) -> str:
     await asyncio.sleep(60)
     return "late"
+
+
+class Endless:
+    """Says one word over and over until nobody listens."""
+
+    capabilities: frozenset[str] = frozenset()
+    identity = Identity("endless", "endless")
+
+    async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
+        while "colour" not in prefix.messages[-1].text:  # a new endpoint is asked for a colour
+            yield Piece("on ")
+            await asyncio.sleep(0.01)
+        yield Piece("red", completion=Completion("red", "eos"))
+
+    async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
+        return [await gathered(self.stream(prefix, settings, key)) for key in keys]
+
+    async def logprobs(self, tokens: Sequence[Any], top_k: int = 0) -> list[TokenScores]:
+        raise NeedsError("it scores nothing")
+
+
+endless = Endless()
 
 
 def planner(messages: list[dict[str, Any]]) -> str:

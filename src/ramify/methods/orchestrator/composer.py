@@ -210,7 +210,8 @@ class Composer:
         """The fallback answers the question directly."""
         while True:
             worker, _ = chat.or_fallback(self.fallback)
-            call = await chat.ask(worker, chat.question(), 0, 0, "no workflow could be read", attempt=len(chat.failed))
+            why = "no workflow could be read"
+            call = await chat.ask(worker, chat.question(), 0, 0, why, attempt=len(chat.failed), answers=True)
             if not call.result.failure:
                 chat.notes.append(f"no workflow could be read: '{call.worker}' answered alone")
                 return call
@@ -255,28 +256,36 @@ class Composer:
         for wave in waves:
             for step in wave:
                 chat.log.append(CallEvent(number, step, "subtask", plan.subtasks[step]))
-            done = await asyncio.gather(*(self._step(chat, plan, number, step, depth) for step in wave))
+            steps = [asyncio.ensure_future(self._step(chat, plan, number, step, depth)) for step in wave]
+            try:
+                done = await asyncio.gather(*steps)
+            finally:
+                for one in steps:
+                    one.cancel()  # where one has failed for good, nobody reads the others
             for step, call in zip(wave, done, strict=True):
                 calls[step] = call
                 chat.log.append(CallEvent(number, step, "output", call.result.text, call.node))
         return calls[len(plan) - 1]
 
     async def _step(self, chat: Orchestration, plan: Workflow, number: int, step: int, depth: int) -> WorkerCall:
-        """One agent: its worker, and where that fails the fallback. A step that is the composer's own is planned within its view."""
+        """One agent: its worker, and where that fails the fallback. A step that is the composer's own is planned within its view. The last step
+        of the last workflow that may be is the answer, and told as it comes."""
+        answers = step == len(plan) - 1 and number == self.rounds
         if plan.workers[step] == len(self.pool):
             inner = Orchestration(
                 self.pool, messages_for(chat, number, step, plan), f"{chat.key}/{number}.{step}", settings=chat.settings,
                 exclude=chat.exclude, budget=chat.budget, run=chat.run, tools=chat.tools, fallback=self.fallback,
             )  # fmt: skip
-            await self.converse(inner, depth=depth + 1)
+            inner.tell = chat._told if answers and chat.tell is not None else None
+            made = await self.converse(inner, depth=depth + 1)
             chat.calls += inner.calls
             chat.notes += inner.notes
-            return inner.calls[-1]
+            return next(one for one in reversed(inner.calls) if one.result.completion is made.completion)
         worker, why = chat.or_fallback(plan.workers[step])
         why = why or "the composer's plan"
         for turn in range(TOOL_TURNS + len(self.pool)):
             pieces = shown_to(chat, number, step, plan.access[step])
-            call = await chat.ask(worker, pieces, number, step, why, attempt=turn)
+            call = await chat.ask(worker, pieces, number, step, why, attempt=turn, answers=answers and chat.tools is None)
             if call.result.failure:
                 worker, why = chat.or_fallback(worker)
                 continue

@@ -156,6 +156,10 @@ class Orchestration:
         self.notes: list[str] = []
         self.log: list[CallEvent] = []
         self.offered: Sequence[Mapping[str, Any]] = () if tools is None else tools.schemas
+        self.tell: Callable[[str], None] | None = None
+        """Called with the text of the answer as it comes, where its reader wants that."""
+        self.begun = False
+        """Whether some of the answer was told: it can no longer be another's."""
         self._nodes: list[str] = []
         self._hung = 0
         self.available()
@@ -197,22 +201,36 @@ class Orchestration:
         return [Shows(one.role, one.text, node) for one, node in zip(self.given, nodes, strict=True)]
 
     async def ask(
-        self, worker: int, pieces: Sequence[Shows], workflow: int, step: int, why: str, *, role: str = "", attempt: int = 0
-    ) -> WorkerCall:
-        """Call a worker, and keep it. A failure masks the worker for the rest of the conversation."""
+        self, worker: int, pieces: Sequence[Shows], workflow: int, step: int, why: str, *, role: str = "", attempt: int = 0,
+        answers: bool = False,
+    ) -> WorkerCall:  # fmt: skip
+        """Call a worker, and keep it; ``answers``: its reply is the answer, to be told as it comes. A failure masks the worker for the rest of
+        the conversation; raises InfrastructureError where that is after the answer had begun."""
         plain = not any(piece.role not in ("system", "user") for piece in pieces) or len(pieces) != len(self.given)
         messages = (
             messages_of(pieces) if plain else list(self.given)
         )  # tool calls of a conversation as it was given stay as they are
         position = (self.key, workflow, step, attempt)
-        result = await self.pool.call(worker, messages, self.settings, position, tools=self.offered, budget=self.budget)
+        tell = self._told if answers and self.tell is not None else None
+        result = await self.pool.call(
+            worker, messages, self.settings, position, tools=self.offered, budget=self.budget, tell=tell
+        )
         made = WorkerCall(workflow, step, self.pool.names[worker], messages, result, why, role)
         self.calls.append(made)
         if result.failure:
             self.failed.add(worker)
             self.notes.append(f"'{made.worker}' failed ({result.failure}): {result.why}")
         made.node = self._keep(made, pieces)
+        if result.failure and tell is not None and self.begun:
+            failed = InfrastructureError("provider", f"'{made.worker}' failed amid its reply ({result.failure}): {result.why}")
+            failed.kind, failed.final = result.failure, True
+            raise failed
         return made
+
+    def _told(self, text: str) -> None:
+        assert self.tell is not None
+        self.begun = True
+        self.tell(text)
 
     # -- the run
 
@@ -305,7 +323,7 @@ async def route(chat: Orchestration, router: TurnRouter) -> Orchestrated:
     logits, _ = router.logits(chat.given)
     while True:
         worker, why = chat.likeliest(logits)
-        call = await chat.ask(worker, chat.question(), 0, 0, why, attempt=len(chat.failed))
+        call = await chat.ask(worker, chat.question(), 0, 0, why, attempt=len(chat.failed), answers=True)
         if not call.result.failure:
             return chat.result(call)
 

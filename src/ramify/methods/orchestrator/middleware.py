@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +20,24 @@ from ramify.base.registry import register
 from ramify.engine.named import find_model
 from ramify.methods.orchestrator.composer import Composer
 from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, route
-from ramify.methods.orchestrator.pool import ModelPool, read_pool
+from ramify.methods.orchestrator.pool import ModelPool, Spoken, read_pool, spoken
 from ramify.model.middleware import Middleware
-from ramify.model.protocol import REQUEST, Completion, Model, Prefix, Sampling
-from ramify.model.streaming import Pieces, whole
+from ramify.model.protocol import READ, REQUEST, Completion, Model, Prefix, Sampling
+from ramify.model.streaming import Pieces, gathered, stream, told, whole
 from ramify.trace.db import Run
 
 
 class _OverPool(Middleware, ABC):
     """What both are: without a pool it does nothing. ``data["orchestrator"]`` of a reply holds the trace's name, who answered, notes, tokens and
-    USD. Token ids, which are one model's, are refused (NeedsError)."""
+    USD. Token ids, which are one model's, are refused (NeedsError).
+
+    A stream is that of the worker whose reply is the answer. It may be another's until its first text; what fails later ends it.
+    """
 
     pool: ModelPool | None = None
     run: Run | None = None
     """Where conversations are kept."""
     exclude: tuple[str, ...] = ()
-    rewrites = True
     context: int | None
     passes: bool
     forwards: frozenset[str]
@@ -54,30 +58,50 @@ class _OverPool(Middleware, ABC):
         """See :class:`Middleware`. Raises NeedsError on token ids."""
         if self.pool is None:
             return await super().sample(prefix, n, settings, keys)
-        if prefix.tokens is not None:
-            raise NeedsError(f"middleware '{self.name}' takes the messages of a chat: use /v1/chat/completions")
-        return list(await asyncio.gather(*(self._one(self.pool, prefix, settings, key, at) for at, key in enumerate(keys))))
+        return list(await asyncio.gather(*(self._one(self.pool, prefix, settings, key) for key in keys)))
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        """The answer in one piece, when it is there: which call it is, is known then."""
-        if self.pool is None:
-            async for piece in super().stream(prefix, settings, key):
-                yield piece
+        """The answer as it comes; in one piece where nobody reads it so (:data:`READ`), and a worker that fails amid its reply can be replaced."""
+        pool = self.pool
+        if pool is None:
+            pieces = super().stream(prefix, settings, key)
+        elif READ.get():
+            pieces = told(lambda tell: self._one(pool, prefix, settings, key, tell))
+        else:
+            yield whole(await self._one(pool, prefix, settings, key))
             return
-        (completion,) = await self.sample(prefix, 1, settings, [key])
-        yield whole(completion)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
 
-    async def _one(self, pool: ModelPool, prefix: Prefix, settings: Sampling, key: int, at: int) -> Completion:
-        tree = f"{REQUEST.get() or secrets.token_hex(8)}" + (f"/{at}" if at else "")
+    async def _one(
+        self, pool: ModelPool, prefix: Prefix, settings: Sampling, key: int, tell: Callable[[str], None] | None = None
+    ) -> Completion:
+        if prefix.tokens is not None:
+            raise NeedsError(f"middleware '{self.name}' takes the messages of a chat: use /v1/chat/completions")
+        tree = self._tree()
         chat = Orchestration(pool, prefix.messages, str(key), settings=settings, exclude=self.exclude, run=self.run, tree=tree)
-        chat.offered = prefix.tools
+        chat.offered, chat.tell = prefix.tools, tell
         try:
             made = await self._answer(chat)
         except InfrastructureError as error:
-            (completion,) = await self.inner.sample(prefix, 1, settings, [key])
+            if chat.begun:
+                raise
+            if tell is None:
+                (completion,) = await self.inner.sample(prefix, 1, settings, [key])
+            else:
+                completion = await gathered(stream(self.inner, prefix, settings, key), Spoken(self.inner, tell))
+            completion = spoken(self.inner, completion)
             note = {"trace": tree if self.run else "", "worker": self.inner.identity.name, "notes": [*chat.notes, error.message]}
             return replace(_text_only(completion), data={**(completion.data or {}), "orchestrator": note})
         return _with_note(made)
+
+    def _tree(self) -> str:
+        """A name for the conversation: that of the request, and for its further samples a number more."""
+        name = REQUEST.get() or secrets.token_hex(8)
+        if self.run is None:
+            return name
+        return next(one for one in chain([name], (f"{name}/{at}" for at in count(1))) if not self.run.has_tree(one))
 
     @abstractmethod
     async def _answer(self, chat: Orchestration) -> Orchestrated:
@@ -92,6 +116,9 @@ def _text_only(completion: Completion) -> Completion:
 def _with_note(made: Orchestrated) -> Completion:
     assert made.completion is not None
     answered = next((one.worker for one in reversed(made.calls) if one.result.completion is made.completion), "")
+    data = dict(made.completion.data or {})
+    if made.completion.tokens is not None:
+        data["usage"] = {**data.get("usage", {}), "completion_tokens": len(made.completion.tokens)}
     note = {
         "trace": made.trace,
         "worker": answered,
@@ -100,7 +127,7 @@ def _with_note(made: Orchestrated) -> Completion:
         "tokens": made.tokens,
         "notes": made.notes,
     }
-    return replace(_text_only(made.completion), data={**(made.completion.data or {}), "orchestrator": note})
+    return replace(_text_only(made.completion), data={**data, "orchestrator": note})
 
 
 def _parts(name: str, argument: str) -> tuple[Path, str]:

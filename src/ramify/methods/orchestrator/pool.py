@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ramify.model.chat import own_template
 from ramify.model.function import AnyModel, model_of
 from ramify.model.laid import Layout, TooLongError
 from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, context_of, eos_of
+from ramify.model.streaming import Piece
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.sampler import SamplePosition, Sampler, sampled_tokens
 from ramify.rollout.views import approximate_tokens
@@ -118,13 +119,38 @@ def open_worker(given: AnyModel) -> Model:
     return found if template is None else Layout(found, template)
 
 
+def enders_of(model: Model) -> frozenset[int]:
+    """The tokens that end a reply of a local model, whose text is in the reply's."""
+    template = own_template(model)
+    return frozenset((*eos_of(model), *(() if template is None else template.stop_tokens)))
+
+
 def spoken(model: Model, completion: Completion) -> Completion:
-    """A reply without the token that ends it, whose text a local model's reply holds."""
-    template, tokens, ends = own_template(model), completion.tokens, completion.ends
-    enders = {*eos_of(model), *(() if template is None else template.stop_tokens)}
-    if tokens is None or ends is None or not len(tokens) or int(tokens[-1]) not in enders:
+    """A reply without the token that ends it."""
+    tokens, ends = completion.tokens, completion.ends
+    if tokens is None or ends is None or not len(tokens) or int(tokens[-1]) not in enders_of(model):
         return completion
     return replace(completion, text=completion.text[: int(ends[-2]) if len(ends) > 1 else 0])
+
+
+class Spoken:
+    """Tells the text of a reply as its pieces come, without the token that ends it, which is then the beginning of what :func:`spoken` makes
+    of the whole. Blanks wait for what is none, since a reply of blanks alone is a refusal."""
+
+    def __init__(self, model: Model, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self._enders, self._held, self._length = enders_of(model), "", 0
+
+    def __call__(self, piece: Piece) -> None:
+        """Take the next piece."""
+        text, tokens, ends = piece.text, piece.tokens, piece.ends
+        if tokens is not None and ends is not None and len(tokens) and int(tokens[-1]) in self._enders:
+            text = text[: max(0, int(ends[-2]) - self._length) if len(ends) > 1 else 0]
+        self._length += len(piece.text)
+        self._held += text
+        if self._held.strip():
+            self.tell(self._held)
+            self._held = ""
 
 
 class ModelPool:
@@ -206,9 +232,11 @@ class ModelPool:
         tools: Sequence[Mapping[str, Any]] = (),
         budget: Budget | None = None,
         index: int | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> CallResult:
-        """Ask a worker. Raises BudgetSpentError before a call that would exceed the budget (replies counted at ``max_tokens``), and
-        UserError or NeedsError where the worker cannot follow ``settings``; every other failure is in the result."""
+        """Ask a worker; ``tell`` is called with the text of its reply as it comes, the last piece perhaps excepted. Raises BudgetSpentError
+        before a call that would exceed the budget (replies counted at ``max_tokens``), and UserError or NeedsError where the worker cannot
+        follow ``settings``; every other failure is in the result."""
         shown, dropped = fitted(messages, self._room(worker, settings))
         key = ""
         if self._cache is not None:
@@ -222,7 +250,7 @@ class ModelPool:
         self._require(worker, estimate, settings, budget)
         began = time.monotonic()
         completion, failure, why = await self._asked(
-            worker, Prefix(messages=tuple(shown), tools=tuple(tools)), settings, position, index
+            worker, Prefix(messages=tuple(shown), tools=tuple(tools)), settings, position, index, tell
         )
         given = sampled = 0
         if completion is not None:
@@ -241,13 +269,19 @@ class ModelPool:
         return result
 
     async def _asked(
-        self, worker: int, prefix: Prefix, settings: Sampling, position: SamplePosition, index: int | None
+        self,
+        worker: int,
+        prefix: Prefix,
+        settings: Sampling,
+        position: SamplePosition,
+        index: int | None,
+        tell: Callable[[str], None] | None,
     ) -> tuple[Completion | None, str, str]:
+        model, sampler = self.models[worker], self._samplers[worker]
+        aloud = None if tell is None else Spoken(model, tell)
         try:
             async with asyncio.timeout(self.seconds):
-                completion = spoken(
-                    self.models[worker], await self._samplers[worker].one(prefix, settings, position, index, "worker")
-                )
+                completion = spoken(model, await sampler.one(prefix, settings, position, index, "worker", tell=aloud))
         except TimeoutError:
             return None, "timeout", f"no answer within {self.seconds:g} s"
         except InfrastructureError as error:
