@@ -22,7 +22,7 @@ from typing import Any
 
 import ramify
 from ramify.base import registry
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.progress import Progress
 from ramify.base.seeds import derive_key
@@ -40,14 +40,20 @@ TOGETHER = 5
 def repro(slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path | None, as_json: bool) -> bool:
     """Reproduce ``slug`` or ``all``, print the tables, and return whether every check held.
 
-    Raises UserError for a name that no distribution brings, for an ``out`` that cannot be written and for an unknown back end.
+    Of ``all``, those are left out that need a package which is not installed. Raises UserError for a name that no distribution brings, for an ``out`` that cannot be written and for an unknown back end.
     """
     names = experiments.chosen("reproductions", slug)
     check_writable(out)
     reports = []
     with cells_on(backend) as runner:
         for name in names:
-            report = _reproduce(name, experiments.load("reproductions", name), size, seed, fresh, as_json, runner)
+            try:
+                report = _reproduce(name, experiments.load("reproductions", name), size, seed, fresh, as_json, runner)
+            except NeedsError as error:
+                if slug != "all":
+                    raise
+                terminal.say(f"{name} is left out: {error}")
+                continue
             reports.append(report)
             _print_checks(report, as_json)
     _write_figures(out, {"size": size}, reports[0] if slug != "all" else {"reports": reports})

@@ -17,6 +17,7 @@ from forked import Forks
 import ramify
 import ramify_experiments
 from ramify.base import registry
+from ramify.base.errors import NeedsError
 from ramify.cli import experiments
 from ramify.cli.main import main
 from ramify.stats.checks import Check
@@ -152,6 +153,19 @@ def test_all_runs_everything_quick_and_sums_up(study: types.ModuleType, capsys: 
     assert lines[0]["checks"][1]["value"] == 0
     study.threshold = 10.0
     assert main(["repro", "all"]) == 1
+
+
+def test_all_leaves_out_what_needs_a_package_that_is_not_there(
+    study: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def reproduce(size: str, cells: ResultCache) -> list[Check]:
+        raise NeedsError("needs the package 'gone': pip install 'ramify[gone]'")
+
+    monkeypatch.setattr(study, "reproduce", reproduce)
+    assert main(["repro", "all"]) == 0
+    assert "study is left out: needs the package 'gone'" in capsys.readouterr().err
+    assert main(["repro", "study"]) != 0
+    assert "pip install 'ramify[gone]'" in capsys.readouterr().err
 
 
 def test_unknown_reproductions_are_a_sentence(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:

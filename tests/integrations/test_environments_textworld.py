@@ -74,6 +74,21 @@ def test_real_games_conform() -> None:
     assert "$$" not in text, "the banner is cut"
 
 
+def test_a_treasure_hunt_is_won_by_its_walkthrough_and_knows_its_levels() -> None:
+    environment: Any = find_environment("textworld:treasure?level=3")
+    task = first(environment)
+    *_, last = environment.walkthrough(task)
+    assert last.startswith("take ")
+    env = environment.make()
+    env.reset(task, 0)
+    assert [env.step(command).outcome for command in environment.walkthrough(task)] == [None, True]
+    with pytest.raises(UserError, match="has no option 'rooms'"):
+        find_environment("textworld:treasure?rooms=3")
+    beyond: Any = find_environment("textworld:treasure?level=31")
+    with pytest.raises(UserError, match="level to be within"):
+        beyond.make().reset(first(beyond), 0)
+
+
 def test_games_are_cached_by_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     environment: Any = find_environment(GAME)
     file = environment.file(first(environment))

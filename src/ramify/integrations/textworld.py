@@ -1,4 +1,5 @@
-"""TextWorld games as environments: ``textworld:GAME.z8`` (or a folder of them), or ``textworld:make?rooms=3&objects=4&length=4``.
+"""TextWorld games as environments: ``textworld:GAME.z8`` (or a folder of them), ``textworld:make?rooms=3&objects=4&length=4``,
+or ``textworld:treasure?level=8``.
 
 Generated games are compiled on first use and kept in a cache by the hash of their settings. There are no snapshots: copying a running
 game loads a whole interpreter (0.1 s), replaying a step takes 2 ms, so a fork replays and checks.
@@ -6,6 +7,7 @@ game loads a whole interpreter (0.1 s), replaying a step takes 2 ms, so a fork r
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import tempfile
@@ -29,8 +31,9 @@ from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 MAX_TURNS = 100
-SIZES = {"rooms": 3, "objects": 5, "length": 4}
-"""Settings of a generated game and their defaults: rooms, objects in them, and the fewest actions that win."""
+SIZES = {"make": {"rooms": 3, "objects": 5, "length": 4}, "treasure": {"level": 8}}
+"""Kinds of generated games, and their settings with defaults. make: rooms, objects in them, and the fewest actions that win. treasure:
+TextWorld's Treasure Hunter (one thing to find, another that loses the game), from level 1 to 30."""
 _OWN = ("admissible", "max_turns")
 #: Commands to the interpreter, not to the game: they write files, read those of another episode, or ask for confirmation.
 _META = frozenset(
@@ -105,7 +108,7 @@ class TextWorldEpisode:
 
 @register("env", "textworld")
 class TextWorldEnvironment:
-    """TextWorld games. Options after ``?``: ``admissible=true``, ``max_turns``, and those of :data:`SIZES` after ``make``.
+    """TextWorld games. Options after ``?``: ``admissible=true``, ``max_turns``, and those of :data:`SIZES` after the kind of a generated game.
 
     Raises UserError on a file or option that does not exist, NeedsError where textworld is not installed.
     """
@@ -117,15 +120,15 @@ class TextWorldEnvironment:
         self.max_turns = found.pop("max_turns", MAX_TURNS)
         if type(self.max_turns) is not int or self.max_turns < 1:
             raise UserError(f"max_turns must be a whole number from 1, not {self.max_turns!r}")
-        known = SIZES if source == "make" else {}
+        known = SIZES.get(source, {})
         for name, value in found.items():
             if name not in known:
                 raise UserError(f"{self.name} has no option '{name}' ({nearest(name, [*known, *_OWN])})")
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} must be a whole number from 1, not {value!r}")
-        self._sizes = SIZES | found
+        self._kind, self._sizes = source, known | found
         self._folder = Path(source) if Path(source).is_dir() else Path(source).parent
-        self._tasks = None if source == "make" else TaskList(_games(source), self.name)
+        self._tasks = None if source in SIZES else TaskList(_games(source), self.name)
         self._textworld = import_package("textworld", "environments", "the environment 'textworld'")
         self._idle: dict[str, list[Any]] = {}
 
@@ -188,12 +191,11 @@ class TextWorldEnvironment:
             return target
         made = self._textworld.GameOptions()
         made.seeds = seed % 2**32
-        made.nb_rooms, made.nb_objects, made.quest_length = (self._sizes[name] for name in ("rooms", "objects", "length"))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 made.path = str(Path(folder) / "game.z8")
-                self._textworld.make(made)
+                self._compile(made)
                 for suffix in (".json", ".z8"):  # the game last: where it is, the rest is
                     os.replace(Path(folder) / f"game{suffix}", target.with_suffix(suffix))
         except OSError as error:
@@ -201,6 +203,14 @@ class TextWorldEnvironment:
         except Exception as error:  # settings no game can have are found out while it is made
             raise UserError(f"TextWorld makes no game of {self.name}: {type(error).__name__}: {error}") from error
         return target
+
+    def _compile(self, made: Any) -> None:
+        if self._kind == "make":
+            made.nb_rooms, made.nb_objects, made.quest_length = (self._sizes[name] for name in ("rooms", "objects", "length"))
+            self._textworld.make(made)
+        else:
+            _, make, _ = importlib.import_module("textworld.challenges").CHALLENGES["tw-treasure_hunter"]
+            self._textworld.generator.compile_game(make(self._sizes, made), made)
 
 
 async def play_walkthroughs(environment: TextWorldEnvironment, tasks: Iterable[Task], run: Run, seed: int = 0) -> list[Attempt]:
@@ -238,7 +248,9 @@ def _games(source: str) -> list[Task]:
     path = Path(source)
     files = sorted(path.glob("*.z[1-8]")) if path.is_dir() else [path]
     if not source or not files or not all(file.is_file() for file in files):
-        raise UserError(f"there is no game '{source}': give a .z8 file, a folder of them, or make?rooms=3&objects=5&length=4")
+        raise UserError(
+            f"there is no game '{source}': give a .z8 file, a folder of them, make?rooms=3&objects=5&length=4, or treasure?level=8"
+        )
     if path.is_dir():
         return [Task(file.stem, _content(file)) for file in files]
     return [Task(path.stem, _content(path) | {"split": "train"})]
