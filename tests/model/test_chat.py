@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.base.errors import NeedsError, UserError
+from ramify.engine.checkpoints import model_folder
 from ramify.model.chat import END, TAGS, JinjaTemplate, TagTemplate, assistant_node_parts
 from ramify.model.protocol import Completion
 from ramify.model.scripted import CharTokenizer, MergingTokenizer, scripted_completion
@@ -273,6 +274,18 @@ def test_from_folder(bpe: HfTokenizer, tmp_path: Path) -> None:
         path.write_bytes(bad.encode("utf-8", "surrogatepass"))
         with pytest.raises(UserError, match=r"tokenizer_config\.json"):
             JinjaTemplate.from_folder(bpe, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["household", "long-household"])
+def test_other_servers_lay_the_built_in_agents_chats_out_as_ramify_does(name: str) -> None:
+    folder = model_folder(f"builtin:{name}")
+    tokenizer = HfTokenizer.load(folder)
+    own, said = TagTemplate(tokenizer), [("system", "Fetch it."), ("user", "go"), ("assistant", "go hall"), ("tool", "The hall.")]
+    theirs = JinjaTemplate.from_folder(tokenizer, folder)
+    laid = [token for role, text in said for token in own.render(role, text)[0]]
+    messages = [{"role": role, "content": text} for role, text in said]
+    assert tokenizer.encode(theirs.whole(messages)) == [*laid, *own.open("assistant")]
+    assert theirs.stop_tokens == own.stop_tokens
 
 
 @pytest.mark.slow

@@ -517,6 +517,15 @@ def test_a_environment_with_tools_over_chat(tmp_path: Path) -> None:
     assert stored.data["usage"]["completion_tokens"] == 0
 
 
+def test_usage_keeps_what_the_server_found_in_its_cache() -> None:
+    counts = {"prompt_tokens": 40, "completion_tokens": 2, "total_tokens": 42}
+    assert wire.usage_of({"usage": counts | {"prompt_tokens_details": {"cached_tokens": 32}}}) == {
+        "usage": {"prompt_tokens": 40, "completion_tokens": 2, "cached_tokens": 32}
+    }
+    for details in (None, [], {}, {"cached_tokens": None}, {"cached_tokens": -1}, {"cached_tokens": True}):
+        assert "cached_tokens" not in wire.usage_of({"usage": counts | {"prompt_tokens_details": details}})["usage"]
+
+
 def test_tools_in_other_forms() -> None:
     (mcp,) = wire.request_tools([{"name": "f", "inputSchema": {"type": "object"}, "annotations": 1}])
     assert (

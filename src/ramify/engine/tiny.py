@@ -23,6 +23,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import read_record, write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.engine.sharing import SharedRows
+from ramify.model.chat import END, SPECIALS, TAG_JINJA
 from ramify.model.tokenizer import HfTokenizer
 
 #: Called with (layer, hidden state); what it returns continues. Layer 0 is the embedding, layer i the output of block i.
@@ -303,7 +304,8 @@ class TinyLM(nn.Module):
         return F.linear(self.hidden(tokens, mask, tap), self.head)
 
     def save(self, folder: Path | str, tokenizer: HfTokenizer | None = None) -> None:
-        """Write ``config.json``, ``model.safetensors`` and, if given, the tokenizer; each file whole or not at all."""
+        """Write ``config.json``, ``model.safetensors`` and, if given, the tokenizer (with the chat template, where it has its tags); each file
+        whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
@@ -311,7 +313,11 @@ class TinyLM(nn.Module):
         texts = {"config.json": json.dumps(self.config.to_hf(), indent=2) + "\n"}
         if tokenizer is not None:
             texts["tokenizer.json"] = tokenizer.to_json()
-            texts["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}) + "\n"
+            tagged = all(tokenizer.raw.token_to_id(tag) is not None for tag in SPECIALS)
+            special = {"eos_token": END} if tagged else {}
+            texts["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **special}) + "\n"
+            if tagged:
+                texts["chat_template.jinja"] = TAG_JINJA
         for name, text in texts.items():
             write_whole(folder / name, text)
 

@@ -28,6 +28,11 @@ TAGS = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
 END = "<|end|>"
 SPECIALS = (*TAGS.values(), END)
 """The tokens that :class:`TagTemplate` needs."""
+TAG_JINJA = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""What :class:`TagTemplate` lays out, as the chat template of a checkpoint: for other servers, which do not spell out a tag in a message."""
 
 
 class ChatTemplate(Protocol):

@@ -229,12 +229,13 @@ def merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"usage": {"prompt_tokens", "completion_tokens"}}`` where the server sends it, else nothing."""
+    """``{"usage": {"prompt_tokens", "completion_tokens", "cached_tokens"}}`` as far as the server sends it, else nothing."""
     usage = answer.get("usage")
-    counts = usage if isinstance(usage, dict) else {}
-    kept = {
-        k: counts[k] for k in ("prompt_tokens", "completion_tokens") if type(counts.get(k)) is int and 0 <= counts[k] < 1 << 53
-    }
+    counts = dict(usage) if isinstance(usage, dict) else {}
+    details = counts.get("prompt_tokens_details")
+    counts["cached_tokens"] = details.get("cached_tokens") if isinstance(details, dict) else None
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    kept = {k: counts[k] for k in names if type(counts.get(k)) is int and 0 <= counts[k] < 1 << 53}
     return {"usage": kept} if kept else {}
 
 
