@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urljoin
 from urllib.request import urlopen
 
 import ramify
+from ramify.base.errors import UserError
 from ramify.engine.checkpoints import model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.model.endpoint import HttpModel
@@ -138,12 +139,14 @@ def measure(model: HttpModel, run: Path, tasks: int = 4, attempts: int = 4, samp
 
 
 def _read(url: str) -> str:
-    """A page; "" where the server has none."""
+    """A page; "" where the server has none. Raises UserError where nothing answers."""
     try:
         with urlopen(url, timeout=60) as answer:
             return str(answer.read().decode())
     except HTTPError:
         return ""
+    except URLError as error:
+        raise UserError(f"nothing answers at {url}: {error.reason}") from None
 
 
 def main() -> None:
