@@ -17,7 +17,7 @@ from ramify.methods.kernel_search.algorithm import hit_rate
 from ramify.methods.kernel_search.library import CodeLibrary
 from ramify.methods.kernel_search.task import KernelTask
 from ramify.methods.kernel_search.tools import WEIGHT, Prescription
-from ramify.methods.kernel_search.transforms import TRANSFORMS, variants
+from ramify.methods.kernel_search.transforms import transforms_for, variants
 from ramify.methods.kernel_search.wall import Code
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Model, Sampling
@@ -126,10 +126,10 @@ class TransformProposer:
         names: Sequence[str] | None = None,
     ) -> None:
         self.task, self.seed, self.blind, self.memory = task, seed, blind, memory or SearchMemory(None)
-        self.names = list(names or TRANSFORMS)
+        self.names = list(names or transforms_for(task.kind))
         self.name = "transforms:blind" if blind else "transforms"
-        if task.kind != "c":
-            raise UserError(f"{task.path}: transforms edit kernels in C; for a {task.kind} kernel name a model with --proposer")
+        if not self.names:
+            raise UserError(f"{task.path}: transforms edit C and torch; for a {task.kind} kernel name a model with --proposer")
 
     async def propose(
         self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]

@@ -610,7 +610,7 @@ def vector_width(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="T0", category="fusion", check="bytes that the operators move", gain=(1.2, 4.0), needs=("operators", "bytes"),
+    tier="T0", category="fusion", check="bytes that the operators move", gain=(1.2, 4.0), needs=("operators", "bytes"), transforms=("compile", "in-place", "matmul"),
     prescription="Fuse neighbouring operators into one pass over memory: a kernel of your own, or torch.compile.",
 )  # fmt: skip
 def unfused_operators(m: KernelMetrics) -> Symptom | None:

@@ -1,4 +1,4 @@
-"""Transforms: typed edits of a kernel in C, each either correct by construction or caught by the wall. They compose.
+"""Transforms: typed edits of a kernel, each either correct by construction or caught by the wall. They compose. Here those for C.
 
 A transform maps code to the codes that it can make of it, none where it does not apply. It edits loops of the form
 ``for (int i = A; i < B; i++)`` inside the kernel's own function, and leaves what it does not understand alone.
@@ -16,26 +16,36 @@ from ramify.methods.kernel_search.wall import Code
 
 Edit = Callable[[Code, KernelTask], Iterator[Code]]
 TRANSFORMS: dict[str, Edit] = {}
+"""For C."""
+TORCH_TRANSFORMS: dict[str, Edit] = {}
+"""For torch; ramify.methods.kernel_search.torch_edits has them."""
 _FOR = re.compile(
     r"\bfor\s*\(\s*(?P<type>int|long|size_t|int64_t|int32_t)?\s*(?P<var>\w+)\s*=\s*(?P<first>[^;]+?)\s*;\s*(?P=var)\s*<\s*(?P<last>[^;]+?)\s*;\s*(?:(?P=var)\s*\+\+|\+\+\s*(?P=var)|(?P=var)\s*\+=\s*1)\s*\)"
 )
 
 
-def transform(name: str) -> Callable[[Edit], Edit]:
-    """Register an edit under ``name``. Raises UserError where the name is taken."""
+def transform(name: str, into: dict[str, Edit] = TRANSFORMS) -> Callable[[Edit], Edit]:
+    """Register an edit under ``name``, for C or ``into`` TORCH_TRANSFORMS. Raises UserError where the name is taken."""
 
     def register(edit: Edit) -> Edit:
-        if name in TRANSFORMS:
+        if name in into:
             raise UserError(f"there is a transform '{name}' already")
-        TRANSFORMS[name] = edit
+        into[name] = edit
         return edit
 
     return register
 
 
+def transforms_for(kind: str) -> dict[str, Edit]:
+    """The transforms of a task's kind; none where only a model writes candidates."""
+    from ramify.methods.kernel_search import torch_edits  # noqa: F401 - it registers its own
+
+    return {"c": TRANSFORMS, "torch": TORCH_TRANSFORMS, "kernelbench": TORCH_TRANSFORMS}.get(kind, {})
+
+
 def variants(name: str, code: Code, task: KernelTask) -> list[Code]:
     """What a transform makes of the code: other codes only."""
-    edit = TRANSFORMS[name]
+    edit = transforms_for(task.kind)[name]
     return [one for one in edit(code, task) if one.key != code.key]
 
 
