@@ -64,7 +64,11 @@ def test_a_search_is_stored_explained_and_continued(kernel: Path, tmp_path: Path
     assert first["candidates"] == 2
     assert run(*words, "--evals", 3) == 0
     assert said(capsys)["candidates"] == 3
-    assert run("explain", tmp_path / "run", "--json") == 0
+    assert run("explain", tmp_path / "run", "--json", "--out", tmp_path / "comment.md") == 0
+    written = (tmp_path / "comment.md").read_text(encoding="utf-8")
+    assert written.startswith("### Is this kernel faster?\n")
+    assert "3 candidates, " in written
+    assert "| ReductionOrder | " in written
     found = said(capsys)
     assert found["candidates"] == 3
     assert [one["number"] for one in found["tree"]] == [0, 1, 2, 3]

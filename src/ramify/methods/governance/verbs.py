@@ -15,10 +15,10 @@ from ramify.engine.named import find_model
 from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Json, Trust, Verbs, argument, check_forks, option
 from ramify.methods.governance import lost_rules
 from ramify.methods.governance.algorithm import mixture
-from ramify.methods.governance.markdown import markdown
 from ramify.methods.governance.record import read_rows
 from ramify.methods.governance.run import Bench, BenchConfig, NamedModel, report
 from ramify.methods.governance.standing_rules import reader, scenarios
+from ramify.render.markdown import markdown
 from ramify.render.terminal import emit, progress, say, table
 from ramify.trace.sources import conclude
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ramify.base.errors import EXIT_FAILED, UserError
+from ramify.base.files import write_whole
 from ramify.kit import DryRun, Json, RunArgument, Seed, Verbs, argument, find_run, option
 from ramify.methods.kernel_search.algorithm import KernelSearchConfig
 from ramify.render.terminal import emit, progress, say, table
@@ -329,15 +330,20 @@ def explain(
     code: Annotated[
         str | None, option("--code", metavar="NUMBER", help="Print the source of a candidate, or of the `best` one.")
     ] = None,
+    out: Annotated[Path | None, option("--out", metavar="FILE.md", help="Also write a comment for a pull request.")] = None,
     as_json: Json = False,
 ) -> None:
     """A search that is stored: its tree, why candidates were refused, and how often each tool's advice gained."""
     from ramify.methods.kernel_search import loop as searching
+    from ramify.methods.kernel_search import report
     from ramify.trace.db import Run
 
     with Run.open(find_run(run)) as opened:
         tree, records = searching.tree_of(opened)
         ends = list(opened.findings(maker=searching.KIND))
+        language = (
+            "c" if next(one.task for one in opened.trees() if one.name == searching.TREE)["data"]["kind"] == "c" else "python"
+        )
         root = next(node.text for node in opened.nodes(searching.TREE) if node.parent is None)
     refused: dict[str, int] = {}
     rates: dict[str, list[int]] = {}
@@ -375,6 +381,8 @@ def explain(
         "refused": refused,
         "tools": {name: {"gained": hits, "tried": tries} for name, (hits, tries) in sorted(rates.items())},
     }
+    if out is not None:
+        write_whole(out, report.comment(found, str(records[best - 1]["code"]["source"]) if best else root, language))
     text = "\n".join(searching.outline(tree))
     text += "\n\n" + (ends[0].why if ends else "the search has not ended: the same command continues it")
     text += (

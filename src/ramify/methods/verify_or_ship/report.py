@@ -19,6 +19,7 @@ from ramify.methods.verify_or_ship.algorithm import (
 )
 from ramify.methods.verify_or_ship.replay import AWARE, GREEDY
 from ramify.render.charts import COLOURS, Curve, curves_svg
+from ramify.render.markdown import markdown
 from ramify.render.svg import flow, frame, label, tag, text_width
 from ramify.trace.node import Finding
 
@@ -175,12 +176,19 @@ def gain_finding(row: Mapping[str, Any], name: str, best: str, config: ControlCo
 
 def comment(rows: Sequence[Mapping[str, Any]], config: ControlConfig) -> str:
     """Beliefs as Markdown for a pull request."""
-    lines = ["### How sure are we?", "", "| candidate | probability that it is right | said | next |", "|---|---|---|---|"]
-    for row in rows:
-        name = f"{row['instance']}, {row['place'] + 1}".replace("|", "/").replace("`", "'")
-        checks = ", ".join(f"{critic} {value}" for critic, value in row["checks"].items()) or "nothing"
-        lines.append(f"| {name} | {row['belief']:.0%} | {checks.replace('|', '/')} | {action_text(row['action'])} |")
-    lines += [
+    cells = [
+        [
+            f"{row['instance']}, {row['place'] + 1}".replace("`", "'"),
+            f"{row['belief']:.0%}",
+            ", ".join(f"{critic} {value}" for critic, value in row["checks"].items()) or "nothing",
+            action_text(row["action"]),
+        ]
+        for row in rows
+    ]
+    lines = [
+        "### How sure are we?",
+        "",
+        *markdown(["candidate", "probability that it is right", "said", "next"], cells),
         "",
         f"The full check costs {config.c_ver:g} and a right delivery is worth {config.reward:g}. Made by `ramify verify-or-ship score`.",
     ]

@@ -1,9 +1,12 @@
-"""Tables for Markdown files."""
+"""Tables and code for Markdown files: reports, and comments on pull requests."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from ramify.render.terminal import sanitize
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -11,6 +14,12 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]
 
     def cell(value: Any) -> str:
         text = "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-        return text.replace("|", "\\|").replace("\n", " ")
+        return sanitize(text, flatten=True).replace("|", "\\|")
 
     return ["| " + " | ".join(map(cell, line)) + " |" for line in (columns, ["---"] * len(columns), *rows)]
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Code as a block that nothing in it can close."""
+    fence = "`" * max(3, 1 + max((len(one) for one in re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{sanitize(text).rstrip()}\n{fence}"
