@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
+import ramify
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.env.battery import check_env
 from ramify.env.protocol import Task, TaskSet, Volatile, tools_of
@@ -28,6 +29,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+@ramify.tool("sandboxed")
 def put(item: str, count: int = 1, *, state: dict) -> str:
     """Put things into the basket.
 
@@ -238,6 +240,8 @@ def test_a_environment_by_import_path_plays_and_forks_in_new_processes(tmp_path:
     (tmp_path / "own_environments.py").write_text(
         "from ramify.integrations.functions import FunctionEnvironment\n"
         "from ramify.env.protocol import Task\n"
+        "from ramify import tool\n"
+        "@tool('sandboxed')\n"
         "def add(a: int, b: int, state: set) -> int:\n    'Add.'\n    state.add(a)\n    return a + b\n"
         "TASKS = [Task(f't{i}', {'prompt': f'{i} plus 1?', 'answer': str(i + 1)}) for i in range(8)]\n"
         "make = lambda: FunctionEnvironment([add], TASKS, state=lambda task: set())\n"

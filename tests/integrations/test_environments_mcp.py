@@ -40,7 +40,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def environment(settings: str = "timeout=60", flags: str = "", **more: Any) -> McpEnvironment:
+def environment(settings: str = "timeout=60 effects=add=sandboxed,pid=sandboxed", flags: str = "", **more: Any) -> McpEnvironment:
     return McpEnvironment(f"{settings} {SERVER} {flags}", tasks=TaskSet.of([TASK]), **more)
 
 
@@ -103,7 +103,7 @@ def script(messages: Any, key: int) -> str:
 
 
 def test_rollout_and_fork_in_a_new_process_memory(tmp_path: Path) -> None:
-    model, made = ScriptedModel(script, tokens=False), environment("timeout=60 at_once=3")
+    model, made = ScriptedModel(script, tokens=False), environment("timeout=60 effects=add=sandboxed at_once=3")
     attempts = play(model, made, [TASK], attempts=5, out=tmp_path / "run", sampling=LONG)
     assert {a.failure for a in attempts} == {None}
     assert {a.outcome for a in attempts} == {True, False}

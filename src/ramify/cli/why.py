@@ -146,7 +146,9 @@ def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: 
     if why.share is not None:
         parts.append(_share_text(why.share))
     if why.alternatives:
-        rows = [(one.action, one.chance.n, str(one.chance), _ends(one.chance.interval)) for one in why.alternatives[:ROWS]]
+        rows = [
+            (_named(one.action), one.chance.n, str(one.chance), _ends(one.chance.interval)) for one in why.alternatives[:ROWS]
+        ]
         parts.append(table(["what others did there", "attempts", "success", "95 % interval"], rows))
     if changes:
         parts.append(_changes_text(changes))
@@ -185,13 +187,20 @@ def _next(why: Why, folder: str, did: bool) -> list[str]:
     return [*([together] if why.several and why.share is None else []), f"Look at it: `ramify show {name} --web`"]
 
 
+def _named(action: str) -> str:
+    """An action as a table shows it: calls that a model wrote into its text as ``name(arguments)``."""
+    from ramify.trace.message import named_calls  # help starts faster without numpy
+
+    return named_calls(action)
+
+
 def _share_text(share: Share) -> str:
     whole = [(str(i), one) for i, one in enumerate(share.steps, 1)]
     kept = {i for i, one in sorted(whole, key=lambda row: (not row[1].credited, -abs(row[1].value or 0.0)))[:ROWS]}
     rows = [
         (
             i,
-            one.action[:200],
+            _named(one.action)[:200],
             "-" if one.value is None else f"{100 * one.value:+.0f}",
             "-" if one.interval is None else f"[{100 * one.interval[0]:+.0f}, {100 * one.interval[1]:+.0f}]",
             "<-" if one.credited else "",
@@ -218,7 +227,7 @@ def _steps_text(why: Why) -> str:
         rows.append(
             (
                 str(i + 1),
-                step.action[:200],
+                _named(step.action)[:200],
                 "-" if after is None else str(after),
                 "-" if after is None else "ended" if after.exact else _ends(after.interval),
                 "-" if step.change is None else f"{100 * step.change:+.0f}",
@@ -258,7 +267,7 @@ def _tools_text(fleet: list[dict[str, Any]]) -> str:
         (
             row["tool"],
             row["steps"],
-            row["action"] or "-",
+            _named(row["action"] or "-"),
             row["takers"],
             row["others"],
             row["difference"],
@@ -278,9 +287,9 @@ def _fleet_text(found: list[Why], tools: list[dict[str, Any]]) -> str:
     rows = [
         (
             one.tree,
-            one.action or "-",
+            _named(one.action or "-"),
             f"{one.before} -> {one.after}",
-            one.alternatives[0].action if one.alternatives else "-",
+            _named(one.alternatives[0].action) if one.alternatives else "-",
             (one.node or "-")[:12],
         )
         for one in found
@@ -289,7 +298,9 @@ def _fleet_text(found: list[Why], tools: list[dict[str, Any]]) -> str:
     text += "\n\n" + table(["tree", "lost at", "success", "best alternative", "node"], rows)
     if tools:
         columns = ["tool", "attempts lost", "mean change", "worst step", "tree", "node"]
-        worst_steps = [(one["tool"], one["lost"], one["change"], one["action"], one["tree"], one["node"][:12]) for one in tools]
+        worst_steps = [
+            (one["tool"], one["lost"], one["change"], _named(one["action"]), one["tree"], one["node"][:12]) for one in tools
+        ]
         text += "\n\n" + table(columns, worst_steps, "which tool loses most")
     worst = max(found, key=lambda one: (one.verdict == "step", (one.before.p or 0) - (one.after.p or 0)))
     return f"{text}\n\n{worst.headline}\n\nLook at it: `{worst.command}`"

@@ -64,8 +64,8 @@ class Env(Protocol):
 
     One that holds something to be given back (a process, a file) also has ``close()``, called once when the episode is over. One that wants
     the whole message has ``reply(message, stop)``, called instead of ``step``. One whose steps act on the world has ``branch(own, others)``,
-    called before ``reset`` where a recorded attempt is continued (with the observations of that attempt, and of others at the task), and
-    ``recall(answer)``, called before each step that repeats a recorded one (``reset`` included) with the messages that answered it then.
+    called before ``reset`` where a recorded attempt is continued (with the observations of that attempt, and of others at the task, whose
+    ``tool_results`` have the ``arguments`` of the calls, too), and ``recall(answer)``, called before each step that repeats a recorded one (``reset`` included) with the messages that answered it then.
     One that stands for an agent's requests has ``asked``, their further fields, for histories that do not say them.
     """
 

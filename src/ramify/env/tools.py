@@ -3,7 +3,8 @@ to the world.
 
 A tool's **effect** says what a branch may do with it (:data:`EFFECTS`). The first time an agent does its task its tools simply run, and
 what they gave is recorded. On a branch of what is recorded the gate decides: the recorded steps are taken again with the recorded results, and
-after them a tool is run, given its recorded result, asked about or refused, by its effect. One that declares none is refused.
+after them a tool is run, given its recorded result, asked about or refused, by its effect. One that declares none is refused. So it is for
+every tool of a third party: of a person's own agent, of functions and of MCP servers as environments.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import builtins
 import functools
 import inspect
 import json
+import shlex
 import sys
 import threading
 import weakref
@@ -66,6 +68,8 @@ EFFECTS = {
     "ask": "is run again after a person said yes; without a terminal it is refused",
 }
 """What a branch does with a tool, by the effect it declares."""
+EVERY = "*"
+"""Among effects by name: the tools that are not named and declare nothing themselves."""
 RUNS = "tool_runs"
 """In the data of an observation: one {"name", "arguments", "effect", "how", "result" (JSON text) or "error"} for each tool that was called before it.
 ``how`` is run, replayed (given its recorded result), asked (a person said yes, and it was run) or refused; ``asks``: a model was asked while it
@@ -97,12 +101,12 @@ def check_effect(effect: str, name: str) -> None:
 
 
 def read_effects(texts: Iterable[str]) -> dict[str, str]:
-    """Effects from ``NAME=EFFECT`` each. Raises UserError."""
+    """Effects from ``NAME=EFFECT`` each; the name ``*`` is :data:`EVERY`. Raises UserError."""
     found = {}
     for text in texts:
         name, equals, effect = text.partition("=")
         if not equals or not name:
-            raise UserError(f"--effect is NAME=EFFECT, as in --effect send_mail=ask, not '{text}'")
+            raise UserError(f"what a tool does is said as NAME=EFFECT, as in send_mail=ask, not '{text}'")
         check_effect(effect, f"the tool '{name}'")
         found[name] = effect
     return found
@@ -122,6 +126,11 @@ def declare(environment: Any, effects: Mapping[str, str]) -> None:
 def effect_of(function: object) -> str:
     """The effect that a function declares; "" where it declares none."""
     return str(getattr(function, "ramify_effect", ""))
+
+
+def how_to_declare(name: str, otherwise: str = "@ramify.tool(EFFECT) above it") -> str:
+    """How a person says what the tool ``name`` does, one clause."""
+    return f"declare it with --effect {shlex.quote(f'{name}=EFFECT')}, or {otherwise}; EFFECT is {', '.join(EFFECTS)}"
 
 
 def _declared(function: Callable[..., Any], effect: str, name: str) -> Callable[..., Any]:
@@ -236,7 +245,11 @@ class ToolGate:
     on_refused: Callable[[str], object] = lambda why: None
     """Called with the reason where a call was refused: the episode ends there."""
     effects: Mapping[str, str] = field(default_factory=dict)
-    """Effects by name, which count more than what a tool itself declares."""
+    """Effects by name, which count more than what a tool itself declares; :data:`EVERY` counts less."""
+    stateful: bool = False
+    """Whether what the recorded calls did is a part of the state to go back to: past one that declares nothing there is no way back then."""
+    declaring: Callable[[str], str] = how_to_declare
+    """How a tool of that name is declared, for the sentence that refuses it."""
     box: WorkFolder = field(default_factory=WorkFolder)
     branched: bool = False
     requests: int = 0
@@ -258,6 +271,13 @@ class ToolGate:
         """No tool runs from now on."""
         self._closed = self._closed or why
 
+    def begin_anew(self) -> None:
+        """A further episode begins, with no call made; whether it is a branch stays."""
+        self._closed, self._recorded = "", None
+        self.calls.clear()
+        self._new.clear()
+        self._made.clear()
+
     def leave(self) -> None:
         """The agent's code has ended, so a call from an unknown thread is not its own any more."""
         _open.discard(self)
@@ -275,6 +295,19 @@ class ToolGate:
     def recall(self, runs: Iterable[Mapping[str, Any]]) -> None:
         """The next calls, up to :meth:`taken`, were made before: these are their records."""
         self._recorded = [dict(one) for one in runs]
+
+    @property
+    def given(self) -> dict[str, int]:
+        """How often each call was made that gives recorded results, in their order: what a snapshot of the episode has to hold."""
+        return {key: n for key, n in self._made.items() if self.effect(json.loads(key)[0]) == "replay"}
+
+    @given.setter
+    def given(self, counts: Mapping[str, int]) -> None:
+        self._made = Counter(counts)
+
+    def effect(self, name: str, own: str = "") -> str:
+        """What the tool ``name`` does, where it declares ``own`` itself; "" where nothing says it."""
+        return self.effects.get(name) or own or self.effects.get(EVERY, "")
 
     def bar(self, name: str, effect: str, arguments: Mapping[str, Any], why: str) -> None:
         """Note a call that was refused before the agent could make it."""
@@ -333,7 +366,7 @@ class ToolGate:
                 given = json.loads(canonical_json(dict(arguments)))
             except (TypeError, ValueError, RecursionError):
                 given = {key: repr(value) for key, value in arguments.items()}
-            effect = self.effects.get(name, effect)
+            effect = self.effect(name, effect)
             record = {"name": name, "arguments": given, "effect": effect}
             key = _key(name, given)
             nth = self._made[key]
@@ -346,8 +379,7 @@ class ToolGate:
                 return self._replayed(record, key, nth)
             if effect not in EFFECTS:
                 self._refused(
-                    record,
-                    f"the tool '{name}' declares no effect, so it is not run on a branch: ramify.tool(\"pure\") or another says what it does",
+                    record, f"the tool '{name}' declares no effect, so it is not run on a branch: {self.declaring(name)}"
                 )
         return record | {"run": self._asked(record) if effect == "ask" else "run", "began": self.requests}
 
@@ -364,7 +396,15 @@ class ToolGate:
             )
         else:
             found = self._recorded.pop(at)
-        effect = record["effect"]
+        effect, name = record["effect"], record["name"]
+        if self.stateful and effect not in EFFECTS:
+            if not self.branched:  # the attempt itself, taken up where it was interrupted
+                return record | {"run": "run"}
+            self._refused(
+                record,
+                f"the tool '{name}' declares no effect, and a step before the branch called it: going back past it would run it again, "
+                f"or leave out what it did: {self.declaring(name)}",
+            )
         if effect == "sandboxed" or (
             effect == "pure" and found.get("asks")
         ):  # its box has to become what it was; its agent asks again

@@ -330,7 +330,7 @@ class AgentEpisode:
         for call in message.calls:
             if call.name in self.seen or call.error:
                 continue
-            effect = self.effects.get(call.name, "")
+            effect = self.gate.effect(call.name, self.effects.get(call.name, ""))
             if effect in ("pure", "sandboxed"):
                 continue
             if effect == "ask" and not replay:
@@ -347,7 +347,9 @@ class AgentEpisode:
             )
             declared = f"is declared '{effect}', and ramify does not see its calls" if effect else "declares no effect"
             return self._refused(
-                call, effect, f"the tool '{call.name}' {declared}: {where} (put @ramify.tool above it, and name it in tools=)"
+                call,
+                effect,
+                f"the tool '{call.name}' {declared}: {where} (--effect {call.name}=pure or sandboxed, or @ramify.tool above it and its name in tools=)",
             )
         return ""
 

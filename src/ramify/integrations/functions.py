@@ -22,7 +22,7 @@ from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, read_task_set
 from ramify.env.tools import effect_of, tool_json
 from ramify.integrations.spec import TaskList
-from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text
+from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text, refusal
 from ramify.rollout.components import find_environment
 from ramify.trace.message import write_call
 
@@ -83,7 +83,7 @@ class FunctionTool:
         try:
             checked = self._model.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
-            return Result(f"error: {self._sentence(error.errors(include_url=False)[0])}", refused=True)
+            return refusal(self._sentence(error.errors(include_url=False)[0]))
         given = {name: getattr(checked, f"p{i}") for i, name in enumerate(self._parameters)}
         try:
             return Result(as_text(self.function(**given, **({STATE: state} if self._stateful else {}))))
@@ -106,9 +106,10 @@ class FunctionEpisode(ToolEpisode):
     """One episode with functions as tools."""
 
     def __init__(self, environment: FunctionEnvironment) -> None:
-        super().__init__(self.call, environment.tools, environment.system, environment.max_turns, environment.grade)
+        super().__init__(
+            self.call, environment.tools, environment.system, environment.max_turns, environment.grade, environment.effects
+        )
         self._environment, self._state = environment, None
-        self.guard(environment.effects)
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Show ``task``, with a state of its own. Raises UserError where the task has no text."""
@@ -119,7 +120,7 @@ class FunctionEpisode(ToolEpisode):
         """Run the function of that name."""
         tool = self._environment.functions.get(name)
         if tool is None:
-            return Result(f"error: there is no tool '{name}' ({nearest(name, self._environment.functions)})", refused=True)
+            return refusal(f"there is no tool '{name}' ({nearest(name, self._environment.functions)})")
         return self.guarded(name, arguments, lambda: tool.run(arguments, self._state))
 
     def judged(self) -> Any:
@@ -127,8 +128,9 @@ class FunctionEpisode(ToolEpisode):
         return self._state
 
     def snapshot(self) -> Snapshot | None:
-        """The state: as JSON where it is JSON, else a copy in memory, or None where it cannot be copied."""
-        body = {"state": self._state, "over": self._over}
+        """The state, the box's files with it: as JSON where it is JSON, else a copy in memory, or None where it cannot be copied."""
+        body: dict[str, Any] = {"state": self._state, "over": self._over}
+        body |= {name: held for name, held in (("given", self.gate.given), ("files", self.gate.box.files)) if held}
         try:
             if json.loads(canonical_json(body)) == body:
                 return copy.deepcopy(body)
@@ -143,13 +145,16 @@ class FunctionEpisode(ToolEpisode):
         """Go back to ``snapshot``."""
         body = copy.deepcopy(snapshot.state if isinstance(snapshot, Volatile) else snapshot)
         self._state, self._over = body["state"], body["over"]
+        self.gate.given, self.gate.box.files = body.get("given", {}), body.get("files", {})
 
     def key(self) -> str | None:
         """The task and the state, where that is JSON."""
         if self._task is None:
             return None
         try:
-            return json_hash([dict(self._task.data), self._state, self._over])
+            return json_hash(
+                [dict(self._task.data), self._state, self._over, *([files] if (files := self.gate.box.files) else [])]
+            )
         except (TypeError, ValueError, RecursionError):
             return None
 
@@ -161,8 +166,9 @@ class FunctionEnvironment:
     function raises is returned to the agent. ``tasks``: tasks with a field ``prompt`` (text), a file of them (JSON lines), or a function
     (split, n, seed) -> tasks. ``grade(task, answer, state)`` scores the agent's final answer, 1 is success; without one the answer must
     equal the task's ``answer``, where it has any. ``state(task)`` makes what the functions share in one episode: a function
-    with a parameter ``state`` is handed it. State outside it (globals, files) is not rewound by a fork: where one of the functions declares
-    what it does to the world (:func:`ramify.tool`), a fork runs those alone that may be run. Raises UserError.
+    with a parameter ``state`` is handed it. State outside it (globals, files) is not rewound by a fork. What a function does is
+    declared with :func:`ramify.tool`: on a branch one that declares nothing is not run, and one that acts on ``state`` alone is "sandboxed".
+    Raises UserError.
     """
 
     def __init__(

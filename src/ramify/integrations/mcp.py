@@ -1,6 +1,8 @@
 """MCP tool servers as environments: ``mcp:tasks=FILE COMMAND ARGS...`` starts the command for every episode and offers its tools.
 
-The server's state is its own, so there is no snapshot: a fork starts a new server and replays the calls. Every server is reaped, also
+The server's state is its own, so there is no snapshot: a fork starts a new server and makes those of the recorded calls again that are declared
+``sandboxed``. A tool that declares no effect is not run on a branch. What a server's annotations say of a tool (``readOnlyHint``) is a hint of
+a third party: it declares nothing, and is only told to the person who has to. Every server is reaped, also
 one that hangs, and it inherits no variable of the environment but HOME, PATH and the like.
 """
 
@@ -26,9 +28,9 @@ from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.plugins import own_function
 from ramify.base.registry import register
 from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet, read_task_set
-from ramify.env.tools import cut, describe, tool_json
+from ramify.env.tools import describe, how_to_declare, read_effects, tool_json
 from ramify.integrations.spec import TaskList, import_package, value_of
-from ramify.integrations.tools import Grade, Result, ToolEpisode, names
+from ramify.integrations.tools import Grade, Result, ToolEpisode, names, refusal
 
 T = TypeVar("T")
 TIMEOUT = 30.0
@@ -36,7 +38,7 @@ TIMEOUT = 30.0
 LEAVING = 10.0
 """Seconds after which a server that does not end is left to the reaper's kill."""
 AT_ONCE = 8
-_SETTINGS = ("tasks", "grade", "timeout", "max_turns", "at_once")
+_SETTINGS = ("tasks", "grade", "timeout", "max_turns", "at_once", "effects")
 
 
 class ToolServer:
@@ -46,6 +48,8 @@ class ToolServer:
         self._command, self._timeout = list(command), timeout
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         self._client: Any = None
+        self.read_only: set[str] = set()
+        """The tools of which the server says that they only read."""
         self._leave: asyncio.Event | None = None
         self._started: Future[list[dict[str, Any]]] = Future()
         self._served: Future[None] = asyncio.run_coroutine_threadsafe(self._serve(), _loop())
@@ -95,6 +99,7 @@ class ToolServer:
                     for _ in range(100):
                         page = await client.list_tools(cursor=cursor)
                         tools += [tool_json(t.name, t.description or "", t.input_schema) for t in page.tools]
+                        self.read_only |= {t.name for t in page.tools if t.annotations and t.annotations.read_only_hint}
                         cursor = page.next_cursor
                         if not cursor:
                             break
@@ -135,16 +140,15 @@ class McpEpisode(ToolEpisode):
     """One episode with a server of its own. The grader's state is the list of calls made: ``{"name", "arguments", "text", "error"}``."""
 
     def __init__(self, environment: McpEnvironment) -> None:
-        super().__init__(self.call, [], "", environment.max_turns, environment.grade)
+        super().__init__(self.call, [], "", environment.max_turns, environment.grade, environment.effects)
         self._environment = environment
-        self.guard(environment.effects)
         self._server: ToolServer | None = None
         self._calls: list[dict[str, Any]] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start a server and show ``task``. Raises UserError where the task has no text."""
-        first = self.begin(task)
         self.close()
+        first = self.begin(task)
         self._calls = []
         self._server = ToolServer(self._environment.command, self._environment.timeout)
         self.system = describe(self._server.tools)
@@ -157,7 +161,7 @@ class McpEpisode(ToolEpisode):
             raise InfrastructureError("env", "step without a running episode")
         known = names(self._server.tools)
         if name not in known:
-            return Result(f"error: there is no tool '{name}' ({nearest(name, known)})", refused=True)
+            return refusal(f"there is no tool '{name}' ({nearest(name, known)})")
         server = self._server
 
         def run() -> Result:
@@ -165,8 +169,13 @@ class McpEpisode(ToolEpisode):
             return Result("\n".join(map(_part, reply.content)), failed=bool(reply.is_error))
 
         result = self.guarded(name, arguments, run)
-        self._calls.append({"name": name, "arguments": dict(arguments), "text": cut(result.text), "error": result.failed})
+        self._calls.append({"name": name, "arguments": dict(arguments), "text": result.text, "error": result.failed})
         return result
+
+    def declaring(self, name: str) -> str:
+        """How a tool is declared; where the server calls it read-only, that, too."""
+        hint = " (its server calls it read-only, which would be pure)" if self._server and name in self._server.read_only else ""
+        return how_to_declare(name, f"effects={name}=EFFECT before the server's command") + hint
 
     def judged(self) -> list[dict[str, Any]]:
         """The calls made so far."""
@@ -193,7 +202,8 @@ class McpEpisode(ToolEpisode):
 @register("env", "mcp")
 class McpEnvironment:
     """``COMMAND ARGS...`` over stdio. Settings before the command: ``tasks=FILE`` (JSON lines with a ``prompt``), ``grade=MODULE:FUNCTION``
-    ((task, answer, calls) -> score), ``timeout=SECONDS``, ``max_turns=N``, ``at_once=N`` (servers open at a time).
+    ((task, answer, calls) -> score), ``timeout=SECONDS``, ``max_turns=N``, ``at_once=N`` (servers open at a time), ``effects=TOOL=EFFECT,...``
+    (what tools do to the world, :data:`ramify.env.tools.EFFECTS`; the tool ``*`` is all others).
 
     Raises UserError on a command or file that does not exist, NeedsError where mcp is not installed.
     """
@@ -223,7 +233,7 @@ class McpEnvironment:
         listed = read_task_set(Path(found["tasks"])) if "tasks" in found else tasks
         self._tasks = None if listed is None else TaskList(listed, self.name)
         self._tools: list[dict[str, Any]] | None = None
-        self.effects: dict[str, str] = {}
+        self.effects = read_effects(filter(None, found.get("effects", "").split(",")))
 
     @property
     def tools(self) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 A reply's calls are run in their order and answered in one message of role ``tool``; a reply without a call is the agent's answer, which
 is graded and ends the episode. Calls are written ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; what an endpoint returns
 as calls of its own reaches the environment in the same form.
+
+Every call passes the gate of :mod:`ramify.env.tools`: on a branch a tool that declares no effect is not run.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.env.protocol import Observation, Task
-from ramify.env.tools import GATE, RUNS, ToolGate, Tools, cut, describe
+from ramify.env.tools import GATE, RUNS, ToolGate, Tools, cut, describe, how_to_declare
 from ramify.score.match import ExactMatch
 from ramify.trace.message import Message, ToolCall, parse_tool_calls, plain
 
@@ -35,6 +37,11 @@ class Result:
     refused: bool = False
 
 
+def refusal(why: str) -> Result:
+    """The answer to a call that is wrong."""
+    return Result(cut(f"error: {why}"), refused=True)
+
+
 def check_prompt(task: Task) -> str:
     """The words of a task. Raises UserError where it has none."""
     for name in PROMPTS:
@@ -44,36 +51,41 @@ def check_prompt(task: Task) -> str:
 
 
 class ToolEpisode:
-    """One episode; ``call(name, arguments)`` runs a tool."""
+    """One episode; ``call(name, arguments)`` runs a tool. ``effects`` are what the tools do to the world, by name."""
 
     def __init__(
-        self, call: Callable[[str, Mapping[str, Any]], Result], tools: Tools, words: str, max_turns: int, grade: Grade | None
+        self,
+        call: Callable[[str, Mapping[str, Any]], Result],
+        tools: Tools,
+        words: str,
+        max_turns: int,
+        grade: Grade | None,
+        effects: Mapping[str, str],
     ) -> None:
         self._call = call
         self.system, self.max_turns, self._grade = describe(tools, words), max_turns, grade
         self._task: Task | None = None
         self._over = False
-        self.gate: ToolGate | None = None
-        """Set where effects of tools were declared; without it the tools are the environment's own, which forks go back to as a whole."""
+        self.gate = ToolGate(on_refused=self._refuse, effects=effects, stateful=True, declaring=self.declaring)
+        if not effects:
+            self.gate.leave()  # no tool was declared that could be called from elsewhere
         self._refused = ""
         self._before: Sequence[Message] = ()
 
-    def guard(self, effects: Mapping[str, str]) -> None:
-        """Let every call pass a gate that knows these effects; where there are none, none is needed."""
-        if effects:
-            self.gate = ToolGate(effects=effects, on_refused=self._refuse)
+    def declaring(self, name: str) -> str:
+        """How a tool is declared, for the sentence that refuses it."""
+        return how_to_declare(name)
 
     def _recall(self, calls: Sequence[ToolCall]) -> None:
-        """Let the gate give what was recorded of these calls, where they were made before; also of a recording made without a gate."""
+        """Let the gate give what was recorded of these calls, where they were made before."""
         before, self._before = self._before, ()
-        if self.gate is None or not before:
+        if not before:
             return
         runs = [run for one in before for run in one.data.get(RUNS) or ()]
         if not runs:
             shown = [one for message in before for one in message.data.get("tool_results") or ()]
-            for call, one in zip(calls, shown, strict=False):
-                text = json.dumps(asdict(Result(one["text"], bool(one["error"]))))
-                runs.append({"name": call.name, "arguments": dict(call.arguments), "result": text})
+            elsewhere = [{"text": one.text} for one in before]  # a recording of another make has a message for each call
+            runs = list(map(_record, calls, shown or elsewhere))
         self.gate.recall(runs)
 
     def _refuse(self, why: str) -> None:
@@ -81,8 +93,8 @@ class ToolEpisode:
 
     def branch(self, own: Iterable[Message], others: Iterable[Message]) -> None:
         """What follows the recorded steps is a branch."""
-        if self.gate is not None:
-            self.gate.branch(own, others)
+        replays = "replay" in self.gate.effects.values()  # else nothing of them is asked for
+        self.gate.branch(map(_with_runs, own) if replays else (), map(_with_runs, others) if replays else ())
 
     def recall(self, recorded: Sequence[Message]) -> None:
         """The next step was answered with these messages before."""
@@ -90,17 +102,19 @@ class ToolEpisode:
 
     def close(self) -> None:
         """No tool runs from here on."""
-        if self.gate is not None:
-            self.gate.close()
-            self.gate.leave()
+        self.gate.close()
+        self.gate.leave()
 
     def guarded(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Result]) -> Result:
-        """What a call of a tool that there is gives: by the gate, where there is one."""
-        if self.gate is None:
-            return run()
+        """What a call of a tool that there is gives, by the gate. ``text`` is as it is shown."""
+
+        def whole() -> dict[str, Any]:
+            result = run()
+            return asdict(replace(result, text=cut(result.text)))
+
         token = GATE.set(self.gate)
         try:
-            return Result(**self.gate.run(name, "", arguments, lambda: asdict(run())))
+            return Result(**self.gate.run(name, "", arguments, whole))
         finally:
             GATE.reset(token)
 
@@ -111,7 +125,8 @@ class ToolEpisode:
     def begin(self, task: Task) -> Observation:
         """Show ``task``."""
         text = check_prompt(task)
-        self._task, self._over = task, False
+        self._task, self._over, self._refused = task, False, ""
+        self.gate.begin_anew()
         return Observation(text)
 
     def step(self, action: str) -> Observation:
@@ -125,14 +140,14 @@ class ToolEpisode:
         results = []
         for call in calls[:MOST_CALLS]:
             try:
-                result = Result(f"error: {call.error}", refused=True) if call.error else self._call(call.name, call.arguments)
+                result = refusal(call.error) if call.error else self._call(call.name, call.arguments)
             except InfrastructureError:
                 if not self._refused:
                     raise
                 return Observation(self._refused, role="tool", failure=f"tool: {self._refused}", data=self._runs())
             results.append((call.name, result))
-        results += [(call.name, Result(f"error: more than {MOST_CALLS} calls", refused=True)) for call in calls[MOST_CALLS:]]
-        shown = [{"name": name, "text": cut(result.text), "error": result.failed or result.refused} for name, result in results]
+        results += [(call.name, refusal(f"more than {MOST_CALLS} calls")) for call in calls[MOST_CALLS:]]
+        shown = [{"name": name, "text": result.text, "error": result.failed or result.refused} for name, result in results]
         text = (
             shown[0]["text"]
             if len(shown) == 1
@@ -142,8 +157,9 @@ class ToolEpisode:
         return Observation(str(text), valid=not any(result.refused for _, result in results), role="tool", data=data)
 
     def _runs(self) -> dict[str, Any]:
-        runs = [] if self.gate is None else self.gate.taken()
-        return {RUNS: plain(runs)} if runs else {}
+        """What the gate says of the calls, where it says more than the results and the reply do."""
+        runs = self.gate.taken()
+        return {RUNS: plain(runs)} if any(run["effect"] or run["how"] != "run" for run in runs) else {}
 
     def _answer(self, task: Task, answer: str) -> Observation:
         self._over = True
@@ -164,6 +180,21 @@ class ToolEpisode:
             raise
         except Exception as error:  # a third-party grader may raise anything
             raise InfrastructureError("scorer", f"the grader failed: {type(error).__name__}: {error}") from error
+
+
+def _record(call: ToolCall, shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a call (:data:`RUNS`), by what the agent was shown."""
+    result = json.dumps(asdict(Result(shown["text"], bool(shown.get("error")))))
+    return {"name": call.name, "arguments": dict(call.arguments), "how": "run", "result": result}
+
+
+def _with_runs(message: Message) -> Message:
+    """An observation with the records of its calls, also where none was kept because no tool had declared an effect then."""
+    shown = [one for one in message.data.get("tool_results") or () if "arguments" in one]
+    if RUNS in message.data or not shown:
+        return message
+    runs = [_record(ToolCall(one["name"], one["arguments"]), one) for one in shown]
+    return replace(message, data={**message.data, RUNS: runs})
 
 
 def as_text(value: Any) -> str:

@@ -34,6 +34,7 @@ from ramify.stats.drops import Counts
 from ramify.stats.intervals import Interval, wilson
 from ramify.trace.db import Run
 from ramify.trace.graph import short
+from ramify.trace.message import named_calls
 from ramify.trace.node import Finding, Node, TreeInfo
 from ramify.trace.outcome import is_fork, settled
 from ramify.trace.view import Step, TokenMessage, View
@@ -640,6 +641,8 @@ def why(
         with episodes.committing():
             rule, own, stood = complete(_search(forks, rule, purpose, describe))
             result = replace(_result(case, forks, rule, own, stood, level), note=_other(episodes, view))
+            if forks.first_failure:
+                result = replace(result, note=f"{result.note} The first that failed: {forks.first_failure}.".strip())
             if forks.first_failure and not result.before.n:
                 raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
             if share:
@@ -819,20 +822,25 @@ def alternatives(case: AskedAttempt, t: int, there: Sequence[Passage]) -> tuple[
 
 def head(action: str) -> str:
     """The tool that an action calls: its first word, up to a bracket."""
-    return (action.split() or [""])[0].split("(")[0].strip(":`*\"'{}[]")
+    return (named_calls(action).split() or [""])[0].split("(")[0].strip(":`*\"'{}[]")
 
 
 def _words(action: str) -> str:
     return " ".join(action.split())
 
 
+def _named(action: str) -> str:
+    """An action as a headline has it."""
+    return _words(named_calls(action))
+
+
 def _lost(lost: Why, there: int) -> str:
     verb = "Won" if lost.success else "Lost"
-    own = _words(lost.action or "")
-    text = f"{verb} at `{_unlike(own, lost.alternatives[0].action if lost.alternatives else '')}`: success {lost.before} -> {lost.after}."
+    own = _named(lost.action or "")
+    text = f"{verb} at `{_unlike(own, _named(lost.alternatives[0].action) if lost.alternatives else '')}`: success {lost.before} -> {lost.after}."
     if lost.alternatives:
         best = lost.alternatives[0]
-        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(best.action, own)}`"
+        did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(_named(best.action), own)}`"
         text += f" From the same state {best.chance.n} of {plural(there, 'attempt')} {did}: {best.chance}."
     return text
 
@@ -846,7 +854,7 @@ def _unlike(action: str, other: str, width: int = 60) -> str:
 
 
 def _together(whole: Why, share: Share) -> str:
-    *rest, last = (f"`{short(_words(one.action), 60)}` ({100 * (one.value or 0.0):+.0f})" for one in share.credited)
+    *rest, last = (f"`{short(_named(one.action), 60)}` ({100 * (one.value or 0.0):+.0f})" for one in share.credited)
     steps = f"{', '.join(rest)} and {last}" if rest else last
     verb = "won" if whole.success else "lost"
     return f"No one step {verb} it: success {share.start} -> {share.end}, of which {steps} points."

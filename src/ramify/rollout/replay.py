@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ramify.base.errors import InfrastructureError
@@ -65,8 +65,10 @@ def recall(env: Env, recorded: Sequence[Message]) -> None:
         told(recorded)
 
 
-def observed(tree: Tree, node: Node) -> tuple[list[Message], list[Message]]:
-    """The observations on the path to ``node`` and below it, and all others of the tree, each in order."""
+def observed(tree: Tree, node: Node) -> tuple[Iterator[Message], Iterator[Message]]:
+    """The observations on the path to ``node`` and below it, and all others of the tree, each in order. Their ``tool_results`` have the
+    ``arguments`` of the calls, too.
+    """
     own = {one.id for one, _ in tree.path(node.id).segments}
     below = [node.id]
     while below:
@@ -74,14 +76,33 @@ def observed(tree: Tree, node: Node) -> tuple[list[Message], list[Message]]:
         own |= {one.id for one in found}
         below += [one.id for one in found]
     answers = [one for one in tree.nodes.values() if one.role not in ("assistant", "system", "root")]
-    return [one.message for one in answers if one.id in own], [one.message for one in answers if one.id not in own]
+    return (_answer(tree, one) for one in answers if one.id in own), (_answer(tree, one) for one in answers if one.id not in own)
+
+
+def _answer(tree: Tree, seen: Node) -> Message:
+    """An observation with the arguments of the calls that it answers, which stand in the reply before it."""
+    message, parts = seen.message, list[tuple[Node, int, int]]()
+    shown = message.data.get("tool_results")
+    if not shown:
+        return message
+    child = seen
+    while child.parent is not None and (reply := tree.nodes[child.parent]).role == "assistant":
+        parts.append((reply, 0, child.offset))
+        child = reply
+        if reply.opens:
+            break
+    calls = message_of(parts[::-1]).calls if parts else []
+    results = [{**one, "arguments": dict(call.arguments)} for call, one in zip(calls, shown, strict=False)]
+    return replace(message, data={**message.data, "tool_results": results})
 
 
 def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
     """Compare the environment's answer at ``step`` (0: its start) with the recorded one: text, reward, and whether it ended.
 
-    Raises InfrastructureError("env") where they differ. Space around the text does not count: chat templates trim it.
+    Raises InfrastructureError("env") where they differ, or the one that the answer ends with. Space around the text does not count: chat templates trim it.
     """
+    if now.failure:
+        raise InfrastructureError(*now.failure.split(": ", 1))
     was, text = recorded.text, now.text
     over = "over" if recorded.stop == "terminated" else "not over"
     is_over = "over" if now.terminated else "not over"

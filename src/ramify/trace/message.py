@@ -258,6 +258,15 @@ def write_call(name: Any, arguments: Any, lines: bool = False) -> str:
     return f"{CALL}\n{body}\n{CALL_END}" if lines else f"{CALL}{body}{CALL_END}"
 
 
+def named_calls(text: str) -> str:
+    """``text`` with each call that is written into it as ``name(arguments)``, as :meth:`Message.spoken` has those alongside it."""
+    for call in reversed(parse_tool_calls(text)):
+        if not call.error:
+            start, end = call.char_span
+            text = f"{text[:start]}{call.name}({as_text(dict(call.arguments))}){text[end:]}"
+    return text
+
+
 def joined_reply(text: str, calls: Sequence[Any]) -> str:
     """The text of a reply that :func:`split_reply` takes apart into ``text`` and ``calls`` (OpenAI's form)."""
     written = [write_call(*_function(call), lines=True) for call in calls]

@@ -152,13 +152,14 @@ class EnvironmentApi:
 
     def _restored(self, source: ServedEpisode) -> Env:
         snapshot = source.env.snapshot()
-        env, _ = self._started(source.task, source.seed)
+        env, _ = self._started(source.task, source.seed, branched=True)
         try:
             if snapshot is not None:
                 env.restore(snapshot)
             else:
                 for action in source.actions:
-                    env.step(action)
+                    if failure := env.step(action).failure:
+                        raise InfrastructureError(*failure.split(": ", 1))
         except BaseException:
             close(env)
             raise
@@ -221,9 +222,11 @@ class EnvironmentApi:
         env, seen = await self._in_thread(lambda: self._started(task, self.seed if seed is None else seed))
         return ServedEpisode(name, env, task, self.seed if seed is None else seed), seen
 
-    def _started(self, task: Task, seed: int) -> tuple[Env, Observation]:
+    def _started(self, task: Task, seed: int, branched: bool = False) -> tuple[Env, Observation]:
         env = self.environment.make()
         try:
+            if branched and (told := getattr(env, "branch", None)) is not None:
+                told((), ())  # its answers were not kept, so tools that give recorded ones are refused
             return env, env.reset(task, seed)
         except BaseException:
             close(env)

@@ -16,6 +16,7 @@ from ramify.render.trees import TreeStep, tree_svg
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.fork import Arm, Fork
 from ramify.trace.db import Run
+from ramify.trace.message import named_calls
 from ramify.trace.tree import Tree
 from ramify.web import pages
 
@@ -108,14 +109,18 @@ def _why(why: Why) -> str:
     for at, step in enumerate(why.steps, 1):
         after = "-" if step.after is None or step.after.p is None else _share(step.after.p, step.after.interval)
         change = "-" if step.change is None else pages.signed_points(step.change)
-        rows.append([str(at), clip(step.action, 120), after, change, "stands out" if step.stands_out else ""])
+        rows.append([str(at), clip(named_calls(step.action), 120), after, change, "stands out" if step.stands_out else ""])
         if why.share is not None:
             one = why.share.steps[at - 1]
             rows[-1].insert(
                 4, "-" if one.value is None else pages.signed_points(one.value) + (", credited" if one.credited else "")
             )
     others = [
-        [clip(one.action, 120), str(one.chance.n), "-" if one.chance.p is None else _share(one.chance.p, one.chance.interval)]
+        [
+            clip(named_calls(one.action), 120),
+            str(one.chance.n),
+            "-" if one.chance.p is None else _share(one.chance.p, one.chance.interval),
+        ]
         for one in why.alternatives
     ]
     return _cell(
