@@ -101,7 +101,8 @@ Effects = Annotated[
     option(
         "--effect",
         metavar="TOOL=EFFECT",
-        help="What a tool of the agent's does to the world: pure, replay, sandboxed or ask; repeatable. One that declares none is not run on a branch.",
+        help="What a tool does to the world: pure, replay, sandboxed or ask; repeatable; the tool * is all others. One that declares none is not run on a "
+        "branch, whatever an MCP server's annotations say of it.",
     ),
 ]
 Form = Annotated[

@@ -125,7 +125,7 @@ class ToolEpisode:
     def begin(self, task: Task) -> Observation:
         """Show ``task``."""
         text = check_prompt(task)
-        self._task, self._over, self._refused = task, False, ""
+        self._task, self._over, self._refused, self._before = task, False, "", ()
         self.gate.begin_anew()
         return Observation(text)
 
