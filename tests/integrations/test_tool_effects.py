@@ -209,6 +209,8 @@ def test_why_names_the_tool_and_shows_calls_by_their_names(tmp_path: Path) -> No
     assert made.ran == before
     found = ramify.why(tmp_path / "run", model=hasty, env=made.env(add="pure"), samples=200)
     assert found.verdict == "step"
+    declared = ramify.why(tmp_path / "run", model=hasty, env=made.env(), samples=201, effects={"add": "pure"})
+    assert declared.command.endswith("--n 32 --effect add=pure"), "the command that it gives is one that runs"
     assert 'Lost at `add({"amount":4})`' in found.headline
     assert 'chose `add({"amount":5})`' in found.headline
     assert found.alternatives[0].action == call("add", amount=5), "what can be tried again is the text as it was"
@@ -218,6 +220,23 @@ def test_calls_by_name() -> None:
     assert named_calls(f"I add. {call('add', amount=2)} {call('peek')}") == 'I add. add({"amount":2}) peek({})'
     assert named_calls("go hall") == "go hall"
     assert named_calls("<tool_call>{broken</tool_call>") == "<tool_call>{broken</tool_call>"
+
+
+def test_a_fork_of_a_served_episode_is_a_branch(tmp_path: Path) -> None:
+    from starlette.testclient import TestClient
+
+    from ramify.web.environments import EnvironmentApi
+
+    for snapshots in (True, False):
+        made = Counter(tmp_path / f"ran-{snapshots}", snapshots)
+        client = TestClient(EnvironmentApi(made.env(), TASKS).app())
+        client.post("/reset", json={"episode_id": "a"})
+        add = {"name": "add", "arguments": {"amount": 2}}
+        assert client.post("/step", json={"episode_id": "a", "action": add}).json()["observation"]["text"] == "2"
+        forked = client.post("/fork", json={"episode_id": "a", "as": "b"})
+        said = client.post("/step", json={"episode_id": "b", "action": add}) if snapshots else forked
+        assert "'add' declares no effect" in said.text
+        assert made.ran == ["add"]
 
 
 # -- a real server

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.words import plural
-from ramify.env.tools import read_effects
+from ramify.env.tools import effect_options, read_effects
 from ramify.kit import DryRun, Effects, ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
 from ramify.render.terminal import emit, progress, table
 
@@ -107,7 +107,11 @@ def why(
         record["do"] = [one.to_json() for one in changes]
     if every:
         record |= {"all": [one.to_json() for one in found], "tools": job.lost_by_tool(found)}
-    text = _fleet_text(found, record["tools"]) if every else _text(found[0], changes, fleet, str(folder), do is not None)
+    text = (
+        _fleet_text(found, record["tools"])
+        if every
+        else _text(found[0], changes, fleet, str(folder), do is not None, effect_options(who["effects"]))
+    )
     emit(record, as_json, "" if as_json else text)
     if any(one.spent for one in found):
         raise BudgetSpentError(SPENT.format(samples, "credit was shared" if share else "a step stood out"))
@@ -140,7 +144,7 @@ def _counting(bar: Progress, most: int) -> Any:
     return on_attempt
 
 
-def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: str, did: bool) -> str:
+def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: str, did: bool, options: str) -> str:
     """The headline, the steps, the alternatives, what would have helped, and what to do next."""
     parts = [why.headline, _steps_text(why)]
     if why.share is not None:
@@ -162,11 +166,11 @@ def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: 
     parts.append(f"{counted if why.counterfactual else plural(why.free, 'other attempt') + ' compared'}{failed}.")
     if why.note:
         parts.append(why.note)
-    parts.append("\n".join(_next(why, folder, did)))
+    parts.append("\n".join(_next(why, folder, did, options)))
     return "\n\n".join(parts)
 
 
-def _next(why: Why, folder: str, did: bool) -> list[str]:
+def _next(why: Why, folder: str, did: bool, options: str) -> list[str]:
     name = shlex.quote(folder)
     if why.verdict == "step" and why.counterfactual:
         best = next(
@@ -175,7 +179,7 @@ def _next(why: Why, folder: str, did: bool) -> list[str]:
         change = (
             ""
             if did
-            else f"Change it: `ramify why {name} {why.attempt[:12]} --do {shlex.quote('action=' + best) if best else 'resample'}`"
+            else f"Change it: `ramify why {name} {why.attempt[:12]} --do {shlex.quote('action=' + best) if best else 'resample'}{options}`"
         )
         return [
             line for line in (change, f"Go on from there: `{why.command}`", f"Look at it: `ramify show {name} --web`") if line
@@ -183,7 +187,7 @@ def _next(why: Why, folder: str, did: bool) -> list[str]:
     if not why.counterfactual:
         again = f"To sample its steps again, say what plays: `ramify why {name} --model MODEL --env ENV`"
         return [again, f"Look at it: `ramify show {name} --web`"]
-    together = f"Several steps may have lost it together: `ramify why {name} {why.attempt[:12]} --share`"
+    together = f"Several steps may have lost it together: `ramify why {name} {why.attempt[:12]} --share{options}`"
     return [*([together] if why.several and why.share is None else []), f"Look at it: `ramify show {name} --web`"]
 
 

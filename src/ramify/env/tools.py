@@ -112,6 +112,11 @@ def read_effects(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def effect_options(effects: Mapping[str, str]) -> str:
+    """Effects as :func:`read_effects` reads them, as the end of a command; "" for none."""
+    return "".join(f" --effect {shlex.quote(f'{name}={effect}')}" for name, effect in effects.items())
+
+
 def declare(environment: Any, effects: Mapping[str, str]) -> None:
     """Tell an environment what its tools do. Raises UserError where it has no tools that a gate sees."""
     for name, effect in effects.items():

@@ -21,6 +21,7 @@ from ramify.base.ids import json_hash, stable_hash
 from ramify.base.waiting import complete
 from ramify.base.words import plural
 from ramify.env.protocol import AnyEnvironment
+from ramify.env.tools import effect_options
 from ramify.jobs.decline import Decline, falls
 from ramify.jobs.judged import judge
 from ramify.jobs.share import Looks, walks
@@ -647,7 +648,9 @@ def why(
                 raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
             if share:
                 result = complete(_shared(episodes, case, result, Looks(n, level, least, bool(view.success)), rule.samples))
-        result = replace(result, command=_command(episodes.run, result))
+        result = replace(
+            result, command=_command(episodes.run, result) + effect_options(effects or {}) * (result.verdict == "step")
+        )
         _keep(episodes.run, result, settings)
         return result
 
