@@ -8,7 +8,7 @@ import pytest
 
 from ramify.methods.kernel_search.proposers import TransformProposer
 from ramify.methods.kernel_search.task import KernelTask, from_c, from_python
-from ramify.methods.kernel_search.transforms import TORCH_TRANSFORMS, transforms_for, variants
+from ramify.methods.kernel_search.transforms import transforms_for, variants
 from ramify.methods.kernel_search.wall import Code, Wall
 from tests.methods.kernel_search.kernels import SUM
 
@@ -87,10 +87,10 @@ def test_copies_types_layouts_and_decorators() -> None:
 
 def test_a_healthy_file_and_what_is_not_understood_are_left_alone() -> None:
     for body in ("    return x @ w\n", "    for i in range(3):\n        pass\n    return [one for one in (x @ w,)][0]\n"):
-        for name in set(TORCH_TRANSFORMS) - {"compile", "inference-mode"}:
+        for name in set(transforms_for("torch")) - {"compile", "inference-mode"}:
             assert lines(name, body) == [], (name, body)
     task = task_of("    return x @ w\n")
-    for name in TORCH_TRANSFORMS:
+    for name in transforms_for("torch"):
         assert variants(name, Code("def ("), task) == []
 
 
@@ -106,7 +106,7 @@ def test_the_wall_finds_every_variant_right() -> None:
     body = "    z = (x[:, :, None] * w[None]).sum(1).clone()\n    z = z * 2 + b\n    e = torch.exp(z - z.amax(1, keepdim=True))\n    return e / e.sum(1, keepdim=True)\n"
     task = task_of(body)
     wall = Wall(task)
-    made = [one for name in set(TORCH_TRANSFORMS) - {"compile"} for one in variants(name, wall.original, task)]
+    made = [one for name in set(transforms_for("torch")) - {"compile"} for one in variants(name, wall.original, task)]
     assert len(made) >= 4
     for one in made:
         trial = asyncio.run(wall.trial(one, time=False))
