@@ -75,7 +75,6 @@ def why(
     """
     from ramify.jobs import helped as change
     from ramify.jobs import why as job
-    from ramify.jobs.judged import judge
     from ramify.trace.db import Run
 
     folder = find_run(run)
@@ -83,11 +82,11 @@ def why(
         change.change_of(text)
     if every and (where or do):
         raise UserError("--all asks about every tree, so it takes no tree, node or --do")
+    who: dict[str, Any] = {"model": model, "env": env, "trust": trust, "effects": read_effects(effect or [])}
     if not dry_run:
-        judge(folder, model, env, trust, read_effects(effect or []))
+        job.judge(folder, **who)
     with Run.open(folder) as opened:
-        trees = job.failed_trees(opened, scorer) if every else [where]
-        views = [job.choose(opened, name, scorer) for name in trees]
+        views = [job.choose(opened, name, scorer) for name in (job.failed_trees(opened, scorer) if every else [where])]
         again = samples != 0 and job.can_play(opened, model, env)
         several = len(opened.trees()) > 1 and not where
     steps = sum(len(view.steps) for view in views)
@@ -98,20 +97,14 @@ def why(
         return
     settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
     settings |= {"describe": describe, "share": share}
-    who: dict[str, Any] = {"model": model, "env": env, "trust": trust, "effects": read_effects(effect or [])}
     found, changes = _ask(folder, views, do or [], settings, who, int(most), as_json)
     with Run.open(folder) as opened:
         fleet = job.tools(opened, scorer) if several and not every else []
-    record = found[0].to_json()
-    if do:
-        record["do"] = [one.to_json() for one in changes]
+    record = found[0].to_json() | ({"do": [one.to_json() for one in changes]} if do else {})
     if every:
         record |= {"all": [one.to_json() for one in found], "tools": job.lost_by_tool(found)}
-    text = (
-        _fleet_text(found, record["tools"])
-        if every
-        else _text(found[0], changes, fleet, str(folder), do is not None, effect_options(who["effects"]))
-    )
+    options = effect_options(who["effects"])
+    text = _fleet_text(found, record["tools"]) if every else _text(found[0], changes, fleet, str(folder), bool(do), options)
     emit(record, as_json, "" if as_json else text)
     if any(one.spent for one in found):
         raise BudgetSpentError(SPENT.format(samples, "credit was shared" if share else "a step stood out"))

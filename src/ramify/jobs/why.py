@@ -23,7 +23,7 @@ from ramify.base.words import plural
 from ramify.env.protocol import AnyEnvironment
 from ramify.env.tools import effect_options
 from ramify.jobs.decline import Decline, falls
-from ramify.jobs.judged import judge
+from ramify.jobs.judged import judge as judge
 from ramify.jobs.share import Looks, walks
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import INDICES, Attempt, first_index
