@@ -24,7 +24,7 @@ export function showStep(box, choice, tree, page) {
     section("Go on from here", true, commands(choice, before, page)),
   ] : [
     h("h4", null, "The task"),
-    choice.p ? h("p", null, `Success of ${many(choice.below, "attempt")}: ${interval(choice.p)}.`) : "",
+    choice.p ? h("p", null, `Success of ${tree.data.forks ? `${choice.below} attempts and forks` : many(choice.below, "attempt")}: ${interval(choice.p)}.`) : "",
     (tree.findings.get(0) || []).map(finding),
     (tree.choices[1] ? tree.choices[1].lead || [] : []).map((at) => [h("div", { class: "soft" }, tree.messages[at][0]), h("pre", null, tree.messages[at][1])]),
     section("The task as data", false, h("pre", null, tree.data.task)),

@@ -218,13 +218,14 @@ def _steps_text(why: Why) -> str:
     rows: list[tuple[Any, ...]] = (
         [("", "(start)", str(why.before if why.verdict == "none" else "-"), "", "", "", "")] if why.verdict == "none" else []
     )
+    talks = any(step.conversation for step in why.steps)
     for i in known:
         step = why.steps[i]
         after = step.after
         rows.append(
             (
                 str(i + 1),
-                _named(step.action)[:200],
+                _named(step.action)[:200] + (f" (conversation {step.conversation})" if talks else ""),
                 "-" if after is None else str(after),
                 "-" if after is None else "ended" if after.exact else _ends(after.interval),
                 "-" if step.change is None else f"{100 * step.change:+.0f}",

@@ -130,6 +130,13 @@ def chat_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def conversation_of(data: Mapping[str, Any]) -> int:
+    """The number of the agent's conversation in which an observation with these data was made: 0 is the one it began with, others are those
+    of subagents."""
+    number = chat_of(data).get("conversation", 0)
+    return number if isinstance(number, int) else 0
+
+
 def tools_of(environment: Environment) -> list[dict[str, Any]]:
     """The tools ``environment`` offers: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each; none by default."""
     return list(getattr(environment, "tools", ()))

@@ -200,6 +200,8 @@ class AgentEpisode:
         self._waiting: list[_Request] = []
         self._now: _Request | None = None
         self._conversations: list[list[str]] = []
+        self._openings: list[int] = []
+        """How many messages the first request of each had."""
         self.asked: dict[str, Any] = {}
         """The further fields of the agent's request, its tools among them."""
         self._current = -1
@@ -380,19 +382,29 @@ class AgentEpisode:
             if wanted not in (None, event.key):
                 late = min(late, time.monotonic() + GRACE * self._several)
 
-    def _conversation(self, request: _Request) -> int:
-        """The conversation that a request continues, the longest if several; -1 where it begins one."""
-        keys = list(map(_message_key, request.messages))
+    def _conversation(self, keys: list[str]) -> tuple[int, bool]:
+        """The conversation that a request with messages of these ``keys`` continues, the longest if several, -1 where it begins one; and
+        whether it extends it. A request that does not, but holds a later message of one, or its opening and more, is the same
+        conversation with its history edited (compacted, trimmed): what tells a subagent is that it shares none of that."""
         fits = [i for i, one in enumerate(self._conversations) if keys[: len(one)] == one]
-        return max(fits, key=lambda i: len(self._conversations[i]), default=-1)
+        if fits:
+            return max(fits, key=lambda i: len(self._conversations[i])), True
+        shared = []
+        for i, (one, opening) in enumerate(zip(self._conversations, self._openings, strict=True)):
+            later = len(set(keys) & (set(one[opening:]) - set(one[:opening])))
+            if later or (len(keys) > opening and keys[:opening] == one[:opening]):
+                shared.append((later, i))
+        return (max(shared)[1] if shared else -1), False
 
     def _observed(self, request: _Request) -> Observation:
         """A request as an observation: the messages that are new to its conversation."""
-        keys, at = list(map(_message_key, request.messages)), self._conversation(request)
-        first, follows = self._current < 0, at >= 0 and at == self._current
-        new = request.messages[len(self._conversations[at]) if at >= 0 else 0 :]
+        keys = list(map(_message_key, request.messages))
+        at, extends = self._conversation(keys)
+        first, follows = self._current < 0, extends and at == self._current
+        new = request.messages[len(self._conversations[at]) if extends else 0 :]
         if at < 0:
             self._conversations.append([])
+            self._openings.append(len(keys))
             at = len(self._conversations) - 1
         chat: dict[str, Any] = {"request": request.key}
         if first and len(new) > 1 and _plain(new[0]) and new[0]["role"] == "system":

@@ -20,7 +20,7 @@ from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.waiting import complete
 from ramify.base.words import plural
-from ramify.env.protocol import AnyEnvironment
+from ramify.env.protocol import AnyEnvironment, conversation_of
 from ramify.env.tools import effect_options
 from ramify.jobs.decline import Decline, falls
 from ramify.jobs.judged import judge as judge
@@ -106,6 +106,8 @@ class StepChance:
     interval: Interval | None = None
     """Of the change, corrected over the steps and the looks."""
     stands_out: bool = False
+    conversation: int = 0
+    """Whose step it is, where the agent has subagents: 0 is the conversation it began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,13 @@ class Why:
     """Credit shared over the steps, where it was asked for."""
 
     @property
+    def conversation(self) -> int | None:
+        """The number of the step's conversation; None without a step, or where the attempt has one conversation alone."""
+        if not any(one.conversation for one in self.steps):
+            return None
+        return next((one.conversation for one in self.steps if one.node == self.node), None)
+
+    @property
     def several(self) -> bool:
         """Whether success changed beyond chance on the way, though no single step stands out: then credit can be shared."""
         before, after = (self.before, self.after) if not self.success else (self.after, self.before)
@@ -199,7 +208,9 @@ class Why:
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable result, as ``ramify why --json`` prints it."""
-        shared = {} if self.share is None else {"share": self.share.to_json()}
+        shared: dict[str, Any] = {} if self.share is None else {"share": self.share.to_json()}
+        if self.conversation is not None:
+            shared["conversation"] = self.conversation
         return {
             "tree": self.tree,
             "verdict": self.verdict,
@@ -767,7 +778,8 @@ def _result(
         change = None if one is None else sign * one.value + 0.0
         interval = None if one is None else _signed(one.interval, sign)
         stands = one is not None and t in stood
-        steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], at.get(t), change, interval, stands))
+        talk = _conversation(case.replies[t - 1])
+        steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], at.get(t), change, interval, stands, talk))
     played = sum(c.forks for t, c in own.items() if t != last or not case.trace.ended)
     through = forks.through(own)
     free = len(
@@ -828,6 +840,10 @@ def head(action: str) -> str:
     return (named_calls(action).split() or [""])[0].split("(")[0].strip(":`*\"'{}[]")
 
 
+def _conversation(step: Step) -> int:
+    return conversation_of(step.observed[-1].data) if step.observed else 0
+
+
 def _words(action: str) -> str:
     return " ".join(action.split())
 
@@ -840,7 +856,9 @@ def _named(action: str) -> str:
 def _lost(lost: Why, there: int) -> str:
     verb = "Won" if lost.success else "Lost"
     own = _named(lost.action or "")
-    text = f"{verb} at `{_unlike(own, _named(lost.alternatives[0].action) if lost.alternatives else '')}`: success {lost.before} -> {lost.after}."
+    whose = "" if lost.conversation is None else f" (conversation {lost.conversation})"
+    other = _named(lost.alternatives[0].action) if lost.alternatives else ""
+    text = f"{verb} at `{_unlike(own, other)}`{whose}: success {lost.before} -> {lost.after}."
     if lost.alternatives:
         best = lost.alternatives[0]
         did = f"did {OTHER}" if best.action == OTHER else f"chose `{_unlike(_named(best.action), own)}`"
@@ -899,7 +917,8 @@ def _recorded(run: Run, case: AskedAttempt, level: float, scorer: str | None) ->
         after = Chance.of(Counts.of(one.success for one in ends)) if ends else None
         stands = row is not None and row.p_corrected <= level and sign * row.difference > 0
         change, interval = (None, None) if row is None else (row.difference, row.difference_interval)
-        steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], after, change, interval, stands))
+        talk = _conversation(case.replies[t - 1])
+        steps.append(StepChance(case.replies[t - 1].node, case.trace.actions[t - 1], after, change, interval, stands, talk))
     start = Chance.of(Counts.of(one.success for one in case.passing(0, case.others)))
     end = Chance.of(Counts(int(bool(case.view.success)), 1), exact=True)
     whole = Why(

@@ -254,6 +254,7 @@ def outline_json(run: Run, tree: TaskTree, found: Outline, explained: Mapping[st
         "task": _text(json.dumps(dict(tree.info.task), ensure_ascii=False, indent=1, default=str)),
         "messages": messages.rows,
         "choices": rows,
+        "forks": len(tree.forks),
         "left_out": found.left_out,
     }
 

@@ -34,6 +34,7 @@ from ramify.trace.failures import failures
 from ramify.trace.node import Finding, TreeInfo
 from ramify.trace.outcome import NOBODY, Decider, is_reward, settled, undecided
 from ramify.web.beside import compare_runs, pairs
+from ramify.web.lanes import lanes
 from ramify.web.outline import NOTHING, WHY, Outline, SuccessAfter, findings_json, number, numbers, outline, outline_json
 from ramify.web.potentials import potential_pictures
 from ramify.web.shares import share_picture
@@ -450,7 +451,7 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "name": tree.info.name,
         "task": json.dumps(dict(tree.info.task), ensure_ascii=False, indent=1),
         "prompt": tree.prompt,
-        "attempts": plural(len(tree.attempts), "attempt"),
+        "attempts": f"{len(tree.attempts)} attempts",
         "forks": plural(len(tree.forks), "fork") if tree.forks else "",
         "wins": wins,
         "success": _success(found),
@@ -463,6 +464,8 @@ def _tree_view(run: Run, name: str, served: bool, deciding: Decider) -> dict[str
         "steps": [_step_view(step, tree, findings.get(step.id, ()), explained) for step in tree.steps],
         "served": served,
         "data": outline_json(run, tree, found, explained) | findings_json(run, tree, found),
+        "lanes": lanes(tree),
+        "lost": {one.node for node in findings.values() for one in node if one.maker == WHY and one.name != NOTHING},
         "why": [_why_view(one) for node in findings.values() for one in node if one.maker == WHY],
         "ask": f"ramify why {shlex.quote(run_name(run))} {shlex.quote(visible(name))}",
     }
