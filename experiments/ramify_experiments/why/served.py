@@ -4,7 +4,8 @@
 
 For any OpenAI-compatible server that serves ``--model``, by default ramify's built-in agent: it plays household errands, asks why one
 failed, and counts what the continuations sent. The server counts on its page ``/metrics`` (ramify and vLLM), or in the usage of its replies
-(``cached_tokens``; vLLM with ``--enable-prompt-tokens-details``).
+(``cached_tokens``; vLLM with ``--enable-prompt-tokens-details``). Start the server anew before each count: what it has cached before
+is not counted as computed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import ramify
 from ramify.base.errors import UserError
 from ramify.engine.checkpoints import model_folder
 from ramify.env.builtin.household import HouseholdEnvironment
+from ramify.env.protocol import Task
 from ramify.model.endpoint import HttpModel
 from ramify.rollout.attempts import INDICES
 from ramify.trace.context import shown
@@ -82,14 +84,14 @@ def in_blocks(rows: Sequence[Sent], block: int) -> int:
 
 def _fresh(rows: Sequence[Sent], block: int, less: int) -> set[tuple[int, ...]]:
     """Starts of prompts of continuations in steps of ``block`` tokens that no attempt's prompt is and no reply made; of every text all but
-    its last ``less`` tokens."""
+    its last ``less`` tokens. With ``less`` a prompt's own end counts as there: each prompt computes its last tokens anyway."""
 
     def starts(row: tuple[int, ...], after: int = 0) -> set[tuple[int, ...]]:
         return {row[:end] for end in range(block, len(row) - less + 1, block) if end > after}
 
     there, fresh = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for one in rows:
-        there |= starts(one.prompt + one.reply, len(one.prompt))
+        there |= starts(one.prompt + one.reply, len(one.prompt) - less)
         (fresh if one.again else there).update(starts(one.prompt))
     return fresh - there
 
@@ -113,15 +115,15 @@ def server_of(url: str) -> dict[str, Any]:
     return {"server": owner, "version": version, "block": int(block[1]) if block else 1}
 
 
-def measure(model: HttpModel, run: Path, tasks: int = 4, attempts: int = 4, samples: int | None = None) -> dict[str, Any]:
-    """Play errands to the new ``run``, ask why one failed, and count what the continuations made the server of ``model`` do.
+def measure(model: HttpModel, run: Path, tasks: Sequence[Task], attempts: int = 4, samples: int | None = None) -> dict[str, Any]:
+    """Play errands into the new ``run``, ask why one failed, and count what the continuations made the server of ``model`` do.
 
     ``computed`` and ``cached`` are the server's own counts of ``prompt_tokens``, and ``cached_by_usage`` that in its replies, left out where it
     keeps none; ``once`` and ``in_blocks`` are the fewest possible, left out where the model takes messages.
     """
     _ = model.capabilities  # the requests that this sends are not counted
     url, block = model.endpoint.url, server_of(model.endpoint.url)["block"]
-    ramify.play(model, HouseholdEnvironment(), list(HouseholdEnvironment().task_set("eval", tasks)), attempts=attempts, out=run)
+    ramify.play(model, HouseholdEnvironment(), list(tasks), attempts=attempts, out=run)
     before = counted(url)
     why = ramify.why(run, model=model, env=HouseholdEnvironment(), samples=samples)
     after = counted(url)
@@ -161,10 +163,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="add the figures to this file, by server")
     args = parser.parse_args()
     record = server_of(args.url) | {"ramify": ramify.__version__, "tasks": args.tasks, "attempts": args.attempts}
+    tasks = list(HouseholdEnvironment().task_set("eval", 2 * args.tasks))
     with tempfile.TemporaryDirectory() as folder:
-        for mode in ("completions", "chat"):
+        for at, mode in enumerate(
+            ("completions", "chat")
+        ):  # other errands for each, so that neither finds the other's in the cache
             model = HttpModel(args.url, args.model, mode, tokenizer=args.tokenizer if mode == "completions" else None)
-            record[mode] = measure(model, Path(folder) / mode, args.tasks, args.attempts, args.samples)
+            record[mode] = measure(model, Path(folder) / mode, tasks[at::2], args.attempts, args.samples)
     print(json.dumps(record, indent=1))
     if args.out:
         known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
