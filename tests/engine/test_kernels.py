@@ -88,7 +88,7 @@ class Careless(TinyForward):
 def test_the_probe_finds_a_product_of_few_rows_and_rows_then_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_tiles(LocalModel(tiny()).exactness)
     monkeypatch.setattr(local, "TinyForward", Careless)
-    assert probe(Careless(tiny()))
+    assert probe(TinyForward(tiny()))  # on real kernels, where it depends on the processor what the careless one comes to
     with Kernels():
         assert not probe(Careless(tiny()))
         model = LocalModel(tiny(), cache_bytes=0)

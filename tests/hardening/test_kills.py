@@ -22,8 +22,9 @@ HERE = Path(__file__).parent
 WRITING = re.compile(r"--(out|run|html|svg|record|cache)\b|.*\b(to write|to make|written|also write|write the)\b", re.IGNORECASE)
 #: Options that look so and name what is read.
 READ = {"forensics ask --run", "forensics reflect --run", "forensics resample --run"}
-#: Runs whose records are measured times, so none is like another: tests/methods/kernel_search/test_kernel_verbs.py kills their writer.
-MEASURED = {"kernel-search search --out"}
+#: Runs whose records are measured times, so none is like another, and reports of them: tests/methods/kernel_search/test_kernel_verbs.py kills the
+#: writer of the run; a report is written whole.
+MEASURED = {"kernel-search search --out", "kernel-search explain --out"}
 #: Options whose help speaks of writing, and that write nothing themselves.
 NOT_FILES = {"cliffs scan --dry-run", "implicit-advantage score --dry-run"}
 

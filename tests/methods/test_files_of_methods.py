@@ -41,6 +41,7 @@ FILES = {
     "report": {
         *("crosscoder/verbs.py:report", "early_decision/verbs.py:report_", "forensics/verbs.py:report_"),
         *("governance/verbs.py:_emit_report", "governance/verbs.py:audit", "verify_or_ship/verbs.py:score"),
+        "kernel_search/verbs.py:explain",
     },
     "picture": {"cliffs/verbs.py:show"},
     "weights, states, and what a checkpoint's folder says of itself": {
