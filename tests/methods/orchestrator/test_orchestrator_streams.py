@@ -341,7 +341,8 @@ def test_real_servers_stream_the_same_and_stop_when_the_client_leaves(tmp_path: 
             response = api.chat.completions.with_raw_response.create(**given, stream=True, stream_options={"include_usage": True})
             texts, note, usage = read(response.parse())
             assert "".join(texts) == alone.choices[0].message.content
-            assert usage == alone.usage
+            cached = {"prompt_tokens_details"}  # the second time its worker knows the prompt
+            assert usage.model_dump(exclude=cached) == alone.usage.model_dump(exclude=cached)
             assert usage.completion_tokens > 0
             before = (alone.choices[0].model_extra or {})["ramify"]["orchestrator"]
             assert note["trace"] == response.headers["x-request-id"]
