@@ -344,7 +344,9 @@ def test_an_agent_of_a_framework(kind: str, server: ChatServer, world: World, tm
     assert [one["how"] for one in recorded] == ["run"] * 8
     assert {one["effect"] for one in recorded} == {"pure", "replay", ""}
     before = world.done
-    assert sorted(before[:3]) == ["look_up:4", "look_up:7", "rate:Oslo"]
+    booked = [one for one in before if one.startswith("book")]
+    assert sorted(set(before) - set(booked)) == ["look_up:4", "look_up:7", "rate:Oslo"]
+    assert (len(before), len(booked)) == (8, 2)  # two attempts, whose calls come in any order
     assert [message["role"] for message in server.asked[0]["messages"]] == ["system", "user"]
 
     step, last = attempts[0].turns[1].node.id, attempts[0].turns[2].node.id
