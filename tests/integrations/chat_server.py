@@ -73,3 +73,22 @@ def call(name: str, id: str, **arguments: Any) -> dict[str, Any]:
 def results(body: dict[str, Any]) -> list[str]:
     """The contents of a request's tool messages."""
     return [str(message["content"]) for message in body["messages"] if message["role"] == "tool"]
+
+
+CODER = """
+import json, os, subprocess, sys, urllib.request
+messages = [{"role": "user", "content": sys.argv[1] + " The folder is " + os.getcwd()}]
+while True:
+    body = json.dumps({"model": "m", "messages": messages, "tools": [{"type": "function", "function": {"name": "shell", "parameters": {}}}]})
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {"content-type": "application/json"})
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append(said)
+    if not said.get("tool_calls"):
+        print(said["content"])
+        break
+    for call in said["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(command, shell=True, capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
+"""
+"""A coding harness of twenty lines: asks, runs the shell commands that it is told to, and says what came of them; its model is called m."""

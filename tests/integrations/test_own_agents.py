@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import ChatServer, call, chat_server, results
+from chat_server import CODER, ChatServer, call, chat_server, results
 
 import ramify
 from ramify.base.errors import InfrastructureError, UserError
@@ -504,23 +504,6 @@ def test_a_box_of_a_branch_is_its_own() -> None:
 
 
 # -- a command in a git worktree
-
-CODER = """
-import json, os, subprocess, sys, urllib.request
-messages = [{"role": "user", "content": sys.argv[1] + " The folder is " + os.getcwd()}]
-while True:
-    body = json.dumps({"model": "m", "messages": messages, "tools": [{"type": "function", "function": {"name": "shell", "parameters": {}}}]})
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {"content-type": "application/json"})
-    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages.append(said)
-    if not said.get("tool_calls"):
-        print(said["content"])
-        break
-    for call in said["tool_calls"]:
-        command = json.loads(call["function"]["arguments"])["command"]
-        done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
-"""
 
 
 def edits(body: dict[str, Any]) -> dict[str, Any]:

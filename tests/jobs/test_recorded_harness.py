@@ -28,24 +28,9 @@ from ramify.web.recording import Recorder
 from ramify.web.server import open_server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integrations"))
-from chat_server import call, chat_server, results
+from chat_server import CODER, call, chat_server, results
 
-HARNESS = """
-import json, os, subprocess, sys, urllib.request
-messages = [{"role": "user", "content": sys.argv[1] + " The folder is " + os.getcwd()}]
-while True:
-    body = json.dumps({"model": "scripted", "messages": messages, "tools": [{"type": "function", "function": {"name": "shell", "parameters": {}}}]})
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {"content-type": "application/json"})
-    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages.append(said)
-    if not said.get("tool_calls"):
-        print(said["content"])
-        break
-    for call in said["tool_calls"]:
-        command = json.loads(call["function"]["arguments"])["command"]
-        done = subprocess.run(command, shell=True, capture_output=True, text=True)
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
-"""
+HARNESS = CODER.replace('"model": "m"', '"model": "scripted"')
 TASK = "Write area(a, b) in area.py."
 
 
