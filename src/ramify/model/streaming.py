@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from ramify.model.protocol import Completion, Model, Prefix, Sampling, Tokenizer
 
+T = TypeVar("T")
 _BROKEN = "\ufffd"  # what decoders put for bytes that are no character
 _OPEN = 3
 """Tokens at the end that may be the start of a character: it has four bytes at most, and a token one at least."""
@@ -88,32 +89,40 @@ async def told(start: Callable[[Callable[[str], None]], Awaitable[Completion]]) 
         fresh.append(text)
         news.set()
 
-    async def run() -> Completion:
-        return await start(tell)
-
-    task = asyncio.create_task(run())
-    task.add_done_callback(lambda _: news.set())
-    try:
-        while True:
-            await news.wait()
-            news.clear()
-            if task.done():
-                break
+    async with _sampling(start, tell, news) as task:
+        while await _more(task, news):
             text = "".join(fresh)
             fresh.clear()
             length += len(text)
             yield Piece(text)
         yield Piece(task.result().text[length:], completion=task.result())
+
+
+@asynccontextmanager
+async def _sampling(
+    start: Callable[[T], Awaitable[Completion]], report: T, news: asyncio.Event
+) -> AsyncGenerator[asyncio.Task[Completion], None]:
+    """What ``start`` makes of ``report``, as a task whose end sets ``news``. At the end of the block it is cancelled, and its end waited for."""
+
+    async def run() -> Completion:
+        return await start(report)
+
+    task = asyncio.create_task(run())
+    task.add_done_callback(lambda _: news.set())
+    try:
+        yield task
     finally:
-        await _ended(task)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved: no reader is left to receive it
 
 
-async def _ended(task: asyncio.Task[Completion]) -> None:
-    """Cancel what no reader waits for any more, and wait for its end."""
-    task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()  # retrieved: no reader is left to receive it
+async def _more(task: asyncio.Task[Completion], news: asyncio.Event) -> bool:
+    """Wait for news; whether it is more of the sample, and not its end."""
+    await news.wait()
+    news.clear()
+    return not task.done()
 
 
 async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: Tokenizer | None) -> Pieces:
@@ -132,18 +141,9 @@ async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: 
         model_logprobs.extend(under_model)
         news.set()
 
-    async def run() -> Completion:
-        return await start(report)
-
-    task = asyncio.create_task(run())
-    task.add_done_callback(lambda _: news.set())
     done = 0
-    try:
-        while True:
-            await news.wait()
-            news.clear()
-            if task.done():
-                break
+    async with _sampling(start, report, news) as task:
+        while await _more(task, news):
             text, ends = spelled.push(fresh)
             fresh.clear()
             if count := len(ends):
@@ -152,8 +152,6 @@ async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: 
                 done += count
                 yield Piece(text, tokens, sampler, model, ends if tokenizer is not None else None)
         yield rest_of(task.result(), done, spelled.length)
-    finally:
-        await _ended(task)
 
 
 def rest_of(completion: Completion, tokens: int, characters: int) -> Piece:
