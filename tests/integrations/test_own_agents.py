@@ -57,7 +57,9 @@ class World:
     def done(self) -> list[str]:
         return self.path.read_text().split() if self.path.exists() else []
 
-    def tools(self, **effects: str) -> dict[str, Callable[..., Any]]:
+    def tools(self, before: str = "", **effects: str) -> dict[str, Callable[..., Any]]:
+        """With ``before`` they are declared under other names than their own: with this before them."""
+
         def look_up(room: int) -> dict[str, Any]:
             self.did(f"look_up:{room}")
             return {"room": room, "price": 100 * room}
@@ -71,7 +73,10 @@ class World:
             return {"room": room, "booked": True}
 
         made = {"look_up": look_up, "rate": rate, "book": book}
-        return {name: ramify.tool(effects[name])(tool) if name in effects else tool for name, tool in made.items()}
+        return {
+            name: ramify.tool(effects[name], before and before + name)(tool) if name in effects else tool
+            for name, tool in made.items()
+        }
 
 
 def loop(tools: dict[str, Callable[..., Any]]) -> Callable[[str, str], str]:
@@ -334,7 +339,8 @@ def test_an_agent_of_a_framework(kind: str, server: ChatServer, world: World, tm
     )
 
     def env(**effects: str) -> Any:
-        return ramify.agent(FRAMEWORKS[kind](framework_tools(kind, world.tools(**effects))), grade=cheaper, tasks=TASKS)
+        # a framework's name of a tool may be another than the declared one: still it is one call
+        return ramify.agent(FRAMEWORKS[kind](framework_tools(kind, world.tools("my_", **effects))), grade=cheaper, tasks=TASKS)
 
     mine = env(look_up="pure", rate="replay")
     del server.bodies[:]

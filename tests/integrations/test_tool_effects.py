@@ -145,6 +145,43 @@ def test_declared_functions_do_run(tmp_path: Path) -> None:
     assert len(made.ran) == before, "what a tool declares itself counts more than *"
 
 
+def test_a_function_with_a_name_of_its_own_passes_the_gate_once(tmp_path: Path) -> None:
+    """The agent knows it by the name that its declaration gives; each call is asked about and kept once."""
+    asked: list[str] = []
+
+    @ramify.tool("ask", name="send-mail")
+    def send(to: str) -> str:
+        """Send a mail.
+
+        Args:
+            to: Who receives it.
+        """
+        return f"sent to {to}"
+
+    def writer(messages: list[dict[str, Any]]) -> str:
+        first = not any(one["role"] == "assistant" for one in messages)
+        return call("send-mail", to="Ada") if first else str(messages[-1]["content"])
+
+    env = FunctionEnvironment([send], [ramify.Task("t", {"prompt": "write", "answer": "sent to Ada", "split": "train"})])
+    assert [tool["function"]["name"] for tool in env.tools] == ["send-mail"]
+    (attempt,) = ramify.play(writer, env, out=tmp_path / "run")
+    assert attempt.outcome is True
+    assert [(one["name"], one["effect"], one["how"]) for one in attempt.turns[0].answer.data[RUNS]] == [
+        ("send-mail", "ask", "run")
+    ]
+
+    def yes(name: str, arguments: Any) -> bool:
+        asked.append(name)
+        return True
+
+    episode = env.make()
+    episode.gate.ask = yes  # type: ignore[attr-defined]  # what stands for a person at a terminal
+    episode.gate.branched = True  # type: ignore[attr-defined]
+    episode.reset(ramify.Task("t", {"prompt": "write"}), 0)
+    assert episode.step(call("send-mail", to="Bo")).text == "sent to Bo"
+    assert asked == ["send-mail"]
+
+
 def test_there_is_no_way_back_past_an_undeclared_call_without_a_snapshot(tmp_path: Path) -> None:
     made = Counter(tmp_path / "ran", snapshots=False)
     (attempt,) = ramify.play(clerk, made.env(), TASKS, out=tmp_path / "run")

@@ -133,6 +133,11 @@ def effect_of(function: object) -> str:
     return str(getattr(function, "ramify_effect", ""))
 
 
+def declared_name(function: object) -> str:
+    """What an agent calls a function that declares its effect; "" of one that declares none."""
+    return str(getattr(function, "ramify_tool", ""))
+
+
 def how_to_declare(name: str, otherwise: str = "@ramify.tool(EFFECT) above it") -> str:
     """How a person says what the tool ``name`` does, one clause."""
     return f"declare it with --effect {shlex.quote(f'{name}=EFFECT')}, or {otherwise}; EFFECT is {', '.join(EFFECTS)}"
@@ -208,7 +213,7 @@ Ask = Callable[[str, Mapping[str, Any]], bool]
 GATE: ContextVar[ToolGate | None] = ContextVar("gate", default=None)
 """The gate of the episode that this thread or task belongs to."""
 INSIDE: ContextVar[str] = ContextVar("inside", default="")
-"""The tool that is being run here: where a framework's tool is made of a declared function, both are one call."""
+"""The tool that is being run here, by its declared name: where a framework's tool is made of a declared function, both are one call."""
 _open: weakref.WeakSet[ToolGate] = weakref.WeakSet()
 _asking = threading.Lock()
 
@@ -330,30 +335,32 @@ class ToolGate:
         self.close(why)
         self.on_refused(why)
 
-    def run(self, name: str, effect: str, arguments: Mapping[str, Any], function: Callable[[], Any]) -> Any:
-        """What the call of a tool gives: the value of ``function``, or the recorded one. Raises what it raised, InfrastructureError where it is
-        refused."""
+    def run(self, name: str, effect: str, arguments: Mapping[str, Any], function: Callable[[], Any], declared: str = "") -> Any:
+        """What the call of a tool gives: the value of ``function``, or the recorded one. ``declared`` is the name under which the function that
+        the tool is made of declares its effect, where that is another. Raises what it raised, InfrastructureError where it is refused."""
         record = self.begin(name, effect, arguments)
         if "how" in record:
             return result_of(record)
-        with self._inside(record):
+        with self._inside(record, declared):
             value = function()
         self.ended(record, value)
         return value
 
-    async def arun(self, name: str, effect: str, arguments: Mapping[str, Any], function: Callable[[], Any]) -> Any:
+    async def arun(
+        self, name: str, effect: str, arguments: Mapping[str, Any], function: Callable[[], Any], declared: str = ""
+    ) -> Any:
         """As :meth:`run` for a function that returns something awaitable."""
         record = self.begin(name, effect, arguments)
         if "how" in record:
             return result_of(record)
-        with self._inside(record):
+        with self._inside(record, declared):
             value = await function()
         self.ended(record, value)
         return value
 
     @contextmanager
-    def _inside(self, record: dict[str, Any]) -> Iterator[None]:
-        token = INSIDE.set(record["name"])
+    def _inside(self, record: dict[str, Any], declared: str) -> Iterator[None]:
+        token = INSIDE.set(declared or record["name"])
         try:
             yield
         except Exception as error:

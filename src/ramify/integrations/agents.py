@@ -28,7 +28,7 @@ from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.plugins import takes
 from ramify.env.protocol import CHAT, AnyTasks, Env, Observation, Task, TaskSet, chat_of, task_set_of
-from ramify.env.tools import GATE, RUNS, Ask, ToolGate, ask_person, check_effect, effect_of
+from ramify.env.tools import GATE, RUNS, Ask, ToolGate, ask_person, check_effect, declared_name, effect_of
 from ramify.integrations.tools import as_text, check_prompt
 from ramify.integrations.worktrees import PLACE, Worktree, base_commit
 from ramify.score.match import ExactMatch
@@ -162,7 +162,7 @@ def _declared(tools: Iterable[Callable[..., Any]] | Mapping[str, str]) -> tuple[
             raise UserError(
                 f'the tool {own} declares no effect: put @ramify.tool("pure"), "replay", "sandboxed" or "ask" above it'
             )
-        effects[str(getattr(tool, "ramify_tool", ""))] = effect_of(tool)
+        effects[declared_name(tool)] = effect_of(tool)
     return effects, set(effects)
 
 

@@ -20,7 +20,7 @@ from ramify.base.ids import canonical_json, json_hash
 from ramify.base.registry import register
 from ramify.base.secrets import redact
 from ramify.env.protocol import Env, Environment, Observation, Snapshot, Task, TaskSet, Volatile, read_task_set
-from ramify.env.tools import effect_of, tool_json
+from ramify.env.tools import declared_name, effect_of, tool_json
 from ramify.integrations.spec import TaskList
 from ramify.integrations.tools import Grade, Result, ToolEpisode, as_text, refusal
 from ramify.rollout.components import find_environment
@@ -47,10 +47,10 @@ class FunctionTool:
         """Read signature and docstring. Raises UserError on a function whose arguments no JSON object can name."""
         import pydantic
 
-        name = getattr(function, "__name__", "")
+        name = declared_name(function) or getattr(function, "__name__", "")
         if not inspect.isroutine(function) or inspect.iscoroutinefunction(function):
             raise UserError(f"a tool is a plain function, not {function!r}")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
             raise UserError(f"a tool needs a name, which {name!r} is not: write it with def")
         summary, described = _documented(inspect.getdoc(function) or "")
         try:

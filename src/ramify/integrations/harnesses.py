@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.plugins import takes
-from ramify.env.tools import effect_of
+from ramify.env.tools import declared_name, effect_of
 from ramify.trace.message import plain
 
 if TYPE_CHECKING:
@@ -89,15 +89,18 @@ def _guard_node(node: Any, episode: AgentEpisode) -> None:
         raise UserError(
             "the agent shares its tool node with another episode: make the whole agent in the function that is given its url"
         )
+    declared = {}
     for name, tool in node.tools_by_name.items():
         function = getattr(tool, "func", None) or getattr(tool, "coroutine", None)
         episode.seen.add(name)
         episode.effects.setdefault(name, effect_of(function))
+        declared[name] = declared_name(function)
     run, arun = node._execute_tool_sync, node._execute_tool_async
 
     def guarded(request: Any, *rest: Any) -> Any:
         name, arguments = request.tool_call["name"], request.tool_call["args"]
-        given = episode.gate.run(name, episode.effects.get(name, ""), arguments, lambda: _Given.of(run(request, *rest)))
+        effect, own = episode.effects.get(name, ""), declared.get(name, "")
+        given = episode.gate.run(name, effect, arguments, lambda: _Given.of(run(request, *rest)), own)
         return _Given.back(given, request.tool_call["id"])
 
     async def aguarded(request: Any, *rest: Any) -> Any:
@@ -106,7 +109,8 @@ def _guard_node(node: Any, episode: AgentEpisode) -> None:
         async def call() -> Any:
             return _Given.of(await arun(request, *rest))
 
-        return _Given.back(await episode.gate.arun(name, episode.effects.get(name, ""), arguments, call), request.tool_call["id"])
+        effect, own = episode.effects.get(name, ""), declared.get(name, "")
+        return _Given.back(await episode.gate.arun(name, effect, arguments, call, own), request.tool_call["id"])
 
     node._execute_tool_sync, node._execute_tool_async, node._ramify = guarded, aguarded, episode
 
@@ -197,8 +201,9 @@ def _guard_agent(agent: Any, episode: AgentEpisode, met: set[int]) -> None:
             _guard_agent(inner, episode, met)
             made.append(tool)
         elif hasattr(tool, "on_invoke_tool"):
-            episode.effects.setdefault(name, effect_of(_function(tool)))
-            made.append(_guarded_tool(tool, name, episode))
+            function = _function(tool)
+            episode.effects.setdefault(name, effect_of(function))
+            made.append(_guarded_tool(tool, name, episode, declared_name(function)))
         else:
             raise UserError(
                 f"the tool '{name}' runs where ramify does not see it ({type(tool).__name__}), so no branch could be kept from it"
@@ -222,7 +227,7 @@ def _function(tool: Any) -> Any:
     return next((one for one in vars(made).values() if effect_of(one)), None)
 
 
-def _guarded_tool(tool: Any, name: str, episode: AgentEpisode) -> Any:
+def _guarded_tool(tool: Any, name: str, episode: AgentEpisode, declared: str) -> Any:
     import copy
 
     run: Callable[[Any, str], Awaitable[Any]] = tool.on_invoke_tool
@@ -238,7 +243,7 @@ def _guarded_tool(tool: Any, name: str, episode: AgentEpisode) -> Any:
             value = await run(context, arguments)
             return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
-        return await episode.gate.arun(name, episode.effects.get(name, ""), given, call)
+        return await episode.gate.arun(name, episode.effects.get(name, ""), given, call, declared)
 
     guarded.on_invoke_tool = invoke
     return guarded
