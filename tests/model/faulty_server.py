@@ -1,7 +1,7 @@
 """A model server that does one thing wrong, over real sockets: it speaks HTTP by hand, since no framework will cut its own body.
 
 ``FaultyServer`` answers each request with the next of its plans, the last one for ever. A plan is a name in :data:`FAULTS`, or a
-function of the request's JSON that returns raw bytes.
+function of the request's JSON that returns raw bytes, or pieces of them: as many as the caller reads. After :data:`RESET` it resets the connection.
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 MODEL = "m"
 GOOD = {"role": "assistant", "content": "fine"}
-Plan = str | Callable[[dict[str, Any]], bytes]
+Raw = bytes | Iterable[bytes]
+Plan = str | Callable[[dict[str, Any]], Raw]
+RESET = b"<reset>"
+"""As the last piece: no end of the connection, but a reset."""
 
 
 def http(body: Any, status: int = 200, headers: dict[str, str] | None = None, kind: str = "application/json") -> bytes:
@@ -169,8 +174,14 @@ class FaultyServer:
             raw = FAULTS[plan][0] if isinstance(plan, str) else plan(body)
             if self.hang:
                 await asyncio.sleep(3600)
-            writer.write(raw)
-            await writer.drain()
+            for piece in [raw] if isinstance(raw, bytes) else raw:
+                if piece is RESET:
+                    link: socket.socket = writer.get_extra_info("socket")
+                    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    writer.transport.abort()
+                    return
+                writer.write(piece)
+                await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the caller went away
         finally:

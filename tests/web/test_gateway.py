@@ -15,19 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import openai
 import pytest
-from api_server import metric
+from api_server import NAME, metric, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
-from faulty_server import FAULTS, MODEL, FaultyServer, chat, good, http
+from faulty_server import FAULTS, MODEL, RESET, FaultyServer, Raw, chat, good, http
 from model_server import serving
 
 from ramify.base.errors import RamifyError
+from ramify.methods.orchestrator.middleware import Routed
+from ramify.methods.orchestrator.pool import ModelPool, PoolWorker
+from ramify.model.address import EndpointLimits
 from ramify.model.endpoint import HttpModel
 from ramify.model.sse import EventParser
 from ramify.trace.db import Run
@@ -48,7 +52,7 @@ class Upstream(FaultyServer):
 
     def __init__(self) -> None:
         super().__init__(lambda body: self.plan(body))
-        self.plan: Callable[[dict[str, Any]], bytes] = good
+        self.plan: Callable[[dict[str, Any]], Raw] = good
 
 
 @contextlib.contextmanager
@@ -217,6 +221,7 @@ LIES: dict[str, tuple[bytes, str, str]] = {
     "json": (http(chat()), "content_type", ""),
     "html": (http(b"<html>hello</html>", kind="text/html"), "content_type", ""),
     "refused": (http({"error": {"message": "no"}}, 400), "request", ""),
+    "error": (http({"error": {"message": "out of memory"}}), "server", ""),
     "garbage": (stream(chunk({"content": "so"}), b"data: {oops\n\n"), "json", "so"),
     "binary": (stream(b"data: \xff\xfe\x00\n\n"), "json", ""),
     "deep": (stream(b"data: " + b"[" * 100_000 + b"\n\n"), "json", ""),
@@ -258,6 +263,90 @@ def test_whatever_a_stream_does_wrong_is_one_error(tmp_path: Path) -> None:
     assert len(kept) == len(LIES) + 1
     assert all(node.stop == "failed" and node.data["failure"] for node in kept[:-1])
     assert [n.text for n in kept if n.text][:2] == ["so", "so"]  # what had come is kept
+
+
+def both(whole: bytes, streamed: bytes) -> Callable[[dict[str, Any]], bytes]:
+    """A plan: one answer in one piece, another where a stream is wanted."""
+    return lambda body: streamed if body.get("stream") else whole
+
+
+def endless(head: bytes, piece: bytes) -> Callable[[dict[str, Any]], Iterator[bytes]]:
+    """A plan: pieces without end, for as long as they are read."""
+    return lambda body: itertools.chain([head], itertools.repeat(piece))
+
+
+def head_of(kind: str) -> bytes:
+    return f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n\r\n".encode()
+
+
+ENDED = (chunk({"content": "fine"}), chunk({}, "stop"))
+NEVER = {"prompt_tokens": -5, "completion_tokens": "many", "total_tokens": 10**30, "prompt_tokens_details": [1]}
+OTHER_IDS = {"token_ids": [7, 10**12], "logprobs": {"content": [{"token": "other", "logprob": 3.0, "bytes": None}]}}
+REASON = {"error": {"message": "out of memory on node 7", "code": 503}}
+ENDPOINT_LIES: dict[str, tuple[Callable[[dict[str, Any]], Raw], str, str, str, str]] = {
+    "wrong JSON": (both(http(b'{"choices": [{'), stream(b"data: {oops\n\n")), "json", "json", "", "not JSON"),
+    "200 with an error": (both(http(REASON), http(REASON)), "server", "server", "", "out of memory on node 7"),
+    "half a stream": (both(http(chat())[:-9], stream(chunk({"content": "so"}), done=False)), "cut", "cut", "so", ""),
+    "endless stream": (endless(head_of(STREAMED), chunk({"content": "x" * 60_000})), "content_type", "too_large", "x" * 60_000, ""),
+    "endless JSON": (endless(head_of("application/json"), b" " * 60_000), "too_large", "too_large", "", "more than"),
+    "endless headers": (endless(b"HTTP/1.1 200 OK\r\n", b"x-more: " + b"y" * 6_000 + b"\r\n"), "cut", "cut", "", "broke off"),
+    "wrong content type": (both(*[http(b"<html>welcome</html>", kind="text/html")] * 2), "content_type", "content_type", "", "text/html"),
+    "other token ids": (both(http(chat() | {"choices": [chat()["choices"][0] | OTHER_IDS]}), stream(chunk({}, choices=[{"index": 0, "delta": {"content": "fine"}} | OTHER_IDS]), ENDED[1])), "", "", "fine", ""),
+    "usage that lies": (both(http(chat(usage=NEVER)), stream(*ENDED, chunk({}, choices=[], usage=NEVER))), "", "", "fine", ""),
+    "huge reply": (both(http(chat({"role": "assistant", "content": "x" * (17 << 20)})), stream(chunk({"content": "x" * (2 << 20)}))), "too_large", "too_large", "", "more than"),
+    "empty choices": (both(http({"model": MODEL, "choices": []}), stream(chunk({}, choices=[]))), "empty", "cut", "", ""),
+    "reset": (lambda body: [head_of(STREAMED if body.get("stream") else "application/json"), RESET], "cut", "cut", "", "broke off"),
+    "redirect": (lambda body: http(b"", 307, {"location": "http://user:pw@elsewhere.example/v1?key=canary-0123456789"}), "redirect", "redirect", "", "redirects to http://elsewhere.example/v1;"),
+}  # fmt: skip
+"""What an endpoint does -> which error that is, whole and streamed ("": none), the text before it in a stream, words of the reason a user is told."""
+
+
+class First:
+    """A router that prefers the first worker."""
+
+    roles, workers, identity = False, ("lying", "last"), "first"
+
+    def logits(self, messages: Any) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([2.0, 1.0]), np.array([])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_endpoint_that_lies_is_one_error_or_another_workers_answer(streams: bool) -> None:
+    """The same lies to a gateway, whose client is told what is wrong, and to a router, whose client has the answer of the worker that is left."""
+    with Upstream() as upstream, gateway(upstream.url) as direct:
+        lying = PoolWorker("lying", HttpModel(upstream.url, MODEL, limits=EndpointLimits(retries=0, max_bytes=16 << 20)))
+        pool = ModelPool([lying, PoolWorker("last", lambda _: "left")], retries=0)
+        assert pool.models[0].capabilities  # asked while it is sound
+        with served(Routed(pool.models[1]).over(pool, First())) as front:
+            for name, (plan, whole, streamed, before, reason) in ENDPOINT_LIES.items():
+                upstream.plan, kind = plan, streamed if streams else whole
+                text, error, _ = read_answer(post(direct, ASK | {"stream": streams}))
+                assert (error.get("code", ""), reason in error.get("message", "")) == (kind, True), (name, error)
+                assert text.startswith(before if streams or not kind else ""), name
+                assert "canary" not in str(error), name
+                text, error, note = read_answer(post(front, ASK | {"model": NAME, "stream": streams}))
+                if not kind:
+                    assert (text, error, note["worker"], note["notes"]) == ("fine", {}, "lying", []), name
+                    assert 0 <= note["tokens"] < 100, name
+                elif streams and before:
+                    assert "'lying' failed amid its reply" in error["message"], (name, error)
+                else:
+                    assert (text, error, note["worker"]) == ("left", {}, "last"), (name, error)
+                    assert "'lying' failed" in note["notes"][0], name
+                    assert reason in note["notes"][0], (name, note)
+        assert metric(direct, 'ramify_tokens_total{kind="prompt"}') == 0
+
+
+def read_answer(answer: httpx2.Response) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The text of an answer, streamed or whole, its error, and what a router says of it."""
+    found = events(answer.text) if answer.headers["content-type"].startswith(STREAMED) else [answer.json()]
+    text, note, error = "", {}, {}
+    for one in found:
+        error = one.get("error") or error
+        for choice in one.get("choices", ()):
+            text += (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+            note = choice.get("ramify", {}).get("orchestrator", note)
+    return text, error, note
 
 
 def test_another_name_passes_and_both_are_kept(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ KINDS = {
 }
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 _SHOWN = 300
-_JSON = r"application/([\w.+-]+\+)?json"
+JSON = r"application/([\w.+-]+\+)?json"
 
 
 class ProviderError(InfrastructureError):
@@ -136,7 +136,7 @@ class Transport:
 
     @asynccontextmanager
     async def opened(
-        self, method: str, path: str, content: bytes | None, kinds: str = _JSON
+        self, method: str, path: str, content: bytes | None, kinds: str = JSON
     ) -> AsyncGenerator[httpx2.Response, None]:
         """One try of a request: the answer with its header checked and its body unread, of a type that the pattern ``kinds`` matches.
 
@@ -190,7 +190,7 @@ class Transport:
             )
         kind = response.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if response.status_code < 400 and not re.fullmatch(kinds, kind):
-            wanted = "JSON" if kinds == _JSON else "a stream of events"
+            wanted = "JSON" if kinds == JSON else "a stream of events"
             raise ProviderError("content_type", f"{host} answers with '{self._line(kind)}' instead of {wanted}")
 
     async def read(self, response: httpx2.Response) -> bytes:

@@ -23,7 +23,7 @@ from ramify.base.errors import InfrastructureError, RamifyError
 from ramify.base.seeds import derive_key
 from ramify.model import wire
 from ramify.model.endpoint import HttpModel
-from ramify.model.http import ProviderError, Transport
+from ramify.model.http import JSON, ProviderError, Transport
 from ramify.model.middleware import Middleware, told_by
 from ramify.model.protocol import CLIENT, Completion, Prefix, Sampling
 from ramify.model.sse import MAX_ANSWER, MAX_CHOICES, TYPE, EventParser, Heard, Withheld, as_event
@@ -225,9 +225,11 @@ class _Call:
     async def _read(self, body: bytes, heard: Heard, held: Held | None, flow: _Flow) -> None:
         """Read the upstream's stream to its end. Raises ProviderError where it is not whole then."""
         transport, events = self.gateway.transport, EventParser(self.host)
-        async with transport.opened("POST", self.path, body, TYPE) as response:
-            if response.status_code >= 400:
-                transport.checked(response, await transport.read(response))
+        async with transport.opened("POST", self.path, body, f"{TYPE}|{JSON}") as response:
+            kind = response.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
+            if response.status_code >= 400 or kind != TYPE:
+                transport.checked(response, await transport.read(response))  # raises the error that comes in the stream's place
+                raise ProviderError("content_type", f"{self.host} answers with '{kind}' instead of a stream of events")
             withheld = Withheld(transport.key)
 
             def passes(event: bytes, data: dict[str, Any]) -> None:
