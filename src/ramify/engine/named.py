@@ -35,7 +35,7 @@ def find_model(
 
         return load_model(model_folder(spec), device=device, dtype=dtype, given=given)
     check_placed(spec, device, dtype)
-    model = _registered(spec)
+    model = registered_model(spec)
     return model, template_of(model, given)
 
 
@@ -56,7 +56,7 @@ def check_model(spec: str) -> None:
 
         model_folder(spec)
     else:
-        _registered(spec)
+        registered_model(spec)
 
 
 def _own(spec: str) -> Model:
@@ -69,7 +69,8 @@ def _replying(name: str, function: Callable[..., Any]) -> Model | None:
     return None if takes(function, 0) or not (takes(function, 1) or takes(function, 2)) else FunctionModel(function, name)
 
 
-def _registered(spec: str) -> Model:
+def registered_model(spec: str) -> Model:
+    """The model of a registered ``NAME:ARGUMENT``; a server is not asked anything. Raises UserError where there is no such name."""
     kind, colon, argument = spec.partition(":")
     try:
         make = registry.get("model", kind)

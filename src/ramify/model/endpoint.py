@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from ramify.model.tokenizer import HfTokenizer
 from ramify.trace.message import Message
 
 _LOOK = Sampling(temperature=1.0, max_tokens=16)
+_CHAT = frozenset({"penalties", "grammar"})
+"""What every server is said to offer, by name; :meth:`HttpModel.check` tests whether it follows."""
 _AGREE = 0.05
 """Log-probs of one token sampled and given differ by less, in nats, where a server means the same by both."""
 
@@ -50,12 +52,20 @@ def _is_plain(settings: Sampling, extra: Mapping[str, Any]) -> bool:
     return settings.plain() and extra.keys() <= set(LABELS)
 
 
+@dataclass
+class _Look:
+    """A look at a server that is under way, and how many wait for it."""
+
+    task: asyncio.Task[frozenset[str]]
+    waiting: int = 0
+
+
 class HttpModel:
     """The model called ``model`` at ``url``; implements :class:`ramify.model.protocol.Model`.
 
     ``mode`` is chat or completions; the latter needs ``tokenizer``, a folder with the model's tokenizer.json or an object, and lays
     chats out by ``template`` (the folder's own by default). ``url`` may carry options, ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60
-    &retries=4``. The first look at ``capabilities`` asks the server. Raises UserError on a bad URL; see :class:`ProviderError` for what
+    &retries=4``. The first sample, or look at ``capabilities``, asks the server. Raises UserError on a bad URL; see :class:`ProviderError` for what
     a server can do wrong.
     """
 
@@ -87,6 +97,7 @@ class HttpModel:
                 f"completions:{model}@{self.endpoint.url} needs the model's tokenizer: add ?tokenizer=FOLDER, or use chat:{model}@..."
             )
         self._lock = threading.Lock()
+        self._looks: dict[asyncio.AbstractEventLoop, _Look] = {}
         self._dialect = Dialect()
         self._offers: frozenset[str] | None = None
         self._top_k: bool | None = None
@@ -133,6 +144,29 @@ class HttpModel:
         return self._offers
 
     @property
+    def unasked(self) -> frozenset[str] | None:
+        """What :func:`ramify.model.protocol.known_capabilities` gives before the server was asked; None where only requests tell."""
+        return self._offers if self._offers is not None else _CHAT if self.mode == "chat" else None
+
+    async def ready(self) -> None:
+        """Find out what the server takes, where that is not known, while the event loop goes on (:attr:`capabilities` holds it up). Callers at
+        the same time share one look, which ends with the last that waits for it. Raises ProviderError."""
+        if self._offers is not None:
+            return
+        loop = asyncio.get_running_loop()
+        look = self._looks.get(loop)
+        if look is None:
+            look = self._looks[loop] = _Look(loop.create_task(self._discover()))
+        look.waiting += 1
+        try:
+            self._offers = await asyncio.shield(look.task)
+        finally:
+            look.waiting -= 1
+            if not look.waiting:
+                look.task.cancel()
+                del self._looks[loop]
+
+    @property
     def forwards(self) -> frozenset[str]:
         """Fields of :attr:`Prefix.asked` that are forwarded to the server, which follows or refuses them."""
         return frozenset({"tool_choice", "response_format", "parallel_tool_calls"} if self.mode == "chat" else ())
@@ -176,6 +210,7 @@ class HttpModel:
         """See :class:`ramify.model.protocol.Model`: one request a sample, all at once; the first failure is raised when all are done."""
         if n < 1 or len(keys) != n:
             raise UserError(f"{n} samples need as many keys, at least one; {len(keys)} were given")
+        await self.ready()
         self.check(settings)
         sample: Callable[[int], Awaitable[Completion]]
         if self.mode == "chat":
@@ -205,6 +240,7 @@ class HttpModel:
 
         In one piece where the server does not stream, or streams no token ids in completions mode; so are samples that depend on their
         tokens while they are generated (``until``, ``ban_first``)."""
+        await self.ready()
         self.check(settings)
         pieces = None
         if self.mode == "chat":
@@ -475,7 +511,7 @@ class HttpModel:
             self._lacks = f"takes and returns no token ids ({refused.message if refused else ''})"
             return frozenset()
         self._dialect = dialect
-        offers = {"penalties", "grammar"}  # by name; :meth:`check` tests whether the server follows it
+        offers = set(_CHAT)
         offers |= {"tokens", "continue"} if first.tokens is not None else set()
         if dialect.seed and await self._repeats(dialect):
             offers.add("seeds")

@@ -142,6 +142,13 @@ def eos_of(model: object) -> tuple[int, ...]:
     return tuple(getattr(model, "eos", ()))
 
 
+def known_capabilities(model: Model) -> frozenset[str]:
+    """Capabilities of ``model`` without a request to its server, where they can be told so (what a chat endpoint takes); else its
+    ``capabilities``, which may be found by requests."""
+    known: frozenset[str] | None = getattr(model, "unasked", None)
+    return model.capabilities if known is None else known
+
+
 def context_of(model: object) -> int | None:
     """The longest sequence of tokens that a model takes; None where it is unknown."""
     found = getattr(model, "context", None)

@@ -51,7 +51,7 @@ class Api:
         more: Mapping[str, Model] | None = None,
     ) -> None:
         self.served, self.slots, self.record = Served.of(model, name), slots, record
-        self.all = {name: self.served, **{other: Served.of(one, other) for other, one in (more or {}).items()}}
+        self.all = {name: self.served, **{other: Served.of(one, other, asks=False) for other, one in (more or {}).items()}}
         self.created = int(time.time())
         self.metrics = Metrics(lambda: {"places_taken": slots.taken, "places": slots.most, **gauges()})
         self.gateway: Gateway | None = None

@@ -13,7 +13,7 @@ import numpy as np
 from ramify.base.errors import NeedsError
 from ramify.model.chat import own_template
 from ramify.model.laid import TooLongError
-from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, Tokenizer, context_of, eos_of
+from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, Tokenizer, context_of, eos_of, known_capabilities
 from ramify.web.fields import RequestFields
 from ramify.web.limits import RefusedRequestError
 from ramify.web.replies import Reply, ReplyPart, Token
@@ -44,9 +44,10 @@ class Served:
     """Whether fields that are not read here continue to the endpoint that samples (:func:`ramify.web.fields.passed_on`)."""
 
     @classmethod
-    def of(cls, model: Model, name: str) -> Served:
-        """Read the properties of ``model`` once. Raises what its ``capabilities`` raise: an endpoint has to answer."""
-        offers = model.capabilities
+    def of(cls, model: Model, name: str, asks: bool = True) -> Served:
+        """Read the properties of ``model`` once. Raises what its ``capabilities`` raise: an endpoint has to answer, unless it is one that need
+        not be asked (``asks``)."""
+        offers = model.capabilities if asks else known_capabilities(model)
         takes = "tokens" in offers
         template = own_template(model)
         enders = {*eos_of(model), *(template.stop_tokens if template is not None else ())}

@@ -22,7 +22,7 @@ from waiting import PATIENCE
 from ramify.cli.main import main
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.trace.db import Run
-from tests.methods.orchestrator.workers import HERE, pool_file, task_file
+from tests.methods.orchestrator.workers import HERE, endpoints_file, pool_file, task_file
 
 
 @contextmanager
@@ -75,12 +75,8 @@ def test_three_real_servers_are_collected_routed_and_composed(tmp_path: Path) ->
     with ExitStack() as stack:
         served = [stack.enter_context(serving("serve", f"hf:{checkpoint(tmp_path / f'm{i}', i)}")) for i in range(3)]
         names = [f"m{i}" for i in range(3)]
-        lines = [
-            f'[[workers]]\nname = "{n}"\nmodel = "chat:{n}@{url}?retries=0"\nprice = [1, 2]'
-            for n, (url, _) in zip(names, served, strict=True)
-        ]
-        pool, tasks = tmp_path / "pool.toml", task_file(tmp_path, 4)
-        pool.write_text("retries = 0\n" + "\n".join(lines) + "\n")
+        urls = {name: url for name, (url, _) in zip(names, served, strict=True)}
+        pool, tasks = endpoints_file(tmp_path, "retries = 0", **urls), task_file(tmp_path, 4)
         assert main(["orchestrator", "pool-check", str(pool)]) == 0
         table = [
             "orchestrator",

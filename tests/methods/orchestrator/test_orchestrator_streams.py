@@ -27,9 +27,11 @@ from ramify.model.scripted import ScriptedModel
 from ramify.model.streaming import Piece, Pieces, gathered
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+from ramify.web.api import Api
+from ramify.web.limits import Slots
 from tests.methods.orchestrator.test_orchestrator_served import checkpoint, serving
 from tests.methods.orchestrator.test_orchestrator_systems import Fixed
-from tests.methods.orchestrator.workers import HERE, planner
+from tests.methods.orchestrator.workers import HERE, endpoints_file, planner
 from tests.model.faulty_server import FaultyServer, Plan, http
 from tests.web.api_server import NAME, client, household, served
 
@@ -95,14 +97,23 @@ def chat_at(url: str, name: str = NAME) -> str:
     return f"chat:{name}@{url}?retries=0"
 
 
-def front(stack: ExitStack, backbone: TurnRouter, *models: Any, run: Run | None = None) -> openai.OpenAI:
-    """A client of a router over these workers and one that always answers."""
+def pool_of(*models: Any, retries: int = 0) -> ModelPool:
+    """A pool of these workers and one that always answers. Endpoints have been asked what they take, so what follows is a chat's."""
     names = [f"w{at}" for at in range(len(models))] + ["last"]
-    pool = ModelPool([PoolWorker(name, model) for name, model in zip(names, (*models, lambda _: LAST), strict=True)], retries=0)
-    router = TurnRouter(backbone.module, backbone.tokenizer, names)
-    made = Routed(pool.models[-1]).over(pool, router)
-    made.run = run
-    return client(stack.enter_context(served(made)))
+    pool = ModelPool([PoolWorker(name, one) for name, one in zip(names, (*models, lambda _: LAST), strict=True)], retries=retries)
+    for one in pool.models:
+        assert one.capabilities is not None
+    return pool
+
+
+def router_over(pool: ModelPool, backbone: TurnRouter) -> Routed:
+    """A router that has learned nothing, over a pool."""
+    return Routed(pool.models[-1]).over(pool, TurnRouter(backbone.module, backbone.tokenizer, pool.names))
+
+
+def front(stack: ExitStack, backbone: TurnRouter, *models: Any) -> openai.OpenAI:
+    """A client of a router over these workers and one that always answers."""
+    return client(stack.enter_context(served(router_over(pool_of(*models), backbone))))
 
 
 def read(stream: Any) -> tuple[list[str], dict[str, Any], Any]:
@@ -190,11 +201,10 @@ def test_what_fails_amid_the_reply_ends_the_stream_and_unstreamed_is_another_wor
 ) -> None:
     with Run.begin(tmp_path / "kept", "orchestrator serve", {}, {}, {}) as run:
         # the run belongs to the thread that opened it, so the front is asked in this one
-        names, worker = ["breaks", "last"], Slowly()
+        worker = Slowly()
         url = stack.enter_context(served(worker))
-        pool = ModelPool([PoolWorker("breaks", chat_at(url)), PoolWorker("last", lambda _: LAST)], retries=3)
+        made = router_over(pool_of(chat_at(url), retries=3), backbone)
         worker.rest(breaks=2)
-        made = Routed(pool.models[-1]).over(pool, TurnRouter(backbone.module, backbone.tokenizer, names))
         made.run = run
 
         async def asked(reads: bool) -> tuple[list[str], str]:
@@ -209,7 +219,7 @@ def test_what_fails_amid_the_reply_ends_the_stream_and_unstreamed_is_another_wor
 
         texts, why = asyncio.run(asked(True))
         assert "".join(texts) == "\none "
-        assert "'breaks' failed amid its reply" in why
+        assert "'w0' failed amid its reply" in why
         assert asyncio.run(asked(False)) == ([LAST], "")
         assert [node.stop for node in run.failed()] == ["failed", "failed"]
     worker.rest()
@@ -241,7 +251,7 @@ def test_a_composer_streams_its_last_step_alone(stack: ExitStack) -> None:
     """The first two steps are in no event; the prompts of the steps, the answer and what it cost are those of an answer in one piece."""
     worker = Slowly()
     url = stack.enter_context(served(worker))
-    pool = ModelPool([PoolWorker("slow", chat_at(url)), PoolWorker("quick", lambda _: "quickly")], retries=0)
+    pool = pool_of(chat_at(url))
     worker.rest(allowed=2, free=1)
     made = Composed(pool.models[1]).over(Composer(FunctionModel(planner), pool))
     api = client(stack.enter_context(served(made)))
@@ -255,6 +265,34 @@ def test_a_composer_streams_its_last_step_alone(stack: ExitStack) -> None:
     assert (note, usage) == (alone, counted)
     assert note["calls"] == 3
     assert worker.shown[:2] == worker.shown[2:]
+
+
+def test_a_server_that_is_down_or_silent_is_asked_when_its_turn_comes(stack: ExitStack, backbone: TurnRouter) -> None:
+    """A pool opens, and a router's front serves, whoever is down; nobody waits for who is silent; who comes back is asked again."""
+    sound, silent = stack.enter_context(FaultyServer()), stack.enter_context(FaultyServer(hang=True))
+    names = ["down", "silent", "sound"]
+    urls = ["http://127.0.0.1:9/v1", silent.url, sound.url]
+    workers = [PoolWorker(name, f"{chat_at(url, 'm')}&timeout=60") for name, url in zip(names, urls, strict=True)]
+    pool = ModelPool(workers, retries=0, seconds=3.0)
+    made = router_over(pool, backbone)
+    Api(made, "router", Slots(1, 1, 0), more={"down": pool.models[0]})
+    assert not silent.requests + sound.requests
+    chat = Orchestration(pool, [Message("user", "count")], "a")
+
+    async def both() -> tuple[str, int]:
+        turns, waiting = 0, asyncio.create_task(route(chat, made.router))
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        return (await waiting).answer, turns
+
+    answer, turns = asyncio.run(both())
+    assert (answer, len(chat.calls)) == ("fine", 3)
+    assert turns > 3, "the event loop went on while a server was silent"
+    assert [one.result.failure for one in chat.calls] == ["connection", "timeout", ""]
+    silent.hang = False
+    again = asyncio.run(pool.call(1, [Message("user", "count")], Sampling(), ("again",)))
+    assert (again.text, again.failure) == ("fine", "")
 
 
 def test_further_samples_of_one_request_are_trees_of_their_own(tmp_path: Path) -> None:
@@ -315,12 +353,11 @@ def test_real_servers_stream_the_same_and_stop_when_the_client_leaves(tmp_path: 
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     with ExitStack() as stack:
-        served_at = [stack.enter_context(serving("serve", f"hf:{checkpoint(tmp_path / f'm{i}', i)}"))[0] for i in range(2)]
-        pool = tmp_path / "pool.toml"
-        lines = [
-            f'[[workers]]\nname = "m{i}"\nmodel = "chat:m{i}@{url}?retries=0"\nprice = [1, 2]' for i, url in enumerate(served_at)
-        ]
-        pool.write_text("\n".join(lines) + "\n")
+        urls = {
+            name: stack.enter_context(serving("serve", f"hf:{checkpoint(tmp_path / name, at)}"))[0]
+            for at, name in enumerate(["m0", "m1"])
+        }
+        pool = endpoints_file(tmp_path, **urls)
         TurnRouter.from_backbone("builtin", ["m0", "m1"]).save(tmp_path / "router")
         words = (
             "orchestrator",
@@ -348,7 +385,7 @@ def test_real_servers_stream_the_same_and_stop_when_the_client_leaves(tmp_path: 
             assert note["trace"] == response.headers["x-request-id"]
             assert {**note, "trace": ""} == {**before, "trace": ""}
         endless, _ = stack.enter_context(serving("serve", f"{HERE}:endless"))
-        pool.write_text(pool.read_text().replace(served_at[0], endless).replace("chat:m0", "chat:endless"))
+        pool.write_text(pool.read_text().replace(urls["m0"], endless).replace("chat:m0", "chat:endless"))
         api = client(stack.enter_context(serving("orchestrator", "serve", pool, "--router", tmp_path / "router"))[0])
         with api.chat.completions.create(model="router", messages=ASKED, stream=True) as events:
             said = (event.choices[0].delta.content for event in events if event.choices and event.choices[0].delta.content)

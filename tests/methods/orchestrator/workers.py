@@ -98,6 +98,16 @@ def pool_file(folder: Path, *names: str, more: str = "") -> Path:
     return path
 
 
+def endpoints_file(folder: Path, more: str = "", **urls: str) -> Path:
+    """A pool file of models that are served, each at its URL under its own name."""
+    lines = [more]
+    for name, url in urls.items():
+        lines.append(f'[[workers]]\nname = "{name}"\nmodel = "chat:{name}@{url}?retries=0"\nprice = [1, 2]')
+    path = folder / "pool.toml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
 def task_file(folder: Path, n: int = 12) -> Path:
     rows = []
     for at in range(n):

@@ -16,11 +16,11 @@ from ramify.base.config import Config, check, read_toml
 from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError, nearest
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
-from ramify.engine.named import find_model
+from ramify.engine.named import find_model, registered_model
 from ramify.model.chat import own_template
 from ramify.model.function import AnyModel, model_of
 from ramify.model.laid import Layout, TooLongError
-from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, context_of, eos_of
+from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, context_of, eos_of, known_capabilities
 from ramify.model.streaming import Piece
 from ramify.rollout.failures import FailurePolicy
 from ramify.rollout.sampler import SamplePosition, Sampler, sampled_tokens
@@ -110,12 +110,17 @@ class CallResult:
 
 
 def open_worker(given: AnyModel) -> Model:
-    """A model that takes messages. Raises UserError or NeedsError where there is none."""
-    if not isinstance(given, str):
-        model = model_of(given)
-        template = getattr(model, "template", None) if "tokens" in model.capabilities and not isinstance(model, Layout) else None
-        return model if template is None else Layout(model, template)
-    found, template = find_model(given)
+    """A model that takes messages. A chat endpoint is asked nothing before its first call: one that is down is no reason against the
+    others. Raises UserError or NeedsError where there is none."""
+    if isinstance(given, str) and given.startswith("chat:"):
+        return registered_model(given)
+    if isinstance(given, str):
+        found, template = find_model(given)
+    else:
+        found = model_of(given)
+        template = own_template(found)
+        if template is not None and (isinstance(found, Layout) or "tokens" not in known_capabilities(found)):
+            template = None
     return found if template is None else Layout(found, template)
 
 
