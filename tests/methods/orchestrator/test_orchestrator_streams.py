@@ -16,6 +16,7 @@ import openai
 import pytest
 from waiting import until
 
+from ramify.base.errors import InfrastructureError
 from ramify.methods.orchestrator.composer import Composer
 from ramify.methods.orchestrator.conversation import Orchestration, route
 from ramify.methods.orchestrator.middleware import Composed, Routed
@@ -293,6 +294,31 @@ def test_a_server_that_is_down_or_silent_is_asked_when_its_turn_comes(stack: Exi
     silent.hang = False
     again = asyncio.run(pool.call(1, [Message("user", "count")], Sampling(), ("again",)))
     assert (again.text, again.failure) == ("fine", "")
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_where_every_worker_fails_the_error_names_all_and_none_is_asked_again(reads: bool) -> None:
+    asked: list[str] = []
+
+    def down(name: str) -> Any:
+        def worker(messages: Any) -> str:
+            asked.append(name)
+            raise InfrastructureError("provider", f"{name} is down")
+
+        return worker
+
+    pool = ModelPool([PoolWorker(name, down(name)) for name in ("a", "b", "c")], retries=0)
+    made = Routed(pool.models[0])
+    made._over(pool)
+    made.router, made.exclude = Fixed([3.0, 2.0, 1.0]), ("a",)
+
+    async def answer() -> Completion:
+        READ.set(reads)
+        return await gathered(made.stream(Prefix(messages=(Message("user", "hi"),)), Sampling(), 1))
+
+    with pytest.raises(InfrastructureError, match=r"every worker failed: 'b' \(failed\), 'c' \(failed\); the last: c is down"):
+        asyncio.run(answer())
+    assert asked == ["b", "c"]  # neither the first again, which is excluded, nor the others
 
 
 def test_further_samples_of_one_request_are_trees_of_their_own(tmp_path: Path) -> None:

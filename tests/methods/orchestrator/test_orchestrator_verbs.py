@@ -103,6 +103,10 @@ def test_a_router_chooses_specialists_and_is_read_back(made: Path, asked: Any) -
 
 def test_a_composers_workflow_and_who_saw_what(made: Path, asked: Any) -> None:
     found = asked("run", made / "pool.toml", "turn abcd", "--composer", f"{HERE}:planner", "--out", made / "conv2")
+    assert check_composed(found, "turn abcd", ["adder", "turner"]) > 0
+    alone = asked("run", made / "pool.toml", "add 1 2", "--composer", f"{HERE}:rambler")
+    assert not alone["workflows"]
+    assert check_composed(alone, "add 1 2", ["adder", "turner"]) > 0
     assert [call["worker"] for call in found["calls"]] == ["adder", "turner", "adder"]
     assert [len(call["saw"]) for call in found["calls"]] == [1, 1, 5]
     traced = asked("trace", made / "conv2", found["trace"])
@@ -343,5 +347,30 @@ def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any) -> 
     )
     assert [set(one) for one in found["history"]] == [{"reward", "parsed", "steps"}] * 3
     assert max(one["parsed"] for one in found["history"]) > 0  # none is readable before the warm start
-    answered = asked("run", pool, "add 2 3", "--composer", f"hf:{tmp_path}/composer", "--no-shots")
-    assert answered["calls"]
+    for query in ("add 2 3", "turn abcd", "add 7 1"):
+        answered = asked("run", pool, query, "--composer", f"hf:{tmp_path}/composer", "--no-shots", "--out", tmp_path / "kept")
+        assert check_composed(answered, query, ["adder", "turner"]) > len(PROMPT.split())
+        traced = asked("trace", tmp_path / "kept", answered["trace"])["calls"]
+        assert [one["saw"] for one in traced if one["worker"] != "composer"] == [call["saw"] for call in answered["calls"]]
+        (said,) = [one["reply"] for one in traced if one["answer"]]
+        assert said == answered["answer"]
+
+
+def check_composed(answered: dict[str, Any], query: str, names: list[str]) -> int:
+    """What a person relies on, whatever was planned: the answer is the last step's; each step's worker is the plan's, and saw what the plan
+    grants it and nothing else; what was paid is the sum of the calls. Where no plan could be read the first worker answers alone, and the
+    notes say so. The tokens that are none of a call: the composer's own."""
+    calls = sorted(answered["calls"], key=lambda call: call["step"])
+    if not answered["workflows"]:
+        assert answered["notes"][-1] == f"no workflow could be read: '{names[0]}' answered alone"
+    plan = next(iter(answered["workflows"]), {"subtasks": [""], "workers": [0], "access": [[]]})
+    assert [(call["step"], call["worker"]) for call in calls] == [(at, names[one]) for at, one in enumerate(plan["workers"])]
+    assert answered["answer"] == calls[-1]["reply"]
+    for step, call in enumerate(calls):
+        granted = range(step) if plan["access"][step] == "all" else plan["access"][step]
+        shown = [text for at in granted for text in (plan["subtasks"][at], calls[at]["reply"])] + [plan["subtasks"][step]]
+        shown[0] = f"{query}\n\n{shown[0]}".strip()
+        assert [message["content"] for message in call["saw"]] == shown
+        assert call["usd"] == pytest.approx((call["given_tokens"] + 2 * call["sampled_tokens"]) / 1e6)
+    assert answered["usd"] == pytest.approx(sum(call["usd"] for call in calls))
+    return int(answered["tokens"] - sum(call["given_tokens"] + call["sampled_tokens"] for call in calls))

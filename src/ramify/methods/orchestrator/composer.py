@@ -40,6 +40,7 @@ from ramify.methods.orchestrator.table import prompt_of, reward_of
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Sampling, sampling_of
 from ramify.rollout.sampler import Sampler, sampled_tokens
+from ramify.rollout.views import approximate_tokens
 from ramify.score.judge import Judge, reply_to
 from ramify.trace.db import Run
 from ramify.trace.message import Message
@@ -228,7 +229,8 @@ class Composer:
             except InfrastructureError as error:
                 chat.notes.append(f"the composer failed: {error.message}")
                 continue
-            given = int(((reply.data or {}).get("usage") or {}).get("prompt_tokens") or 0)
+            estimate = sum(approximate_tokens(one.text) + 4 for one in prompt)
+            given = int(((reply.data or {}).get("usage") or {}).get("prompt_tokens") or estimate)
             usd = (given * self.price[0] + sampled_tokens(reply) * self.price[1]) / 1e6
             spent.append((given, sampled_tokens(reply), usd))
             why = ""

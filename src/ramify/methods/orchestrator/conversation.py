@@ -81,7 +81,7 @@ class Orchestrated:
     trace: str = ""
     """Its tree in the run."""
     planned: tuple[int, int, float] = (0, 0, 0.0)
-    """The composer's own tokens, given and sampled, and their USD."""
+    """The composer's own tokens, given (estimated, where its model does not count them) and sampled, and their USD."""
 
     @property
     def usd(self) -> float:
@@ -171,8 +171,9 @@ class Orchestration:
         allowed = self.pool.available(self.exclude)
         found = [ok and at not in self.failed for at, ok in enumerate(allowed)]
         if not any(found):
-            last = self.calls[-1].result if self.calls else None
-            raise InfrastructureError("provider", f"every worker failed; the last: {last.why if last else 'none was asked'}")
+            asked = [f"'{one.worker}' ({one.result.failure})" for one in self.calls if one.result.failure]
+            last = f"{', '.join(asked)}; the last: {self.calls[-1].result.why}" if asked else "none was asked"
+            raise InfrastructureError("provider", f"every worker failed: {last}")
         return found
 
     def likeliest(self, logits: np.ndarray) -> tuple[int, str]:

@@ -85,7 +85,7 @@ class _OverPool(Middleware, ABC):
         try:
             made = await self._answer(chat)
         except InfrastructureError as error:
-            if chat.begun:
+            if chat.begun or any(one is self.inner for one in pool.models):  # which has failed by now, or is excluded
                 raise
             if tell is None:
                 (completion,) = await self.inner.sample(prefix, 1, settings, [key])
