@@ -48,3 +48,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What may take longest first, so that no worker is left alone with it at the end."""
     items.sort(key=lambda item: -(mark.args[0] if (mark := item.get_closest_marker("timeout")) else 0))
+
+
+def pytest_collection_finish() -> None:
+    """A million objects of torch and of the tests themselves stay to the end: the collector need not walk them again and again."""
+    gc.collect()
+    gc.freeze()

@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ramify.base.ids import stable_hash
@@ -81,7 +81,7 @@ def _files(module: str) -> Iterator[Path]:
         yield from sorted(one for one in folder.rglob("*") if one.is_file())
 
 
-@cache
+@lru_cache(maxsize=16)  # all trees are half a million objects
 def _tree(module: str) -> ast.Module:
     file = source(module)
     assert file is not None
