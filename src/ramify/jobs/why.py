@@ -46,6 +46,8 @@ LEVEL, LEAST, N, FIRST, DESCRIBE = 0.05, 0.05, 48, 4, 16
 REPEATS = 8
 """How often the last action is repeated, where it is the one that stands out: its outcome was seen once."""
 _STRIDE = 1_000  # sample indices of one walk, so the steps that credit can be shared over
+DEAD = 8
+"""So many continuations in a row that the agent's endpoint failed end the search: it is gone, or refuses all of them."""
 OTHER = "something else"
 """The alternatives of agents that never say the same twice, as one."""
 
@@ -444,6 +446,8 @@ class _Forks(Steps):
         """Whether the answer to the last action is another one each time."""
         low = first_index(purpose)
         mine = {node: t for t, node in reversed(list(enumerate(case.trace.nodes)))}
+        self.refused = 0
+        """Continuations in a row that the model failed, not the environment: that one may be at fault in one state alone."""
         self.made: dict[tuple[int, int], Passage] = {}
         """Forks by position and number."""
         self.others: list[Passage] = []
@@ -478,10 +482,15 @@ class _Forks(Steps):
         return Counts.of(end.outcome for end in ends)
 
     async def _play(self, trace: StepTrace, t: int, missing: Sequence[int], purpose: str) -> Counts:
+        if self.refused >= DEAD:
+            why = "the same command continues with those that were played"
+            raise RamifyError(f"{self.refused} continuations in a row failed, the first at {self.first_failure}; {why}")
         low = first_index(purpose)
         played = await asyncio.gather(*(self.episodes.branch(trace.tree, trace.task, trace.nodes[t], low + i) for i in missing))
         self.ledger.add(purpose, forks=len(played), sampled_tokens=sum(a.sampled_tokens for a in played))
         for i, attempt in zip(missing, played, strict=True):
+            refused = attempt.outcome is None and (attempt.failure or "").startswith(("provider", "engine"))
+            self.refused = self.refused + 1 if refused else 0
             if attempt.outcome is None:
                 self.first_failure = self.first_failure or attempt.failure or ""
                 continue
