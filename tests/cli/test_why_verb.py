@@ -62,6 +62,13 @@ def test_every_kind_of_change(verb, halls: Path, here: Path) -> None:
     assert other["difference"] == 0  # the same agent at the same positions
 
 
+def test_where_no_step_stands_out_there_is_nothing_to_change(verb, halls: Path) -> None:
+    text = verb("why", halls, "--least", 0.6, "--do", "resample").out
+    assert text.startswith("No step stands out: success was ")
+    assert "none stands out: nothing was changed" in text
+    assert verb("why", halls, "--least", 0.6, "--do", "resample", "--json").json["do"] == []
+
+
 def test_credit_shared_over_the_steps(verb, halls: Path) -> None:
     text = verb("why", halls, "--least", 0.6).out
     assert text.startswith("No step stands out: success was ")

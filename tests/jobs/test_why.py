@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ from halls import Halls, agent
 
 import ramify
 from ramify.base.errors import UserError
+from ramify.base.seeds import generator
 from ramify.jobs.decline import Decline
+from ramify.jobs.helped import helped
 from ramify.jobs.why import found, tools
+from ramify.model.scripted import ScriptedModel
 from ramify.rollout.attempts import Attempt
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clopper_pearson
@@ -51,6 +56,31 @@ def test_the_step_that_decides_is_found_and_stored(tmp_path: Path) -> None:
     assert 0 < len(played) < more.samples
     with Run.open(run) as stored:
         assert found(stored) == [more]
+
+
+def obedient() -> ScriptedModel:
+    """The agent of the halls, that goes left wherever it is told to in what it is shown."""
+
+    def reply(messages: Any, key: Any) -> str:
+        told = any("keep left" in message.text for message in messages)
+        return "left" if told or generator(key, "hall").random() < 0.7 else "right"
+
+    return ScriptedModel(reply)
+
+
+def test_a_changed_context_helps_where_it_says_something_and_not_where_it_does_not(tmp_path: Path) -> None:
+    run, edits = tmp_path / "run", {"says": "keep left", "empty": "good luck"}
+    ramify.play(obedient(), Halls(), [{"id": "train-0"}], attempts=6, out=run)
+    for name, text in edits.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"insert": {"role": "user", "text": text}}))
+    why = ramify.why(run, model=obedient(), env=Halls())
+    changes = [f"context={tmp_path / name}.json" for name in edits]
+    says, empty = helped(run, why, changes, n=48, model=obedient(), env=Halls())
+    assert (says.arm.k, says.arm.n) == (48, 48)
+    assert says.control.k < 48
+    assert says.row.p_corrected <= 0.05 < empty.row.p_corrected
+    low, high = empty.row.difference_interval
+    assert low <= 0 <= high
 
 
 def test_a_success_says_what_won_it(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ ROWS = 16
 TOOLS = 8
 SPENT = "the budget of {} samples was spent before {}: give the same command with a larger --samples to continue"
 
+NOTHING_TO_CHANGE = "--do changes the step that lost the attempt, and none stands out: nothing was changed."
+
 
 @app.itself()
 def why(
@@ -121,7 +123,10 @@ def _ask(
     with progress("why", as_json=as_json, kept=kept) as bar:
         on_attempt = _counting(bar, most)
         found = [why(folder, view.leaf, on_attempt=on_attempt, **settings, **who) for view in views]
-        return found, helped(folder, found[0], do, settings["n"], on_attempt=on_attempt, **who) if do else []
+        first = found[0]
+        if not do or (first.counterfactual and first.node is None):
+            return found, []
+        return found, helped(folder, first, do, settings["n"], on_attempt=on_attempt, **who)
 
 
 def _counting(bar: Progress, most: int) -> Any:
@@ -149,6 +154,8 @@ def _text(why: Why, changes: list[Helped], fleet: list[dict[str, Any]], folder: 
         parts.append(table(["what others did there", "attempts", "success", "95 % interval"], rows))
     if changes:
         parts.append(_changes_text(changes))
+    elif did:
+        parts.append(NOTHING_TO_CHANGE)
     if compared := [row for row in fleet if row["difference"] is not None][:TOOLS]:
         parts.append(_tools_text(compared))
     sampled = why.samples + (0 if why.share is None else why.share.samples)
