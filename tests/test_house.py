@@ -241,3 +241,12 @@ def test_scripts_import_what_is_there() -> None:
 
 def _there(module: types.ModuleType, name: str) -> bool:
     return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None
+
+
+def test_test_files_outside_packages_have_names_of_their_own() -> None:
+    """pytest imports them by their base name alone, so a whole run fails at collection where two share one."""
+    seen: dict[str, Path] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if not (path.parent / "__init__.py").exists():
+            assert path.name not in seen, f"{path} and {seen[path.name]} share a name"
+            seen[path.name] = path

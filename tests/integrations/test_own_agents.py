@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -609,7 +610,8 @@ def test_what_serve_recorded_is_gone_back_to_by_the_agent(server: ChatServer, wo
     assert [one.split(":")[0] for one in world.done[len(before) :]] == ["book"] * 4
 
 
-def test_a_thread_that_knows_no_episode_runs_nothing_of_a_branch(world: World) -> None:
+def test_a_thread_that_knows_no_episode_runs_nothing_of_a_branch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramify.env.tools._open", weakref.WeakSet())  # other tests leave episodes open
     book = world.tools(book="pure")["book"]
     gate = ToolGate()
     gate.branch([], [])

@@ -214,6 +214,7 @@ class AgentEpisode:
         self.token = ""
         self._over = False
         self._task: Task | None = None
+        self._thread: threading.Thread | None = None
 
     # -- the environment's side
 
@@ -241,9 +242,10 @@ class AgentEpisode:
         context = contextvars.copy_context()
         context.run(GATE.set, self.gate)
         url = f"{_server().url}/{self.token}/v1"
-        threading.Thread(
+        self._thread = threading.Thread(
             target=context.run, args=(self._live, prompt, url), name=f"ramify {self._environment.name}", daemon=True
-        ).start()
+        )
+        self._thread.start()
         first = self._next()
         if first.failure:
             raise InfrastructureError(*first.failure.split(": ", 1))
@@ -284,6 +286,8 @@ class AgentEpisode:
         """End it: no tool runs from here on, and what the agent still asks for is refused."""
         self._over = True
         self.gate.close()
+        if self._thread is None:  # the agent never started, so no call is its own
+            self.gate.leave()
         _server().episodes.pop(self.token, None)
         ended = InfrastructureError("env", "the episode is over")
         if self._tree is not None:
