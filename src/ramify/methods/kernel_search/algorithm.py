@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
+from ramify.stats.intervals import mean_t
 
 S_LOW, S_HIGH = 1 / 16, 64.0
 """Speed-ups at which the reward is 0.05 and 1."""
@@ -121,16 +122,18 @@ class Gain:
     """A speed-up measured in pairs."""
 
     speedup: float
-    """Median of reference time / candidate time over the pairs."""
+    """Median of reference time / candidate time over the pairs; of several rounds the geometric mean of their medians."""
     low: float
     high: float
-    """95 % bootstrap interval."""
+    """95 % interval: bootstrap over the pairs of one round, Student over the rounds."""
     noise: float
     """Relative spread of the reference's own times: 1.4826 * MAD / median."""
     pairs: int
     reference: float
     candidate: float
     """Median seconds a call."""
+    rounds: int = 1
+    """Times that both were started afresh; above 1 the interval is over them."""
 
     @property
     def ranked(self) -> bool:
@@ -158,6 +161,20 @@ def paired_gain(reference: Sequence[float], candidate: Sequence[float], rng: np.
     middle = float(np.median(a))
     noise = 1.4826 * float(np.median(np.abs(a - middle))) / middle
     return Gain(math.exp(float(np.median(ratios))), math.exp(low), math.exp(high), noise, len(a), middle, float(np.median(b)))
+
+
+def gain_of_rounds(rounds: Sequence[Gain]) -> Gain:
+    """One gain of several that were measured in fresh processes each: Student interval of their mean log speed-up.
+
+    Where a process's memory comes to lie makes the same code faster or slower by a tenth and more for as long as the process lives
+    (Mytkowicz et al. 2009), so batches of one pair of processes do not show what the next pair would. Raises ValueError below two rounds.
+    """
+    logs = [math.log(one.speedup) for one in rounds]
+    low, high = mean_t(logs)
+    noise, reference, candidate = (float(np.median([getattr(one, name) for one in rounds])) for name in ("noise", "reference", "candidate"))
+    return Gain(
+        math.exp(float(np.mean(logs))), math.exp(low), math.exp(high), noise, sum(one.pairs for one in rounds), reference, candidate, len(rounds)
+    )
 
 
 def reward(speedup: float | None) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class BestKernel:
     tools: list[tuple[str, str]]
     """(transform or author, tool) of every candidate."""
     confirmed: WallTrial | None = None
-    """The best one timed again on fresh inputs, with twice the pairs: this is what is reported."""
+    """The best one timed again by :meth:`Wall.confirm`, with twice the pairs: this is what is reported."""
     stopped: str = ""
     repeated: int = 0
     """Proposals that were the same code as an earlier candidate: not compiled again."""
@@ -124,6 +124,8 @@ class KernelSearch:
         self.rank = rank or ranked_speedup
         self.known = {(one.kind, one.key): one.payload for one in run.journal() if one.kind in (TRIAL, SPENT)} if run else {}
         self.rates: dict[str, tuple[int, int]] = {}
+        self.machines: dict[str, int] = {}
+        """Hash of machine code -> the first candidate that compiled to it."""
         self._round = 0
         self._busy = False
 
@@ -134,6 +136,7 @@ class KernelSearch:
                 f"{self.task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search sass` reads them without one"
             )
         await self.wall.prepare()
+        self._met(self.wall.machine, 0)
         if self.roofs is not None and not self.wall.floor:
             self.wall.floor = floor_of(self.task, self.roofs)
         if self.run is not None and not self.run.has_tree(TREE):
@@ -195,6 +198,7 @@ class KernelSearch:
                     "trial": trial.to_json(),
                     "roof": reached,
                     "parent": number,
+                    "machine": "" if isinstance(built, str) else built.machine,
                 }
                 self._note(TRIAL, f"{self._round}.{i}", record)
                 self.builds[len(self.trials)] = built
@@ -203,6 +207,9 @@ class KernelSearch:
 
     async def _tried(self, code: Code) -> tuple[WallTrial, Built | str]:
         built = await self.wall.build(code)
+        if not isinstance(built, str) and (twin := self.machines.get(built.machine)) is not None:
+            same = f"it compiles to the machine code of {f'candidate {twin}' if twin else 'the original'}, so it is not timed again"
+            return replace(self.trials[twin], notes=(*self.wall.notes, same)), built
         trial = await self.wall.trial(code, len(self.trials), built=built)
         if trial.gain is not None and not trial.gain.ranked:  # noise: once more, with twice the pairs
             trial = await self.wall.trial(code, len(self.trials), built=built, pairs=2 * self.wall.pairs)
@@ -245,6 +252,7 @@ class KernelSearch:
         number = self.tree.add(parent, code.key, self.rank(trial), str(record["how"]), float(record["roof"]))
         self.codes.append(code)
         self.trials.append(trial)
+        self._met(str(record.get("machine", "")), number)
         tool = str(record["tool"])
         self.how.append((str(record["how"]), tool))
         above, own = self.tree.nodes[parent].speedup, self.tree.nodes[number].speedup
@@ -257,6 +265,10 @@ class KernelSearch:
         if self.run is not None:
             self.nodes.append(self._node(parent, code, str(record["how"]), trial))
         self.progress.at(self.done, f"best {self.tree.nodes[self.tree.best].speedup or 1:.2f}x")
+
+    def _met(self, machine: str, number: int) -> None:
+        if machine:
+            self.machines.setdefault(machine, number)
 
     def _note(self, kind: str, key: str, payload: dict[str, Any]) -> None:
         if self.run is not None:
@@ -293,21 +305,19 @@ class KernelSearch:
         return node.id
 
     async def _found(self) -> BestKernel:
-        """The best candidate, timed once more on fresh inputs with twice the pairs: the best of many looks better than it is."""
-        order = sorted(
-            (one for one in self.tree.nodes[1:] if one.correct and self.trials[one.number].gain is not None),
-            key=lambda one: -(one.speedup or 0),
-        )
-        best, confirmed = 0, None
-        for one in order[:3]:
+        """The best candidate, timed once more in fresh processes with twice the pairs: the best of many looks better than it is."""
+        promising: dict[Gain, CandidateNode] = {}
+        for one in sorted((one for one in self.tree.nodes[1:] if one.correct), key=lambda one: -(one.speedup or 0)):
             gain = self.trials[one.number].gain
-            if gain is None or not gain.gains:
-                break
+            if gain is not None and gain.gains:
+                promising.setdefault(gain, one)  # candidates of one machine code have one gain
+        best, confirmed = 0, None
+        for one in list(promising.values())[:3]:
             record = self.known.get((TRIAL, f"confirmed {one.number} of {self.done}"))
             again = (
                 trial_of(record)
                 if record
-                else await self.wall.trial(self.codes[one.number], 1_000_000 + one.number, pairs=2 * self.wall.pairs)
+                else await self.wall.confirm(self.codes[one.number], 1_000_000 + one.number, pairs=2 * self.wall.pairs)
             )
             self._note(TRIAL, f"confirmed {one.number} of {self.done}", again.to_json())
             if again.ok and again.gain is not None and again.gain.gains:
@@ -340,7 +350,7 @@ class KernelSearch:
                     unit="times faster",
                 )
             ]
-        why = f"candidate {found.number} ({self.tree.nodes[found.number].how}) is {found.speedup:.2f} times as fast, 95 % interval {found.ci[0]:.2f} to {found.ci[1]:.2f}, confirmed on fresh inputs"
+        why = f"candidate {found.number} ({self.tree.nodes[found.number].how}) is {found.speedup:.2f} times as fast, 95 % interval {found.ci[0]:.2f} to {found.ci[1]:.2f}, confirmed in {found.gain.rounds} pairs of fresh processes"
         return [
             Finding(
                 "faster kernel",

@@ -154,8 +154,8 @@ class CheatAttempt:
 async def attempt(wall: Wall, cheat: Cheat) -> CheatAttempt:
     """One cheat against the wall of one kernel.
 
-    What seems to gain is timed once more, on other inputs and in four times as many pairs: of two dozen cheats one or the other seems
+    What seems to gain is timed once more, in fresh processes and four times as many pairs: of two dozen cheats one or the other seems
     faster by chance."""
     code, number = cheat_code(wall.task, cheat), 500 + CHEATS.index(cheat)
     found = CheatAttempt(cheat, await wall.trial(code, number))
-    return found if found.held else CheatAttempt(cheat, await wall.trial(code, number + len(CHEATS), pairs=4 * wall.pairs))
+    return found if found.held else CheatAttempt(cheat, await wall.confirm(code, number + len(CHEATS), pairs=4 * wall.pairs))

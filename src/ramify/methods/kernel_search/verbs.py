@@ -299,17 +299,28 @@ def bench(
     wall = Wall(task, pairs=pairs, seed=seed, allow_unsandboxed=allow_unsandboxed)
     code = Code(read_source(candidate), tuple(flags.split()) if flags is not None else wall.original.flags, wall.original.macros)
     with progress("bench", as_json=as_json, kept="nothing was written"):
-        trial = asyncio.run(wall.trial(code))
+        trial = asyncio.run(_benched(wall, code))
     emit(trial.to_json(), as_json, _tried(trial))
     if not (trial.gain and trial.gain.gains):
         raise SystemExit(EXIT_FAILED)
+
+
+async def _benched(wall: Any, code: Any) -> Any:
+    """The candidate's trial in fresh processes; one that compiles to the original's machine code is not timed."""
+    from ramify.methods.kernel_search.wall import WallTrial
+
+    await wall.prepare()
+    built = await wall.build(code)
+    if not isinstance(built, str) and built.machine and built.machine == wall.machine:
+        return WallTrial(notes=("it compiles to the machine code of the original",))
+    return await wall.confirm(code, built=built)
 
 
 def _tried(trial: Any) -> str:
     if trial.refused:
         return f"refused ({trial.stage}): {trial.refused}"
     if trial.gain is None:
-        return f"right on {trial.checked} outputs; nothing was timed"
+        return f"not faster: {trial.notes[-1]}" if not trial.checked else f"right on {trial.checked} outputs; nothing was timed"
     gain = trial.gain
     said = (
         "faster"
@@ -319,7 +330,7 @@ def _tried(trial: Any) -> str:
         else "not shown to be faster"
     )
     return (
-        f"{said}: {gain.speedup:.3f} times as fast, 95 % interval {gain.low:.3f} to {gain.high:.3f} over {gain.pairs} pairs\n"
+        f"{said}: {gain.speedup:.3f} times as fast, 95 % interval {gain.low:.3f} to {gain.high:.3f} over {gain.rounds} starts of both, {gain.pairs} pairs of batches in all\n"
         f"{gain.reference * 1e6:.2f} us and {gain.candidate * 1e6:.2f} us a call, spread {gain.noise:.1%}; {trial.checked} outputs compared"
     )
 

@@ -12,7 +12,7 @@ import re
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ import numpy as np
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
-from ramify.methods.kernel_search.algorithm import Gain, paired_gain
+from ramify.methods.kernel_search.algorithm import Gain, gain_of_rounds, paired_gain
 from ramify.methods.kernel_search.task import DTYPES, InputSet, KernelTask, evaluate, scalar_values, wide_source, window_of
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
 
+ROUNDS = 5
+"""Times that both processes are started afresh where a gain is to be believed."""
 INSIDE = Path(__file__).parent / "inside"
 DRIVER_FLAGS = ("-O2",)
 STRICT = ("-O2", "-march=native", "-ffp-contract=off")
@@ -78,6 +80,8 @@ class Built:
     assembly: str = ""
     """Its disassembly with source lines; empty where there is no objdump."""
     warnings: str = ""
+    machine: str = ""
+    """Hash of the machine code and its constants; empty where nothing is compiled or there is no strip. Equal ones are one program."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class Wall:
         shown = {} if task.kind == "c" else {"readable": packages()}
         self.sandbox = sandbox or find_sandbox(None, allow_unsandboxed, **shown)
         self.original = Code(task.source, task.flags, {name: values[0] for name, values in task.knobs.items()})
+        self.machine = ""
+        """Of the original, once prepared: see :class:`Built`."""
         self._fixed: dict[str, bytes] | None = None
         self._truth = task.reference is None
         self.notes: list[str] = []
@@ -181,11 +187,12 @@ class Wall:
         if self.task.kind != "c":
             return Built(code.source.encode())
         files = {"kernel.c": code.source, "build": BUILD}
-        outcome = await self._ran(["sh", "build", *code.words], files, ["kernel.so", "remarks", "assembly"], Limits(seconds=60, memory_bytes=2048 * MIB, returned_bytes=8 * MIB, processes=64))  # fmt: skip
+        outcome = await self._ran(["sh", "build", *code.words], files, ["kernel.so", "bare", "remarks", "assembly"], Limits(seconds=60, memory_bytes=2048 * MIB, returned_bytes=8 * MIB, processes=64))  # fmt: skip
         if outcome.reason != "exit" or "kernel.so" not in outcome.files:
             return f"it does not compile: {_first_error(outcome)}"
         read = {name: outcome.files.get(name, b"").decode(errors="replace") for name in ("remarks", "assembly")}
-        return Built(outcome.files["kernel.so"], read["remarks"], read["assembly"], outcome.error_text[-2000:])
+        machine = stable_hash("machine code", bare.hex()) if (bare := outcome.files.get("bare")) else ""
+        return Built(outcome.files["kernel.so"], read["remarks"], read["assembly"], outcome.error_text[-2000:], machine)
 
     async def _ran(
         self, argv: Sequence[str], files: Mapping[str, bytes | str], returns: Sequence[str], limits: Limits
@@ -203,7 +210,7 @@ class Wall:
         original = await self.build(self.original)
         if isinstance(original, str):
             raise UserError(f"{self.task.path}: {original}")
-        made["reference"] = original.data
+        made["reference"], self.machine = original.data, original.machine
         for name, wide in (("worker", False), ("worker-wide", True)):
             made[name] = await self._worker(wide)
         if self._truth:
@@ -266,6 +273,23 @@ class Wall:
                 extra["problem.py"] = (INSIDE / "problem.py").read_bytes()
         outcome = await self._ran(["sh", "start"], {**files, **extra, "start": _START}, [], self._limits(files, draws))
         return self._judged(outcome, draws)
+
+    async def confirm(self, code: Code, number: int = 0, *, built: Built | str | None = None, pairs: int | None = None) -> WallTrial:
+        """:meth:`trial` in :data:`ROUNDS` fresh boxes that share the ``pairs``; the interval is over the boxes, each with inputs of its own.
+
+        What one box refuses is refused."""
+        built = built if built is not None else await self.build(code)
+        each = max(2, -(-(pairs or self.pairs) // ROUNDS))
+        tried: list[WallTrial] = []
+        for i in range(ROUNDS):
+            one = await self.trial(code, ROUNDS * number + i, built=built, pairs=each)
+            tried.append(one)
+            if one.refused or one.gain is None:
+                return replace(one, checked=sum(other.checked for other in tried))
+        last = tried[-1]
+        times = {name: tuple(t for one in tried for t in one.times[name]) for name in last.times}
+        gain = gain_of_rounds([one.gain for one in tried if one.gain is not None])
+        return replace(last, gain=gain, times=times, checked=sum(one.checked for one in tried))
 
     def _limits(self, files: Mapping[str, bytes | str], draws: Sequence[InputSet]) -> Limits:
         plan = json.loads(files["plan.json"])
@@ -589,7 +613,8 @@ def _first_error(outcome: Outcome) -> str:
 
 BUILD = """set -e
 gcc -g1 -fPIC -fopt-info-vec-all=remarks "$@" -c kernel.c -o kernel.o
-gcc -shared kernel.o -o kernel.so -lm
+gcc -shared -Wl,--build-id=none kernel.o -o kernel.so -lm
+if command -v strip > /dev/null; then strip -o bare kernel.so; fi
 if command -v objdump > /dev/null; then objdump -d -l --no-show-raw-insn kernel.so > assembly; fi
 """
 """Linked without the flags: gcc links a constructor that flushes denormals for a whole process where it links with -ffast-math."""
