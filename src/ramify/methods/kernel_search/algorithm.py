@@ -163,17 +163,28 @@ def paired_gain(reference: Sequence[float], candidate: Sequence[float], rng: np.
     return Gain(math.exp(float(np.median(ratios))), math.exp(low), math.exp(high), noise, len(a), middle, float(np.median(b)))
 
 
-def gain_of_rounds(rounds: Sequence[Gain]) -> Gain:
-    """One gain of several that were measured in fresh processes each: Student interval of their mean log speed-up.
+def gain_of_rounds(rounds: Sequence[Gain], control: Sequence[Gain]) -> Gain:
+    """One gain of several that were measured in fresh processes each, over that of the original in the candidate's place (``control``).
 
-    Where a process's memory comes to lie makes the same code faster or slower by a tenth and more for as long as the process lives
-    (Mytkowicz et al. 2009), so batches of one pair of processes do not show what the next pair would. Raises ValueError below two rounds.
+    Student interval of the mean difference of log speed-ups, both of shape (R,), R >= 2. Where a process's memory comes to lie makes the
+    same code faster or slower by a tenth and more for as long as the process lives (Mytkowicz et al. 2009), so the batches of one pair of
+    processes do not show what the next pair would; and the place of the candidate, which starts last, is itself not neutral.
+    Raises ValueError below two rounds, or where the two differ in length.
     """
-    logs = [math.log(one.speedup) for one in rounds]
+    logs = [math.log(one.speedup / same.speedup) for one, same in zip(rounds, control, strict=True)]
     low, high = mean_t(logs)
-    noise, reference, candidate = (float(np.median([getattr(one, name) for one in rounds])) for name in ("noise", "reference", "candidate"))
+    noise, reference, candidate = (
+        float(np.median([getattr(one, name) for one in rounds])) for name in ("noise", "reference", "candidate")
+    )
     return Gain(
-        math.exp(float(np.mean(logs))), math.exp(low), math.exp(high), noise, sum(one.pairs for one in rounds), reference, candidate, len(rounds)
+        math.exp(float(np.mean(logs))),
+        math.exp(low),
+        math.exp(high),
+        noise,
+        sum(one.pairs for one in rounds),
+        reference,
+        candidate,
+        len(rounds),
     )
 
 

@@ -208,7 +208,9 @@ class KernelSearch:
     async def _tried(self, code: Code) -> tuple[WallTrial, Built | str]:
         built = await self.wall.build(code)
         if not isinstance(built, str) and (twin := self.machines.get(built.machine)) is not None:
-            same = f"it compiles to the machine code of {f'candidate {twin}' if twin else 'the original'}, so it is not timed again"
+            same = (
+                f"it compiles to the machine code of {f'candidate {twin}' if twin else 'the original'}, so it is not timed again"
+            )
             return replace(self.trials[twin], notes=(*self.wall.notes, same)), built
         trial = await self.wall.trial(code, len(self.trials), built=built)
         if trial.gain is not None and not trial.gain.ranked:  # noise: once more, with twice the pairs

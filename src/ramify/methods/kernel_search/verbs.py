@@ -330,7 +330,7 @@ def _tried(trial: Any) -> str:
         else "not shown to be faster"
     )
     return (
-        f"{said}: {gain.speedup:.3f} times as fast, 95 % interval {gain.low:.3f} to {gain.high:.3f} over {gain.rounds} starts of both, {gain.pairs} pairs of batches in all\n"
+        f"{said}: {gain.speedup:.3f} times as fast, 95 % interval {gain.low:.3f} to {gain.high:.3f} over {gain.rounds} starts, {gain.pairs} pairs of batches in all\n"
         f"{gain.reference * 1e6:.2f} us and {gain.candidate * 1e6:.2f} us a call, spread {gain.noise:.1%}; {trial.checked} outputs compared"
     )
 

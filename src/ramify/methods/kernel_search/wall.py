@@ -170,6 +170,7 @@ class Wall:
         self.original = Code(task.source, task.flags, {name: values[0] for name, values in task.knobs.items()})
         self.machine = ""
         """Of the original, once prepared: see :class:`Built`."""
+        self._original: Built | None = None
         self._fixed: dict[str, bytes] | None = None
         self._truth = task.reference is None
         self.notes: list[str] = []
@@ -210,7 +211,7 @@ class Wall:
         original = await self.build(self.original)
         if isinstance(original, str):
             raise UserError(f"{self.task.path}: {original}")
-        made["reference"], self.machine = original.data, original.machine
+        self._original, made["reference"], self.machine = original, original.data, original.machine
         for name, wide in (("worker", False), ("worker-wide", True)):
             made[name] = await self._worker(wide)
         if self._truth:
@@ -274,21 +275,29 @@ class Wall:
         outcome = await self._ran(["sh", "start"], {**files, **extra, "start": _START}, [], self._limits(files, draws))
         return self._judged(outcome, draws)
 
-    async def confirm(self, code: Code, number: int = 0, *, built: Built | str | None = None, pairs: int | None = None) -> WallTrial:
-        """:meth:`trial` in :data:`ROUNDS` fresh boxes that share the ``pairs``; the interval is over the boxes, each with inputs of its own.
+    async def confirm(
+        self, code: Code, number: int = 0, *, built: Built | str | None = None, pairs: int | None = None
+    ) -> WallTrial:
+        """:meth:`trial` in :data:`ROUNDS` fresh boxes that share the ``pairs``, in turn with as many of the original in the candidate's place.
 
-        What one box refuses is refused."""
+        The interval is over the boxes (:func:`gain_of_rounds`), each with inputs of its own. What one box refuses is refused."""
+        await self.prepare()
         built = built if built is not None else await self.build(code)
         each = max(2, -(-(pairs or self.pairs) // ROUNDS))
         tried: list[WallTrial] = []
+        control: list[Gain] = []
         for i in range(ROUNDS):
             one = await self.trial(code, ROUNDS * number + i, built=built, pairs=each)
             tried.append(one)
             if one.refused or one.gain is None:
                 return replace(one, checked=sum(other.checked for other in tried))
+            same = await self.trial(self.original, ROUNDS * number + i, built=self._original, pairs=each)
+            if same.gain is None:
+                return WallTrial(f"the original in the candidate's place is refused: {same.refused}", same.stage or "clock")
+            control.append(same.gain)
         last = tried[-1]
         times = {name: tuple(t for one in tried for t in one.times[name]) for name in last.times}
-        gain = gain_of_rounds([one.gain for one in tried if one.gain is not None])
+        gain = gain_of_rounds([one.gain for one in tried if one.gain is not None], control)
         return replace(last, gain=gain, times=times, checked=sum(one.checked for one in tried))
 
     def _limits(self, files: Mapping[str, bytes | str], draws: Sequence[InputSet]) -> Limits:

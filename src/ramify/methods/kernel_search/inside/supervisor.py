@@ -165,7 +165,6 @@ def main():
     with open("plan.json", encoding="utf-8") as file:
         plan = json.load(file)
     os.unlink("plan.json")
-    rewrite_inputs()
     rng = random.SystemRandom()
     found = {
         "kept": [],
@@ -240,24 +239,17 @@ def main():
     os._exit(0)
 
 
-def rewrite_inputs():
-    """The inputs in a new file, written here for both workers alike: code that waits for memory is a twentieth slower on pages that
-    another process wrote."""
-    with open("inputs", "rb") as file:
-        data = file.read()
-    os.unlink("inputs")
-    with open("inputs", "wb") as file:
-        file.write(data)
-
-
 def secure(plan):
     """Remove what the candidate's process does not need, and give it inputs of its own."""
-    rewrite_inputs()
+    with open("inputs", "rb") as file:
+        data = file.read()
     mine = plan["workers"][-1]
-    needed = {os.path.basename(word) for word in (*mine["argv"], mine["build"], *mine.get("keep", ()))} | {"about.json", "inputs"}
+    needed = {os.path.basename(word) for word in (*mine["argv"], mine["build"], *mine.get("keep", ()))} | {"about.json"}
     for entry in list(os.scandir(".")):
         if entry.is_file(follow_symlinks=False) and entry.name not in needed:
             os.unlink(entry.name)
+    with open("inputs", "wb") as file:
+        file.write(data)
 
 
 def check(worker, draw, number, keep, rng, found):
