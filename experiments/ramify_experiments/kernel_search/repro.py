@@ -23,7 +23,7 @@ from ramify.methods.kernel_search.redteam import CHEATS, attempt
 from ramify.methods.kernel_search.task import KernelTask, from_c
 from ramify.methods.kernel_search.tools import TOOLS, WEIGHT, KernelMetrics, Prescription, examine
 from ramify.methods.kernel_search.transforms import TRANSFORMS, variants
-from ramify.methods.kernel_search.wall import Built, Code, Wall, WallTrial
+from ramify.methods.kernel_search.wall import ROUNDS, Built, Code, Wall, WallTrial
 from ramify.stats.intervals import wilson
 from ramify_experiments.kernel_search.suite import BY_NAME, HEALTHY, SUITE
 from ramify_experiments.lab import Checks, ResultCache, sized
@@ -98,12 +98,14 @@ void matmul(int n, const float *restrict a, const float *restrict b, float *rest
 
 
 class SharedWall(Wall):
-    """A wall that tries each code once: later trials of the same code are the first one's."""
+    """A wall that tries each code once and confirms it once: later trials of the same code are the first one's."""
 
-    def __init__(self, task: KernelTask, **more: Any) -> None:
+    def __init__(self, task: KernelTask, built: dict[str, Built | str] | None = None, **more: Any) -> None:
+        """``built`` may be shared by the walls of one kernel."""
         super().__init__(task, **{"pairs": PAIRS, "batch_seconds": BATCH, "keep": 2, "call_seconds": 10.0, **more})
         self.tried: dict[str, WallTrial] = {}
-        self.built: dict[str, Built | str] = {}
+        self.confirmed: dict[str, WallTrial] = {}
+        self.built: dict[str, Built | str] = {} if built is None else built
         self.read: dict[str, KernelMetrics] = {}
 
     async def build(self, code: Code, symbol: str | None = None) -> Built | str:
@@ -117,10 +119,17 @@ class SharedWall(Wall):
         self, code: Code, number: int = 0, *, time: bool = True, built: Built | str | None = None, pairs: int | None = None
     ) -> WallTrial:
         """See :class:`Wall`."""
-        key = code.key if number < 1_000_000 else f"{code.key} again"
-        if key not in self.tried:
-            self.tried[key] = await super().trial(code, number, time=time, built=built, pairs=pairs)
-        return self.tried[key]
+        if code.key not in self.tried:
+            self.tried[code.key] = await super().trial(code, number, time=time, built=built, pairs=pairs)
+        return self.tried[code.key]
+
+    async def confirm(
+        self, code: Code, number: int = 0, *, built: Built | str | None = None, pairs: int | None = None
+    ) -> WallTrial:
+        """See :class:`Wall`."""
+        if code.key not in self.confirmed:
+            self.confirmed[code.key] = await super().confirm(code, number, built=built, pairs=pairs)
+        return self.confirmed[code.key]
 
     async def metrics(self, code: Code) -> KernelMetrics:
         """What the tools read of a code, gathered once."""
@@ -214,7 +223,7 @@ async def _kernel(name: str, seeds: list[int], quick: bool) -> dict[str, Any]:
             best = await _searched(
                 wall, KernelSearchConfig(evals=budget, algo=algo, seed=seed), TransformProposer(one.task, seed, blind)
             )
-            result[arm].append({"speedup": _best(best), "refused": sum(not trial.ok for trial in best.trials)})
+            result[arm].append({"speedup": best.speedup, "refused": sum(not trial.ok for trial in best.trials)})
     if quick:
         return result
     result["transitions"] = {}
@@ -229,12 +238,6 @@ async def _kernel(name: str, seeds: list[int], quick: bool) -> dict[str, Any]:
 
 async def _searched(wall: SharedWall, config: KernelSearchConfig, proposer: Any, **more: Any) -> BestKernel:
     return await SharedSearch(wall.task, config, wall=wall, proposer=proposer, **more).go()
-
-
-def _best(found: BestKernel) -> float:
-    """The speed-up of the fastest candidate that passed the wall; 1 where none is faster (unsolved counts as 1)."""
-    gains = [trial.gain.speedup for trial in found.trials if trial.ok and trial.gain is not None and trial.gain.ranked]
-    return max([1.0, *gains])
 
 
 def raw_numbers(metrics: KernelMetrics) -> dict[str, float]:
@@ -257,17 +260,16 @@ def raw_numbers(metrics: KernelMetrics) -> dict[str, float]:
 def dip(seeds: list[int]) -> dict[str, Any]:
     """The matrix product whose path dips: what each step is worth, and what MCTS and greedy reach with 40 candidates."""
     task = from_c(MATMUL, "matmul", path="matmul.c")
-    wall = SharedWall(task, pairs=5, batch_seconds=0.01)
+    built: dict[str, Built | str] = {}
 
     async def each() -> dict[str, Any]:
-        await wall.prepare()
         found: dict[str, Any] = {"mcts": [], "greedy": []}
-        for algo in ("mcts", "greedy"):
-            for seed in seeds:
-                best = await _searched(
-                    wall, KernelSearchConfig(evals=40, algo=algo, seed=seed), TransformProposer(task, seed, True, names=["knob"])
-                )
-                found[algo].append({"speedup": _best(best), "candidates": len(best.trials) - 1})
+        for seed in seeds:
+            wall = SharedWall(task, built, pairs=5, batch_seconds=0.01, seed=seed)
+            for algo in ("mcts", "greedy"):
+                config = KernelSearchConfig(evals=40, algo=algo, seed=seed)
+                best = await _searched(wall, config, TransformProposer(task, seed, True, names=["knob"]))
+                found[algo].append({"speedup": best.speedup, "candidates": len(best.trials) - 1})
         steps = {
             "blocking alone": {"BLOCK": "64"},
             "packing alone": {"PACK": "1"},
@@ -275,9 +277,8 @@ def dip(seeds: list[int]) -> dict[str, Any]:
             "all three": {"BLOCK": "64", "REGS": "1", "PACK": "1"},
         }
         for name, macros in steps.items():
-            code = Code(task.source, task.flags, {**wall.original.macros, **macros})
-            trial = await wall.trial(code, built=await wall.build(code))
-            found[name] = trial.gain.speedup if trial.gain else None
+            trial = await wall.confirm(Code(task.source, task.flags, {**wall.original.macros, **macros}))
+            found[name] = None if trial.gain is None else [trial.gain.speedup, trial.gain.low, trial.gain.high]
         return found
 
     return asyncio.run(each())
@@ -409,7 +410,8 @@ def _top_one(own: np.ndarray, worth: np.ndarray, pairs: Sequence[tuple[int, int]
 def _dip(checks: Checks, found: Mapping[str, Any]) -> None:
     """Item 4."""
     for name in ("blocking alone", "packing alone", "blocking and registers", "all three"):
-        checks.value(f"matmul: speed-up over ikj, {name}", float(found[name] or math.nan), 1)
+        speedup, low, high = found[name] or (math.nan,) * 3
+        checks.value(f"matmul: speed-up over ikj, {name}", speedup, ROUNDS, interval=(low, high))
     reached = {algo: sum(one["speedup"] >= 1 / 0.8 for one in found[algo]) for algo in ("mcts", "greedy")}
     seeds = len(found["mcts"])
     checks.share("matmul: MCTS reaches 0.8 of ikj's time within 40 candidates", reached["mcts"], seeds, ">=", 0.8)

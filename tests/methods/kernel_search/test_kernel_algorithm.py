@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from ramify.base.errors import UserError
 from ramify.methods.kernel_search.algorithm import (
     CandidateTree,
+    Gain,
     attainable,
     classify,
+    gain_of_rounds,
     hit_rate,
     occupancy,
     paired_gain,
@@ -120,6 +122,42 @@ def test_equal_kernels_are_no_gain_and_a_quarter_is() -> None:
     assert not loud.gains
     with pytest.raises(ValueError, match="pairs"):
         paired_gain([1.0], [], rng)
+
+
+def rounds(*speedups: float) -> list[Gain]:
+    return [Gain(each, each, each, 0.01, 4, 2.0, 2.0 / each) for each in speedups]
+
+
+def test_a_gain_of_rounds_is_over_that_of_the_original_in_its_place() -> None:
+    found = gain_of_rounds(rounds(1.1, 1.3), rounds(1.0, 1.0))
+    assert found.speedup == pytest.approx(math.sqrt(1.1 * 1.3))
+    half = 12.7062 * (math.log(1.3) - math.log(1.1)) / 2  # Student's 0.975 quantile at one degree of freedom, times s / sqrt(2)
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx(
+        (math.log(found.speedup) - half, math.log(found.speedup) + half), rel=1e-4
+    )
+    assert (found.rounds, found.pairs) == (2, 8)
+    place = gain_of_rounds(rounds(1.2, 1.3, 1.25), rounds(1.2, 1.3, 1.25))
+    assert (place.speedup, place.low, place.high) == pytest.approx((1, 1, 1))
+    assert not place.gains
+    with pytest.raises(ValueError, match="shorter"):
+        gain_of_rounds(rounds(1, 1), rounds(1))
+    with pytest.raises(ValueError, match="at least 2"):
+        gain_of_rounds(rounds(1), rounds(1))
+
+
+def test_rounds_that_differ_by_layout_are_no_gain() -> None:
+    """A tenth by where memory came to lie, for as long as a process lives: one round with many pairs is sure of a gain, five are not."""
+    rng, one, five = np.random.default_rng(2), 0, 0
+
+    def measured() -> Gain:
+        layout = float(np.exp(rng.normal(0, 0.1)))
+        return paired_gain(np.exp(rng.normal(0, 0.01, 20)), np.exp(rng.normal(0, 0.01, 20)) / layout, rng, 200)
+
+    for _ in range(100):
+        one += measured().gains
+        five += gain_of_rounds([measured() for _ in range(5)], [measured() for _ in range(5)]).gains
+    assert one >= 20
+    assert five <= 5
 
 
 def test_a_tools_rate_begins_at_its_prior() -> None:

@@ -116,6 +116,9 @@ def test_bench_says_right_and_faster_or_not(kernel: Path, tmp_path: Path, capsys
     other.write_text(SUM.replace("s += x[i]", "s += x[i] * 1.5f"), encoding="utf-8")
     assert run("bench", f"{kernel}:sum", other, "--pairs", 4) == 1
     assert "refused (wrong): result[0]" in capsys.readouterr().out
+    other.write_text(SUM.replace("s += x[i]", "s = s + x[i]"), encoding="utf-8")
+    assert run("bench", f"{kernel}:sum", other, "--pairs", 4) == 1
+    assert "not faster: it compiles to the machine code of the original" in capsys.readouterr().out
     assert run("redteam", f"{kernel}:sum", "--cheat", "writes NaN", "--json") == 0
     assert said(capsys)["through"] == 0
 
@@ -217,3 +220,27 @@ def test_codes_that_are_equal_are_not_compiled_twice() -> None:
     found = search(task, evals=3, pairs=4, batch=0.001, proposer=ScriptedProposer([same]), roofs=False)
     assert len(found.trials) == 1
     assert found.stopped == "nothing is left to propose"
+
+
+def test_candidates_of_one_machine_code_are_timed_once(tmp_path: Path) -> None:
+    from ramify.methods.kernel_search.proposers import ScriptedProposer
+
+    task = from_c(SUM)
+    simd = SUM.replace("  for", "#pragma omp simd reduction(+:s)\n  for")
+    sources = (SUM.replace("s += x[i]", "s = s + x[i]"), simd, simd.replace("s += x[i]", "s = s + x[i]"))
+    codes = [Code(source, (*task.flags, "-fopenmp-simd")) for source in sources]
+    for evals in (2, 3):  # the second search knows the first one's machine code from the journal
+        found = search(
+            task,
+            evals=evals,
+            pairs=4,
+            batch=0.001,
+            proposer=ScriptedProposer(codes),
+            roofs=False,
+            out=tmp_path / "run",
+        )
+    of_original, first, second = found.trials[1:]
+    assert "machine code of the original" in of_original.notes[-1]
+    assert of_original.gain is None
+    assert "machine code of candidate 2" in second.notes[-1]
+    assert second.gain == first.gain is not None

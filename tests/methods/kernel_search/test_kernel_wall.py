@@ -11,7 +11,7 @@ import pytest
 from ramify.base.errors import UserError
 from ramify.methods.kernel_search.redteam import CHEATS, attempt
 from ramify.methods.kernel_search.task import from_c, from_python
-from ramify.methods.kernel_search.wall import Code, Wall, WallTrial, code_of, trial_of
+from ramify.methods.kernel_search.wall import ROUNDS, Code, Wall, WallTrial, code_of, trial_of
 from tests.methods.kernel_search.kernels import CREEP, EXP, SUM
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is needed")
@@ -55,6 +55,18 @@ def test_right_candidates_pass_and_wrong_ones_do_not() -> None:
     assert trial_of(same.to_json()) == same
     code = Code(SUM, FLAGS, {"T": "2"})
     assert code_of(code.to_json()) == code
+
+
+def test_a_gain_is_confirmed_in_fresh_processes() -> None:
+    made = wall(SUM)
+    twice = SUM.replace("  for", "  for (int i = 0; i < n; i++)\n    ((volatile float *)x)[i];\n  for")
+    slow = asyncio.run(made.confirm(Code(twice, FLAGS)))
+    assert slow.ok, slow.refused
+    assert slow.gain is not None
+    assert (slow.gain.rounds, slow.gain.pairs) == (ROUNDS, 2 * ROUNDS)
+    assert not slow.gain.gains
+    wrong = asyncio.run(made.confirm(Code(SUM.replace("i < n", "i < n - 1"), FLAGS)))
+    assert (wrong.stage, wrong.gain) == ("wrong", None)
 
 
 def test_an_array_that_is_changed_in_place_begins_anew_in_every_call() -> None:

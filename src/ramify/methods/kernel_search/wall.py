@@ -256,6 +256,10 @@ class Wall:
         self, code: Code, number: int = 0, *, time: bool = True, built: Built | str | None = None, pairs: int | None = None
     ) -> WallTrial:
         """Everything that decides on a candidate: build, outputs on fresh inputs, time in pairs. ``number`` gives each trial its own inputs."""
+        return await self._boxed(code, number, time, built, pairs)
+
+    async def _boxed(self, code: Code, number: int, time: bool, built: Built | str | None, pairs: int | None) -> WallTrial:
+        """One box, in which the reference and the candidate run in processes of their own."""
         await self.prepare()
         made = built if built is not None else await self.build(code)
         if isinstance(made, str):
@@ -287,11 +291,11 @@ class Wall:
         tried: list[WallTrial] = []
         control: list[Gain] = []
         for i in range(ROUNDS):
-            one = await self.trial(code, ROUNDS * number + i, built=built, pairs=each)
+            one = await self._boxed(code, ROUNDS * number + i, True, built, each)
             tried.append(one)
             if one.refused or one.gain is None:
                 return replace(one, checked=sum(other.checked for other in tried))
-            same = await self.trial(self.original, ROUNDS * number + i, built=self._original, pairs=each)
+            same = await self._boxed(self.original, ROUNDS * number + i, True, self._original, each)
             if same.gain is None:
                 return WallTrial(f"the original in the candidate's place is refused: {same.refused}", same.stage or "clock")
             control.append(same.gain)
