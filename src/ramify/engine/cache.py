@@ -7,9 +7,11 @@ Axis legend: L layers, R slots, S positions, C numbers a position keeps in one l
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -209,8 +211,8 @@ class Block:
     tokens: tuple[int, ...]
     kv: Tensor
     parent: Block | None
-    children: dict[int, list[Block]] = field(default_factory=dict)
-    """By first token."""
+    children: list[Block] = field(default_factory=list)
+    """Sorted by their tokens, none of which begins with all of another's: so what agrees most with a text lies beside the text's place."""
 
     @property
     def nbytes(self) -> int:
@@ -247,9 +249,11 @@ class PrefixCache:
         walk: list[Block] = []
         node, at = self._root, 0
         while at < len(ids):
+            chunk = tuple(ids[at : at + BLOCK])
+            place = _place(node.children, chunk)
             best, length = None, 0
-            for child in node.children.get(ids[at], ()):
-                same = _common(child.tokens, ids, at)
+            for child in node.children[max(0, place - 1) : place + 1]:
+                same = _common(child.tokens, chunk)
                 if same > length:
                     best, length = child, same
             if best is None:
@@ -272,14 +276,14 @@ class PrefixCache:
         node = self._root
         for at in range(0, len(ids), BLOCK):
             chunk = tuple(ids[at : at + BLOCK])
-            siblings = node.children.setdefault(chunk[0], [])
-            found = next((b for b in siblings if b.tokens[: len(chunk)] == chunk), None)
+            place = _place(node.children, chunk)
+            found = next((b for b in node.children[place : place + 1] if b.tokens[: len(chunk)] == chunk), None)
             if found is None:
-                for shorter in [b for b in siblings if chunk[: len(b.tokens)] == b.tokens]:
+                for shorter in [b for b in node.children[max(0, place - 1) : place] if chunk[: len(b.tokens)] == b.tokens]:
                     self._drop(shorter)
+                    place -= 1
                 found = Block(chunk, read(at, at + len(chunk)), node)
-                siblings = node.children.setdefault(chunk[0], [])
-                siblings.append(found)
+                node.children.insert(place, found)
                 self._recent[id(found)] = found
                 self.bytes += found.nbytes
             elif len(found.kv) < layers(at + len(found.tokens)) and found.tokens == chunk:
@@ -297,21 +301,25 @@ class PrefixCache:
             self._recent.move_to_end(id(block))
 
     def _drop(self, block: Block) -> None:
-        for children in list(block.children.values()):
-            for child in list(children):
-                self._drop(child)
+        for child in list(block.children):
+            self._drop(child)
         if block.parent is not None:
-            siblings = block.parent.children[block.tokens[0]]
-            siblings.remove(block)
-            if not siblings:
-                del block.parent.children[block.tokens[0]]
+            siblings = block.parent.children
+            del siblings[_place(siblings, block.tokens)]
         del self._recent[id(block)]
         self.bytes -= block.nbytes
 
 
-def _common(block: tuple[int, ...], ids: list[int], at: int) -> int:
-    """How many tokens of ``block`` agree with ``ids`` from ``at``."""
-    stretch = ids[at : at + len(block)]
-    if tuple(stretch) == block:
+_tokens_of = attrgetter("tokens")
+
+
+def _place(siblings: list[Block], chunk: tuple[int, ...]) -> int:
+    """Where ``chunk`` stands or would stand among sorted ``siblings``."""
+    return bisect_left(siblings, chunk, key=_tokens_of)
+
+
+def _common(block: tuple[int, ...], chunk: tuple[int, ...]) -> int:
+    """How many tokens agree from the first."""
+    if chunk[: len(block)] == block:
         return len(block)
-    return next((i for i, (a, b) in enumerate(zip(block, stretch, strict=False)) if a != b), len(stretch))
+    return next((i for i, (a, b) in enumerate(zip(block, chunk, strict=False)) if a != b), min(len(block), len(chunk)))
