@@ -19,6 +19,9 @@ from ramify.trace.db import Run
 
 pytestmark = pytest.mark.slow
 textworld = pytest.importorskip("textworld", reason="textworld is not installed: THE textworld DOOR IS NOT TESTED")
+from textworld.challenges.tw_treasure_hunter import treasure_hunter  # noqa: E402
+from textworld.generator import QuestGenerationError  # noqa: E402
+
 from ramify.integrations.textworld import play_walkthroughs  # noqa: E402
 
 GAME = "textworld:make?rooms=2&objects=4&length=4"
@@ -87,6 +90,16 @@ def test_a_treasure_hunt_is_won_by_its_walkthrough_and_knows_its_levels() -> Non
     beyond: Any = find_environment("textworld:treasure?level=31")
     with pytest.raises(UserError, match="level to be within"):
         beyond.make().reset(first(beyond), 0)
+
+
+def test_a_seed_whose_map_has_no_room_for_the_quest_gets_another_map() -> None:
+    environment: Any = find_environment("textworld:treasure?level=10")
+    task = list(environment.task_set("train", 3, 0))[2]
+    options = textworld.GameOptions()
+    options.seeds = task.data["seed"]
+    with pytest.raises(QuestGenerationError, match="doesn't permit quest of length"):
+        treasure_hunter.make({"level": 10}, options)
+    assert len(environment.walkthrough(task)) == 5
 
 
 def test_games_are_cached_by_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:

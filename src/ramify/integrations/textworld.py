@@ -31,6 +31,8 @@ from ramify.rollout.run import Episodes
 from ramify.trace.db import Run
 
 MAX_TURNS = 100
+MAPS = 20
+"""Maps that are drawn for a generated game before it is given up."""
 SIZES = {"make": {"rooms": 3, "objects": 5, "length": 4}, "treasure": {"level": 8}}
 """Kinds of generated games, and their settings with defaults. make: rooms, objects in them, and the fewest actions that win. treasure:
 TextWorld's Treasure Hunter (one thing to find, another that loses the game), from level 1 to 30."""
@@ -189,13 +191,10 @@ class TextWorldEnvironment:
         target = _cache() / f"{json_hash(settings)}.z8"
         if target.is_file():
             return target
-        made = self._textworld.GameOptions()
-        made.seeds = seed % 2**32
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                made.path = str(Path(folder) / "game.z8")
-                self._compile(made)
+                self._compile(str(Path(folder) / "game.z8"), seed)
                 for suffix in (".json", ".z8"):  # the game last: where it is, the rest is
                     os.replace(Path(folder) / f"game{suffix}", target.with_suffix(suffix))
         except OSError as error:
@@ -204,13 +203,23 @@ class TextWorldEnvironment:
             raise UserError(f"TextWorld makes no game of {self.name}: {type(error).__name__}: {error}") from error
         return target
 
-    def _compile(self, made: Any) -> None:
-        if self._kind == "make":
-            made.nb_rooms, made.nb_objects, made.quest_length = (self._sizes[name] for name in ("rooms", "objects", "length"))
-            self._textworld.make(made)
-        else:
-            _, make, _ = importlib.import_module("textworld.challenges").CHALLENGES["tw-treasure_hunter"]
-            self._textworld.generator.compile_game(make(self._sizes, made), made)
+    def _compile(self, path: str, seed: int) -> None:
+        """Write the game of ``seed``. Some seeds draw a map without room for the quest: then that of a seed derived from it."""
+        no_quest = self._textworld.generator.QuestGenerationError
+        for attempt in range(MAPS):
+            made = self._textworld.GameOptions()
+            made.seeds, made.path = (derive_key(seed, "textworld map", attempt) if attempt else seed) % 2**32, path
+            try:
+                if self._kind == "make":
+                    made.nb_rooms, made.nb_objects, made.quest_length = (self._sizes[n] for n in ("rooms", "objects", "length"))
+                    self._textworld.make(made)
+                else:
+                    _, make, _ = importlib.import_module("textworld.challenges").CHALLENGES["tw-treasure_hunter"]
+                    self._textworld.generator.compile_game(make(self._sizes, made), made)
+                return
+            except no_quest:
+                if attempt == MAPS - 1:
+                    raise
 
 
 async def play_walkthroughs(environment: TextWorldEnvironment, tasks: Iterable[Task], run: Run, seed: int = 0) -> list[Attempt]:
