@@ -543,14 +543,20 @@ def assistant_node_parts(
     tail = template.close("assistant") if closes else []
     if ended and tail and tail[0] in template.stop_tokens:
         tail = tail[1:]
-    pad = (len(head), len(tail))
-    ends = np.full(len(sampled) + sum(pad), len(text), dtype=np.int32)
-    ends[: len(head)] = 0
-    ends[len(head) : len(head) + spoken] = completion_ends[:spoken]
+    first, last = len(head), len(head) + len(sampled)
+    count = last + len(tail)
+    ends = np.full(count, len(text), dtype=np.int32)
+    ends[:first] = 0
+    ends[first : first + spoken] = completion_ends[:spoken]
+    mask, logprobs = np.zeros(count, np.bool_), None
+    mask[first:last] = True
+    if completion.logprobs is not None:
+        logprobs = np.zeros(count, np.float32)
+        logprobs[first:last] = completion.logprobs
     return {
         "tokens": np.concatenate([np.asarray(head, np.int32), sampled, np.asarray(tail, np.int32)]),
-        "sampled": np.pad(np.ones(len(sampled), dtype=np.bool_), pad),
-        "logprobs": None if completion.logprobs is None else np.pad(np.asarray(completion.logprobs, dtype=np.float32), pad),
+        "sampled": mask,
+        "logprobs": logprobs,
         "ends": ends,
         "text": text,
     }
