@@ -484,6 +484,7 @@ class Job:
             "failed": len(outcomes) - len(scored),
             "tokens": sum(a.sampled_tokens for a in attempts),
             "turns": float(np.mean([len(a.turns) for a in attempts])),
+            "entropy": _entropy(attempts),
             "seconds": time.monotonic() - begun,
             "outcomes": outcomes,
         }
@@ -732,6 +733,12 @@ def sampling_rule(config: ImproveConfig, arm: str) -> SamplingRule:
     if not isinstance(made, SamplingRule):
         raise UserError(f"sampling '{name}' is no sampling: derive its class from ramify.jobs.sampling.SamplingRule")
     return made
+
+
+def _entropy(attempts: Sequence[Attempt]) -> float | None:
+    """Mean entropy of the replies' next-token distributions, nats a token, each reply counted once; None where the model gives none."""
+    found = [turn.node.data["entropy"] for one in attempts for turn in one.turns if "entropy" in turn.node.data]
+    return float(np.mean(found)) if found else None
 
 
 def _max_turns(environment: Environment) -> int:
