@@ -32,6 +32,7 @@ from ramify.stats.intervals import paired_t
 from ramify.stats.tests import paired_permutation
 from ramify.trace.db import Run
 from ramify_experiments.lab import Checks, ResultCache, sized
+from ramify_experiments.recipes import TextWorldRecipe
 
 EDITION = "1"
 """Of the cells: raised when a change of the code changes what they hold."""
@@ -66,6 +67,10 @@ TUNED = [{"lr": lr, "epochs": epochs} for lr in (5e-4, 1e-3, 2e-3) for epochs in
 TUNE_SEEDS, EXTRA_SEEDS = (100, 101, 102), 5
 EVALUATED, TIMES = 500, 4
 """Held-out tasks and attempts at each: 2,000 episodes, and pass@4."""
+GAMES = {"train": 96, "eval": 100}
+"""Games of TextWorld, which take about a second each to generate, so all seeds share them."""
+SPENT = ("attempts", "solved", "forks", "mixed", "tokens", "prefill", "seconds")
+"""What is told of an arm's training: attempts, solved tasks, forks, share of mixed groups, tokens generated and read, seconds with evaluation."""
 SECONDS = {"household": 2.2, "long-household": 5.0}
 """Seconds a thousand tokens take, sampling and training, on one idle core of an EPYC: for the estimate alone."""
 
@@ -112,34 +117,39 @@ def cell(
     ``own``: the settings of an arm that is not in :data:`SETTINGS`. ``episodes`` 0: the fixed task set. Arm ``start, sharper``: the starting
     agent at temperature .5, to tell learning from sharpening."""
     settings = {
-        "env": env,
-        "model": f"builtin:{env}",
+        **placed(env),
         "seed": seed,
         **BUDGETS[budget],
         **(own or SETTINGS.get(arm, {"arm": DEFAULT})),
     }
-    settings |= {"train": dict(train or {}), "eval_episodes": episodes or EVALUATED * TIMES}
+    held_out = GAMES["eval"] if env == "textworld" else EVALUATED
+    settings |= {"train": dict(train or {}), "eval_episodes": episodes or held_out * TIMES}
     config, began = check(ImproveConfig, settings), time.perf_counter()
     if arm == "start, sharper":
         config = config.model_copy(update={"temperature": 0.5})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with Job(config, path) as job, Run.create(path, config.to_json()) as run:
-            if not episodes:
+            if env == "textworld":
+                job.train_task_set, job.eval_task_set = (job.environment.task_set(split, n, 0) for split, n in GAMES.items())
+            elif not episodes:
                 job.eval_task_set = job.environment.task_set("eval", EVALUATED, 0)
             spent = 0 if arm.startswith("start") else job.learn(run, config.arm)
+            prefill = job.model.stats.prompt_tokens
             after, updates = job.evaluate(run, "after"), [entry.payload for entry in run.journal("update")]
             tasks = job.eval_task_set.hash
     outcomes = [bool(one) for one in after["outcomes"]]
     found: dict[str, Any] = {
         "success": after["success"],
         "n": after["n"],
+        "entropy": after["entropy"],
         "tokens": spent,
+        "prefill": prefill,
         "updates": len(updates),
         "tasks": tasks,
     }
     if not episodes:
-        found[f"pass@{TIMES}"] = float(np.reshape(outcomes, (TIMES, EVALUATED)).any(axis=0).mean())
+        found[f"pass@{TIMES}"] = float(np.reshape(outcomes, (TIMES, -1)).any(axis=0).mean())
     found |= {name: sum(int(one[name]) for one in updates) for name in ("attempts", "forks", "solved", "split")}
     found["mixed"] = float(np.mean([one["mixed"] for one in updates])) if updates else 0.0
     found["curve"] = [[one["tokens"], round(one["success"], 4), one["solved"]] for one in updates]
@@ -148,6 +158,13 @@ def cell(
     found |= {f"{what} s": round(sum(one["seconds"][what] for one in updates), 1) for what in ("sample", "credit", "train")}
     found |= {"seconds": round(time.perf_counter() - began, 1), "processor": f"{machine_name()} ({kernels()})"}
     return found | {"version": ramify.__version__}
+
+
+def placed(env: str) -> dict[str, str]:
+    """Environment and agent by their names: a household with the agent that goes with it, or TextWorld's games with their recipe's."""
+    if env == "textworld":
+        return {"env": TextWorldRecipe.GAMES, "model": f"hf:{TextWorldRecipe().folder()}"}
+    return {"env": env, "model": f"builtin:{env}"}
 
 
 @dataclass(frozen=True)
@@ -344,7 +361,8 @@ def judged(comparison: ArmGrid, runs: Mapping[int, Mapping[str, Any]]) -> Checks
     got = {arm: np.array([one[arm]["success"] for one in runs.values()]) for arm in comparison.arms}
     for arm in comparison.arms:
         checks.mean(f"{comparison.name}, {arm}: success", got[arm])
-        for what in () if arm.startswith("start") else (f"pass@{TIMES}", "solved", "forks"):
+        told = (f"pass@{TIMES}", "entropy") if arm.startswith("start") else (f"pass@{TIMES}", "entropy", *SPENT)
+        for what in told:
             checks.mean(f"{comparison.name}, {arm}: {what}", [one[arm][what] for one in runs.values()])
     if "auto" not in got or len(runs) < 2:
         return checks

@@ -2,6 +2,7 @@
 
     python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
     python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
+    python -m ramify_experiments.improve_studies textworld --seeds 5 --save    three arms in games that nobody here wrote
 
 Seeds are others than those of the comparison. Finished cells are kept, so that a study that was interrupted continues.
 """
@@ -34,8 +35,9 @@ from ramify.stats.intervals import clustered_mean
 from ramify.stats.tests import fisher
 from ramify.trace.db import Run
 from ramify.train import checkpoint
-from ramify_experiments.improve import BUDGETS, cell
+from ramify_experiments.improve import BUDGETS, TIMES, cell
 from ramify_experiments.lab import Checks, ResultCache, cache
+from ramify_experiments.recipes import TextWorldRecipe
 
 FIRST_SEED, EPISODES = 300, 600
 CREDITS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -154,7 +156,27 @@ def critic_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-STUDIES = {"credits": credits_study, "critic": critic_study}
+HUNTERS = ("auto", "imitate", "grpo")
+
+
+def textworld_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
+    """TextWorld's treasure hunts, 40,000 tokens, every arm with the settings it has by default: success after, and differences paired by seed."""
+    TextWorldRecipe().folder(say)  # once, before cells that need it run side by side
+    arms = {arm: {"arm": arm, "budget": "40k", "env": "textworld"} for arm in ("start", *HUNTERS)}
+    done = cells.grid(cell, arms, seeds)
+    checks = Checks(seeds)
+    for arm, runs in done.items():
+        for what in ("success",) if arm == "start" else ("success", f"pass@{TIMES}", "solved", "forks", "tokens"):
+            checks.mean(f"{arm}: {what}", [one[what] for one in runs])
+    got = {arm: [one["success"] for one in runs] for arm, runs in done.items()}
+    for arm in HUNTERS:
+        checks.paired(f"{arm} - start: success", got[arm], got["start"])
+    for rival in HUNTERS[1:]:
+        checks.paired(f"auto - {rival}: success", got["auto"], got[rival])
+    return checks
+
+
+STUDIES = {"credits": credits_study, "critic": critic_study, "textworld": textworld_study}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -17,11 +17,14 @@ from ramify.base.seeds import derive_key, generator
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.env.builtin import chain, household, long_household
-from ramify.env.protocol import Task
+from ramify.env.protocol import Task, close
+from ramify.integrations.textworld import TextWorldEnvironment
+from ramify.model.chat import TagTemplate, train_tokenizer
 from ramify.model.protocol import Prefix, Sampling
 from ramify.model.tokenizer import HfTokenizer
+from ramify.rollout.components import find_environment
 from ramify.train.batch import Row
-from ramify_experiments.models import Course, Recipe, Report, chat_rows, picked, silent, training, word_tokenizer
+from ramify_experiments.models import Course, Recipe, Report, chat_row, chat_rows, picked, silent, training, word_tokenizer
 
 
 class HouseholdRecipe(Recipe):
@@ -78,6 +81,70 @@ class LongHouseholdRecipe(HouseholdRecipe):
     def environment(self) -> long_household.LongHouseholdEnvironment:
         """See :class:`HouseholdRecipe`."""
         return long_household.LongHouseholdEnvironment()
+
+
+class TextWorldRecipe(Recipe):
+    """The same crowd in TextWorld's treasure hunts: five rooms, five right commands, and another object that loses the game.
+
+    A careless demonstrator gives any command that the game takes at a step, else the one that TextWorld would."""
+
+    NAME: ClassVar[str] = "textworld"
+    GAMES: ClassVar[str] = "textworld:treasure?level=10&max_turns=12"
+    """The environment."""
+    games: int = 240
+    """Games that are demonstrated ..."""
+    times: int = 8
+    """... so many times each."""
+    careful: float = 0.3
+    careful_noise: float = 0.1
+    careless_noise: float = 0.7
+    vocab: int = 600
+    context: int = 1536
+    steps: int = 1500
+    rows: int = 8
+
+    def make(self, report: Report = silent) -> tuple[TinyLM, HfTokenizer]:
+        """Imitate the demonstrations; the first time, the games are generated, about a second each."""
+        environment = cast(TextWorldEnvironment, find_environment(self.GAMES))
+        dialogues = []
+        for i, task in enumerate(environment.task_set("demo", self.games, self.seed)):
+            for attempt in range(self.times):
+                rng = generator(self.seed, "demo", i, attempt)
+                noise = self.careful_noise if rng.random() < self.careful else self.careless_noise
+                dialogues.append(hunted(environment, task, noise, rng))
+            if i % 20 == 0:
+                report(f"{i} of {self.games} games demonstrated")
+        tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), self.vocab)
+        template, end = TagTemplate(tokenizer), (tokenizer.token_id("<|end|>"),)
+        rows = [chat_row(template, dialogue) for dialogue in dialogues]
+        shape = TinyConfig(
+            tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=self.context, eos=end
+        )
+        model = TinyLM(shape, self.seed)
+        weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
+        report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
+        return self.imitate(model, rows, report), tokenizer
+
+
+def hunted(environment: TextWorldEnvironment, task: Task, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """One noisy demonstration of a game as (role, text); it ends with the game, at the turn limit, or where nothing wins any more."""
+    import textworld
+
+    file, episode = str(environment.file(task)), environment.make()
+    expert = textworld.start(file, textworld.EnvInfos(policy_commands=True, admissible_commands=True))
+    state, seen = expert.reset(), episode.reset(task, 0)
+    messages = [("system", episode.system)]
+    for _ in range(environment.max_turns):
+        if seen.terminated or not state["policy_commands"]:
+            break
+        careless = rng.random() < noise
+        command = str(rng.choice(state["admissible_commands"])) if careless else state["policy_commands"][0]
+        messages += [("user", seen.text), ("assistant", command)]
+        seen = episode.step(command)
+        state, _, _ = expert.step(command)
+    close(episode)
+    expert.close()
+    return messages
 
 
 FILLERS = ("so", "then", "now", "next")
@@ -166,7 +233,9 @@ def chain_answers(model: TinyLM, tokenizer: HfTokenizer, tasks: Sequence[Task], 
     return np.array([chain.check(task, reply).right for task, reply in zip(tasks, asyncio.run(sample_all()), strict=True)])
 
 
-RECIPES: dict[str, type[Recipe]] = {recipe.NAME: recipe for recipe in (HouseholdRecipe, LongHouseholdRecipe, ChainRecipe)}
+RECIPES: dict[str, type[Recipe]] = {
+    recipe.NAME: recipe for recipe in (HouseholdRecipe, LongHouseholdRecipe, TextWorldRecipe, ChainRecipe)
+}
 
 
 if __name__ == "__main__":
