@@ -136,7 +136,7 @@ class KVCache:
 
     def load(self, slot: int, pieces: Sequence[Tensor]) -> int:
         """Put what :meth:`match` found at the front of a slot; returns how many positions have all ``stored`` layers."""
-        whole = next((i for i, piece in enumerate(pieces) if len(piece) < self._stored), len(pieces))
+        whole = next((i for i, piece in enumerate(pieces) if piece.size(0) < self._stored), len(pieces))
         ends = []
         start = 0
         for some, layers in ((pieces[:whole], self._stored), (pieces[whole:], self._bare)):
@@ -155,9 +155,7 @@ class KVCache:
         def layers(stop: int) -> int:
             return self._stored if stop <= whole else self._bare
 
-        self.prefixes.insert(
-            np.array(tokens, np.int32), lambda start, stop: self.kv[: layers(stop), slot, start:stop].clone(), layers
-        )
+        self.prefixes.insert(tokens, lambda start, stop: self.kv[: layers(stop), slot, start:stop].clone(), layers)
 
     # -- memory
 
@@ -267,26 +265,25 @@ class PrefixCache:
         self._touch(walk)
         return pieces
 
-    def insert(self, tokens: np.ndarray, read: Callable[[int, int], Tensor], layers: Callable[[int], int]) -> None:
+    def insert(self, tokens: Sequence[int], read: Callable[[int, int], Tensor], layers: Callable[[int], int]) -> None:
         """Keep the keys and values of a sequence's ``tokens``; ``read(start, stop)`` gives a fresh copy of a stretch, of ``layers(stop)``."""
         if self.budget <= 0:
             return
-        ids = tokens.tolist()
         walk: list[Block] = []
         node = self._root
-        for at in range(0, len(ids), BLOCK):
-            chunk = tuple(ids[at : at + BLOCK])
-            place = _place(node.children, chunk)
-            found = next((b for b in node.children[place : place + 1] if b.tokens[: len(chunk)] == chunk), None)
-            if found is None:
-                for shorter in [b for b in node.children[max(0, place - 1) : place] if chunk[: len(b.tokens)] == b.tokens]:
-                    self._drop(shorter)
+        for at in range(0, len(tokens), BLOCK):
+            chunk, siblings = tuple(tokens[at : at + BLOCK]), node.children
+            place = _place(siblings, chunk)
+            found = siblings[place] if place < len(siblings) else None
+            if found is None or found.tokens[: len(chunk)] != chunk:
+                if place and chunk[: len(siblings[place - 1].tokens)] == siblings[place - 1].tokens:
+                    self._drop(siblings[place - 1])  # what is kept now begins with all of it
                     place -= 1
                 found = Block(chunk, read(at, at + len(chunk)), node)
-                node.children.insert(place, found)
+                siblings.insert(place, found)
                 self._recent[id(found)] = found
                 self.bytes += found.nbytes
-            elif len(found.kv) < layers(at + len(found.tokens)) and found.tokens == chunk:
+            elif found.tokens == chunk and found.kv.size(0) < layers(at + len(chunk)):
                 self.bytes -= found.nbytes
                 found.kv = read(at, at + len(chunk))
                 self.bytes += found.nbytes

@@ -40,13 +40,13 @@ class Waiting:
 
     def add(self, prefix: np.ndarray, requests: list[Request], taps: Taps | None) -> None:
         """Queue requests of one client; its waiting group with the same prefix and no taps takes them in."""
-        client, name = requests[0].client, prefix.tobytes()
-        group = self._open.get((client, name)) if taps is None else None
+        client, key = requests[0].client, prefix.tobytes()
+        group = self._open.get((client, key)) if taps is None else None
         if group is None:
-            group = SequenceGroup(prefix, taps, client, self.tick())
+            group = SequenceGroup(prefix, key, taps, client, self.tick())
             self.queues.setdefault(client, deque()).append(group)
             if taps is None:
-                self._open[client, name] = group
+                self._open[client, key] = group
         for request in requests:
             request.number = self.tick()
         group.requests.extend(requests)
@@ -105,7 +105,7 @@ class Waiting:
         queue.remove(group)
         if not queue:
             del self.queues[group.client]
-        name = group.client, group.prefix.tobytes()
+        name = group.client, group.key
         if self._open.get(name) is group:
             del self._open[name]
 
@@ -160,20 +160,24 @@ class Scheduler:
         while self.cache.most is not None and len(self.running) > 1 and not self.cache.fits(len(self.running), self.length):
             self._preempt(self._youngest())
         self._full = False
+        reading = [seq for seq in self.running if seq.computed < len(seq.group.prefix)]
+        longest = self.length
         for group in self._fair():
             resumed = group.eldest
             tokens = group.prefix if resumed is None else np.array(resumed.tokens, np.int32)
             limit = len(tokens) - 1  # the last token runs again: logits are not kept
             pieces = self.cache.match(tokens, limit if group.taps is None else min(limit, group.taps.start))
             known = sum(piece.shape[1] for piece in pieces)
-            if any(_shared(seq, group) > known for seq in self.running if seq.computed < len(seq.group.prefix)):
+            if any(_makes_more(seq, group, known) for seq in reading):
                 continue  # a running sequence is about to make more of this prefix than is known now
-            if self.running and not self.cache.fits(len(self.running) + 1, max(self.length, len(tokens))):
+            if self.running and not self.cache.fits(len(self.running) + 1, max(longest, len(tokens))):
                 self._full = True
                 break
             seq = self.waiting.pop_preempted(group) or self._sequence(group, known)
             self.stats.again_tokens += max(0, seq.reached - known)
             self._start(seq, known)
+            reading.append(seq)
+            longest = max(longest, len(seq.tokens))
             if pieces:
                 featured = self.cache.load(len(self.running) - 1, pieces)
                 if seq.draft is not None:
@@ -320,12 +324,10 @@ class Scheduler:
             self._served.pop(client, None)
 
 
-def _shared(seq: Sequence, group: SequenceGroup) -> int:
-    """Prefix tokens that ``group`` could take over from ``seq`` once they are made."""
+def _makes_more(seq: Sequence, group: SequenceGroup, known: int) -> bool:
+    """Whether ``seq``, once it has read its prefix, has more than the first ``known`` tokens of the prefix of ``group``."""
     if seq.group is group:
-        return len(group.prefix)
-    if seq.group.taps is not None or group.taps is not None:
-        return 0
-    length = min(len(seq.group.prefix), len(group.prefix) - 1)
-    differ = np.flatnonzero(seq.group.prefix[:length] != group.prefix[:length])
-    return int(differ[0]) if len(differ) else length
+        return len(group.prefix) > known
+    if seq.group.taps is not None or group.taps is not None or len(group.prefix) - 1 <= known:
+        return False
+    return seq.group.key.startswith(group.key[: (known + 1) * group.prefix.itemsize])

@@ -65,6 +65,8 @@ class SequenceGroup:
     """Requests of one client that continue one prefix under the same taps."""
 
     prefix: np.ndarray
+    key: bytes
+    """The prefix, to compare."""
     taps: Taps | None
     client: str
     number: int

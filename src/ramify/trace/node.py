@@ -138,9 +138,12 @@ def content_id(node: Node) -> str:
 def _array(values: Any, dtype: Any) -> np.ndarray | None:
     if values is None:
         return None
-    try:
-        with np.errstate(over="raise"):
-            array = np.array(values, dtype=dtype, order="C")  # a copy: a node never changes with a buffer it was made from
+    try:  # a copy: a node never changes with a buffer it was made from
+        if getattr(values, "dtype", None) == dtype:
+            array = np.array(values, order="C")
+        else:
+            with np.errstate(over="raise"):
+                array = np.array(values, dtype=dtype, order="C")
     except FloatingPointError:
         raise ValueError("a number of a token is beyond what is stored for one") from None
     if array.ndim != 1:
