@@ -201,9 +201,9 @@ class ArmGrid:
 def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     """The grid on ``seeds``, in the order in which it is run: what a tuning of an environment opens comes right after it."""
     few = tuple(seeds[:EXTRA_SEEDS])
-    grid = [ArmGrid(env, budget, ("start", *MAIN), tuple(seeds)) for budget in ("40k", "150k") for env in ENVS]
+    grid = [ArmGrid(env, budget, ("start", *MAIN), tuple(seeds)) for env in ENVS for budget in ("40k", "150k")]
     others = tuple(arm for arm in SETTINGS if arm not in MAIN)
-    return [grid[0], ArmGrid("household", "40k", ("start, sharper", *others), few), *grid[1:]]
+    return [*grid[:2], ArmGrid("household", "40k", ("start, sharper", *others), few), *grid[2:]]
 
 
 def tuning(env: str) -> dict[str, dict[str, Any]]:
