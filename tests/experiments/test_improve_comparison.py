@@ -12,7 +12,7 @@ from ramify.jobs.improve import ImproveConfig
 from ramify.score.credit.battery import check_credit, example_group
 from ramify.score.credit.protocol import assigned
 from ramify_experiments import improve
-from ramify_experiments.improve import MAIN, SETTINGS, TUNED, ArmGrid, compared, comparisons, hours, tuning
+from ramify_experiments.improve import MAIN, SETTINGS, SPENT, TUNED, ArmGrid, compared, comparisons, hours, tuning
 from ramify_experiments.lab import ResultCache
 
 EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
@@ -21,7 +21,8 @@ EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
 def made_up(arm: str, seed: int, budget: str, env: str, train: Mapping[str, Any], episodes: int = 0) -> dict[str, Any]:
     """A result that is known: the arm's effect, better with the fourth setting, and a little that the seed decides."""
     success = EFFECT.get(arm, 0.25) + 0.01 * (seed % 3) + 0.05 * (train == TUNED[3])
-    return {"success": success, "pass@4": success, "solved": 1, "forks": 0, "processor": "here"}
+    told = dict.fromkeys(("entropy", *SPENT), 1.0)
+    return {"success": success, "pass@4": success, "processor": "here", **told}
 
 
 def in_turn(function: Any, missing: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -48,6 +49,8 @@ def test_a_cell_holds_what_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 400 < found["tokens"] == found["curve"][-1][0] < 900
     assert found["attempts"] > 0
     assert found["processor"]
+    assert found["prefill"] > found["tokens"]
+    assert 0 < found["entropy"] < 3
     assert improve.cell("start", 3, "tiny", episodes=4)["tokens"] == 0
 
 
@@ -78,7 +81,9 @@ def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> No
     seeds = {one["seed"] for one in every.values()}
     grid = {key: one for c in comparisons(range(10)) for seed in c.seeds for key, one in c.cells(seed, {}).items()}
     assert not seeds & {one["seed"] for one in grid.values()}
-    assert len(grid) == 10 * 2 * 2 * 6 + 5 * (1 + len(SETTINGS) - len(MAIN))
+    starts = [key for key in grid if " start, seed" in key]
+    assert len(starts) == 10 * 2, "one serves both budgets"
+    assert len(grid) == len(starts) + 10 * 2 * 2 * len(MAIN) + 5 * (1 + len(SETTINGS) - len(MAIN))
     assert hours(every | grid) < 24
 
 
