@@ -157,6 +157,16 @@ def test_every_method_s_claims_are_listed() -> None:
     assert set(load("claims").CLAIMS) == set(builtin_methods())
 
 
+def test_a_claim_with_values_is_not_called_untried() -> None:
+    claims = load("claims")
+    rows = [(slug, claim) for slug, listed in claims.CLAIMS.items() for claim in listed]
+    words = {
+        (slug, claim.paper): claims.verdict(claim, {one["name"]: one for one in claims.report(slug)}) for slug, claim in rows
+    }
+    assert {key for key, word in words.items() if word == "not tried"} == {(slug, c.paper) for slug, c in rows if not c.checks}
+    assert words["theory-loop", "Blind designs recover as well as adversarial ones"] == "measured"
+
+
 def test_every_known_miss_is_explained_on_its_page() -> None:
     silent = []
     for figures in sorted((ROOT / "repro").glob("*-*.json")):
