@@ -27,6 +27,7 @@ def test_the_page_holds_what_it_says_and_refers_to_nothing() -> None:
     assert page.count("<script>") == 1
     assert "</script><script>alert" not in page
     assert "unsafe-inline" not in page
+    assert "from 0 (worst) to 5 (best)" in task_page(Design((0.9, 0.6), ((0, 5),), ((5, 0),), 5))
     assert not re.findall(r"""(?:src|href)\s*=\s*["']|https?:|url\(|@import|fetch\(|XMLHttp|WebSocket|sendBeacon""", page)
 
 
@@ -55,7 +56,7 @@ def test_a_person_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     )
     assert main(["theory-loop", "run", "--out", str(tmp_path / "run"), *words]) == 0
     hostile = tmp_path / "consent.txt"
-    hostile.write_text("We study </script><script>alert(1)</script> choices & 'keys'.")
+    hostile.write_text("We study </script><script>alert(1)</script> choices & 'keys'.\n\nSecond paragraph.")
     assert (
         main(["theory-loop", "export", str(tmp_path / "run"), "--out", str(tmp_path / "task.html"), "--consent", str(hostile)])
         == 0
@@ -103,12 +104,13 @@ def test_a_person_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def take_part(page: Any, file: Path, name: str, saved: Path) -> None:
     page.goto(file.as_uri())
     assert page.locator("#start").is_disabled()  # nothing without consent
-    assert "alert(1)" in page.locator("#consent").inner_text()
+    assert "</script><script>alert(1)</script> choices & 'keys'.\n\nSecond" in page.locator("#consent").inner_text()
     page.keyboard.press("f")
     assert page.locator("#task").is_hidden()
     page.fill("#subject", name)
     page.check("#agree")
     page.click("#start")
+    assert "rated both with 1 (good) or 0 (bad)." in page.locator("#explain").inner_text()
     page.click("#begin")
     for trial in range(96):
         page.locator(f"#task[data-trial='{trial}'][data-ready='yes']").wait_for()
@@ -118,8 +120,12 @@ def take_part(page: Any, file: Path, name: str, saved: Path) -> None:
         ]
         page.keyboard.press("q")  # other keys do nothing
         page.keyboard.press("f" if sum(cells[0]) >= sum(cells[1]) else "j")
+    warned: list[str] = []
+    page.on("dialog", lambda dialog: (warned.append(dialog.type), dialog.dismiss()))
+    page.close(run_before_unload=True)  # what was not saved is not lost by closing the page
     with page.expect_download() as download:
         page.click("#save")
+    assert warned == ["beforeunload"]
     download.value.save_as(saved)
     assert download.value.suggested_filename == f"choices-{name}.csv"
 

@@ -41,6 +41,7 @@ def task_page(design: Design, title: str = "A study of choices", consent: str = 
     about = {
         "hash": design.hash, "validities": list(design.validities), "a": [list(one) for one in design.a], "b": [list(one) for one in design.b],
         "rating_max": design.rating_max, "repeats": design.repeats, "columns": list(PAGE_COLUMNS), "title": title, "consent": text, "contact": contact,
+        "scale": "with 1 (good) or 0 (bad)" if design.rating_max == 1 else f"from 0 (worst) to {design.rating_max} (best)",
     }  # fmt: skip
     data = json.dumps(about, ensure_ascii=True).translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&'"})
     page = template.replace("@DATA@", data)
