@@ -22,8 +22,8 @@ from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import Limits, Sandbox, Session
 
 MIB = 1 << 20
-CELLS, SUBJECTS = 60_000, 500
-"""Probabilities, and subjects played trial by trial, of one answer at most: a frame holds so many."""
+CELLS, SUBJECTS, CALLS = 60_000, 500, 60_000
+"""Of one request at most: probabilities, subjects played trial by trial, and calls of ``predict`` on what subjects chose before."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,9 @@ class TheoryBench:
             table = (await self.tables(theory, [(data.design, draws)], seed, "forced", *key))[0].mean(axis=0)
             return np.asarray(table[data.order])
         drawn, parts = theory.draw(draws, data.design, generator(seed, "parameters", "forced", *key)), []
-        for start in range(0, len(data.order), SUBJECTS):
-            order, response = (one[start : start + SUBJECTS] for one in (data.order, data.response))
+        size = max(1, CALLS // (draws * data.order.shape[1]))
+        for start in range(0, len(data.order), size):
+            order, response = (one[start : start + size] for one in (data.order, data.response))
             payload = {
                 "code": theory.code, "design": _seen(data.design), "draws": draws, "seed": derive_key(seed, "forced", *key) % 2**31,
                 "parameters": drawn, "response": _bytes(response), **_orders(order),

@@ -29,6 +29,8 @@ HISTORY_DRAWS = 40
 POWER, REPEATS, LAPSE = 0.99, 40, 0.3
 """Power that a registration's size has, over so many simulated repetitions; of a contrast with so large a share of uniform choices."""
 SIZES = (25, 50, 75, 100, 150, 200, 300, 500)
+HISTORY_PEOPLE = 100
+"""Simulated people behind the power of a claim about a theory that reads history, which is asked trial by trial."""
 
 
 def one_sided_t(differences: np.ndarray) -> tuple[float, float]:
@@ -205,6 +207,8 @@ async def register(
     """
     design = design or hilbig()
     most = people or SIZES[-1]
+    if any(one.reads_history for one in (theory, *rivals.values())):
+        most = min(most, HISTORY_PEOPLE)
     power: dict[str, float] = {}
     needed = people or SIZES[0]
     data = await bench.simulate(theory, design, most, seed, "power")

@@ -129,6 +129,10 @@ def _array(text: str, shape: Any) -> np.ndarray:
 
 def _two(found: Any, where: str) -> np.ndarray:
     """Probabilities of both options. Raises _ProblemError."""
+    if type(found) is list and len(found) == 2 and all(isinstance(p, float) and 0 <= p <= 1 for p in found):
+        total = found[0] + found[1]
+        if abs(total - 1) <= _TOLERANCE:  # as below, without its arrays: half the time of a history-reading theory
+            return np.array([found[0] / total, found[1] / total])
     try:
         probabilities = np.asarray(found, float)
     except (TypeError, ValueError):
