@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
+from ramify.methods.theory_loop import bench as bench_module
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, projected, projection
 from ramify.methods.theory_loop.canonical import CANONICAL
 from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, hilbig, random_design, read_design
 from ramify.methods.theory_loop.theories import SAMPLE, Theory, check_theory, draw, find_theory, read_theory
+from ramify.methods.theory_loop.verbs import alike_pairs
 
 PAIR = Design((0.9, 0.8, 0.7, 0.6), ((0, 1, 1, 1), (0, 1, 1, 1)), ((1, 0, 0, 1), (1, 0, 0, 0)))
 """0111 against 1001, and 0111 against 1000."""
@@ -240,7 +242,7 @@ def test_a_projection_is_what_its_source_computes_whatever_the_order_of_trials()
     boxed(work)
 
 
-def test_what_comes_next_given_what_was_chosen() -> None:
+def test_what_comes_next_given_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A theory that repeats is right about a subject who repeats, a coin at one half."""
     order = PAIR.orders(2, 0)
     data = Data(PAIR, order, np.zeros_like(order))
@@ -251,6 +253,27 @@ def test_what_comes_next_given_what_was_chosen() -> None:
         assert (coin == 0.5).all()
         assert repeats[0, 0] == pytest.approx(0.5)
         assert (repeats[:, 1:] < 0.2).all()
+        requests = bench.requests
+        monkeypatch.setattr(bench_module, "CALLS", 40 * order.shape[1])  # a request then holds one subject
+        assert (await bench.forced(CANONICAL["perseveration"], data, 40, 0) == repeats).all()
+        assert bench.requests == requests + 2
+
+    boxed(work)
+
+
+@pytest.mark.parametrize("name", [name for name, theory in CANONICAL.items() if theory.limits])
+def test_a_theory_is_at_its_limits_what_it_says(name: str) -> None:
+    """On ratings from 0 to 5, too, where a limit does not name tallying, which counts cues."""
+    theory = CANONICAL[name]
+    cardinal = random_design(np.random.default_rng(4), pairs=40, rating_max=5)
+
+    async def work(bench: TheoryBench) -> None:
+        for limit, other in theory.limits.items():
+            for design in (hilbig(), cardinal):
+                tallies = other == "tallying" and name == "power-weights" and design is cardinal
+                alike = await alike_pairs(bench, theory.at(limit), CANONICAL[other], design, 0)
+                assert (alike == design.pairs) != (tallies or (design is cardinal and "12" in limit)), (limit, alike)
+            assert await alike_pairs(bench, theory.at(limit), CANONICAL["take-the-worst"], hilbig(), 0) < 24
 
     boxed(work)
 
@@ -298,6 +321,7 @@ def test_a_theory_is_a_file(tmp_path: Path) -> None:
         path.write_text(theory.file())
         read = read_theory(path)
         assert read.description == theory.description
+        assert read.limits == theory.limits
         assert read.hash == replace(theory, code=theory.code.strip() + "\n").hash
     path = tmp_path / "own.yaml"
     path.write_text(
@@ -311,6 +335,11 @@ def test_a_theory_is_a_file(tmp_path: Path) -> None:
         ("- 1\n", "table"),
         ("a: [", "YAML"),
         ("description: x\npredict: 3\n", "predict"),
+        ("description: x\nlimits: [k]\npredict: 'def predict(p, s, h): return [1, 0]'\n", "limits"),
+        (
+            "description: x\nlimits: {k=0: ttb}\npredict: 'def predict(p, s, h): return [1, 0]'\n",
+            "'k=0' does not set a parameter",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=what):

@@ -287,7 +287,10 @@ def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest
         assert {one["subject"] for one in payload["extra"]["dropped"]} == set(reasons) - {"ann"}
         assert all(one["response"] for one in payload["extra"]["dropped"])  # their data is kept
     assert loop("run", "--out", folder, *words, "--json") == 0
-    assert said(capsys)["waiting"] == "1.2"
+    found = said(capsys)
+    assert found["waiting"] == "1.2"
+    assert [row["score"] for row in found["leaderboard"]] == [1, 1]  # nothing is predicted yet, so nobody is the worst
+    assert [one["people"] for one in found["observations"]] == [3, None]
     assert loop("import-data", folder, more[0]) == 2
     assert "is of another experiment" in capsys.readouterr().err
     assert loop("export", folder, "--out", tmp_path / "second.json") == 0
@@ -299,6 +302,7 @@ def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest
     found = said(capsys)
     assert found["rounds"] == 1
     assert found["problems"]["too few participants"] == 1
+    assert found["gate"]["of"] == 2
 
 
 def header(*cells: str) -> str:
@@ -335,6 +339,9 @@ def test_what_does_not_fit_is_one_sentence(done: Path, tmp_path: Path, capsys: p
         (("run", "--out", tmp_path / "x", "--theory", "tbb", "--theory", "wadd"), "ttb"),
         (("run", "--out", tmp_path / "x", "--theory", "ttb"), "two theories"),
         (("run", "--out", tmp_path / "x", "--participants", "martians"), "simulated:THEORY"),
+        (("run", "--out", tmp_path / "x", "--participants", "csv:a.csv"), "`import-data` reads from CSV"),
+        (("check", "ttb", "--limit", "beta"), "as in gamma=0:tallying"),
+        (("check", "ttb", "--limit", "beta=1:tallyng"), "no theory 'tallyng'"),
         (("run", "--out", tmp_path / "x", "--participants", "web", "--noise", "0.5"), "noise is for simulated participants"),
         (("run", "--out", tmp_path / "x", "--proposer", "nobody:x"), "unknown model 'nobody'"),
         (("check", tmp_path / "bad.py"), "imports 'os'"),
@@ -360,12 +367,41 @@ def test_check_names_the_fault_and_ends_with_1(tmp_path: Path, capsys: pytest.Ca
     assert said(capsys)["problem"] == "probabilities"
 
 
+def test_check_tests_the_limits_that_a_theory_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text(CANONICAL["rank-decay"].file().replace("'equal-weight'", "'tallying'"))
+    assert loop("check", tmp_path / "own.py", "--json") == 0  # of ratings of 0 and 1 it is true
+    assert said(capsys)["limits"] == [{"limit": "decay=1", "theory": "tallying", "alike": 24}]
+    assert loop("check", tmp_path / "own.py", "--limit", "decay=0.1:tallying") == 1
+    assert "with decay=0.1 it chooses as tallying does on 12 of 24 pairs" in " ".join(capsys.readouterr().out.split())
+
+
 def test_simulated_choices_are_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert loop("simulate", "ttb", "--out", tmp_path / "ttb.csv", "--count", 30, "--json") == 0
     capsys.readouterr()
     assert loop("evaluate", "ttb", "--against", tmp_path / "ttb.csv", "--json") == 0
-    own, coin = said(capsys)["rows"]
+    own, coin, people = said(capsys)["rows"]
     assert own["mse_pb"] < 0.01 < coin["mse_pb"]
+    assert own["log_likelihood"] > coin["log_likelihood"] == pytest.approx(np.log(0.5))
+    assert abs(own["switch_rate"] - people["switch_rate"]) < 0.05  # simulated on the people's own trials, in their order
+
+
+def test_evaluation_tells_repeating_from_alternating_and_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """Proportions alone do not: both are flat."""
+    words = ("--against", "perseveration", "--count", 20, "--json")
+    assert loop("evaluate", "perseveration", *words) == 0
+    same = said(capsys)["rows"][0]
+    assert loop("evaluate", "alternating", *words) == 0
+    other, coin, _ = said(capsys)["rows"]
+    assert same["sequence_jsd"] < 0.1 < 0.2 < other["sequence_jsd"]
+    assert other["log_likelihood"] < coin["log_likelihood"] < same["log_likelihood"]
+
+
+def test_a_theory_that_reads_history_can_claim(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--theory", "perseveration", "--rival", "coin", "--out", tmp_path / "claim.json", "--json")
+    assert loop("preregister", done, *words) == 0
+    assert said(capsys)["power"] == {"coin": 1.0}
+    assert loop("confirm", done, "--registration", tmp_path / "claim.json", "--json") == 0
+    assert said(capsys)["winner"] is None  # people who tally do not repeat themselves
 
 
 REPLY = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ramify.methods.theory_loop.theories import SAMPLE, Theory
 
 NOISE = {"beta": "[0.1, 20]", "epsilon": "[0, 0.5]"}
@@ -137,3 +139,12 @@ CANONICAL: dict[str, Theory] = {
     "cue-parity": scored("A where the number of cues on which A is better is odd, else B.", "1.0 - 2.0 * ((a > b).sum(axis=1) % 2)", shared=""),
 }  # fmt: skip
 """By name: the seeds and found theories first, then the truths of the stress tests."""
+_LIMITS = {
+    "power-weights": {"gamma=0": "tallying", "gamma=1": "validity-wadd", "gamma=12": "ttb"},
+    "rank-decay": {"decay=1": "equal-weight"},
+    "gap-gated": {"discount=1": "validity-wadd"},
+    "mixture": {"share=1": "ttb", "share=0, gamma=0": "equal-weight"},
+    "mixture-tallying": {"share=1": "ttb", "share=0": "tallying"},
+    "dr-wadd": {"alpha=1": "validity-wadd"},
+}
+CANONICAL |= {name: replace(CANONICAL[name], about={"limits": limits}) for name, limits in _LIMITS.items()}

@@ -452,7 +452,7 @@ class TheoryLoop:
             "survivors": list(self.pool.slots),
             "leaderboard": [{**row, "theory": self.pool.theories[row["label"]].description, "node": self.pool.nodes[row["label"]]} for row in rows],
             "observations": [
-                {"key": one.key, "proposer": one.proposer, "p": one.gate["p"], "passed": one.gate["passed"], "real": one.real.to_json() if one.real else None, "people": self.known[COLLECTED, one.key]["people"]}
+                {"key": one.key, "proposer": one.proposer, "p": one.gate["p"], "passed": one.gate["passed"], "real": one.real.to_json() if one.real else None, "people": self.known.get((COLLECTED, one.key), {}).get("people")}
                 for one in self.pool.observations
             ],
             "gate": {"passed": sum(bool(one.gate["passed"]) for one in self.pool.observations), "of": len(self.pool.observations)},
@@ -553,8 +553,8 @@ def config_of(run: Run) -> tuple[LoopConfig, list[str]]:
 
 
 def rows_of(pool: TheoryPool) -> list[dict[str, Any]]:
-    """The leaderboard; see :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
-    done = [one for one in pool.observations if one.real is not None]
+    """The leaderboard over the experiments that have data and predictions; see :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
+    done = [one for one in pool.observations if one.real is not None and one.predictions]
     predicted = [{label: None if v is None else v.value for label, v in one.predictions.items()} for one in done]
     return scoreboard(list(pool.theories), [one.real.value for one in done if one.real], predicted)
 
@@ -607,6 +607,7 @@ async def run_loop(
             try:
                 return await loop.go()
             except WaitingError as waiting:
+                loop.pool.observations.append(waiting.observation)
                 return {**loop.result(), "waiting": waiting.observation.key}
 
 

@@ -155,4 +155,6 @@ def find_participants(spec: str, noise: float, bench: TheoryBench) -> Participan
         return ByHand()
     if own_path(spec) is not None:
         return OwnParticipants(spec)
-    raise UserError(f"no participants '{spec}': simulated:THEORY, agent:MODEL, web, or FILE.py:FUNCTION")
+    raise UserError(
+        f"no participants '{spec}': simulated:THEORY, agent:MODEL, FILE.py:FUNCTION, or web: people, whose choices `import-data` reads from CSV"
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Theory:
     ``predict_all(parameters, option_a, option_b, validities)``: the same for many subjects and pairs at once."""
     rationale: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What its maker keeps of it (the grammar: family and ranges)."""
+    """What its maker keeps of it (the grammar: family and ranges; ``limits``: what it is said to be at an end of its ranges)."""
 
     @cached_property
     def hash(self) -> str:
@@ -87,6 +87,25 @@ class Theory:
         """Whether it has ``predict_all``."""
         return "predict_all" in _functions(self.tree)
 
+    @property
+    def limits(self) -> dict[str, str]:
+        """What its prose says that can be tested: values of its parameters -> the theory that it then chooses as."""
+        return dict(self.about.get("limits", {}))
+
+    def at(self, limit: str) -> Theory:
+        """The theory with some parameters set: ``"gamma=0"``, or several with commas between. Raises TheoryError."""
+        fixed = dict(self.parameters)
+        for part in limit.split(","):
+            name, _, text = (word.strip() for word in part.partition("="))
+            try:
+                value = float(text)
+            except ValueError:
+                value = math.nan
+            if name not in fixed or not math.isfinite(value):
+                raise TheoryError("parameters", f"the limit {limit!r:.60} does not set a parameter of the theory to a number")
+            fixed[name] = f"[({text}, {text})] * n_features" if "*" in fixed[name] else f"[{text}, {text}]"
+        return replace(self, parameters=fixed)
+
     def to_json(self) -> dict[str, Any]:
         """As stored."""
         return {
@@ -105,8 +124,12 @@ class Theory:
     def file(self) -> str:
         """Its source as a file that :func:`read_theory` reads."""
         prose = self.description.replace("\\", "\\\\").replace('"""', "'''")
-        table = "".join(f"    {name!r}: {text!r},\n" for name, text in self.parameters.items())
-        return f'"""{prose}"""\n\nPARAMETERS = {{\n{table}}}\n\n{self.code}'
+        tables = [("PARAMETERS", self.parameters), *([("LIMITS", self.limits)] if self.limits else [])]
+        texts = [
+            f"{head} = {{\n{''.join(f'    {name!r}: {text!r},{chr(10)}' for name, text in rows.items())}}}"
+            for head, rows in tables
+        ]
+        return "\n\n".join([f'"""{prose}"""', *texts, self.code])
 
     def draw(self, n: int, design: Design, rng: np.random.Generator) -> dict[str, Any]:
         """One value per parameter for each of ``n`` subjects, uniformly: name -> (n,) or (n, cues) numbers. Raises TheoryError."""
@@ -221,7 +244,7 @@ def find_theory(spec: str) -> Theory:
 
 
 def read_theory(path: Path) -> Theory:
-    """The theory in a file: Python (docstring, ``PARAMETERS``, functions) or YAML (description, parameters, predict, policy).
+    """The theory in a file: Python (docstring, ``PARAMETERS``, ``LIMITS``, functions) or YAML (description, parameters, limits, predict, policy).
 
     Nothing of it is run. Raises UserError naming the file and what is wrong.
     """
@@ -243,6 +266,8 @@ def check_theory(theory: Theory) -> None:
         raise TheoryError("parameters", "names of parameters are identifiers")
     design = Design((0.9, 0.6), ((0, 1),), ((1, 0),))
     theory.draw(1, design, np.random.default_rng(0))
+    for limit in theory.limits:
+        theory.at(limit)
     assert theory.tree is not None  # parsed, or refused
 
 
@@ -253,21 +278,21 @@ def _from_python(text: str) -> Theory:
         raise TheoryError(
             "code", f"line {getattr(error, 'lineno', 1)} does not parse: {' '.join(str(error).split())[:200]}"
         ) from None
-    parameters: Any = None
+    tables: dict[str, Any] = {"PARAMETERS": None, "LIMITS": {}}
     left: list[ast.stmt] = []
     for i, node in enumerate(tree.body):
         if i == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             left.append(node)
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "PARAMETERS":
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (name := node.targets[0].id) in tables:
             try:
-                parameters = ast.literal_eval(node.value)
+                tables[name] = ast.literal_eval(node.value)
             except ValueError:
-                raise TheoryError("parameters", f"line {node.lineno}: PARAMETERS is a table of texts, written out") from None
+                raise TheoryError("parameters", f"line {node.lineno}: {name} is a table of texts, written out") from None
             left.append(node)
     lines = text.splitlines(keepends=True)
     for node in reversed(left):
         del lines[node.lineno - 1 : node.end_lineno]
-    return _made(ast.get_docstring(tree) or "", parameters, "".join(lines).strip() + "\n", "")
+    return _made(ast.get_docstring(tree) or "", tables["PARAMETERS"], tables["LIMITS"], "".join(lines).strip() + "\n", "")
 
 
 def _from_yaml(text: str) -> Theory:
@@ -283,7 +308,7 @@ def _from_yaml(text: str) -> Theory:
 
 
 def theory_from(record: Mapping[str, Any]) -> Theory:
-    """A theory from description, parameters, predict and policy, as YAML files and models write it. Raises TheoryError."""
+    """A theory from description, parameters, limits, predict and policy, as YAML files and models write it. Raises TheoryError."""
     for name in ("description", "predict"):
         if not isinstance(record.get(name), str) or not record[name].strip():
             raise TheoryError("reply" if name == "description" else "code", f"the theory has no text '{name}'")
@@ -291,10 +316,17 @@ def theory_from(record: Mapping[str, Any]) -> Theory:
     if not isinstance(policy, str):
         raise TheoryError("code", "'policy' is source text")
     code = record["predict"].strip() + "\n" + (f"\n{policy.strip()}\n" if policy.strip() else "")
-    return _made(record["description"], record.get("parameters", {}), code, str(record.get("rationale") or ""))
+    limits = record.get("limits") or {}
+    return _made(record["description"], record.get("parameters", {}), limits, code, str(record.get("rationale") or ""))
 
 
-def _made(description: str, parameters: Any, code: str, rationale: str) -> Theory:
-    if not isinstance(parameters, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in parameters.items()):
+def _made(description: str, parameters: Any, limits: Any, code: str, rationale: str) -> Theory:
+    if not _texts(parameters):
         raise TheoryError("parameters", 'parameters (PARAMETERS in Python) are a table of names and texts such as "[0, 1]"')
-    return Theory(description.strip()[:4000], parameters, code, rationale[:4000])
+    if not _texts(limits):
+        raise TheoryError("parameters", 'limits (LIMITS in Python) are a table of texts such as "gamma=0": "tallying"')
+    return Theory(description.strip()[:4000], parameters, code, rationale[:4000], {"limits": limits} if limits else {})
+
+
+def _texts(table: Any) -> bool:
+    return isinstance(table, dict) and all(isinstance(k, str) and isinstance(v, str) for k, v in table.items())

@@ -14,7 +14,7 @@ from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.files import reason, write_whole
 from ramify.kit import DryRun, Json, RunArgument, Seed, Verbs, argument, find_run, option
 from ramify.methods.theory_loop import loop as loops
-from ramify.methods.theory_loop.algorithm import LoopConfig, correlation, mse_pb, sequence_divergence, switch_rate
+from ramify.methods.theory_loop.algorithm import LN2, LoopConfig, correlation, mse_pb, sequence_divergence, switch_rate
 from ramify.methods.theory_loop.bench import TheoryBench
 from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, design_file, hilbig
 from ramify.methods.theory_loop.loop import pool_of
@@ -218,35 +218,75 @@ async def _replayed(
 @app.verb()
 def check(
     theory: TheoryArgument,
+    limit: Annotated[
+        list[str] | None,
+        option(
+            "--limit",
+            metavar="VALUES:THEORY",
+            help="With these values it is to choose as THEORY does, gamma=0:tallying; besides the limits that its file states.",
+        ),
+    ] = None,
     design: DesignOption = None,
     seed: Seed = 0,
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Whether a theory keeps the contract: its source, its parameters, its probabilities on every pair, and the same twice. Runs in the sandbox."""
+    """Whether a theory keeps the contract: its source, its parameters, its probabilities on every pair, the same twice, and the limits it states.
+
+    A limit says what the theory is at an end of its ranges: with those values the mean P(B) is on the other theory's side of one half on every
+    pair, before any earlier choice. It runs in the sandbox.
+    """
     one, used = find_theory(theory), _design(design)
+    limits = one.limits | dict(_limit(text) for text in limit or ())
+    others = {name: find_theory(name) for name in limits.values()}
 
     async def main() -> dict[str, Any]:
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
             try:
                 data = await bench.simulate(one, used, 50, seed, "check")
+                rows = [
+                    {"limit": text, "theory": name, "alike": await alike_pairs(bench, one.at(text), others[name], used, seed)}
+                    for text, name in limits.items()
+                ]
             except TheoryError as error:
                 return {"ok": False, **error.to_json(), "means": PROBLEMS[error.kind]}
-            return {"ok": True, "p_b": [round(float(p), 4) for p in data.p_b], "switch_rate": switch_rate(data.response)}
+            ok = all(row["alike"] == used.pairs for row in rows)
+            p_b = [round(float(p), 4) for p in data.p_b]
+            return {"ok": ok, "p_b": p_b, "switch_rate": switch_rate(data.response), "pairs": used.pairs, "limits": rows}
 
     found: dict[str, Any] = {"theory": theory, "hash": one.hash, "reads_history": one.reads_history, "own_policy": not one.samples, "parameters": dict(one.parameters), **asyncio.run(main())}  # fmt: skip
-    if found["ok"]:
+    if "p_b" in found:
         rows = [["".join(map(str, a)) if used.rating_max < 10 else str(a), "".join(map(str, b)) if used.rating_max < 10 else str(b), p] for a, b, p in zip(used.a, used.b, found["p_b"], strict=True)]  # fmt: skip
         text = (
             table(["A", "B", "P(B) of 50 subjects"], rows)
             + f"\n\nthe contract holds; {'reads' if one.reads_history else 'does not read'} earlier choices; switches in {found['switch_rate']:.2f} of trials"
         )
-        text += "\nwhether the program says what the prose says is for you to check"
+        for row in found["limits"]:
+            text += f"\nwith {row['limit']} it chooses as {row['theory']} does on {row['alike']} of {used.pairs} pairs"
+        text += (
+            "\nwhat else the prose says is for you to check"
+            if limits
+            else "\nwhether the program says what the prose says is for you to check: --limit tests what it is at an end of its ranges"
+        )
     else:
         text = f"{found['problem']} ({found['means']}): {found['why']}"
     emit(found, as_json, text)
     if not found["ok"]:
         raise SystemExit(EXIT_FAILED)
+
+
+def _limit(text: str) -> tuple[str, str]:
+    values, _, name = text.partition(":")
+    if "=" not in values or not name:
+        raise UserError(f"--limit {text!r:.60}: write values and a theory, as in gamma=0:tallying")
+    return values, name
+
+
+async def alike_pairs(bench: TheoryBench, theory: Theory, other: Theory, design: Design, seed: int) -> int:
+    """On how many pairs the mean P(B) of both is on the same side of one half; at one half is a side of its own."""
+    means = [(await bench.tables(one, [(design, 50)], seed, "limit"))[0].mean(axis=0) - 0.5 for one in (theory, other)]
+    sides = [np.sign(np.where(abs(mean) < 1e-6, 0.0, mean)) for mean in means]
+    return int((sides[0] == sides[1]).sum())
 
 
 @app.verb()
@@ -262,7 +302,11 @@ def evaluate(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """How near a theory's choices are to others', outside the loop: MSE of the proportion of B choices, r, sequence divergence, switches."""
+    """How near a theory's choices are to others', outside the loop: MSE of the proportion of B choices, r, log-likelihood, sequences, switches.
+
+    Beside people a theory is simulated on their own trials, each person's in the order in which they were made.
+    """
+    from ramify.methods.theory_loop.confirmation import errors
     from ramify.trace.sources import run_folder
 
     used = _design(design)
@@ -277,34 +321,30 @@ def evaluate(
 
     async def main() -> list[dict[str, Any]]:
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
-            plain = np.tile(np.repeat(np.arange(used.pairs), used.repeats), (count, 1))
-            reference = people if people is not None else await _simulated(bench, other, against, used, count, seed, plain)
+            one_order = used.orders(1, seed, "evaluate")  # everybody's, so that sequences can be compared trial by trial
+            order = one_order[np.zeros(count, int)] if people is None else people.order[np.arange(count) % len(people.order)]
+            reference = people if people is not None else await _simulated(bench, other, against, used, count, seed, order)
             rows = []
             for name, one in theories.items():
-                data = await _simulated(bench, one, name, used, count, seed + 1, plain)
-                rows.append({"theory": name, "mse_pb": mse_pb(data.p_b, reference.p_b), "r": correlation(data.p_b, reference.p_b), "switch_rate": switch_rate(data.response),
-                             "sequence_jsd": None if people is not None else sequence_divergence(data.response, reference.response)})  # fmt: skip
-            rows.append(
-                {
-                    "theory": "baseline: a coin",
-                    "mse_pb": mse_pb(np.full(used.pairs, 0.5), reference.p_b),
-                    "r": None,
-                    "switch_rate": 0.5,
-                    "sequence_jsd": None,
-                }
-            )
+                data = await _simulated(bench, one, name, used, count, seed + 1, order)
+                _, likelihood = await errors(bench, one, reference, seed, "evaluate", name)
+                rows.append({"theory": name, "mse_pb": mse_pb(data.p_b, reference.p_b), "r": correlation(data.p_b, reference.p_b), "log_likelihood": likelihood,
+                             "sequence_jsd": None if people is not None else sequence_divergence(data.response, reference.response), "switch_rate": switch_rate(data.response)})  # fmt: skip
+            nothing = {"r": None, "sequence_jsd": None}
+            coin = {"mse_pb": mse_pb(np.full(used.pairs, 0.5), reference.p_b), "log_likelihood": -LN2, "switch_rate": 0.5}
+            theirs = {"mse_pb": None, "log_likelihood": None, "switch_rate": switch_rate(reference.response)}
+            rows.append({"theory": "baseline: a coin", **nothing, **coin})
+            rows.append({"theory": f"against: {against}", **nothing, **theirs})
             return rows
 
-    found: dict[str, Any] = {"against": against, "pairs": used.pairs, "subjects": count, "rows": asyncio.run(main())}
-    names = ["theory", "mse_pb", "r", "sequence_jsd", "switch_rate"]
-    emit(
-        found,
-        as_json,
-        table(
-            ["theory", "MSE of P(B)", "r", "sequence JSD (nats)", "switches"],
-            [[row[name] for name in names] for row in found["rows"]],
-        ),
-    )
+    try:
+        rows = asyncio.run(main())
+    except TheoryError as error:
+        raise UserError(f"a theory cannot be evaluated ({error.kind}): {error}") from None
+    names = ["theory", "mse_pb", "r", "log_likelihood", "sequence_jsd", "switch_rate"]
+    head = ["theory", "MSE of P(B)", "r", "log-likelihood a choice", "sequence JSD (nats)", "switches"]
+    found: dict[str, Any] = {"against": against, "pairs": used.pairs, "subjects": count, "rows": rows}
+    emit(found, as_json, table(head, [[row[name] for name in names] for row in rows]))
 
 
 async def _simulated(
