@@ -580,7 +580,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "H2 at n = 100": "H2: rejects at n = 100, diminishing returns",
                 "H3 at n = 300": "H3: rejects at n = 300, diminishing returns",
             },
-            "Of simulated people who have them; of linear people the tests reject at their level",
+            "Of simulated people who have them; of linear people the tests reject at their level. H1 can be registered and is not in the tables",
         ),
         Claim("Its 250 people"),
     ),

@@ -25,7 +25,7 @@ from ramify.methods.theory_loop.algorithm import (
     switch_rate,
     welch_p,
 )
-from ramify.methods.theory_loop.confirmation import CONTRASTS, sums
+from ramify.methods.theory_loop.confirmation import CONTRASTS, LINEAR, sums
 from ramify.methods.theory_loop.domain import Data
 from ramify.methods.theory_loop.loop import next_label
 
@@ -148,21 +148,30 @@ def test_labels_are_never_used_again() -> None:
 
 @pytest.mark.parametrize("name", CONTRASTS)
 def test_a_contrast_is_nothing_for_linear_rules_and_something_where_returns_diminish(name: str) -> None:
-    design, contrast, above = CONTRASTS[name](3)
+    design, contrasts, above = CONTRASTS[name](3)
     a, b = design.options
-    rng = np.random.default_rng(0)
+    rng, v = np.random.default_rng(0), np.array(design.validities)
 
     def measured(worth_of: np.ndarray, other: np.ndarray) -> float:
-        return float(contrast @ (1 / (1 + np.exp(-3 * (other - worth_of))))) - above
+        """The smallest contrast: a claim holds where all do."""
+        p = 1 / (1 + np.exp(-3 * (other - worth_of)))
+        return min(float(contrast @ p) for contrast in contrasts.values()) - above
 
-    for _ in range(20):
-        w = rng.uniform(0, 1, 4)
-        assert measured(a @ w, b @ w) == pytest.approx(0, abs=1e-9)
-    v = np.array(design.validities)
+    if name == "concave-match":
+        assert [(np.count_nonzero(one), one.sum()) for one in contrasts.values()] == [(8, 0)] * 3
+        for w in (v, *LINEAR):  # whatever the weights, one of the three contrasts speaks against linear rules
+            assert measured(a @ w, b @ w) < 1e-9
+        tallied = np.sign(b - a).sum(axis=1)
+        assert measured(0 * tallied, tallied) < -0.2
+    else:
+        for _ in range(20):
+            w = rng.uniform(0, 1, 4)
+            assert measured(a @ w, b @ w) == pytest.approx(0, abs=1e-9)
     assert measured(np.sqrt(a) @ v, np.sqrt(b) @ v) > 0.02
     assert len(set(zip(design.a, design.b, strict=True))) == design.pairs  # people's rows are known by their pair
     order = design.orders(2, 0)
     whole = Data(design, order, (order % 2).astype(np.int64), ("ann", "ben"))
-    np.testing.assert_allclose(sums(contrast, whole), [contrast @ (np.arange(design.pairs) % 2)] * 2, atol=1e-9)
+    for contrast in contrasts.values():
+        np.testing.assert_allclose(sums(contrast, whole), [contrast @ (np.arange(design.pairs) % 2)] * 2, atol=1e-9)
     with pytest.raises(UserError, match="'ben' did not see every pair"):
         sums(contrast, Data(design, np.stack([order[0], np.zeros_like(order[0])]), whole.response, whole.subjects))

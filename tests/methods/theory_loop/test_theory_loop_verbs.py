@@ -146,6 +146,9 @@ def test_a_claim_is_fixed_before_its_data(done: Path, tmp_path: Path, capsys: py
         assert [one.name for one in run.findings(maker="theory-loop confirm")] == ["winner" if first["winner"] else "no winner"]
 
 
+TESTS: dict[str, tuple[object, ...]] = {"concave-match": (), "steep-flat": (), "level-shift": ("--people", 300)}
+
+
 @pytest.mark.slow
 def test_choices_that_diminishing_returns_predict_are_registered_and_tested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -156,20 +159,23 @@ def test_choices_that_diminishing_returns_predict_are_registered_and_tested(
         run = tmp_path / truth
         words = ("--participants", f"simulated:{truth}", "--ratings", "cardinal", "--rounds", 1, "--iterations", 1)
         assert loop("run", "--out", run, "--people", 4, "--runs", 10, "--searched", 2, *words, "--json") == 0
-        for test, people in (("steep-flat", ()), ("level-shift", ("--people", 300))):
+        for test, people in TESTS.items():
             paper = tmp_path / f"{truth} {test}.json"
             capsys.readouterr()
             claim = ("--theory", "dr-wadd", "--test", test, "--out", paper, *people)
             assert loop("preregister", run, *claim, "--json") == 0
             made = said(capsys)
-            assert made["expected"]["dr-wadd"] > 2 * abs(made["expected"]["wadd"])
+            assert made["expected"]["dr-wadd"] > 2 * max(value for one, value in made["expected"].items() if one != "dr-wadd")
             assert loop("confirm", run, "--registration", paper, "--json") == 0
             told[truth, test] = said(capsys)
             assert loop("confirm", run, "--registration", paper, "--strict") == (0 if told[truth, test]["holds"] else 1)
         with Run.open(run) as opened:
-            assert len(list(opened.findings(maker="theory-loop confirm"))) == 2
-    assert [told["dr-wadd", test]["holds"] for test in ("steep-flat", "level-shift")] == [True, True]
-    assert [told["wadd", test]["holds"] for test in ("steep-flat", "level-shift")] == [False, False]
+            assert len(list(opened.findings(maker="theory-loop confirm"))) == 3
+    assert [told["dr-wadd", test]["holds"] for test in TESTS] == [True] * 3
+    assert [told["wadd", test]["holds"] for test in TESTS] == [False] * 3
+    rows = told["wadd", "concave-match"]["contrasts"]
+    assert [row["opposes"] for row in rows] == ["validity-wadd", "tallying", "ttb"]
+    assert told["wadd", "concave-match"]["p"] == max(row["holm"] for row in rows)
 
 
 def test_a_claim_is_not_tested_on_people_of_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,7 +403,7 @@ def test_evaluation_tells_repeating_from_alternating_and_from_itself(capsys: pyt
 
 
 def test_a_theory_that_reads_history_can_claim(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--theory", "perseveration", "--rival", "coin", "--out", tmp_path / "claim.json", "--json")
+    words = ("--theory", "perseveration", "--rival", "coin", "--people", 20, "--out", tmp_path / "claim.json", "--json")
     assert loop("preregister", done, *words) == 0
     assert said(capsys)["power"] == {"coin": 1.0}
     assert loop("confirm", done, "--registration", tmp_path / "claim.json", "--json") == 0

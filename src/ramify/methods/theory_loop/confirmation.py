@@ -1,7 +1,7 @@
 """Preregistered confirmation: what is tested, on which design, with how many people and at which level is fixed before anybody chooses.
 
-``predicts``: a theory says better what each person chooses next than every rival. ``steep-flat`` and ``level-shift`` (H2 and H3 of section 3.6)
-say which choices people make where returns diminish, whatever the theory's parameters.
+``predicts``: a theory says better what each person chooses next than every rival. ``concave-match``, ``steep-flat`` and ``level-shift`` (H1 to H3 of
+section 3.6) say which choices people make where returns diminish, whatever the theory's parameters.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ def one_sided_t(differences: np.ndarray) -> tuple[float, float]:
     return t, float(stdtr(n - 1, -t))
 
 
-Test = Literal["predicts", "steep-flat", "level-shift"]
+Test = Literal["predicts", "concave-match", "steep-flat", "level-shift"]
 CLAIMS = {
+    "concave-match": (
+        "people choose as diminishing returns do where weighting by validity, tallying or take the best say otherwise",
+        "per person the share of such choices in the pairs on which each of the three rules says otherwise, above 1/2; one-sided t tests, Holm; all have to hold",
+    ),
     "steep-flat": (
         "people choose a step at the low end of a rating over an equal step at its high end more often than not",
         "per person the share of choices of the low step, over pairs counterbalanced over features, above 1/2; one-sided t test",
@@ -70,13 +74,14 @@ class Registration:
     power: Mapping[str, float]
     """The share of simulated repetitions in which the claim held, if the theory is true: by rival, of a contrast under the theory's own label."""
     seed: int
-    contrast: tuple[float, ...] = ()
-    """Of a contrast (P,): what each pair's proportion of B choices counts; empty where the claim is that the theory predicts better."""
+    contrasts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of each contrast (P,): what each pair's proportion of B choices counts. By the rule that it opposes, "" where there is one contrast; empty
+    where the claim is that the theory predicts better."""
     above: float = 0.0
-    """What a person's sum of it has to be above, on average."""
+    """What a person's sum of each has to be above, on average."""
     name: Test = "predicts"
     expected: Mapping[str, float] = field(default_factory=dict)
-    """Of a contrast, by theory: the mean of the sum minus ``above``, if that theory is true."""
+    """Of contrasts, by theory: the mean of the sum minus ``above``, the smallest of them, if that theory is true."""
 
     def to_json(self) -> dict[str, Any]:
         """As written to a file."""
@@ -87,7 +92,8 @@ class Registration:
                 "per person the mean squared error of P(B), one-step-ahead; paired one-sided t test against each rival, Holm; a winner is named where all hold",
             ),
         )
-        contrast = {"name": self.name, "contrast": list(self.contrast), "above": self.above, "expected": dict(self.expected)}
+        table = {name: list(weights) for name, weights in self.contrasts.items()}
+        contrast = {"name": self.name, "contrast": table.get("", table), "above": self.above, "expected": dict(self.expected)}
         record: dict[str, Any] = {
             "claim": claim,
             "test": test,
@@ -100,7 +106,7 @@ class Registration:
             "power": dict(self.power),
             "draws": [DRAWS, HISTORY_DRAWS],
             "seed": self.seed,
-            **(contrast if self.contrast else {}),
+            **(contrast if self.contrasts else {}),
         }
         return record | {"hash": stable_hash("registration", canonical_json(record))}
 
@@ -108,6 +114,8 @@ class Registration:
 def read_registration(record: Any) -> Registration:
     """Inverse of :meth:`Registration.to_json`. Raises UserError where it is none, or was changed after it was made."""
     try:
+        contrast = record.get("contrast", {})
+        contrasts = contrast if isinstance(contrast, dict) else {"": contrast}
         made = Registration(
             record["label"],
             Theory.from_json(record["theory"]),
@@ -117,13 +125,14 @@ def read_registration(record: Any) -> Registration:
             float(record["alpha"]),
             dict(record["power"]),
             int(record["seed"]),
-            tuple(float(w) for w in record.get("contrast", ())),
+            {str(name): tuple(float(w) for w in weights) for name, weights in contrasts.items()},
             float(record.get("above", 0.0)),
             record.get("name", "predicts"),
             dict(record.get("expected", {})),
         )
         known = made.to_json()
-        if made.contrast and (len(made.contrast) != made.design.pairs or made.name not in CLAIMS):
+        sizes = {len(weights) for weights in made.contrasts.values()}
+        if sizes and (sizes != {made.design.pairs} or made.name not in CLAIMS):
             raise ValueError("a contrast has one number for each pair")
     except Exception as error:
         raise UserError(f"this is no registration: {type(error).__name__}: {str(error)[:100]}") from None
@@ -144,16 +153,17 @@ async def errors(bench: TheoryBench, theory: Theory, data: Data, seed: int, *key
 async def compare(bench: TheoryBench, registration: Registration, data: Data) -> dict[str, Any]:
     """The registered test on data: for each rival mean difference, t, p and Holm's p; whether the claim holds. Raises TheoryError, UserError."""
     known = {"label": registration.label, "people": len(data.order), "registered": registration.people}
-    if registration.contrast:
-        values = sums(registration.contrast, data) - registration.above
-        t, p = one_sided_t(values)
-        row = {"estimate": float(values.mean()), "t": t if math.isfinite(t) else None, "p": p}
+    if registration.contrasts:
+        tested = _tested(registration, data)
+        worst = max(tested, key=lambda row: float(row["holm"]))
         return {
             **known,
             "name": registration.name,
-            **row,
+            **{name: worst[name] for name in ("estimate", "t")},
+            "p": worst["holm"],
+            **({"contrasts": tested} if len(tested) > 1 else {}),
             "expected": dict(registration.expected),
-            "holds": p < registration.alpha,
+            "holds": float(worst["holm"]) < registration.alpha,
         }
     own, likelihood = await errors(bench, registration.theory, data, registration.seed, "confirm", registration.label)
     rows: list[dict[str, Any]] = []
@@ -180,6 +190,18 @@ async def compare(bench: TheoryBench, registration: Registration, data: Data) ->
         "winner": registration.label if named else None,
         "holds": named,
     }
+
+
+def _tested(registration: Registration, data: Data) -> list[dict[str, Any]]:
+    """Each contrast of a registration: the rule that it opposes, estimate, t, p, and p after Holm."""
+    rows: list[dict[str, Any]] = []
+    for name, weights in registration.contrasts.items():
+        values = sums(weights, data) - registration.above
+        t, p = one_sided_t(values)
+        rows.append({"opposes": name, "estimate": float(values.mean()), "t": t if math.isfinite(t) else None, "p": p})
+    for row, corrected in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["holm"] = float(corrected)
+    return rows
 
 
 def sums(contrast: Sequence[float] | np.ndarray, data: Data) -> np.ndarray:
@@ -240,15 +262,19 @@ async def register_contrast(
 
     Raises UserError where no size has the power, TheoryError where a theory cannot be simulated.
     """
-    design, contrast, above = CONTRASTS[name](seed)
+    design, contrasts, above = CONTRASTS[name](seed)
     found: dict[str, np.ndarray] = {}
     for one, made in {label: theory, **rivals}.items():
         data = await bench.simulate(made, design, SIZES[-1], seed, "power", noise=LAPSE)
-        found[one] = sums(contrast, data) - above
-    expected = {one: round(float(values.mean()), 6) for one, values in found.items()}
+        found[one] = np.stack([sums(weights, data) - above for weights in contrasts.values()], axis=1)
+    expected = {one: round(float(values.mean(axis=0).min()), 6) for one, values in found.items()}
     rng = generator(seed, "power", name)
+
+    def holds(sample: np.ndarray) -> bool:
+        return max(holm([one_sided_t(values)[1] for values in sample.T])) < alpha
+
     for size in (people,) if people else SIZES:
-        power = float(np.mean([one_sided_t(rng.choice(found[label], size))[1] < alpha for _ in range(REPEATS)]))
+        power = float(np.mean([holds(rng.choice(found[label], size)) for _ in range(REPEATS)]))
         if power >= POWER:
             break
     else:
@@ -257,13 +283,21 @@ async def register_contrast(
                 f"{label} expects a contrast of {expected[label]:+.4f}: {SIZES[-1]} people do not find that with power {POWER:g}; --people N registers N all the same"
             )
     return Registration(
-        label, theory, rivals, design, size, alpha, {label: power}, seed, tuple(contrast.tolist()), above, name, expected
-    )
+        label, theory, rivals, design, size, alpha, {label: power}, seed,
+        {one: tuple(weights.tolist()) for one, weights in contrasts.items()}, above, name, expected,
+    )  # fmt: skip
 
 
 # -- the hypotheses of section 3.6 ----------------------------------------------------------------------------------------------
 
 GRID = [(alpha, s) for alpha in np.linspace(0.1, 0.95, 10) for s in np.linspace(0.1, 5.0, 10)]
+
+
+LINEAR = np.array(
+    [np.array([0.9, 0.8, 0.7, 0.6]) ** gamma for gamma in (0.0, 0.5, 2.0, 4.0, 8.0)]
+    + [[1, d, d**2, d**3] for d in (0.25, 0.5, 0.75)]
+)
+"""Weights of linear rules other than the validities: powers of them, and a decay over their ranks."""
 
 
 def worth(x: np.ndarray, alpha: np.ndarray | float, s: np.ndarray | float) -> np.ndarray:
@@ -316,18 +350,67 @@ def level_shift(seed: int, n: int = 12, rating_max: int = 5, searched: int = 400
     return low, high, np.array([side for *_, side in best])
 
 
-def steep_flat_contrast(seed: int) -> tuple[Design, np.ndarray, float]:
+def opposed(seed: int, n: int = 8, rating_max: int = 5, searched: int = 200_000) -> tuple[Design, dict[str, np.ndarray]]:
+    """H1: (pairs, for each of three rules the contrast (P,) of ``n`` of them on which diminishing returns say otherwise).
+
+    A pair counts against a rule that is decided where u(x) prefers the other option on at least 85 % of :data:`GRID`; those whose predicted share
+    is largest are taken, half of them with that option as B. On those against weighting by validity no other weights of :data:`LINEAR` prefer
+    that option either: without that the paper's test also passes where weights are a power of validity.
+    """
+    rng, v = generator(seed, "opposed"), np.array([0.9, 0.8, 0.7, 0.6])
+    share = v / v.sum()
+    a, b = rng.integers(0, rating_max + 1, (2, searched, 4))
+    steps, linear = np.sign(b - a), np.round((b - a) @ LINEAR.T, 9)
+    sides = {
+        "validity-wadd": np.sign(np.round((b - a) @ v, 9)),
+        "tallying": np.sign(steps.sum(axis=1)),
+        "ttb": steps[np.arange(searched), (steps != 0).argmax(axis=1)],
+    }
+    between = (
+        worth(b, 0.5, 1.0) - worth(a, 0.5, 1.0)
+    ) @ share  # in the middle of the grid: who does not oppose there is not looked at further
+    found: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+    for name, side in sides.items():
+        against = between * side < 0
+        if name == "validity-wadd":
+            against &= (linear * side[:, None] >= 0).all(axis=1)
+        some = np.flatnonzero(against)[:3000]
+        gaps = (
+            np.stack([(worth(b[some], *point) - worth(a[some], *point)) @ share for point in GRID]) * side[some]
+        )  # (grid, some)
+        p = np.mean([1 / (1 + np.exp(beta * gaps)) for beta in (1.0, 4.0, 8.0, 12.0, 16.0)], axis=(0, 1))
+        p[(gaps < 0).mean(axis=0) < 0.85] = 0.0
+        taken = dict.fromkeys(pair for one in found.values() for pair in one)
+        for j in np.argsort(-p, kind="stable"):
+            pair = tuple(a[some[j]].tolist()), tuple(b[some[j]].tolist())
+            pair = pair if side[some[j]] > 0 else pair[::-1]  # the option of diminishing returns is the first
+            if p[j] > 0 and len(taken) < n * (len(found) + 1):
+                taken[pair] = None
+        found[name] = list(taken)[n * len(found) :]
+    pairs = [pair if i % 2 else pair[::-1] for i, pair in enumerate(itertools.chain(*found.values()))]
+    contrasts = {name: np.zeros(len(pairs)) for name in found}
+    for i, name in enumerate(name for name, taken_of in found.items() for _ in taken_of):
+        contrasts[name][i] = (-1 if i % 2 else 1) / n
+    return Design(tuple(v.tolist()), tuple(one for one, _ in pairs), tuple(two for _, two in pairs), rating_max), contrasts
+
+
+def concave_match_contrast(seed: int) -> tuple[Design, dict[str, np.ndarray], float]:
+    """(design, contrasts (P,), above) of H1: half of each rule's pairs have the option of diminishing returns as B, so that 1/2 is 0."""
+    return *opposed(seed), 0.0
+
+
+def steep_flat_contrast(seed: int) -> tuple[Design, dict[str, np.ndarray], float]:
     """(design, contrast (P,), above) of H2: the share of choices of A, the low step, is above 1/2."""
     design = steep_flat()
-    return design, np.full(design.pairs, -1 / design.pairs), -0.5
+    return design, {"": np.full(design.pairs, -1 / design.pairs)}, -0.5
 
 
-def level_shift_contrast(seed: int) -> tuple[Design, np.ndarray, float]:
+def level_shift_contrast(seed: int) -> tuple[Design, dict[str, np.ndarray], float]:
     """(design, contrast (P,), above) of H3: low pairs, then the same pairs shifted up, each shown equally often."""
     low, high, side = level_shift(seed)
     design = Design(low.validities, low.a + high.a, low.b + high.b, low.rating_max)
     signs = np.where(side == 1, 1.0, -1.0) / low.pairs
-    return design, np.concatenate([signs, -signs]), 0.0
+    return design, {"": np.concatenate([signs, -signs])}, 0.0
 
 
-CONTRASTS = {"steep-flat": steep_flat_contrast, "level-shift": level_shift_contrast}
+CONTRASTS = {"concave-match": concave_match_contrast, "steep-flat": steep_flat_contrast, "level-shift": level_shift_contrast}

@@ -524,7 +524,7 @@ def preregister(
         Path, option("--out", metavar="FILE", help="The registration, as JSON: publish it before anybody takes part.")
     ],
     test: Annotated[
-        Literal["predicts", "steep-flat", "level-shift"],
+        Literal["predicts", "concave-match", "steep-flat", "level-shift"],
         option(
             "--test",
             help="That the theory predicts better than its rivals; or a choice that people make where returns diminish (cardinal ratings).",
@@ -541,7 +541,7 @@ def preregister(
         option(
             "--rival",
             metavar="THEORY",
-            help="A rival by label, name or file; default: both seeds and a coin, of the other tests wadd.",
+            help="A rival by label, name or file; default: both seeds and a coin, of concave-match the rules that it opposes, of the other tests wadd.",
         ),
     ] = None,
     design: DesignOption = None,
@@ -555,8 +555,9 @@ def preregister(
 ) -> None:
     """Fix a claim before the data: what is tested, on which pairs, with how many people, at what level. `confirm` then tests it, once.
 
-    predicts: the theory says better what people choose next than each rival. steep-flat and level-shift: a step at the low end of a rating
-    draws more than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
+    predicts: the theory says better what people choose next than each rival. concave-match: people choose as diminishing returns do where
+    weighting by validity, tallying and take the best say otherwise. steep-flat and level-shift: a step at the low end of a rating draws more
+    than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
     """
     from ramify.methods.theory_loop import confirmation
 
@@ -567,8 +568,8 @@ def preregister(
     best = next(row["label"] for row in loops.rows_of(pool) if row["label"] in pool.slots)
     label = theory or best
     own = _labelled_or_found(pool, label, opened.folder)
-    usual = ["pi_1", "pi_2", "coin"] if test == "predicts" else ["wadd"]
-    rivals = {name: _labelled_or_found(pool, name, opened.folder) for name in rival or usual}
+    usual = {"predicts": ["pi_1", "pi_2", "coin"], "concave-match": ["validity-wadd", "tallying", "ttb"]}
+    rivals = {name: _labelled_or_found(pool, name, opened.folder) for name in rival or usual.get(test, ["wadd"])}
     rivals = {name: one for name, one in rivals.items() if one.hash != own.hash}
     if not rivals and test == "predicts":
         raise UserError(f"{label} is the same theory as each of its rivals")
@@ -586,11 +587,11 @@ def preregister(
     record = made.to_json()
     write_whole(out, json.dumps(record, indent=1) + "\n")
     shown = table(["rival", "power if the theory is true"], [[name, power] for name, power in made.power.items()])
-    if made.contrast:
+    if made.contrasts:
         rows = [[name, value, made.power.get(name)] for name, value in made.expected.items()]
         shown = table(["if this is true", "expected contrast", "power"], rows)
     text = f"{record['claim']}\n{made.people} people, level {alpha:g}\n\n{shown}\n\n{out}, hash {record['hash']}"
-    names = ("claim", "label", "people", "alpha", "power", "hash", *(("name", "expected") if made.contrast else ()))
+    names = ("claim", "label", "people", "alpha", "power", "hash", *(("name", "expected") if made.contrasts else ()))
     emit({"out": str(out), **{name: record[name] for name in names}}, as_json, text)
 
 
@@ -646,7 +647,9 @@ def _confirmation(found: Mapping[str, Any]) -> str:
     people = f"{found['people']} of {found['registered']} people"
     if "rivals" not in found:
         expected = [[f"expected by {name}", value, None, None] for name, value in found["expected"].items()]
-        text = table(["", "contrast", "t", "p"], [["measured", found["estimate"], found["t"], found["p"]], *expected])
+        each = [[f"against {row['opposes']}", row["estimate"], row["t"], row["holm"]] for row in found.get("contrasts", ())]
+        measured = each or [["measured", found["estimate"], found["t"], found["p"]]]
+        text = table(["", "contrast", "t", "p, Holm" if each else "p"], [*measured, *expected])
         return f"{found['claim']}\n\n{text}\n\n{people}: {'it holds' if _holds(found) else 'it is not shown'}"
     rows = [[row["rival"], row["difference"], row["t"], row["p"], row["holm"], row["log_likelihood"]] for row in found["rivals"]]
     text = table(["rival", "its error - own", "t", "p", "Holm", "log-likelihood a choice"], rows)
