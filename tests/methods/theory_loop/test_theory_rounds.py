@@ -12,10 +12,10 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.methods.theory_loop.algorithm import LoopConfig
-from ramify.methods.theory_loop.bench import Metric, TheoryBench
+from ramify.methods.theory_loop.bench import Metric, TheoryBench, simulate
 from ramify.methods.theory_loop.canonical import CANONICAL
-from ramify.methods.theory_loop.domain import Data, Design, TheoryError
-from ramify.methods.theory_loop.loop import KIND, TheoryLoop, begin, loop_of, seeds_of
+from ramify.methods.theory_loop.domain import Data, Design, TheoryError, hilbig
+from ramify.methods.theory_loop.loop import KIND, TheoryLoop, begin, data_of_run, loop_of, pool_of, seeds_of, theories_of
 from ramify.methods.theory_loop.proposer import AdvocateTurn, TheoryGrammar, TheoryPool, TriedTheory, Verdict, narrowed
 from ramify.methods.theory_loop.theories import Theory
 from ramify.trace.db import Run
@@ -215,6 +215,32 @@ def test_fewer_participants_than_were_asked_for(tmp_path: Path) -> None:
     own.write_text("def half(design, orders, seed):\n    return [[2 for t in row] for row in orders]\n")
     with pytest.raises(UserError, match="subject 0 chose 2 in trial 0"):
         loop_of(LoopConfig(**{**SMALL, "participants": f"{own}:half", "rounds": 1}), SEEDS, tmp_path / "other")
+
+
+def test_a_program_gives_its_own_participants(tmp_path: Path) -> None:
+    """A function takes part as a file's does; the run's settings name it, and another one does not continue the run."""
+
+    def alternate(design: dict[str, Any], orders: list[list[int]], seed: int) -> list[list[int]]:
+        return [[t % 2 for t in range(len(row))] for row in orders]
+
+    def repeat(design: dict[str, Any], orders: list[list[int]], seed: int) -> list[list[int]]:
+        return [[0 for _ in row] for row in orders]
+
+    config = LoopConfig(**{**SMALL, "rounds": 1, "iterations": 1})
+    found = loop_of(config, SEEDS, tmp_path / "run", participants=alternate)
+    assert loop_of(config, SEEDS, tmp_path / "run", participants=alternate) == found
+    with Run.open(tmp_path / "run") as run:
+        assert run.config["participants"].endswith("alternate")
+        assert all(data_of_run(run, one).response[0].tolist()[:4] == [0, 1, 0, 1] for one in pool_of(run).observations)
+    with pytest.raises(UserError, match="participants"):
+        loop_of(config, SEEDS, tmp_path / "run", participants=repeat)
+    with pytest.raises(UserError, match="this is a str"):
+        loop_of(config, SEEDS, tmp_path / "other", participants="tallying")  # type: ignore[arg-type]
+    theories = theories_of(tmp_path / "run")
+    assert list(theories) == ["pi_1", "pi_2", "pi_3"]
+    data = simulate(theories["pi_1"], hilbig(), n=5, seed=3)
+    assert data.response.shape == (5, 96)
+    assert (data.response == simulate(theories["pi_1"], hilbig(), n=5, seed=3).response).all()
 
 
 def test_ranges_only_narrow() -> None:

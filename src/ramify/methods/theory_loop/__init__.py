@@ -17,12 +17,14 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.theory_loop.algorithm import LoopConfig as LoopConfig
     from ramify.methods.theory_loop.bench import Metric as Metric
     from ramify.methods.theory_loop.bench import TheoryBench as TheoryBench
+    from ramify.methods.theory_loop.bench import simulate as simulate
     from ramify.methods.theory_loop.canonical import CANONICAL as CANONICAL
     from ramify.methods.theory_loop.domain import Data as Data
     from ramify.methods.theory_loop.domain import Design as Design
     from ramify.methods.theory_loop.domain import hilbig as hilbig
     from ramify.methods.theory_loop.loop import TheoryLoop as TheoryLoop
     from ramify.methods.theory_loop.loop import loop_of as loop_of
+    from ramify.methods.theory_loop.loop import theories_of as theories_of
     from ramify.methods.theory_loop.theories import Theory as Theory
     from ramify.methods.theory_loop.theories import read_theory as read_theory
 else:
@@ -30,10 +32,10 @@ else:
         __name__,
         {
             "algorithm": "LoopConfig",
-            "bench": "TheoryBench Metric",
+            "bench": "TheoryBench Metric simulate",
             "canonical": "CANONICAL",
             "domain": "Data Design hilbig",
-            "loop": "TheoryLoop loop_of",
+            "loop": "TheoryLoop loop_of theories_of",
             "theories": "Theory read_theory",
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 from collections.abc import Mapping, Sequence
@@ -244,6 +245,16 @@ class TheoryBench:
         if "problem" in answer:
             raise TheoryError(str(answer["problem"]), str(answer["why"])[:400])
         return answer["value"]
+
+
+def simulate(theory: Theory, design: Design, n: int = 100, seed: int = 0, allow_unsandboxed: bool = False) -> Data:
+    """Choices of ``n`` simulated subjects, for callers without an event loop. Raises TheoryError, and NeedsError where nothing isolates."""
+
+    async def main() -> Data:
+        async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
+            return await bench.simulate(theory, design, n, seed, "simulate")
+
+    return asyncio.run(main())
 
 
 def _packages() -> list[str]:

@@ -22,7 +22,7 @@ from ramify.base.seeds import generator
 from ramify.methods.theory_loop.algorithm import LoopConfig, MetricEstimate, accepted, candidate_loss, scoreboard, welch_p
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, projection
 from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, random_design, read_design
-from ramify.methods.theory_loop.participants import Participants, find_participants
+from ramify.methods.theory_loop.participants import Participants, find_participants, given_participants
 from ramify.methods.theory_loop.proposer import (
     AdvocateTurn,
     Experiment,
@@ -591,16 +591,33 @@ def begin(config: LoopConfig, seeds: Sequence[Theory], specs: Sequence[str], fol
     return Run.begin(folder, KIND, {**decides, "seeds": list(specs)}, {"rounds": config.rounds}, parts=parts)
 
 
+def theories_of(folder: Path | str) -> dict[str, Theory]:
+    """Every admitted theory of a run by its label, in order. Raises UserError on a folder that is no run of a loop."""
+    with Run.open(Path(folder)) as run:
+        return pool_of(run).theories
+
+
 async def run_loop(
-    config: LoopConfig, specs: Sequence[str], folder: Path, progress: Progress = SILENT, allow_unsandboxed: bool = False
+    config: LoopConfig,
+    specs: Sequence[str],
+    folder: Path,
+    progress: Progress = SILENT,
+    allow_unsandboxed: bool = False,
+    participants: Participants | Callable[..., Any] | None = None,
+    proposer: Proposer | None = None,
 ) -> dict[str, Any]:
     """Run or continue a loop; what :meth:`TheoryLoop.result` says, with ``waiting`` where people's data is to come.
 
-    Raises UserError on settings that do not fit, NeedsError where nothing isolates, InfrastructureError where a model or the sandbox fails.
+    ``participants``, an object or a function of (design, orders, seed), and ``proposer`` take the places of those that the settings name. Raises UserError on settings that do not fit, NeedsError where nothing isolates, InfrastructureError where a model or the sandbox fails.
     """
     seeds = seeds_of(specs)
     async with TheoryBench(config.seconds, allow_unsandboxed=allow_unsandboxed) as bench:
-        people, proposer = find_participants(config.participants, config.noise, bench), find_proposer(config, bench)
+        if participants is None:
+            people = find_participants(config.participants, config.noise, bench)
+        else:
+            people = given_participants(participants)
+            config = LoopConfig(**config.to_json() | {"participants": people.name})
+        proposer = proposer or find_proposer(config, bench)
         identities = {"participants": people.identity, "proposer": proposer.identity}
         with begin(config, seeds, specs, folder, identities) as run:
             loop = TheoryLoop(config, seeds, run, bench, progress, proposer, people)
@@ -612,7 +629,13 @@ async def run_loop(
 
 
 def loop_of(
-    config: LoopConfig, specs: Sequence[str], folder: Path | str, progress: Progress = SILENT, allow_unsandboxed: bool = False
+    config: LoopConfig,
+    specs: Sequence[str],
+    folder: Path | str,
+    progress: Progress = SILENT,
+    allow_unsandboxed: bool = False,
+    participants: Participants | Callable[..., Any] | None = None,
+    proposer: Proposer | None = None,
 ) -> dict[str, Any]:
     """:func:`run_loop` for callers without an event loop."""
-    return asyncio.run(run_loop(config, specs, Path(folder), progress, allow_unsandboxed))
+    return asyncio.run(run_loop(config, specs, Path(folder), progress, allow_unsandboxed, participants, proposer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -60,8 +60,9 @@ class SimulatedPeople:
 class OwnParticipants:
     """``FILE.py:FUNCTION``: ``function(design, orders, seed)`` returns choices, a list of 0 and 1 for each subject; with your rights."""
 
-    def __init__(self, spec: str) -> None:
-        self._function = own_function(spec, "design", "orders", "seed")
+    def __init__(self, spec: str, function: Callable[..., Any] | None = None) -> None:
+        """``function`` is the function itself, where ``spec`` only names it."""
+        self._function = function or own_function(spec, "design", "orders", "seed")
         self.name, self.identity = spec, stable_hash("participants", "python", spec, source_of(self._function))
 
     async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
@@ -73,6 +74,17 @@ class OwnParticipants:
         except TypeError:
             raise UserError(f"{self.name} returned {type(found).__name__}, not a list of choices for each subject") from None
         return Data(design, orders, check_choices(values, design, orders, self.name), tuple(f"own{s}" for s in range(n)))
+
+
+def given_participants(given: Participants | Callable[..., Any]) -> Participants:
+    """Participants as a program gives them: an object with ``collect``, or a function that makes choices. Raises UserError."""
+    if hasattr(given, "collect"):
+        return cast(Participants, given)
+    if not callable(given):
+        raise UserError(
+            f"participants are a function of (design, orders, seed) or have a method collect; this is a {type(given).__name__}"
+        )
+    return OwnParticipants(f"{given.__module__}:{getattr(given, '__qualname__', type(given).__name__)}", given)
 
 
 class ByHand:
