@@ -133,6 +133,9 @@ def test_a_claim_is_fixed_before_its_data(done: Path, tmp_path: Path, capsys: py
     paper = tmp_path / "claim.json"
     assert loop("preregister", done, "--out", paper, "--people", 20, "--rival", "pi_1", "--rival", "coin", "--json") == 0
     assert said(capsys)["people"] == 20
+    assert loop("preregister", done, "--out", paper, "--people", 21, "--rival", "pi_1", "--rival", "coin") == 2
+    assert "a registration is not overwritten" in capsys.readouterr().err
+    assert json.loads(paper.read_text())["people"] == 20
     changed = {**json.loads(paper.read_text()), "alpha": 0.5}
     (tmp_path / "changed.json").write_text(json.dumps(changed))
     assert loop("confirm", done, "--registration", tmp_path / "changed.json") == 2

@@ -17,8 +17,6 @@ from scipy.special import stdtr
 from ramify.base.config import Config
 
 LN2 = math.log(2.0)
-JSD_THRESHOLD = 0.0407
-"""Nats: the median sequence divergence of 50 random designs and 3 pairs of theories at 300 subjects (section 3.4)."""
 
 
 class LoopConfig(Config):

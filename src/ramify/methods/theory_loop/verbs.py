@@ -585,7 +585,10 @@ def preregister(
 
     made = asyncio.run(main())
     record = made.to_json()
-    write_whole(out, json.dumps(record, indent=1) + "\n")
+    written = json.dumps(record, indent=1) + "\n"
+    if out.is_file() and out.read_bytes() != written.encode():
+        raise UserError(f"{out} is there already and says something else: a registration is not overwritten")
+    write_whole(out, written)
     shown = table(["rival", "power if the theory is true"], [[name, power] for name, power in made.power.items()])
     if made.contrasts:
         rows = [[name, value, made.power.get(name)] for name, value in made.expected.items()]
