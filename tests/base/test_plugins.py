@@ -209,3 +209,24 @@ def test_the_sample_package_installs_and_its_parts_are_found(tmp_path: Path) -> 
     environ = dict(os.environ) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     tested = subprocess.run(own, cwd=source, env=environ, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout
+
+
+def test_a_model_of_ones_own_is_recognised_without_reading_its_properties(tmp_path: Path) -> None:
+    """Those of an endpoint are requests. What lacks a member is still none."""
+    from ramify.base.errors import UserError
+    from ramify.engine.named import own_model
+
+    lines = [
+        "class Near:",
+        "    identity = None",
+        "    @property",
+        "    def capabilities(self): raise SystemError('it was read')",
+    ]
+    lines += ["    async def sample(self, *given): ...", "class Whole(Near):", "    async def logprobs(self, *given): ..."]
+    (tmp_path / "own_models.py").write_text(
+        "\n".join([*lines, "whole, near = Whole(), Near()", "def make(): return Whole()"]) + "\n"
+    )
+    path = tmp_path / "own_models.py"
+    assert type(own_model(f"{path}:whole")).__name__ == type(own_model(f"{path}:make")).__name__ == "Whole"
+    with pytest.raises(UserError):
+        own_model(f"{path}:near")

@@ -221,6 +221,14 @@ def own_component(
 
 
 def _fits(spec: str, thing: Any, kind: type) -> bool:
+    """Whether it has the members of the protocol. Properties are not read where it can be told without (as from Python 3.12 on): those of an
+    endpoint are requests."""
+    named = {
+        name for base in kind.__mro__[:-1] for name in (*vars(base), *getattr(base, "__annotations__", ())) if name[0] != "_"
+    }
+    missing = object()
+    if named and all(inspect.getattr_static(thing, name, missing) is not missing for name in named):
+        return True
     try:
         return isinstance(thing, kind)
     except Exception as error:  # a property of a third-party object may raise anything

@@ -28,7 +28,7 @@ def find_model(
     """
     if own_path(spec) is not None:
         check_placed(spec, device, dtype)
-        own = _own(spec)
+        own = own_model(spec)
         return own, template_of(own, given)
     if spec.partition(":")[0] in ("builtin", "hf"):
         from ramify.engine.checkpoints import load_model, model_folder
@@ -59,7 +59,9 @@ def check_model(spec: str) -> None:
         registered_model(spec)
 
 
-def _own(spec: str) -> Model:
+def own_model(spec: str) -> Model:
+    """The model of the user's that ``FILE.py:ATTRIBUTE`` and the like name; a server is not asked anything. Raises UserError where there is
+    none."""
     own: Model = own_component(spec, Model, "identity, capabilities, sample and logprobs", _replying)
     return own
 
@@ -90,7 +92,7 @@ def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
         folder = model_folder(spec)
         model: Model = LocalModel.load(folder)
     elif own_path(spec) is not None:
-        model = _own(spec)
+        model = own_model(spec)
     elif kind == "completions":
         model = registry.get("model", kind)(argument)
     else:
