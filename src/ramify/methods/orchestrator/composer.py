@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ramify.base.budget import Budget
 from ramify.base.config import Config
-from ramify.base.errors import InfrastructureError, NeedsError, UserError
+from ramify.base.errors import BudgetSpentError, InfrastructureError, NeedsError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task, TaskSet
@@ -35,7 +35,7 @@ from ramify.methods.orchestrator.conversation import (
     WorkerCall,
     messages_of,
 )
-from ramify.methods.orchestrator.pool import ModelPool
+from ramify.methods.orchestrator.pool import MILLION, ModelPool, Rest, failure_of
 from ramify.methods.orchestrator.table import prompt_of, reward_of
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Completion, Model, Sampling, sampling_of
@@ -132,6 +132,8 @@ class Composer:
         )
         self.settings = settings or sampling_of(policy, temperature=0.0, max_tokens=1024)
         self._sampler = Sampler(policy, pool.seed)
+        known = (rest for model, rest in zip(pool.models, pool.rests, strict=True) if model is policy)
+        self._rest = next(known, None) or Rest(pool.rest)
 
     # -- plans
 
@@ -184,14 +186,13 @@ class Composer:
 
     async def converse(self, chat: Orchestration, parallel: bool = True, depth: int = 0) -> Orchestrated:
         """As :meth:`run`, in a conversation that is there."""
-        spent: list[tuple[int, int, float]] = []
         numbers = [at for at, ok in enumerate(chat.available()) if ok]
         question = chat.given[-1].text
         last: tuple[Workflow, str] | None = None
         answer: WorkerCall | None = None
         plans: list[dict[str, Any]] = []
         for number in range(1 + self.rounds):
-            plan = await self._planned(chat, question, numbers, last, number, depth, spent)
+            plan = await self._planned(chat, question, numbers, last, number, depth)
             if plan is None and answer is not None:
                 break
             if plan is None:
@@ -204,8 +205,7 @@ class Composer:
             answer = await self.execute(chat, plan, number, parallel, depth)
             last = plan, answer.result.text
         assert answer is not None
-        total = (sum(s[0] for s in spent), sum(s[1] for s in spent), sum(s[2] for s in spent))
-        return chat.result(answer, plans, total)
+        return chat.result(answer, plans)
 
     async def _alone(self, chat: Orchestration) -> WorkerCall:
         """The fallback answers the question directly."""
@@ -218,21 +218,31 @@ class Composer:
                 return call
 
     async def _planned(
-        self, chat: Orchestration, question: str, numbers: Sequence[int], last: tuple[Workflow, str] | None, number: int, depth: int,
-        spent: list[tuple[int, int, float]],
-    ) -> Workflow | None:  # fmt: skip
+        self,
+        chat: Orchestration,
+        question: str,
+        numbers: Sequence[int],
+        last: tuple[Workflow, str] | None,
+        number: int,
+        depth: int,
+    ) -> Workflow | None:
         prompt = self.prompt(question, numbers, last, depth)
         allowed = [*numbers, *([len(self.pool)] if depth < self.depth else [])]
+        estimate = sum(approximate_tokens(one.text) + 4 for one in prompt)
         for attempt in range(2):
-            try:
-                reply = await self.write(prompt, (chat.key, "plan", depth, number, attempt))
-            except InfrastructureError as error:
-                chat.notes.append(f"the composer failed: {error.message}")
+            if why := self._rest.why:
+                chat.notes.append(f"the composer was passed over (down): {why}")
+                break
+            self._require(chat.budget, estimate)
+            reply = await self._written(chat, prompt, (chat.key, "plan", depth, number, attempt))
+            if reply is None:
                 continue
-            estimate = sum(approximate_tokens(one.text) + 4 for one in prompt)
             given = int(((reply.data or {}).get("usage") or {}).get("prompt_tokens") or estimate)
-            usd = (given * self.price[0] + sampled_tokens(reply) * self.price[1]) / 1e6
-            spent.append((given, sampled_tokens(reply), usd))
+            sampled, usd = sampled_tokens(reply), self._usd(given, sampled_tokens(reply))
+            chat.spent.append((given, sampled, usd))
+            self.pool.ledger.add("composer", calls=1, given_tokens=given, sampled_tokens=sampled, usd=usd)
+            if chat.budget is not None:
+                chat.budget.charge(tokens=sampled, money=usd)
             why = ""
             plan: Workflow | None = None
             try:
@@ -242,10 +252,37 @@ class Composer:
                 chat.notes.append(f"round {number}, try {attempt}: the workflow cannot be read: {why}")
             identity = self.policy.identity
             provenance = Provenance(identity.name, identity.weights, self.settings.to_json(), self.pool.seed)
-            chat.planned(reply.text, prompt, provenance, {"round": number, "unreadable": why or None})
+            cost = {"given_tokens": given, "sampled_tokens": sampled, "usd": usd}
+            chat.planned(reply.text, prompt, provenance, {"round": number, "unreadable": why or None, **cost})
             if plan is not None:
                 return plan
         return None
+
+    def _usd(self, given: int, sampled: int) -> float:
+        return (given * self.price[0] + sampled * self.price[1]) / MILLION
+
+    def _require(self, budget: Budget | None, given: int) -> None:
+        """Raises BudgetSpentError before a plan that would exceed the budget; it is no call of a worker."""
+        if budget is None:
+            return
+        budget.require()
+        if (most := self._usd(given, self.settings.max_tokens)) > budget.remaining("money"):
+            raise BudgetSpentError(
+                f"the budget has {budget.remaining('money'):.4g} USD left, and a plan of the composer may cost {most:.4g}"
+            )
+
+    async def _written(
+        self, chat: Orchestration, prompt: Sequence[Message], position: tuple[str | int, ...]
+    ) -> Completion | None:
+        """A reply of the policy; None where it fails, which the notes say. Like a worker it has the pool's seconds, and rests when it is down."""
+        try:
+            with self._rest.watching():
+                async with asyncio.timeout(self.pool.seconds):
+                    return await self.write(prompt, position)
+        except (InfrastructureError, TimeoutError) as error:
+            kind, why = failure_of(error, self.pool.seconds)
+            chat.notes.append(f"the composer failed ({kind}): {why}")
+            return None
 
     async def execute(
         self, chat: Orchestration, plan: Workflow, number: int = 0, parallel: bool = True, depth: int = 0
@@ -277,11 +314,15 @@ class Composer:
             inner = Orchestration(
                 self.pool, messages_for(chat, number, step, plan), f"{chat.key}/{number}.{step}", settings=chat.settings,
                 exclude=chat.exclude, budget=chat.budget, run=chat.run, tools=chat.tools, fallback=self.fallback,
+                tree=f"{chat.tree}/{number}.{step}",
             )  # fmt: skip
+            inner.failed |= chat.failed
             inner.tell = chat._told if answers and chat.tell is not None else None
             made = await self.converse(inner, depth=depth + 1)
             chat.calls += inner.calls
             chat.notes += inner.notes
+            chat.spent += inner.spent
+            chat.failed |= inner.failed
             return next(one for one in reversed(inner.calls) if one.result.completion is made.completion)
         worker, why = chat.or_fallback(plan.workers[step])
         why = why or "the composer's plan"
@@ -432,7 +473,7 @@ async def _group(
             call = await composer.execute(chat, plan)
         except InfrastructureError:
             return reply, None, len(plan)
-        if chat.failed:
+        if chat.outage:
             return reply, None, len(plan)  # an outage is no fault of the plan
         found = await reward_of(judge, task, call.result.text)
         return reply, None if found.value is None else composer_reward(True, float(found.value)), len(plan)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,6 +127,11 @@ def messages_of(pieces: Sequence[Shows]) -> list[Message]:
     return found
 
 
+def new_tree(run: Run, name: str) -> str:
+    """A name for a conversation that the run does not have yet: ``name``, or that with a number."""
+    return next(one for one in chain([name], (f"{name}/{at}" for at in count(1))) if not run.has_tree(one))
+
+
 class Orchestration:
     """A conversation under way. ``key`` (with workflow, step and attempt) decides every sample; ``run`` keeps it, where given."""
 
@@ -152,12 +158,15 @@ class Orchestration:
         self.settings, self.fallback = settings or Sampling(max_tokens=4096), fallback
         self.given = list(messages)
         self.failed: set[int] = set()
+        self.passed_over: set[int] = set()
         self.calls: list[WorkerCall] = []
         self.notes: list[str] = []
         self.log: list[CallEvent] = []
         self.offered: Sequence[Mapping[str, Any]] = () if tools is None else tools.schemas
         self.tell: Callable[[str], None] | None = None
         """Called with the text of the answer as it comes, where its reader wants that."""
+        self.spent: list[tuple[int, int, float]] = []
+        """Tokens given and sampled, and USD, of each plan of a composer."""
         self.begun = False
         """Whether some of the answer was told: it can no longer be another's."""
         self._nodes: list[str] = []
@@ -166,15 +175,28 @@ class Orchestration:
         if run is not None:
             self._begin(run)
 
+    @property
+    def outage(self) -> bool:
+        """Whether a worker failed or was passed over, so that the answer says nothing about who was chosen."""
+        return bool(self.failed or self.passed_over)
+
     def available(self) -> list[bool]:
-        """Workers that may be chosen now. Raises InfrastructureError where every one that was allowed has failed."""
+        """Workers that may be chosen now: of those that are down one only where no other is left. Raises InfrastructureError where every one
+        that was allowed has failed."""
         allowed = self.pool.available(self.exclude)
         found = [ok and at not in self.failed for at, ok in enumerate(allowed)]
         if not any(found):
             asked = [f"'{one.worker}' ({one.result.failure})" for one in self.calls if one.result.failure]
             last = f"{', '.join(asked)}; the last: {self.calls[-1].result.why}" if asked else "none was asked"
             raise InfrastructureError("provider", f"every worker failed: {last}")
-        return found
+        down = [ok and bool(rest.why) for ok, rest in zip(found, self.pool.rests, strict=True)]
+        if down == found:
+            return found
+        for at, rest in enumerate(self.pool.rests):
+            if down[at] and at not in self.passed_over:
+                self.passed_over.add(at)
+                self.notes.append(f"'{self.pool.names[at]}' was passed over (down): {rest.why}")
+        return [ok and not off for ok, off in zip(found, down, strict=True)]
 
     def likeliest(self, logits: np.ndarray) -> tuple[int, str]:
         """The worker a router's scores choose, and why in words."""
@@ -281,10 +303,21 @@ class Orchestration:
             self.run.add(provenance, *([] if context is None else [context]), node)
         return node.id
 
-    def result(
-        self, call: WorkerCall, workflows: Sequence[Mapping[str, Any]] = (), planned: tuple[int, int, float] = (0, 0, 0.0)
-    ) -> Orchestrated:
+    def extend(self, reply: Message, node: str, results: Sequence[Message]) -> None:
+        """The conversation continues after a reply, which is ``node`` of the run, and what its tool calls gave."""
+        self.given += [reply, *results]
+        if self.run is not None:
+            self._nodes.append(node)
+            above = self.run.node(node)
+            for one in results:
+                above = make_node(self.tree, above.id, len(above), one.role, one.text, data=dict(one.data))
+                self.run.add(above)
+                self._nodes.append(above.id)
+            self.run.commit()
+
+    def result(self, call: WorkerCall, workflows: Sequence[Mapping[str, Any]] = ()) -> Orchestrated:
         """The end: ``call`` is the answer."""
+        planned = (sum(one[0] for one in self.spent), sum(one[1] for one in self.spent), sum(one[2] for one in self.spent))
         made = Orchestrated(
             call.result.text,
             self.calls,
@@ -319,12 +352,12 @@ def context_of(pieces: Sequence[Shows], call: WorkerCall) -> Context:
 # -- the turn router at work
 
 
-async def route(chat: Orchestration, router: TurnRouter) -> Orchestrated:
+async def route(chat: Orchestration, router: TurnRouter, turn: int = 0) -> Orchestrated:
     """One turn: the router's choice answers; where it fails the next likeliest that is left. Raises InfrastructureError where all failed."""
     logits, _ = router.logits(chat.given)
     while True:
         worker, why = chat.likeliest(logits)
-        call = await chat.ask(worker, chat.question(), 0, 0, why, attempt=len(chat.failed), answers=True)
+        call = await chat.ask(worker, chat.question(), 0, turn, why, attempt=len(chat.failed), answers=True)
         if not call.result.failure:
             return chat.result(call)
 
@@ -366,3 +399,8 @@ async def turn_loop(chat: Orchestration, router: TurnRouter, turns: int = STEPS)
             break
     assert answer is not None
     return chat.result(answer)
+
+
+async def answer_with(chat: Orchestration, router: TurnRouter, turns: int = STEPS) -> Orchestrated:
+    """The router's answer: one turn, or the turns of its roles where it has them and nobody offers tools, whose calls are the client's."""
+    return await (turn_loop(chat, router, turns) if router.roles and not chat.offered else route(chat, router))

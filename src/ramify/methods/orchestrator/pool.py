@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from ramify.base.config import Config, check, read_toml
 from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError, nearest
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
-from ramify.engine.named import find_model, registered_model
-from ramify.model.chat import own_template
+from ramify.base.plugins import own_path
+from ramify.engine.named import find_model, own_model, registered_model
+from ramify.model.chat import ChatTemplate, own_template, template_of
 from ramify.model.function import AnyModel, model_of
 from ramify.model.laid import Layout, TooLongError
 from ramify.model.protocol import NO_LIMIT, Completion, Model, Prefix, Sampling, context_of, eos_of, known_capabilities
@@ -34,6 +37,7 @@ FAILURES = {
     "connection": "no connection, or it broke off",
     "length": "the conversation does not fit the worker",
     "failed": "anything else that went wrong at the worker",
+    "down": "not asked, since it had no connection a moment ago",
 }
 """How a call fails. None of these is a reward of 0."""
 _KINDS = {
@@ -71,6 +75,8 @@ class PoolConfig(Config):
     """Most seconds of a call."""
     retries: int = Field(1, ge=0)
     """Further tries of a call that failed and may succeed later."""
+    rest: float = Field(30.0, ge=0)
+    """Seconds for which a worker that is down is not asked; 0: it is asked every time."""
 
 
 @dataclass(frozen=True)
@@ -109,18 +115,28 @@ class CallResult:
         return "" if self.completion is None else self.completion.text
 
 
+def failure_of(error: TimeoutError | InfrastructureError, seconds: float) -> tuple[str, str]:
+    """Which of :data:`FAILURES` an error of a model is that had ``seconds``, and why."""
+    if isinstance(error, TimeoutError):
+        return "timeout", f"no answer within {seconds:g} s"
+    return _KINDS.get(error.kind, "failed"), error.message
+
+
+def open_model(given: AnyModel) -> tuple[Model, ChatTemplate | None]:
+    """A model and the template that lays chats out for it, None where it takes messages. No endpoint is asked anything before its first
+    call: one that is down is no reason against the others. Raises UserError or NeedsError where there is none."""
+    if isinstance(given, str) and own_path(given) is None:
+        return (registered_model(given), None) if given.startswith("chat:") else find_model(given)
+    found = own_model(given) if isinstance(given, str) else model_of(given)
+    rendered_here = hasattr(found, "unasked") and own_template(found) is not None  # an endpoint that is sent token ids
+    if isinstance(found, Layout) or not (rendered_here or "tokens" in known_capabilities(found)):
+        return found, None
+    return found, template_of(found)
+
+
 def open_worker(given: AnyModel) -> Model:
-    """A model that takes messages. A chat endpoint is asked nothing before its first call: one that is down is no reason against the
-    others. Raises UserError or NeedsError where there is none."""
-    if isinstance(given, str) and given.startswith("chat:"):
-        return registered_model(given)
-    if isinstance(given, str):
-        found, template = find_model(given)
-    else:
-        found = model_of(given)
-        template = own_template(found)
-        if template is not None and (isinstance(found, Layout) or "tokens" not in known_capabilities(found)):
-            template = None
+    """A model that takes messages; see :func:`open_model`."""
+    found, template = open_model(given)
     return found if template is None else Layout(found, template)
 
 
@@ -158,15 +174,67 @@ class Spoken:
             self._held = ""
 
 
+MISSES = {"connection": 3, "timeout": 1, "cut": 1, "server": 1}
+"""How much a failure says that a model is down, by the kind of its error: at 3 in a row it is."""
+
+
+class Rest:
+    """Whether a model is down: for ``seconds`` after it had no connection (when all retries are over), or failed three times in a row without an
+    answer. Then one call may find out whether it is back, while others still pass it over. 0 seconds: never."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.clock = seconds, clock
+        self._misses, self._until, self._why = 0, -math.inf, ""
+
+    @property
+    def why(self) -> str:
+        """Why it is not to be asked now; empty where it may be."""
+        return self._why if self.left > 0 else ""
+
+    @property
+    def left(self) -> float:
+        """Seconds until it may be asked."""
+        return max(0.0, self._until - self.clock())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around a call: its errors pass through. While one asks a model that was down, the others wait for the end of it. Calls that fail at the
+        same time count once."""
+        before = self._misses
+        if self._misses >= MISSES["connection"]:
+            self._until = self.clock() + self.seconds
+        try:
+            yield
+        except (TimeoutError, InfrastructureError) as error:
+            kind = "timeout" if isinstance(error, TimeoutError) else error.kind
+            row = max(self._misses, min(before, self._misses) + MISSES.get(kind, 0))
+            self._misses = row if kind in MISSES and self.seconds else 0
+            self._why = error.message if isinstance(error, InfrastructureError) else "it did not answer in time"
+            self._until = self.clock() + self.seconds if self._misses >= MISSES["connection"] else -math.inf
+            raise
+        except BaseException:  # it ended before it could tell, as when its client left: the next may find out
+            self._until = -math.inf
+            raise
+        self._misses, self._until = 0, -math.inf
+
+
 class ModelPool:
     """An ordered list of workers. Every call goes through :meth:`call`; ``ledger`` has what was spent, by worker, cached calls apart.
+    ``rests`` says which are down: none is asked for ``rest`` seconds after it had no connection, while another is left.
 
     ``seed`` and a call's position decide its sample, never time or order. With ``cached`` equal calls at equal positions are made once. Raises
     UserError on no worker, and on a name that is there twice.
     """
 
     def __init__(
-        self, workers: Sequence[PoolWorker], *, seed: int = 0, seconds: float = 120.0, retries: int = 1, cached: bool = False
+        self,
+        workers: Sequence[PoolWorker],
+        *,
+        seed: int = 0,
+        seconds: float = 120.0,
+        retries: int = 1,
+        rest: float = 30.0,
+        cached: bool = False,
     ) -> None:
         if not workers:
             raise UserError("the pool has no worker")
@@ -177,7 +245,8 @@ class ModelPool:
             if min(one.price) < 0 or not all(price < float("inf") for price in one.price):
                 raise UserError(f"the price of worker '{one.name}' is {one.price}; it is two numbers of 0 or more")
         self.models = [open_worker(one.model) for one in self.workers]
-        self.seed, self.seconds, self.ledger = seed, seconds, Ledger()
+        self.seed, self.seconds, self.rest, self.ledger = seed, seconds, rest, Ledger()
+        self.rests = [Rest(rest) for _ in self.models]
         policy = FailurePolicy(dict.fromkeys(("provider", "engine"), retries))
         self._samplers = [Sampler(model, seed, retries=policy) for model in self.models]
         self._cache: dict[str, CallResult] | None = {} if cached else None
@@ -215,6 +284,11 @@ class ModelPool:
         """Drop remembered calls, where there are any."""
         if self._cache is not None:
             self._cache.clear()
+
+    def check_router(self, workers: Sequence[str]) -> None:
+        """Raises UserError where a router was trained for other workers."""
+        if list(workers) != self.names:
+            raise UserError(f"the router chooses among {', '.join(workers)}, and the pool has {', '.join(self.names)}")
 
     def index(self, name: str) -> int:
         """Number of a worker. Raises UserError with the nearest name."""
@@ -285,12 +359,11 @@ class ModelPool:
         model, sampler = self.models[worker], self._samplers[worker]
         aloud = None if tell is None else Spoken(model, tell)
         try:
-            async with asyncio.timeout(self.seconds):
-                completion = spoken(model, await sampler.one(prefix, settings, position, index, "worker", tell=aloud))
-        except TimeoutError:
-            return None, "timeout", f"no answer within {self.seconds:g} s"
-        except InfrastructureError as error:
-            return None, _KINDS.get(error.kind, "failed"), error.message
+            with self.rests[worker].watching():
+                async with asyncio.timeout(self.seconds):
+                    completion = spoken(model, await sampler.one(prefix, settings, position, index, "worker", tell=aloud))
+        except (TimeoutError, InfrastructureError) as error:
+            return None, *failure_of(error, self.seconds)
         except TooLongError as error:
             return None, "length", str(error)
         if not completion.text.strip() and not completion.message.calls:
@@ -355,4 +428,4 @@ def read_pool_config(path: Path) -> PoolConfig:
 def make_pool(config: PoolConfig, seed: int = 0, cached: bool = False) -> ModelPool:
     """The pool of its settings. Raises UserError and NeedsError where a model cannot be opened."""
     workers = [PoolWorker(one.name, one.model, one.price, one.context, frozenset(one.tags)) for one in config.workers]
-    return ModelPool(workers, seed=seed, seconds=config.seconds, retries=config.retries, cached=cached)
+    return ModelPool(workers, seed=seed, seconds=config.seconds, retries=config.retries, rest=config.rest, cached=cached)

@@ -67,7 +67,8 @@ async def collect_into(
     progress: Progress = SILENT,
 ) -> None:
     """Ask every worker every task ``n`` times, what is not in the run yet; each call is committed with its score. A call that failed has
-    no reward, and the same command tries it again. Raises BudgetSpentError, and UserError as :func:`reward_of`."""
+    no reward, and the same command tries it again. What is to be asked of a worker that is down waits until the others are done and it may
+    be asked again; where it is still down then, its calls fail at once. Raises BudgetSpentError, and UserError as :func:`reward_of`."""
     run.add(*[provenance_of(pool, worker, settings) for worker in range(len(pool))])
     done = {
         (node.tree, node.data["worker"], node.index) for node in run.each(Node) if "worker" in node.data and node.stop != "failed"
@@ -82,21 +83,46 @@ async def collect_into(
     async def one(task: Task, worker: int, repeat: int) -> None:
         nonlocal ended, failed
         async with gate:
-            result = await pool.call(
-                worker, [Message("user", prompt_of(task))], settings, ("collect", task.id, worker), budget=budget, index=repeat
+            if (why := pool.rests[worker].why) and not last:
+                later.append((task, worker, repeat))
+                return
+            result = (
+                CallResult(worker, None, "down", why)
+                if why
+                else await pool.call(
+                    worker,
+                    [Message("user", prompt_of(task))],
+                    settings,
+                    ("collect", task.id, worker),
+                    budget=budget,
+                    index=repeat,
+                )
             )
             found = None if result.failure else await reward_of(judge, task, result.text)
         keep_call(run, task, pool, settings, repeat, result, judge, found)
         ended, failed = ended + 1, failed + bool(result.failure)
         progress.at(ended, f"{failed} failed" if failed else "")
 
-    for at in range(0, len(wanted), 64):
-        try:
-            async with asyncio.TaskGroup() as group:
-                for cell in wanted[at : at + 64]:
-                    group.create_task(one(*cell))
-        except ExceptionGroup as failed_tasks:  # what the first said; the others were cancelled
-            raise failed_tasks.exceptions[0] from None
+    async def all_of(cells: Sequence[tuple[Task, int, int]]) -> None:
+        for at in range(0, len(cells), 64):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for cell in cells[at : at + 64]:
+                        group.create_task(one(*cell))
+            except ExceptionGroup as failed_tasks:  # what the first said; the others were cancelled
+                raise failed_tasks.exceptions[0] from None
+
+    later: list[tuple[Task, int, int]] = []
+    last = False
+    await all_of(wanted)
+    if later:
+        last, down = True, sorted({worker for _, worker, _ in later})
+        wait = max(pool.rests[worker].left for worker in down)
+        progress.at(ended, f"{', '.join(pool.names[worker] for worker in down)} down: waiting {wait:.0f} s")
+        await asyncio.sleep(wait)
+        first = [next(cell for cell in later if cell[1] == worker) for worker in down]  # finds out whether it is back
+        await all_of(first)
+        await all_of([cell for cell in later if cell not in first])
 
 
 def provenance_of(pool: ModelPool, worker: int, settings: Sampling) -> Provenance:
