@@ -33,20 +33,20 @@ def inspect_orchestrator(
     from inspect_ai.solver import solver
 
     from ramify.methods.orchestrator.composer import Composer
-    from ramify.methods.orchestrator.conversation import Orchestration, route
+    from ramify.methods.orchestrator.conversation import Orchestration, answer_with
 
     workers = system.pool if isinstance(system, Composer) else pool
     if workers is None:
         raise UserError("a router needs the pool that it chooses from: inspect_orchestrator(router, pool)")
-    if not isinstance(system, Composer) and list(system.workers) != workers.names:
-        raise UserError(f"the router chooses among {', '.join(system.workers)}, and the pool has {', '.join(workers.names)}")
+    if not isinstance(system, Composer):
+        workers.check_router(system.workers)
 
     def made() -> Any:
         async def solve(state: Any, generate: Any) -> Any:
             given = [Message(one.role, one.text) for one in state.messages]
             key = f"{state.sample_id}/{state.epoch}"
             chat = Orchestration(workers, given, key, settings=settings, exclude=exclude)
-            found = await (system.converse(chat) if isinstance(system, Composer) else route(chat, system))
+            found = await (system.converse(chat) if isinstance(system, Composer) else answer_with(chat, system))
             state.messages.append(ChatMessageAssistant(content=found.answer))
             state.output = ModelOutput.from_content("orchestrator", found.answer)
             state.metadata["orchestrator"] = found.to_json()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.orchestrator.algorithm import SepCma as SepCma
     from ramify.methods.orchestrator.algorithm import Workflow as Workflow
     from ramify.methods.orchestrator.composer import Composer as Composer
+    from ramify.methods.orchestrator.conversation import ToolUse as ToolUse
     from ramify.methods.orchestrator.pool import ModelPool as ModelPool
     from ramify.methods.orchestrator.pool import PoolWorker as PoolWorker
     from ramify.methods.orchestrator.pool import read_pool as read_pool
@@ -33,6 +34,7 @@ else:
         {
             "algorithm": "SepCma Workflow",
             "composer": "Composer",
+            "conversation": "ToolUse",
             "pool": "ModelPool PoolWorker read_pool",
             "router": "TurnRouter",
             "systems": "evaluate",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import derive_key, generator
 from ramify.env.protocol import Environment, Task, TaskSet
 from ramify.methods.orchestrator.algorithm import STEPS, SepCma, gain, population
-from ramify.methods.orchestrator.conversation import Orchestration, route, turn_loop
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with
 from ramify.methods.orchestrator.middleware import Routed
 from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.router import TurnRouter
@@ -68,13 +68,19 @@ class _Steady(Routed):
     def settings(self) -> Any:
         return None if self.pool is None else self.pool.identity
 
+    async def _answer(self, chat: Orchestration) -> Orchestrated:
+        made = await super()._answer(chat)
+        if chat.outage:
+            raise InfrastructureError("provider", f"the router's choice did not answer: {'; '.join(chat.notes)}")
+        return made
+
 
 class Trial:
     """Plays episodes with a router: tasks with a judge, or an environment."""
 
     def __init__(
         self, pool: ModelPool, tasks: TaskSet, config: EvolveRouterConfig, judge: Judge | None = None, environment: Environment | None = None,
-        budget: Budget | None = None,
+        budget: Budget | None = None, exclude: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Raises UserError unless there is a judge or an environment, and not both."""
         if (judge is None) == (environment is None):
@@ -87,10 +93,12 @@ class Trial:
             environment,
             budget,
         )
+        self.exclude = tuple(exclude)
         self.sampling = Sampling(temperature=config.temperature, max_tokens=config.max_tokens)
 
     async def rewards(self, router: TurnRouter, name: str, n: int) -> list[float | None]:
-        """Rewards of ``n`` episodes; ``name`` decides tasks and samples, the same for every router. None: an infrastructure failure."""
+        """Rewards of ``n`` episodes; ``name`` decides tasks and samples, the same for every router. None of one in
+        which a worker failed: another answered in its place, if any, and that says nothing about the choice."""
         picks = generator(self.config.seed, name, "tasks").integers(len(self.tasks), size=n)
         if self.environment is not None:
             return await self._played(router, name, [self.tasks[int(i)] for i in picks])
@@ -100,10 +108,14 @@ class Trial:
 
     async def _answered(self, router: TurnRouter, task: Task, key: str) -> float | None:
         assert self.judge is not None
-        chat = Orchestration(self.pool, [Message("user", prompt_of(task))], key, settings=self.sampling, budget=self.budget)
+        chat = Orchestration(
+            self.pool, [Message("user", prompt_of(task))], key, settings=self.sampling, budget=self.budget, exclude=self.exclude
+        )
         try:
-            made = await (turn_loop(chat, router, self.config.turns) if router.roles else route(chat, router))
+            made = await answer_with(chat, router, self.config.turns)
         except InfrastructureError:
+            return None
+        if chat.outage:
             return None
         found = await reward_of(self.judge, task, made.answer)
         return None if found.value is None else float(found.value)
@@ -111,6 +123,7 @@ class Trial:
     async def _played(self, router: TurnRouter, name: str, tasks: Sequence[Task]) -> list[float | None]:
         assert self.environment is not None
         model = _Steady(self.pool.models[0]).over(self.pool, router)
+        model.exclude = self.exclude
         with tempfile.TemporaryDirectory() as scratch, Run.create(Path(scratch) / "run", {}) as run:
             seed = derive_key(self.config.seed, name) % 2**31
             episodes = Episodes(Agent(model, None, self.sampling), self.environment, run, seed, budget=self.budget)
@@ -118,12 +131,16 @@ class Trial:
         return [None if one.failure else float(one.outcome) if one.outcome is not None else one.reward for one in done]
 
 
-def fitness(rewards: Sequence[float | None]) -> float:
-    """Mean of the rewards that there are. Raises InfrastructureError where every episode failed."""
-    known = [one for one in rewards if one is not None]
-    if not known:
-        raise InfrastructureError("provider", "every episode of a candidate failed: nothing can be said of it")
-    return float(np.mean(known))
+def fitness(rewards: Sequence[Sequence[float | None]]) -> list[float]:
+    """Mean reward of each candidate, of (K, E) rewards, over the episodes that went well for all: what an outage hid from one is compared for
+    none. Raises InfrastructureError where there is no such episode."""
+    held = np.array(rewards, float)
+    known = np.isfinite(held).all(axis=0)
+    if not known.any():
+        raise InfrastructureError(
+            "provider", "a worker failed in every episode, of one candidate or another: --exclude it, or wait until it is back"
+        )
+    return [float(one) for one in held[:, known].mean(axis=1)]
 
 
 async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress = SILENT) -> dict[str, Any]:
@@ -139,10 +156,11 @@ async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress 
     while search.generation < config.generations:
         trial.pool.forget()
         candidates, name = search.ask(), f"generation {search.generation}"
-        scores = []
+        rewards = []
         for candidate in candidates:
             router.set_vector(candidate)
-            scores.append(fitness(await trial.rewards(router, name, config.episodes)))
+            rewards.append(await trial.rewards(router, name, config.episodes))
+        scores = fitness(rewards)
         search.tell(candidates, scores)
         best.append(float(np.mean(scores)))
         run.log(GENERATION, str(search.generation), {"state": search.to_json(), "mean": best[-1], "best": max(scores)})
@@ -151,9 +169,10 @@ async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress 
     trial.pool.forget()
     old: list[float | None] = []
     new: list[float | None] = []
-    for vector, rewards in ((begun, old), (search.mean, new)):
+    for vector, checked in ((begun, old), (search.mean, new)):
         router.set_vector(vector)
-        rewards += await trial.rewards(router, "check", config.check)
+        checked += await trial.rewards(router, "check", config.check)
+    start, end = fitness([old, new])
     pairs = [(a, b) for a, b in zip(new, old, strict=True) if a is not None and b is not None]
     better = gain(np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])) if len(pairs) > 1 else None
     kept = better is not None and better["value"] > 0
@@ -162,5 +181,5 @@ async def evolve(router: TurnRouter, trial: Trial, run: Run, progress: Progress 
         router.history.append(f"evolve {config.generations}")
     return {
         "generations": search.generation, "parameters": router.size, "size": search.size, "sigma": search.sigma, "means": best,
-        "start": fitness(old), "end": fitness(new), "gain": better, "kept": kept,
+        "start": start, "end": end, "gain": better, "kept": kept,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ramify.base.budget import Budget
 from ramify.base.config import Config
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import folder_aside, read_record, read_regular, refusal
@@ -26,8 +27,11 @@ from ramify.base.seeds import derive_key, generator
 from ramify.engine.local import LocalModel
 from ramify.engine.tiny import TinyLM, weights_hash
 from ramify.methods.orchestrator.algorithm import informative, probabilities, soft_targets
+from ramify.methods.orchestrator.conversation import TOOL_TURNS, Orchestrated, Orchestration, ToolUse, answer_with, route
+from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.table import RewardTable
-from ramify.model.protocol import Tokenizer
+from ramify.model.protocol import Sampling, Tokenizer
+from ramify.trace.db import Run
 from ramify.trace.message import Message
 
 POSITION = -2
@@ -187,6 +191,34 @@ class TurnRouter:
         rows = (self.features(texts) @ self.head.T).numpy()[:, : len(self.workers)]
         allowed = [True] * len(self.workers) if available is None else available
         return np.array([probabilities(row, allowed) for row in rows])
+
+    async def run(
+        self,
+        pool: ModelPool,
+        query: str | Sequence[Message],
+        *,
+        key: str = "query",
+        exclude: Collection[str] = (),
+        budget: Budget | None = None,
+        run: Run | None = None,
+        tools: ToolUse | None = None,
+        settings: Sampling | None = None,
+    ) -> Orchestrated:
+        """Answer with the worker that is chosen, or in turns of roles. With ``tools`` the choice is made anew after each result, at most
+        :data:`TOOL_TURNS` times. Raises UserError where the pool has other workers, BudgetSpentError, and InfrastructureError where all failed.
+        """
+        pool.check_router(self.workers)
+        given = [Message("user", query)] if isinstance(query, str) else list(query)
+        chat = Orchestration(pool, given, key, settings=settings, exclude=exclude, budget=budget, run=run, tools=tools)
+        if tools is None:
+            return await answer_with(chat, self)
+        for turn in range(TOOL_TURNS + 1):
+            made = await route(chat, self, turn)
+            assert made.completion is not None
+            if turn == TOOL_TURNS or not (message := made.completion.message).calls:
+                break
+            chat.extend(message, chat.calls[-1].node, await tools.run(message))
+        return made
 
     # -- what is trained
 
