@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.kit import Device, Dtype, Json, Seed, Verbs, argument, option
 from ramify.render.terminal import emit, say
 
@@ -115,8 +115,12 @@ def serve_pool(
     composer: Annotated[
         str | None, option("--composer", metavar="MODEL", help="Serve this model's workflows as 'composer'.")
     ] = None,
+    rounds: Annotated[int, option(help="Further workflows a composer may write when it has seen its answer.", min=0)] = 0,
+    max_steps: Annotated[int, option(help="Most steps of a workflow.", min=1, max=20)] = 5,
     shots: Annotated[bool, option(help="Show a composer worked examples.")] = True,
-    best: Annotated[str, option(metavar="WORKER", help="Answers where all else fails; default: the first.")] = "",
+    best: Annotated[
+        str, option(metavar="WORKER", help="Answers where all else fails; default: the first that is not excluded.")
+    ] = "",
     exclude: Annotated[
         list[str] | None, option(metavar="WORD", help="A worker's name, or a tag: never asked; repeatable.")
     ] = None,
@@ -132,12 +136,13 @@ def serve_pool(
 ) -> None:
     """Serve a pool to OpenAI clients as the models 'router' and 'composer'; the header x-request-id of an answer names its trace.
 
-    The first worker, or --best, answers where every other fails, and is served under its own name, too.
+    The first worker that is not excluded, or --best, answers where every other fails, and is served under its own name, too.
     """
     from ramify.methods.orchestrator.middleware import Composed, Routed
     from ramify.methods.orchestrator.pool import read_pool
     from ramify.methods.orchestrator.router import TurnRouter
-    from ramify.methods.orchestrator.verbs import open_composer
+    from ramify.methods.orchestrator.verbs import best_named, open_composer
+    from ramify.model.protocol import known_capabilities
     from ramify.trace.db import Run
     from ramify.web.api import Api
     from ramify.web.limits import Guard, Slots
@@ -147,19 +152,26 @@ def serve_pool(
         raise UserError("give --router DIR, --composer MODEL, or both")
     made, secret = _secret(token, host)
     held = read_pool(pool)
-    held.available(exclude or ())
-    first = held.index(best) if best else 0
+    allowed = held.available(exclude or ())
+    first = best_named(held, best, allowed) if best else allowed.index(True)
     models: dict[str, Model] = {}
     if router is not None:
         models["router"] = Routed(held.models[first]).over(held, TurnRouter.load(router))
     if composer is not None:
-        models["composer"] = Composed(held.models[first]).over(open_composer(composer, held, fallback=first, shots=shots))
+        models["composer"] = Composed(held.models[first]).over(
+            open_composer(composer, held, rounds, max_steps, fallback=first, shots=shots, exclude=exclude or ())
+        )
     run = None if out is None else Run.begin(out, "orchestrator serve", {}, {}, {"pool": held.identity})
     try:
         for one in models.values():
             one.run, one.exclude = run, tuple(exclude or ())  # type: ignore[attr-defined]  # both kinds have them
         public, *more = models
-        others = {name: models[name] for name in more} | {held.names[first]: held.models[first]}
+        others = {name: models[name] for name in more}
+        try:
+            known_capabilities(held.models[first])
+            others[held.names[first]] = held.models[first]
+        except InfrastructureError as error:  # the others do not need it
+            say(f"warning: '{held.names[first]}' is not served under its own name: {error.message}")
         api = Api(
             models[public], public, Slots(max_sequences, 256, 0), None, dict, {k: v for k, v in others.items() if k != public}
         )

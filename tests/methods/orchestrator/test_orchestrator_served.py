@@ -136,6 +136,21 @@ def test_three_real_servers_are_collected_routed_and_composed(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_who_is_excluded_is_not_served_either(tmp_path: Path) -> None:
+    pool = pool_file(tmp_path, "adder", "turner")
+    with serving("orchestrator", "serve", pool, "--composer", f"{HERE}:planner", "--exclude", "adder") as (url, _):
+        with urllib.request.urlopen(f"{url}/models") as answer:
+            assert {one["id"] for one in json.loads(answer.read())["data"]} == {"composer", "turner"}
+        answer, _ = chat(url, "composer", "turn abcd")
+        assert answer["choices"][0]["ramify"]["orchestrator"]["worker"] == "turner"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            chat(url, "adder", "add 1 1")
+        assert refused.value.code == 404
+        refused.value.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_what_was_answered_is_kept_after_a_kill_and_streams_end(tmp_path: Path) -> None:
     words = (
         "orchestrator",

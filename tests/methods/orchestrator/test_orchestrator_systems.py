@@ -14,11 +14,12 @@ from ramify.base.budget import Budget
 from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError
 from ramify.env.protocol import Task, TaskSet
 from ramify.methods.orchestrator.algorithm import Workflow
-from ramify.methods.orchestrator.composer import Composer, ToolUse, warm_plan
-from ramify.methods.orchestrator.conversation import Orchestration, route, turn_loop
+from ramify.methods.orchestrator.composer import Composer, warm_plan
+from ramify.methods.orchestrator.conversation import Orchestration, ToolUse, route, turn_loop
 from ramify.methods.orchestrator.middleware import Composed, Routed
 from ramify.methods.orchestrator.pool import ModelPool, PoolWorker, fitted
-from ramify.methods.orchestrator.systems import evaluate, majority, mixture, oracle, single
+from ramify.methods.orchestrator.router import TurnRouter
+from ramify.methods.orchestrator.systems import at_random, evaluate, majority, mixture, oracle, routed, single
 from ramify.methods.orchestrator.table import collect, headroom, make_table, read_table, table_of
 from ramify.model.middleware_battery import check_middleware
 from ramify.model.protocol import Completion, Prefix, Sampling
@@ -334,6 +335,99 @@ def test_systems_are_compared_on_the_same_samples_and_continue(tmp_path: Path) -
     assert rows["mixture of agents"]["tokens_a_task"] > 3 * rows["single adder"]["tokens_a_task"]
     own = [1.0 if x else 0.0 for x in (1, 0, 1)]
     assert mean_t(own)[0] < 2 / 3
+
+
+def test_who_is_excluded_is_asked_by_no_system(tmp_path: Path) -> None:
+    """Each of the compared systems works with the others; without an exclusion all are asked."""
+    asked: set[str] = set()
+
+    def named(name: str) -> PoolWorker:
+        def reply(messages: Any) -> str:
+            asked.add(name)
+            return "1"
+
+        return PoolWorker(name, reply)
+
+    pool = ModelPool([named("a"), named("b"), named("c")])
+    tasks = TaskSet.of([Task(f"t{i}", {"prompt": "q", "answer": "1"}) for i in range(6)])
+    rows = [(f"t{i}", w, float(w == "b"), 0.0, "", "q", "") for i in range(6) for w in "abc"]
+    router = Fixed([1.0, 3.0, 2.0])
+    for exclude in ((), ("b",)):
+        asked.clear()
+        allowed = pool.available(exclude)
+        systems = [single(pool, 0), at_random(pool), majority(pool), mixture(pool, 0, allowed), oracle(pool, make_table(rows))]
+        found = asyncio.run(evaluate([*systems, routed(router)], pool, tasks, find_judge("exact"), exclude=exclude))  # type: ignore[arg-type]
+        assert [row["unanswered"] for row in found["systems"]] == [0] * 6
+        assert asked == {"a", "b", "c"} - set(exclude)
+    alone = asyncio.run(evaluate([single(pool, 1)], pool, tasks, find_judge("exact"), exclude=["b"]))
+    assert alone["systems"][0]["unanswered"] == 6
+
+
+def test_a_router_in_a_program_uses_tools_and_chooses_anew_after_each_result(tmp_path: Path) -> None:
+    """The result of a tool goes to whom the router chooses then, and the run says what was seen."""
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    router = TurnRouter.from_backbone("builtin", ["first", "second"])
+    states = router.features(["user: q\n", "user: q\nassistant: calls\ntool: rain\n"])
+    assert router.head.shape == (2, states.shape[1])
+
+    def first(messages: list[dict[str, Any]]) -> Completion:
+        return Completion("calls", "eos", data={"tool_calls": [call]})
+
+    def second(messages: list[dict[str, Any]]) -> str:
+        assert [m["role"] for m in messages] == ["user", "assistant", "tool"]
+        assert messages[1]["tool_calls"][0]["function"]["name"] == "weather"
+        return f"it is {messages[2]['content']}"
+
+    async def weather(message: Message) -> list[Message]:
+        return [Message("tool", "rain", {"tool_call_id": "c"})]
+
+    router.logits = lambda messages: (np.array([0.0, float(len(messages) - 2)]), np.array([]))  # type: ignore[method-assign]
+    pool = ModelPool([PoolWorker("first", first), PoolWorker("second", second)])
+    tools = ToolUse([{"type": "function", "function": {"name": "weather", "parameters": {}}}], weather)
+    with Run.create(tmp_path / "run", {}) as run:
+        made = asyncio.run(router.run(pool, "q", tools=tools, run=run))
+        assert (made.answer, [one.worker for one in made.calls]) == ("it is rain", ["first", "second"])
+        assert [one.text for one in run.shown(made.calls[-1].node).messages] == ["q", "calls", "rain"]
+    assert asyncio.run(router.run(pool, "q")).answer == "calls"  # without tools a call is the caller's
+    with pytest.raises(UserError, match="the router chooses among first, second, and the pool has adder"):
+        asyncio.run(router.run(pool_of("adder"), "q"))
+
+
+def test_a_router_with_roles_works_in_turns_on_a_server_too() -> None:
+    said = iter(["the answer", "ACCEPT", "a call of a tool"])
+    pool = ModelPool([PoolWorker("one", lambda messages: next(said))])
+    made = Routed(pool.models[0])
+    made._over(pool)
+    work, verify = [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]
+    made.router = Fixed([0.0], [work, verify, verify])
+    asked = (Message("user", "q"),)
+    (found,) = asyncio.run(made.sample(Prefix(messages=asked), 1, SAMPLING, [1]))
+    assert found.data is not None
+    assert (found.text, found.data["orchestrator"]["calls"]) == ("the answer", 2)
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
+    (found,) = asyncio.run(made.sample(Prefix(messages=asked, tools=tools), 1, SAMPLING, [2]))
+    assert found.text == "a call of a tool"  # which is the client's to run, so it is one turn
+
+
+def test_what_a_composer_costs_is_in_the_budget_the_ledger_and_the_run(tmp_path: Path) -> None:
+    """Also of a composer within a composer: the sum over the run's calls is the total."""
+
+    def policy(messages: tuple[Message, ...], key: int) -> str:
+        return plan_text([1], [[]]) if "yourself" in messages[-1].text else plan_text([0], [[]])
+
+    pool = ModelPool([PoolWorker("w", lambda messages: "done", price=(1.0, 2.0))])
+    priced = Composer(ScriptedModel(policy, tokens=False), pool, depth=1, price=(3.0, 4.0), settings=SAMPLING)
+    budget = Budget({"money": 1.0, "calls": 1})
+    with Run.create(tmp_path / "run", {}) as run:
+        made = asyncio.run(priced.run("q", budget=budget, run=run))
+        nodes = [node for info in run.trees() for node in run.tree(info.name).nodes.values() if "usd" in node.data]
+    assert len(nodes) == 3  # two plans and a call
+    for name, total in (("usd", made.usd), ("usd", budget.spent("money")), ("usd", pool.ledger.total("usd"))):
+        assert sum(node.data[name] for node in nodes) == pytest.approx(total)
+    assert sum(node.data["given_tokens"] + node.data["sampled_tokens"] for node in nodes) == made.tokens
+    assert made.planned[2] > made.calls[0].result.usd > 0
+    with pytest.raises(BudgetSpentError, match="a plan of the composer may cost"):
+        asyncio.run(priced.run("q", budget=Budget({"money": made.planned[2] / 9})))
 
 
 def test_an_outage_is_no_wrong_answer() -> None:

@@ -125,6 +125,36 @@ def test_a_composers_workflow_and_who_saw_what(made: Path, asked: Any) -> None:
     assert "who saw what" in page
 
 
+def test_the_same_question_twice_in_a_run_is_two_conversations(made: Path, asked: Any, tmp_path: Path) -> None:
+    words = (made / "pool.toml", "add 31 12", "--out", tmp_path / "run")
+    routed = asked("run", *words, "--router", made / "router")
+    composed = asked("run", *words, "--composer", f"{HERE}:planner")
+    assert composed["trace"] != routed["trace"]
+    traced = [asked("trace", tmp_path / "run", one["trace"])["calls"] for one in (routed, composed)]
+    assert [[call["worker"] for call in one] for one in traced] == [["adder"], ["composer", "adder", "turner", "adder"]]
+
+
+def test_a_worker_may_be_the_composer_and_plans_at_its_price(tmp_path: Path, asked: Any) -> None:
+    pool = pool_file(tmp_path, "adder", "turner", "planner")
+    found = asked("run", pool, "turn abcd", "--composer", "planner", "--out", tmp_path / "run")
+    assert [call["worker"] for call in found["calls"]] == ["adder", "turner", "adder"]
+    traced = asked("trace", tmp_path / "run", found["trace"])["calls"]
+    plan = next(call for call in traced if call["worker"] == "composer")
+    assert plan["usd"] == pytest.approx((plan["given_tokens"] + 2 * plan["sampled_tokens"]) / 1e6)
+    assert found["usd"] == pytest.approx(sum(call["usd"] for call in traced))
+    assert found["tokens"] == sum(call["given_tokens"] + call["sampled_tokens"] for call in traced)
+    short = asked("run", pool, "turn abcd", "--composer", "planner", "--max-steps", 2)
+    assert not short["workflows"]
+    assert "2 is the most" in short["notes"][0]
+
+
+def test_eval_asks_nobody_who_is_excluded(made: Path, asked: Any, tmp_path: Path) -> None:
+    words = ("eval", made / "pool.toml", "--tasks", made / "tasks.jsonl", "--out", tmp_path / "eval", "--table", made / "table")
+    found = asked(*words, "--router", made / "router", "--exclude", "adder")
+    assert found["against"] == "single turner"
+    assert set(found["spent"]) == {"turner"}
+
+
 def test_a_collection_shows_its_workers(made: Path, asked: Any) -> None:
     with Run.open(made / "table") as run:
         (workers,) = sections_of(run)
@@ -187,7 +217,10 @@ def test_evolution_plays_an_environment(tmp_path: Path, made: Path, asked: Any) 
         (("evolve", "router", "--pool", "pool.toml", "--out", "x", "--run", "y"), "give one of them"),
         (("evolve", "router", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x", "--run", "y"), "--judge"),
         (("train-composer", "chat:x@http://127.0.0.1:9/v1", "--pool", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x"), "this needs weights"),
-        (("serve", "pool.toml"), "give --router"),
+        (("serve", "pool.toml"), "give --router"), (("serve", "pool.toml", "--router", "router", "--best", "adder", "--exclude", "add"), "is excluded"),
+        (("run", "pool.toml", "  ", "--router", "router"), "QUERY is empty"),
+        (("run", "pool.toml", "q", "--composer", "adder", "--exclude", "adder"), "is excluded: name another model"),
+        (("eval", "pool.toml", "--tasks", "tasks.jsonl", "--out", "x", "--best", "adder", "--exclude", "add"), "is excluded"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(

@@ -11,16 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.registry import register
-from ramify.engine.named import find_model
 from ramify.methods.orchestrator.composer import Composer
-from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, route
-from ramify.methods.orchestrator.pool import ModelPool, Spoken, read_pool, spoken
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with, new_tree
+from ramify.methods.orchestrator.pool import ModelPool, Spoken, open_model, read_pool, spoken
 from ramify.model.middleware import Middleware
 from ramify.model.protocol import READ, REQUEST, Completion, Model, Prefix, Sampling
 from ramify.model.streaming import Pieces, gathered, stream, told, whole
@@ -99,9 +97,7 @@ class _OverPool(Middleware, ABC):
     def _tree(self) -> str:
         """A name for the conversation: that of the request, and for its further samples a number more."""
         name = REQUEST.get() or secrets.token_hex(8)
-        if self.run is None:
-            return name
-        return next(one for one in chain([name], (f"{name}/{at}" for at in count(1))) if not self.run.has_tree(one))
+        return name if self.run is None else new_tree(self.run, name)
 
     @abstractmethod
     async def _answer(self, chat: Orchestration) -> Orchestrated:
@@ -140,7 +136,8 @@ def _parts(name: str, argument: str) -> tuple[Path, str]:
 
 @register("middleware", "route")
 class Routed(_OverPool):
-    """``route:POOL.toml,ROUTER``: each turn of a chat is answered by the worker that the router chooses; tools pass through to it."""
+    """``route:POOL.toml,ROUTER``: each turn of a chat is answered by the worker that the router chooses; tools pass through to it. A
+    router with roles answers in several turns of them, but for a request with tools."""
 
     name = "route"
 
@@ -155,8 +152,7 @@ class Routed(_OverPool):
 
     def over(self, pool: ModelPool, router: Any) -> Routed:
         """Put it over a pool. Raises UserError where the router was trained for other workers."""
-        if list(router.workers) != pool.names:
-            raise UserError(f"the router chooses among {', '.join(router.workers)}, and the pool has {', '.join(pool.names)}")
+        pool.check_router(router.workers)
         self._over(pool)
         self.router = router
         return self
@@ -167,7 +163,7 @@ class Routed(_OverPool):
         return None if self.pool is None else [self.pool.identity, self.router.identity]
 
     async def _answer(self, chat: Orchestration) -> Orchestrated:
-        return await route(chat, self.router)
+        return await answer_with(chat, self.router)
 
 
 @register("middleware", "compose")
@@ -182,7 +178,7 @@ class Composed(_OverPool):
         if argument:
             path, spec = _parts(self.name, argument)
             pool = read_pool(path)
-            policy, template = find_model(spec)
+            policy, template = open_model(spec)
             self.over(Composer(policy, pool, template))
 
     def over(self, composer: Composer) -> Composed:

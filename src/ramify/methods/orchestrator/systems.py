@@ -15,9 +15,9 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.env.protocol import Task, TaskSet
-from ramify.methods.orchestrator.algorithm import Workflow, gain
+from ramify.methods.orchestrator.algorithm import STEPS, Workflow, gain
 from ramify.methods.orchestrator.composer import Composer
-from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, route, turn_loop
+from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with
 from ramify.methods.orchestrator.pool import ModelPool
 from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.table import RewardTable, group_of, prompt_of, reward_of
@@ -40,6 +40,11 @@ class NamedSystem:
     answer: Answers
 
 
+def allowed_of(chat: Orchestration) -> list[int]:
+    """The workers that a conversation does not exclude, whether or not they are down."""
+    return [at for at, ok in enumerate(chat.pool.available(chat.exclude)) if ok]
+
+
 def single(pool: ModelPool, worker: int) -> NamedSystem:
     """One worker for everything."""
 
@@ -50,6 +55,8 @@ def single(pool: ModelPool, worker: int) -> NamedSystem:
 
 
 async def _sure(chat: Orchestration, worker: int) -> Any:
+    if not chat.available()[worker]:
+        raise InfrastructureError("provider", f"'{chat.pool.names[worker]}' is excluded or down")
     call = await chat.ask(worker, chat.question(), 0, 0, "always this one")
     if call.result.failure:
         raise InfrastructureError("provider", call.result.why)
@@ -57,10 +64,11 @@ async def _sure(chat: Orchestration, worker: int) -> Any:
 
 
 def at_random(pool: ModelPool, seed: int = 0) -> NamedSystem:
-    """A worker at random for each task."""
+    """A worker at random for each task, of those that are not excluded."""
 
     async def answer(task: Task, chat: Orchestration) -> Orchestrated:
-        return chat.result(await _sure(chat, int(generator(seed, "random", task.id).integers(len(pool)))))
+        held = allowed_of(chat)
+        return chat.result(await _sure(chat, held[int(generator(seed, "random", task.id).integers(len(held)))]))
 
     return NamedSystem("random", answer)
 
@@ -68,21 +76,24 @@ def at_random(pool: ModelPool, seed: int = 0) -> NamedSystem:
 def oracle(pool: ModelPool, table: RewardTable) -> NamedSystem:
     """The worker that was best on each task in ``table``, whose samples are others: an oracle without the winner's curse."""
     means = np.nan_to_num(table.means(), nan=-1.0)
+    known = [pool.index(name) for name in table.workers]
 
     async def answer(task: Task, chat: Orchestration) -> Orchestrated:
         if task.id not in table.tasks:
             raise UserError(f"the table knows no task '{task.id}', so there is no oracle for it")
-        best = table.workers[int(means[table.tasks.index(task.id)].argmax())]
-        return chat.result(await _sure(chat, pool.index(best)))
+        own = dict(zip(known, means[table.tasks.index(task.id)], strict=True))
+        return chat.result(await _sure(chat, max(allowed_of(chat), key=lambda at: (own.get(at, -1.0), -at))))
 
     return NamedSystem("oracle", answer)
 
 
 def majority(pool: ModelPool) -> NamedSystem:
-    """Every worker answers; the most frequent answer (up to case and spaces), of equals the earliest."""
+    """Every worker that may answers; the most frequent answer (up to case and spaces), of equals the earliest."""
 
     async def answer(task: Task, chat: Orchestration) -> Orchestrated:
-        calls = await asyncio.gather(*(chat.ask(w, chat.question(), 0, 0, "everyone votes") for w in range(len(pool))))
+        calls = await asyncio.gather(
+            *(chat.ask(w, chat.question(), 0, 0, "everyone votes") for w in np.flatnonzero(chat.available()).tolist())
+        )
         said = [call for call in calls if not call.result.failure]
         if not said:
             raise InfrastructureError("provider", "every worker failed")
@@ -92,11 +103,11 @@ def majority(pool: ModelPool) -> NamedSystem:
     return NamedSystem("majority", answer)
 
 
-def mixture(pool: ModelPool, aggregator: int) -> NamedSystem:
-    """Mixture of agents, fixed: every worker answers in isolation, then ``aggregator`` sees all and merges."""
-    everyone = tuple(range(len(pool)))
-    tasks = (*["Answer the question."] * len(pool), MERGE)
-    plan = Workflow(tasks, (*everyone, aggregator), (*[()] * len(pool), everyone))
+def mixture(pool: ModelPool, aggregator: int, allowed: Sequence[bool] | None = None) -> NamedSystem:
+    """Mixture of agents, fixed: every worker (of those ``allowed``) answers in isolation, then ``aggregator`` sees all and merges."""
+    asked = tuple(at for at in range(len(pool)) if allowed is None or allowed[at])
+    tasks = (*["Answer the question."] * len(asked), MERGE)
+    plan = Workflow(tasks, (*asked, aggregator), (*[()] * len(asked), tuple(range(len(asked)))))
 
     async def answer(task: Task, chat: Orchestration) -> Orchestrated:
         return chat.result(
@@ -106,11 +117,11 @@ def mixture(pool: ModelPool, aggregator: int) -> NamedSystem:
     return NamedSystem("mixture of agents", answer)
 
 
-def routed(router: TurnRouter, turns: int = 1) -> NamedSystem:
+def routed(router: TurnRouter, turns: int = STEPS) -> NamedSystem:
     """The router: one turn, or with roles a loop of turns."""
 
     async def answer(task: Task, chat: Orchestration) -> Orchestrated:
-        return await (turn_loop(chat, router, turns) if router.roles else route(chat, router))
+        return await answer_with(chat, router, turns)
 
     return NamedSystem("router", answer)
 

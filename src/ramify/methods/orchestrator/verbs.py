@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from ramify.methods.orchestrator.composer import Composer, GrpoConfig
 from ramify.methods.orchestrator.conversation import ANSWER, MAKER, Orchestrated
 from ramify.methods.orchestrator.evolution import KIND as EVOLVE
 from ramify.methods.orchestrator.evolution import EvolveRouterConfig, Trial
-from ramify.methods.orchestrator.pool import ModelPool, read_pool
+from ramify.methods.orchestrator.pool import ModelPool, open_model, read_pool
 from ramify.methods.orchestrator.router import POSITION, RouterFitConfig, TurnRouter
 from ramify.methods.orchestrator.views import call_of, call_text
 from ramify.model.protocol import Sampling
@@ -58,8 +58,13 @@ JudgeOption = Annotated[
 RouterOption = Annotated[Path | None, option("--router", metavar="DIR", help="A router that `train-router` or `evolve` wrote.")]
 ComposerOption = Annotated[
     str | None,
-    option("--composer", metavar="MODEL", help="The model that writes workflows: hf:DIR, chat:MODEL@URL, FILE.py:FUNCTION."),
+    option(
+        "--composer",
+        metavar="MODEL",
+        help="The model that writes workflows: a worker of the pool, hf:DIR, chat:MODEL@URL, FILE.py:FUNCTION.",
+    ),
 ]
+MaxSteps = Annotated[int, option("--max-steps", min=1, max=20, help="Most steps of a workflow.")]
 Rounds = Annotated[int, option("--rounds", min=0, help="Further workflows a composer may write when it has seen its answer.")]
 Exclude = Annotated[
     list[str] | None, option("--exclude", metavar="WORD", help="A worker's name, or a tag: never asked; repeatable.")
@@ -286,6 +291,7 @@ def evolve(
         str | None, option("--env", metavar="ENV", help="Environment to play whole episodes in, the router choosing each turn.")
     ] = None,
     count: Annotated[int, option("--count", min=1, help="Tasks of an environment to play.")] = 32,
+    exclude: Exclude = None,
     max_usd: Usd = None,
     max_calls: MaxCalls = None,
     as_json: Json = False,
@@ -298,16 +304,17 @@ def evolve(
     if tasks is None and env is None:
         raise UserError("evolution plays tasks with --tasks and --judge, or an environment with --env: give one of them")
     made, held = TurnRouter.load(router), read_pool(pool, options.seed, cached=True)
-    if list(made.workers) != held.names:
-        raise UserError(f"the router chooses among {', '.join(made.workers)}, and the pool has {', '.join(held.names)}")
+    held.check_router(made.workers)
+    held.available(exclude or ())
     environment = None
     if env is not None:
         from ramify.rollout.components import find_environment
 
         environment = find_environment(env)
     played = read_task_set(tasks) if tasks is not None else environment.task_set("train", count, options.seed)  # type: ignore[union-attr]
-    trial = Trial(held, played, options, None if judge is None else _judge(judge), environment, _budget(max_usd, max_calls))
-    decides = {**options.to_json(), "judge": judge, "env": env}
+    chosen = None if judge is None else _judge(judge)
+    trial = Trial(held, played, options, chosen, environment, _budget(max_usd, max_calls), exclude or ())
+    decides = {**options.to_json(), "judge": judge, "env": env} | ({"exclude": exclude} if exclude else {})
     decides.pop("generations")
     parts = {"router": made.identity, "pool": held.identity, "tasks": played.hash}
     with (
@@ -342,7 +349,7 @@ def train_composer(
     tasks: Tasks,
     out: Annotated[Path, option("--out", metavar="DIR", help="Checkpoint folder to write.")],
     judge: JudgeOption = "exact",
-    max_steps: Annotated[int, option("--max-steps", min=1, max=20, help="Most steps of a workflow.")] = STEPS,
+    max_steps: MaxSteps = STEPS,
     max_usd: Usd = None,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -379,15 +386,24 @@ def open_composer(
     fallback: int = 0,
     shots: bool = True,
     max_tokens: int = 1024,
+    exclude: Collection[str] = (),
 ) -> Composer:
-    """The composer that a model's name is, over a pool."""
-    from ramify.engine.named import find_model
+    """The composer that a model's name is, over a pool: also that of one of its workers, at whose price it then plans. It is asked nothing
+    yet. Raises UserError where the worker is excluded."""
     from ramify.model.protocol import context_of, sampling_of
 
-    policy, template = find_model(spec)
+    policy, template, price = None, None, (0.0, 0.0)
+    if spec in pool.names:
+        at = pool.index(spec)
+        if not pool.available(exclude)[at]:
+            raise UserError(f"the composer '{spec}' is a worker that is excluded: name another model with --composer")
+        policy, price = pool.models[at], pool.workers[at].price
+    else:
+        policy, template = open_model(spec)
     most = min(max_tokens, (context_of(policy) or 4 * max_tokens) // 4)
     settings = sampling_of(policy, temperature=0.0, max_tokens=most)
-    return Composer(policy, pool, template, rounds=rounds, max_steps=max_steps, fallback=fallback, shots=shots, settings=settings)
+    options: dict[str, Any] = {"rounds": rounds, "max_steps": max_steps, "fallback": fallback, "shots": shots}
+    return Composer(policy, pool, template, settings=settings, price=price, **options)
 
 
 @app.verb(settings=CallConfig)
@@ -398,6 +414,7 @@ def run(
     router: RouterOption = None,
     composer: ComposerOption = None,
     rounds: Rounds = 0,
+    max_steps: MaxSteps = STEPS,
     shots: Annotated[bool, option(help="Show a composer worked examples.")] = True,
     exclude: Exclude = None,
     max_usd: Usd = None,
@@ -407,8 +424,10 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Answer one query with a router or a composer: the answer, every candidate with who saw what, tokens and USD."""
-    from ramify.methods.orchestrator.conversation import Orchestration, route, turn_loop
+    from ramify.methods.orchestrator.conversation import Orchestration, answer_with, new_tree
 
+    if not query.strip():
+        raise UserError("QUERY is empty: there is nothing to answer")
     if (router is None) == (composer is None):
         raise UserError("give --router DIR or --composer MODEL, one of them")
     held = read_pool(pool, seed)
@@ -428,23 +447,21 @@ def run(
                 exclude=exclude or (),
                 budget=_budget(max_usd, max_calls),
                 run=opened,
+                tree=key if opened is None else new_tree(opened, key),
             )
             if router is not None:
                 made = TurnRouter.load(router)
-                _fits(made, held)
-                answered = asyncio.run(turn_loop(chat, made) if made.roles else route(chat, made))
+                held.check_router(made.workers)
+                answered = asyncio.run(answer_with(chat, made))
             else:
                 assert composer is not None
-                answered = asyncio.run(open_composer(composer, held, rounds, shots=shots).converse(chat))
+                answered = asyncio.run(
+                    open_composer(composer, held, rounds, max_steps, shots=shots, exclude=exclude or ()).converse(chat)
+                )
     finally:
         if opened is not None:
             opened.close()
     emit(answered.to_json(), as_json, _answer_text(answered))
-
-
-def _fits(router: TurnRouter, pool: ModelPool) -> None:
-    if list(router.workers) != pool.names:
-        raise UserError(f"the router chooses among {', '.join(router.workers)}, and the pool has {', '.join(pool.names)}")
 
 
 def _answer_text(made: Orchestrated) -> str:
@@ -484,6 +501,7 @@ def eval_(
     router: RouterOption = None,
     composer: ComposerOption = None,
     rounds: Rounds = 0,
+    max_steps: MaxSteps = STEPS,
     shots: Annotated[bool, option(help="Show a composer worked examples.")] = True,
     best: Annotated[
         str | None, option("--best", metavar="WORKER", help="The best single worker; default: by --table, else the first.")
@@ -501,16 +519,22 @@ def eval_(
 
     held, made, chosen = read_task_set(tasks), read_pool(pool, seed), _judge(judge)
     known = None if source is None else tables.read_table(source)
-    first = _best(made, best, known)
+    allowed = made.available(exclude or ())
+    first = _best(made, best, known, allowed)
     parts: dict[str, Any] = {"pool": made.identity, "tasks": held.hash, "judge": chosen.identity}
-    compared = [systems.single(made, first), systems.at_random(made, seed), systems.majority(made), systems.mixture(made, first)]
+    compared = [
+        systems.single(made, first),
+        systems.at_random(made, seed),
+        systems.majority(made),
+        systems.mixture(made, first, allowed),
+    ]
     if router is not None:
         loaded = TurnRouter.load(router)
-        _fits(loaded, made)
+        made.check_router(loaded.workers)
         parts["router"] = loaded.identity
         compared.append(systems.routed(loaded, STEPS))
     if composer is not None:
-        composing = open_composer(composer, made, rounds, fallback=first, shots=shots)
+        composing = open_composer(composer, made, rounds, max_steps, fallback=first, shots=shots, exclude=exclude or ())
         parts["composer"] = composing.policy.identity.weights
         compared.append(systems.composed(composing))
     if known is not None:
@@ -523,6 +547,7 @@ def eval_(
         "rounds": rounds,
         "exclude": exclude or [],
     }
+    decides |= {"max_steps": max_steps} if max_steps != STEPS else {}
     asked: dict[str, Any] = {"settings": options.sampling, "budget": _budget(max_usd, None), "exclude": exclude or ()}
     with (
         Run.begin(out, "orchestrator eval", decides, {}, parts) as opened,
@@ -544,12 +569,21 @@ def eval_(
     emit(found | {"out": str(out), "spent": made.ledger.to_json()["spent"]}, as_json, text)
 
 
-def _best(pool: ModelPool, named: str | None, known: tables.RewardTable | None) -> int:
-    """The best single worker: as named, else by the table, else the first."""
-    if named is not None or known is None:
-        return 0 if named is None else pool.index(named)
-    means = [tables._mean(column) for column in known.means().T]
-    return pool.index(max(zip(means, known.workers, strict=True), key=lambda pair: pair[0] or 0.0)[1])
+def _best(pool: ModelPool, named: str | None, known: tables.RewardTable | None, allowed: Sequence[bool]) -> int:
+    """The best single worker that is not excluded: as named, else by the table, else the first."""
+    if named is not None:
+        return best_named(pool, named, allowed)
+    means = (
+        {} if known is None else {name: tables._mean(column) for name, column in zip(known.workers, known.means().T, strict=True)}
+    )
+    return max((at for at, ok in enumerate(allowed) if ok), key=lambda at: (means.get(pool.names[at]) or 0.0, -at))
+
+
+def best_named(pool: ModelPool, name: str, allowed: Sequence[bool]) -> int:
+    """The worker of ``--best``. Raises UserError where there is none of that name, and where it is excluded."""
+    if not allowed[pool.index(name)]:
+        raise UserError(f"--best '{name}' is excluded: name another worker")
+    return pool.index(name)
 
 
 def _findings(found: Mapping[str, Any]) -> list[Finding]:
