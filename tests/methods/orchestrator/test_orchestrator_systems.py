@@ -275,6 +275,8 @@ def test_a_step_may_be_the_composer_itself_and_its_depth_is_bounded() -> None:
     pool = ModelPool([echoing(0), echoing(1)])
     made = asyncio.run(Composer(ScriptedModel(policy, tokens=False), pool, depth=2).run("q"))
     assert [call.worker for call in made.calls] == ["w1"]
+    excluded = asyncio.run(Composer(ScriptedModel(policy, tokens=False), pool, depth=2).run("q", exclude=["w1"]))
+    assert [call.worker for call in excluded.calls] == ["w0"]  # the inner plan names who is excluded, and is none
     with pytest.raises(UserError, match="1 step"):
         Composer(ScriptedModel(tokens=False), pool, max_steps=0)
 
