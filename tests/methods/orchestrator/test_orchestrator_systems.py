@@ -418,12 +418,13 @@ def test_what_a_composer_costs_is_in_the_budget_the_ledger_and_the_run(tmp_path:
         return plan_text([1], [[]]) if "yourself" in messages[-1].text else plan_text([0], [[]])
 
     pool = ModelPool([PoolWorker("w", lambda messages: "done", price=(1.0, 2.0))])
-    priced = Composer(ScriptedModel(policy, tokens=False), pool, depth=1, price=(3.0, 4.0), settings=SAMPLING)
+    priced = Composer(ScriptedModel(policy, tokens=False), pool, depth=1, price=(3.0, 4.0), settings=Sampling(max_tokens=256))
     budget = Budget({"money": 1.0, "calls": 1})
     with Run.create(tmp_path / "run", {}) as run:
         made = asyncio.run(priced.run("q", budget=budget, run=run))
         nodes = [node for info in run.trees() for node in run.tree(info.name).nodes.values() if "usd" in node.data]
     assert len(nodes) == 3  # two plans and a call
+    assert not made.notes, "both plans were read"
     for name, total in (("usd", made.usd), ("usd", budget.spent("money")), ("usd", pool.ledger.total("usd"))):
         assert sum(node.data[name] for node in nodes) == pytest.approx(total)
     assert sum(node.data["given_tokens"] + node.data["sampled_tokens"] for node in nodes) == made.tokens

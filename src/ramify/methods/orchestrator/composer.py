@@ -238,7 +238,8 @@ class Composer:
             if reply is None:
                 continue
             given = int(((reply.data or {}).get("usage") or {}).get("prompt_tokens") or estimate)
-            sampled, usd = sampled_tokens(reply), self._usd(given, sampled_tokens(reply))
+            sampled = sampled_tokens(reply) or approximate_tokens(reply.text)
+            usd = self._usd(given, sampled)
             chat.spent.append((given, sampled, usd))
             self.pool.ledger.add("composer", calls=1, given_tokens=given, sampled_tokens=sampled, usd=usd)
             if chat.budget is not None:
