@@ -78,7 +78,7 @@ def price_in(text: str) -> int:
 def cut(name: str, share: float, rng: np.random.Generator) -> bool:
     """Whether the control of the library cuts a snippet of ``name``."""
     text = f"{name} price v0"
-    return Stingy(share, 1).after(EnvCall("search", {"1": name}), text, Moment(0, 1, rng, {})) != text
+    return Stingy(share, 1).after(EnvCall("search", {"1": name}), text, Moment(0, rng, {})) != text
 
 
 def played(

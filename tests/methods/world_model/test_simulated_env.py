@@ -95,6 +95,17 @@ def test_pages_are_disjoint_and_whole() -> None:
     assert keys == [f"k{i}" for i in range(7)]
     assert [page[-1] for page in pages] == [f"(page {i} of 3)" for i in (1, 2, 3)]
     assert "no page 9" in env.step(write_call("list", {"page": 9})).text
+    known = [set(tool["function"]["parameters"].get("properties", {})) for tool in environment.predicting(Says()).tools]
+    assert known == [{"page"}, {"page"}], "an agent is told how to ask for the next one"
+
+
+def test_words_ask_for_a_page_too() -> None:
+    store = StateStore({"notes": {f"k{i}": "x" for i in range(5)}}, [Effect("list", "list", "notes")])
+    env = talking(store=store, controls=[Paginate(3, tool="list")]).make()
+    env.reset(Task("t", {"opening": ""}), 0)
+    assert env.step("list").text == "k0\nk1\nk2\n(page 1 of 2)"
+    assert env.step("list page 2").text == "k3\nk4\n(page 2 of 2)"
+    assert env.step("open page 2").text == "you said open page 2", "only of a command that has pages"
 
 
 def _tool(name: str) -> dict[str, object]:
@@ -108,6 +119,39 @@ def test_a_fault_comes_exactly_when_it_should() -> None:
     env = talking(controls=[RateLimit(most=1)]).make()
     env.reset(Task("t", {"opening": ""}), 0)
     assert [env.step("look").text for _ in range(2)] == ["you said look", "429 Too Many Requests"]
+
+
+def test_calls_are_counted_over_all_the_tools_a_control_concerns() -> None:
+    env = talking(controls=[Fault(text="busy", on=(2,), tool="make_*"), RateLimit(most=3)]).make()
+    env.reset(Task("t", {"opening": ""}), 0)
+    said = [env.step(word).text for word in ("make_a", "look")]
+    kept = json.loads(json.dumps(env.snapshot()))
+    rest = [env.step(word).text for word in ("make_b", "make_c")]
+    assert [*said, *rest] == ["you said make_a", "you said look", "busy", "429 Too Many Requests"]
+    env.restore(kept)
+    assert [env.step(word).text for word in ("make_b", "make_c")] == rest
+
+
+def test_the_seed_decides_what_goes_wrong_and_not_what_is_predicted() -> None:
+    """A predictor without luck of its own answers all seeds alike, from one prediction; faults are the episode's."""
+    says = Says()
+    environment = talking(predictor=says, controls=[RateLimit(p=0.5)])
+
+    def failed(seed: int, task: str = "t") -> tuple[bool, ...]:
+        env = environment.make()
+        env.reset(Task(task, {"opening": ""}), seed)
+        return tuple(env.step("look").text.startswith("429") for _ in range(8))
+
+    luck = [failed(seed) for seed in range(6)]
+    assert luck == [failed(seed) for seed in range(6)], "the same episode fails at the same calls"
+    assert len(set(luck)) > 3, "another seed is another episode"
+    asked = says.asked
+    plain = talking(predictor=says)
+    for seed in range(6):
+        env = plain.make()
+        env.reset(Task("u", {"opening": ""}), seed)
+        env.step("look")
+    assert says.asked == asked + 1
 
 
 def test_stingy_partial_and_late_answers() -> None:
@@ -137,6 +181,16 @@ def test_tools_are_checked_by_code() -> None:
         seen = env.step(action)
         assert says in seen.text
         assert not seen.valid
+    strict = {"type": "object", "properties": {"of": {"enum": ["tea", "milk"]}, "n": {"type": ["integer", "null"]}}, "additionalProperties": False}  # fmt: skip
+    held = talking(tools=[{"type": "function", "function": {"name": "price", "description": "", "parameters": strict}}]).make()
+    held.reset(Task("t", {"prompt": "How much is tea?"}), 0)
+    for arguments, says in [
+        ({"of": "te"}, "'of' must be one of tea, milk"),
+        ({"n": "1"}, "'n' must be integer or null"),
+        ({"off": "tea"}, "has no argument 'off' (did you mean 'of'?)"),
+    ]:
+        assert says in held.step(write_call("price", arguments)).text
+    assert held.step(write_call("price", {"of": "tea", "n": None})).valid
     good = env.step(write_call("price", {"of": "tea"}))
     assert (good.role, good.data["by"], good.valid) == ("tool", "model", True)
     assert env.step("It is 3.").terminated
@@ -241,6 +295,14 @@ def test_mistakes_are_one_sentence(tmp_path: object) -> None:
         assert says in str(caught.value)
     with pytest.raises(UserError, match="names no table 'noted'"):
         StateStore({"notes": {}}, [Effect("get", "get", "noted")])
+    for more, says in [
+        ({"store": StateStore({"shop": {}}, [Effect("prize", "get", "shop")])}, "an effect names the tool 'prize', and there is none (did you mean 'price'?)"),
+        ({"outputs": {"prices": {}}}, "an output schema names the tool 'prices'"),
+        ({"controls": [Latency(), Fault(p=1.0, tool="prise")]}, "control 2 (Fault) concerns the tool 'prise'"),
+    ]:  # fmt: skip
+        with pytest.raises(UserError) as caught:
+            talking(tools=[TOOL], **more)
+        assert says in str(caught.value)
     with pytest.raises(UserError, match="has no text"):
         talking().make().reset(Task("t", {}), 0)
     with pytest.raises(UserError, match="no task of the split 'demo'"):

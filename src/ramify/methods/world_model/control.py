@@ -24,8 +24,6 @@ class Moment:
 
     turn: int
     """Calls of the episode before this one."""
-    count: int
-    """Which call of this tool it is, from 1."""
     rng: np.random.Generator
     """Its own chance at this call."""
     memory: dict[str, Any]
@@ -46,7 +44,7 @@ class EnvControl(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
+class PlainControl:
     """Which tools it concerns: all of them, or those of ``tool`` (names with commas; ``*search*`` matches inside)."""
 
     tool: str = field(default="*", kw_only=True)
@@ -56,6 +54,13 @@ class _Plain:
         from fnmatch import fnmatchcase
 
         return any(fnmatchcase(call.name, one.strip()) for one in self.tool.split(","))
+
+    def number(self, call: EnvCall, at: Moment) -> int:
+        """Which of the episode's calls that concern it this one is, from 1; 0 where it does not concern it. To be asked once a call."""
+        if not self.concerns(call):
+            return 0
+        at.memory["calls"] = int(at.memory.get("calls", 0)) + 1
+        return int(at.memory["calls"])
 
     def before(self, call: EnvCall, at: Moment) -> str | None:
         """Let it through."""
@@ -67,8 +72,11 @@ class _Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault(_Plain):
-    """Answers with ``text`` instead: at the calls numbered in ``on``, and at any other with probability ``p``."""
+class Fault(PlainControl):
+    """Answers with ``text`` instead: at the calls numbered in ``on``, and at any other with probability ``p``.
+
+    Calls of all the tools that it concerns are counted together.
+    """
 
     text: str = "500 Internal Server Error"
     p: float = 0.0
@@ -76,13 +84,16 @@ class Fault(_Plain):
 
     def before(self, call: EnvCall, at: Moment) -> str | None:
         """The fault's text, or None."""
-        chance = at.rng.random()
-        return self.text if self.concerns(call) and (at.count in self.on or chance < self.p) else None
+        chance, number = at.rng.random(), self.number(call, at)
+        return self.text if number and (number in self.on or chance < self.p) else None
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimit(_Plain):
-    """429 with probability ``p``, and at every call after the first ``most`` of the episode (0: no such limit)."""
+class RateLimit(PlainControl):
+    """429 with probability ``p``, and at every call after the first ``most`` of the episode (0: no such limit).
+
+    Calls of all the tools that it concerns are counted together.
+    """
 
     p: float = 0.0
     most: int = 0
@@ -90,13 +101,13 @@ class RateLimit(_Plain):
 
     def before(self, call: EnvCall, at: Moment) -> str | None:
         """The refusal, or None."""
-        chance = at.rng.random()
-        return self.text if self.concerns(call) and ((self.most and at.count > self.most) or chance < self.p) else None
+        chance, number = at.rng.random(), self.number(call, at)
+        return self.text if number and (0 < self.most < number or chance < self.p) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Paginate(_Plain):
-    """Shows ``size`` lines of a longer answer, and which page of how many it is. The argument ``page`` asks for others.
+class Paginate(PlainControl):
+    """Shows ``size`` lines of a longer answer, and which page of how many it is. The argument ``page`` asks for others; of words ``... page 2``.
 
     All pages come from one answer, so they neither overlap nor lose a line, also where the environment has changed in between.
     """
@@ -105,21 +116,17 @@ class Paginate(_Plain):
 
     def before(self, call: EnvCall, at: Moment) -> str | None:
         """A later page of an answer that was given."""
-        page = self._page(call)
-        whole = at.memory.get(call.without("page").text)
+        inner, page = unpaged(call)
+        whole = at.memory.get(inner.text)
         return self._shown(whole, page) if self.concerns(call) and page > 1 and isinstance(whole, str) else None
 
     def after(self, call: EnvCall, text: str, at: Moment) -> str:
         """The page asked for."""
         if not self.concerns(call) or text.count("\n") < self.size:
             return text
-        at.memory[call.without("page").text] = text
-        return self._shown(text, self._page(call))
-
-    @staticmethod
-    def _page(call: EnvCall) -> int:
-        page = call.arguments.get("page", 1)
-        return int(page) if str(page).isdigit() and int(page) >= 1 else 1
+        inner, page = unpaged(call)
+        at.memory[inner.text] = text
+        return self._shown(text, page)
 
     def _shown(self, text: str, page: int) -> str:
         lines = text.split("\n")
@@ -129,8 +136,17 @@ class Paginate(_Plain):
         return "\n".join([*lines[(page - 1) * self.size : page * self.size], f"(page {page} of {pages})"])
 
 
+def unpaged(call: EnvCall) -> tuple[EnvCall, int]:
+    """A call without its page, and that page, from 1: the argument ``page``, or the last two words ``page N`` of a command."""
+    inner, page = call.without("page"), call.arguments.get("page", 1)
+    words = list(call.arguments.values())
+    if not call.written and words[-2:-1] == ["page"]:
+        inner, page = call.without(str(len(words) - 1), str(len(words))), words[-1]
+    return inner, int(page) if str(page).isascii() and str(page).isdigit() and int(page) >= 1 else 1
+
+
 @dataclass(frozen=True, slots=True)
-class Stingy(_Plain):
+class Stingy(PlainControl):
     """Cuts every line of a search to its first ``words`` words but for a share of them, so that pages must be opened."""
 
     tool: str = field(default="*search*", kw_only=True)
@@ -150,7 +166,7 @@ class Stingy(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Partial(_Plain):
+class Partial(PlainControl):
     """With probability ``p`` a part of the answer's lines, a share ``kept``, and a line that says so; with ``failed`` the others as failed."""
 
     p: float = 0.5
@@ -169,7 +185,7 @@ class Partial(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Latency(_Plain):
+class Latency(PlainControl):
     """Adds to the episode's clock (``seconds`` of an observation's data), exponentially spread; past ``limit`` the call times out.
 
     Nobody waits: a rollout is as fast as without.
@@ -189,7 +205,7 @@ class Latency(_Plain):
         return self.text if late else None
 
 
-KINDS: dict[str, type[_Plain]] = {
+KINDS: dict[str, type[PlainControl]] = {
     "fault": Fault,
     "latency": Latency,
     "paginate": Paginate,
@@ -256,15 +272,15 @@ class Controls:
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What each remembers, by its place."""
 
-    def before(self, call: EnvCall, turn: int, count: int, rng: Sequence[np.random.Generator]) -> str | None:
+    def before(self, call: EnvCall, turn: int, rng: Sequence[np.random.Generator]) -> str | None:
         """An answer instead of the environment's; every control sees the call, so that a clock is not stopped by a fault."""
-        found = [control.before(call, self._at(i, turn, count, rng[i])) for i, control in enumerate(self.controls)]
+        found = [control.before(call, self._at(i, turn, rng[i])) for i, control in enumerate(self.controls)]
         return next((text for text in found if text is not None), None)
 
-    def after(self, call: EnvCall, text: str, turn: int, count: int, rng: Sequence[np.random.Generator]) -> str:
+    def after(self, call: EnvCall, text: str, turn: int, rng: Sequence[np.random.Generator]) -> str:
         """The answer as the agent sees it."""
         for i, control in enumerate(self.controls):
-            text = control.after(call, text, self._at(i, turn, count, rng[i]))
+            text = control.after(call, text, self._at(i, turn, rng[i]))
         return text
 
     @property
@@ -273,5 +289,5 @@ class Controls:
         clocks = [own["seconds"] for own in self.memory.values() if "seconds" in own]
         return sum(clocks) if clocks else None
 
-    def _at(self, place: int, turn: int, count: int, rng: np.random.Generator) -> Moment:
-        return Moment(turn, count, rng, self.memory.setdefault(str(place), {}))
+    def _at(self, place: int, turn: int, rng: np.random.Generator) -> Moment:
+        return Moment(turn, rng, self.memory.setdefault(str(place), {}))

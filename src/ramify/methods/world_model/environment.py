@@ -27,7 +27,7 @@ from ramify.env.task_sets import SPLITS, known_split
 from ramify.env.tools import cut, describe
 from ramify.methods.world_model.algorithm import invented
 from ramify.methods.world_model.answers import KeptAnswers
-from ramify.methods.world_model.control import Controls, EnvControl, read_controls
+from ramify.methods.world_model.control import Controls, EnvControl, Paginate, PlainControl, read_controls, unpaged
 from ramify.methods.world_model.predict import (
     BASELINES,
     FunctionPredictor,
@@ -137,8 +137,9 @@ class SimulatedEnvironment:
         cache: Path | str | None = None,
     ) -> None:
         self.predictor, self.name, self.max_turns = predictor, name, max_turns
-        self.tools: list[dict[str, Any]] = [dict(tool) for tool in tools]
         self.store, self.controls, self.outputs = store or StateStore(), tuple(controls), dict(outputs or {})
+        self.tools: list[dict[str, Any]] = [_paged(tool, self.controls) for tool in tools]
+        _named_tools(self.tools, self.store, self.controls, self.outputs)
         self.verify, self.role, self.retries, self.seeded = verify, role, retries, seeded
         self.system = describe(self.tools, system) if self.tools and not system else system
         self._tasks = tuple(tasks)
@@ -219,6 +220,38 @@ def _split(task: Task) -> str:
     return str(split) if split in SPLITS else ("train", "train", "eval", "tune")[int(stable_hash("split", task.id)[:8], 16) % 4]
 
 
+def _paged(tool: Mapping[str, Any], controls: Sequence[EnvControl]) -> dict[str, Any]:
+    """The tool, with an argument ``page`` where its answers come in pages: else no agent could ask for the second."""
+    function = tool["function"]
+    if not any(isinstance(one, Paginate) and one.concerns(EnvCall(str(function["name"]))) for one in controls):
+        return dict(tool)
+    schema = function.get("parameters") or {"type": "object"}
+    page = {"type": "integer", "description": "Which page of a long answer, from 1."}
+    return {
+        **tool,
+        "function": {**function, "parameters": {**schema, "properties": {"page": page, **(schema.get("properties") or {})}}},
+    }
+
+
+def _named_tools(
+    tools: Sequence[Mapping[str, Any]], store: StateStore, controls: Sequence[EnvControl], outputs: Mapping[str, Any]
+) -> None:
+    """Raises UserError where an effect, an output or a control names a tool that is none of ``tools``: it would never do anything."""
+    names = [str(tool["function"]["name"]) for tool in tools]
+    if not names:  # actions are words: any of them may be a command
+        return
+    for what, given in (("an effect", store.effects), ("an output schema", outputs)):
+        for name in given:
+            if name not in names:
+                raise UserError(f"{what} names the tool '{name}', and there is none ({nearest(name, names)})")
+    for i, one in enumerate(controls, 1):
+        if isinstance(one, PlainControl) and not any(one.concerns(EnvCall(name)) for name in names):
+            kind = type(one).__name__
+            raise UserError(
+                f"control {i} ({kind}) concerns the tool '{one.tool}', and there is none ({nearest(one.tool, names)})"
+            )
+
+
 class SimulatedEnv:
     """One episode of a :class:`SimulatedEnvironment`. Its snapshot is JSON: the turns, the tables, what the controls remember."""
 
@@ -230,7 +263,6 @@ class SimulatedEnv:
         self._store = environment.store.copy()
         self._controls = Controls(environment.controls)
         self._turns: list[tuple[str, str]] = []
-        self._counts: dict[str, int] = {}
         self._over = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -245,10 +277,10 @@ class SimulatedEnv:
             isinstance(tables, Mapping) and all(isinstance(rows, Mapping) for rows in tables.values())
         ):
             raise UserError(f"task '{task.id}': 'tables' are {{table: {{key: row}}}}")
-        self._task, self._seed = task, seed if self.environment.seeded else 0
+        self._task, self._seed = task, seed
         self._store.reset(tables)
         self._controls = Controls(self.environment.controls)
-        self._turns, self._counts, self._over = [], {}, ""
+        self._turns, self._over = [], ""
         return Observation(opening)
 
     def step(self, action: str) -> Observation:
@@ -274,24 +306,22 @@ class SimulatedEnv:
 
     async def _call(self, call: EnvCall, action: str) -> tuple[str, dict[str, Any], str]:
         """One call: what is shown, who made it, and the mark of an end."""
-        turn, count = len(self._turns), self._counts.get(call.name, 0) + 1
-        self._counts[call.name] = count
-        mark = ""
+        turn, mark = len(self._turns), ""
         data: dict[str, Any] = {"by": "code"}
         if wrong := check_call(call, self.environment.tools):
             text, data = wrong, {"by": "code", "refused": True}
-        elif (instead := self._controls.before(call, turn, count, self._chances(turn, 0))) is not None:
+        elif (instead := self._controls.before(call, turn, self._chances(turn, 0))) is not None:
             text, data = instead, {"by": "control"}
         else:
-            paged = any(type(one).__name__ == "Paginate" for one in self.environment.controls)
-            inner = call.without("page") if paged else call
+            paged = any(isinstance(one, Paginate) and one.concerns(call) for one in self.environment.controls)
+            inner = unpaged(call)[0] if paged else call
             asked = action if inner == call else inner.text
             known = self._store.apply(inner)
             if known is None or known.text is None:
                 text, mark, data = await self._written(inner, asked, known)
             else:
                 text = known.text
-            text = self._controls.after(call, text, turn, count, self._chances(turn, 1))
+            text = self._controls.after(call, text, turn, self._chances(turn, 1))
         text = cut(text)
         self._turns.append((action, text))
         return text, data, mark
@@ -302,7 +332,8 @@ class SimulatedEnv:
         state, opening = initial_state(self._task.data), str(self._task.data.get("opening", self._task.data.get("prompt", "")))
         facts = known.facts if known is not None else ()
         excerpt = "\n".join(facts) if facts else self._store.excerpt(call) if self._store.tables else ""
-        situation = Situation(self._task.id, state, opening, tuple(self._turns), action, excerpt, facts, self._seed)
+        luck = self._seed if self.environment.seeded else 0  # else the predictor has none, and one answer serves all seeds
+        situation = Situation(self._task.id, state, opening, tuple(self._turns), action, excerpt, facts, luck)
         why = ""
         for attempt in range(self.environment.retries + 1):
             found = await self.environment.predicted(situation, attempt)
@@ -406,7 +437,6 @@ class SimulatedEnv:
             "turns": [list(turn) for turn in self._turns],
             "tables": self._store.tables,
             "memory": self._controls.memory,
-            "counts": self._counts,
             "over": self._over,
         }
         found: dict[str, Any] = json.loads(canonical_json(record))
@@ -418,7 +448,7 @@ class SimulatedEnv:
         self._turns = [(str(action), str(text)) for action, text in record["turns"]]
         self._store.restore(record["tables"])
         self._controls = Controls(self.environment.controls, record["memory"])
-        self._counts, self._over = record["counts"], record["over"]
+        self._over = record["over"]
 
     def key(self) -> str:
         """The state itself, canonically: equal keys of one task and seed have equal futures."""
@@ -484,6 +514,8 @@ def _predictor(settings: SimulationSettings, folder: Path, tools: Sequence[Mappi
     from ramify.model.protocol import sampling_of
 
     kind, _, argument = settings.model.partition(":")
+    if settings.layout not in ("plain", "tags"):
+        raise UserError(f"layout is plain or tags, not '{settings.layout}' ({nearest(settings.layout, ['plain', 'tags'])})")
     if not settings.model:
         raise UserError(
             "a simulated environment needs a model: hf:FOLDER, chat:MODEL@URL, or table:RUN, retrieval:RUN, majority:RUN, copy"
@@ -492,8 +524,6 @@ def _predictor(settings: SimulationSettings, folder: Path, tools: Sequence[Mappi
         return baseline(kind, [] if kind == "copy" else read_trajectories(folder / argument))
     if kind == "predict":
         return FunctionPredictor(own_function(_beside(argument, folder), "situation"), argument)
-    if settings.layout not in ("plain", "tags"):
-        raise UserError(f"layout is plain or tags, not '{settings.layout}' ({nearest(settings.layout, ['plain', 'tags'])})")
     layout: Layout = "plain" if settings.layout == "plain" else "tags"
     spec = f"hf:{folder / argument}" if kind == "hf" else settings.model
     model, template = find_model(spec)

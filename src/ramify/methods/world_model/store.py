@@ -73,12 +73,23 @@ def check_call(call: EnvCall, tools: Sequence[Mapping[str, Any]]) -> str:
     if missing:
         return f"error: '{call.name}' needs {', '.join(missing)}"
     known = schema.get("properties") or {}
-    wrong = [
-        f"'{name}' must be {known[name]['type']}"
-        for name, value in call.arguments.items()
-        if isinstance(known.get(name), Mapping) and not fits(value, {"type": known[name].get("type")})
-    ]
-    return f"error: {wrong[0]}" if wrong else ""
+    for name, value in call.arguments.items():
+        if name not in known and schema.get("additionalProperties") is False:
+            return f"error: '{call.name}' has no argument '{name}' ({nearest(name, known)})"
+        own = known.get(name)
+        if isinstance(own, Mapping) and not fits(value, own):
+            return f"error: '{name}' {_unfit(value, own)}"
+    return ""
+
+
+def _unfit(value: Any, schema: Mapping[str, Any]) -> str:
+    """What is wrong with an argument that does not fit, one clause."""
+    kind = schema.get("type")
+    if not fits(value, {"type": kind}):
+        return f"must be {kind if isinstance(kind, str) else ' or '.join(kind or ())}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"must be one of {', '.join(map(str, schema['enum']))}"
+    return "does not fit its schema"
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -93,7 +104,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether ``value`` has the shape a JSON schema gives: type, enum, required, properties and items; other words are not checked."""
+    """Whether ``value`` has the shape a JSON schema gives: type, enum, required, properties, ``additionalProperties = false`` and items;
+    other words are not checked."""
     wanted = schema.get("type")
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     if names and not any(
@@ -104,6 +116,8 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
         return False
     if isinstance(value, Mapping):
         own = schema.get("properties") or {}
+        if schema.get("additionalProperties") is False and not set(value) <= set(own):
+            return False
         return all(name in value for name in schema.get("required", ())) and all(
             fits(value[name], one) for name, one in own.items() if name in value and isinstance(one, Mapping)
         )
