@@ -158,6 +158,37 @@ def test_later_stages_continue_from_the_first(made: Path, verb: Verb, tmp_path: 
     assert (tmp_path / "next" / "world.toml").is_file()
 
 
+def test_a_turn_longer_than_the_context_is_passed_over(verb: Verb, tmp_path: Path) -> None:
+    def said(action: str) -> str:
+        messages = [("system", "A room."), ("user", action), ("assistant", "nothing"), ("user", "look"), ("assistant", "a room")]
+        return json.dumps({"messages": [{"role": role, "content": text} for role, text in messages]}) + "\n"
+
+    (tmp_path / "mixed.jsonl").write_text("".join(said(action) for action in ("wait", "sing " * 300, "wait", "sing " * 300)))
+    (tmp_path / "long.jsonl").write_text(said("sing " * 300).replace("look", "sing " * 300))
+    words = (*SMALL, "--context", 128)
+    assert verb("world-model", "train", tmp_path / "mixed.jsonl", "--out", tmp_path / "w", *words, "--json").code == 0
+    for stage in ("sft", "rl"):
+        more = (
+            "--stage",
+            stage,
+            "--model",
+            tmp_path / "w",
+            *words,
+            "--steps",
+            3,
+            "--prompts",
+            4,
+            "--samples",
+            2,
+            "--threshold",
+            1,
+        )
+        found = verb("world-model", "train", tmp_path / "mixed.jsonl", *more, "--out", tmp_path / stage, "--json").json
+        assert found["stage"] == stage
+        refused = verb.refused("world-model", "train", tmp_path / "long.jsonl", *more, "--out", tmp_path / f"{stage}-long")
+        assert "every recorded turn is longer than the model's context of 128 tokens" in refused
+
+
 def test_mistakes_are_one_sentence(made: Path, verb: Verb, tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     (tmp_path / "bad.toml").write_text('modle = "copy"')
@@ -170,6 +201,7 @@ def test_mistakes_are_one_sentence(made: Path, verb: Verb, tmp_path: Path) -> No
         (("eval", made / "w", "--data", made / "held", "--mode", "open"), "--mode is forced, closed"),
         (("eval", made / "w", "--data", made / "held", "--judge", "rulez"), "unknown judge"),
         (("prepare", made / "held", "--mask", "some"), "--mask is info or none"),
+        (("serve", "--model", "copy", "--layout", "tag"), "layout is plain or tags, not 'tag' (did you mean 'tags'?)"),
         (("record", "--env", "nowhere", "--out", tmp_path / "x"), "unknown env"),
         (
             ("train", made / "rec", "--out", made / "w", *SMALL[2:], "--steps", 13),

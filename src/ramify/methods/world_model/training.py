@@ -176,8 +176,9 @@ def _size(head: list[int], turns: Sequence[tuple[list[int], list[int]]]) -> int:
     return len(head) + sum(len(given) + len(said) for given, said in turns)
 
 
-def prompt_tokens(template: ChatTemplate, one: EnvTrajectory, turn: int, context: int) -> np.ndarray:
-    """The prompt of one prediction on true history, int32 (T,); as many oldest turns left out as do not fit."""
+def prompt_tokens(template: ChatTemplate, one: EnvTrajectory, turn: int, context: int) -> np.ndarray | None:
+    """The prompt of one prediction on true history, int32 (T,); as many oldest turns left out as do not fit. None where the turn alone
+    is longer than ``context``."""
     for dropped in range(turn + 1):
         messages = [("system", opening_text(one))]
         for earlier in one.turns[dropped:turn]:
@@ -185,7 +186,7 @@ def prompt_tokens(template: ChatTemplate, one: EnvTrajectory, turn: int, context
         tokens = np.array(laid_out(template, [*messages, ("user", one.turns[turn].action)]), np.int32)
         if len(tokens) < context:
             return tokens
-    raise UserError(f"turn {turn + 1} of trajectory '{one.id}' is longer than the model's context of {context} tokens")
+    return None
 
 
 # -- models
@@ -307,8 +308,7 @@ class WorldTrainer:
         known = {entry.key: entry.payload for entry in self.run.journal("sampled")}
         progress.begin(len(turns), len(known), "sample and judge", "prompts")
         rows = []
-        for number, (one, turn) in enumerate(turns):
-            prompt = prompt_tokens(self.start.template, one, turn, self.context)
+        for number, (one, turn, prompt) in enumerate(turns):
             key = f"{number:06d}"
             if key not in known:
                 completions = await self._sampled(prompt, s.samples, ("sft", number))
@@ -330,11 +330,10 @@ class WorldTrainer:
         s, judge = self.settings, rubric_judge(self.settings.judge)
         self.start.model.refresh()
         turns = self._turns(s.rows, f"rl {step}")
-        prompts = [prompt_tokens(self.start.template, one, turn, self.context) for one, turn in turns]
-        groups = await asyncio.gather(*(self._sampled(p, s.samples, ("rl", step, i)) for i, p in enumerate(prompts)))
+        groups = await asyncio.gather(*(self._sampled(p, s.samples, ("rl", step, i)) for i, (*_, p) in enumerate(turns)))
         rows: list[Row] = []
         rewards: list[float] = []
-        for (one, turn), prompt, group in zip(turns, prompts, groups, strict=True):
+        for (one, turn, prompt), group in zip(turns, groups, strict=True):
             scores = await self._scores(judge, one, turn, group)
             truth = one.turns[turn].whole
             each = [reward([score], same(self._text(c), truth)) for score, c in zip(scores, group, strict=True)]
@@ -347,12 +346,24 @@ class WorldTrainer:
         found = self.trainer.update(rows, {"gspo": 1.0}) if rows else {"gspo": 0.0}
         return {"reward": float(np.mean(rewards)), **found}
 
-    def _turns(self, n: int, purpose: str) -> list[tuple[EnvTrajectory, int]]:
-        """``n`` turns, each of another trajectory while there are enough."""
+    def _turns(self, n: int, purpose: str) -> list[tuple[EnvTrajectory, int, np.ndarray]]:
+        """``n`` turns with their prompts, each of another trajectory while there are enough. Where one does not fit the context, the first
+        of its trajectory that does; a trajectory without such a turn is passed over. Raises UserError where all of them are."""
         rng = generator(self.settings.seed, "world-model turns", purpose)
         order = rng.permutation(len(self.trajectories))
-        chosen = [self.trajectories[int(order[i % len(order)])] for i in range(n)]
-        return [(one, int(rng.integers(0, len(one.turns)))) for one in chosen]
+        found: list[tuple[EnvTrajectory, int, np.ndarray]] = []
+        for i in range(n + len(order)):
+            one = self.trajectories[int(order[i % len(order)])]
+            for turn in (int(rng.integers(0, len(one.turns))), *range(len(one.turns))):
+                prompt = prompt_tokens(self.start.template, one, turn, self.context)
+                if prompt is not None:
+                    found.append((one, turn, prompt))
+                    break
+            if len(found) == n:
+                return found
+        if not found:
+            raise UserError(f"every recorded turn is longer than the model's context of {self.context} tokens")
+        return found
 
     async def _sampled(self, prompt: np.ndarray, n: int, position: tuple[str | int, ...]) -> list[Completion]:
         stops = tuple(self.start.template.stop_tokens)
