@@ -149,6 +149,21 @@ def _evaluated(predictor: str) -> Callable[[Repetition], bool]:
     return found
 
 
+def _beside_baselines(model: str) -> Callable[[Repetition], bool]:
+    """A world against lookups in recorded turns; ``model`` may name the recording ``first``."""
+
+    def found(rep: Repetition) -> bool:
+        environment, world = f"factory:{__name__}:KvEnvironment", rep.folder / "world.toml"
+        for i, name in enumerate(("first", "second", "held")):
+            words = ("--episodes", 24, "--turns", 10, "--seed", 3 * rep.seed + i, "--out", rep.folder / name)
+            rep.verb("world-model", "record", "--env", environment, *words)
+        world.write_text(f'model = "{model}"\n', encoding="utf-8")
+        more = ("--mode", "forced", "--judge", "none", "--train", rep.folder / "second")
+        return bool(rep.verb("world-model", "eval", world, "--data", rep.folder / "held", *more)["better"])
+
+    return found
+
+
 NOTHING: dict[str, Any] = {"wanted": 0.05, "full": 100, "quick": 12}
 PLANTED: dict[str, Any] = {"wanted": 0.8, "full": 30, "quick": 5}
 
@@ -175,6 +190,13 @@ CASES = (
         **NOTHING,
     ),
     KnownCase(
+        "eval: a lookup in another recording",
+        "nothing",
+        "A world that looks up the nearest turn of one recording, beside the baselines, of which one does so in another; a finding is that it is better.",
+        _beside_baselines("retrieval:first"),
+        **NOTHING,
+    ),
+    KnownCase(
         "audit --real: everyone wins",
         "planted",
         "A desk that calls every finished episode a success; a finding is success that is not real.",
@@ -193,6 +215,13 @@ CASES = (
         "planted",
         "The same server, which only guesses after its first error; a finding is drift in closed loop.",
         _evaluated("lost"),
+        **PLANTED,
+    ),
+    KnownCase(
+        "eval: a world that knows",
+        "planted",
+        f"A server whose answers are wrong {NOISE:.0%} of the time, beside the baselines; a finding is that it is better than all of them.",
+        _beside_baselines(f"predict:python:{__name__}:noisy"),
         **PLANTED,
     ),
 )

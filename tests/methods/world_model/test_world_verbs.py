@@ -121,6 +121,25 @@ def test_a_table_of_what_was_recorded_is_exact(made: Path, verb: Verb, tmp_path:
     assert found["forced"]["exact"]["value"] == found["closed"]["exact"]["value"] == 1.0
     assert not found["drift"]["found"]
     assert found["rubric"]["of 100"] == 100
+    assert found["better"], "10 trajectories, all right, against copies that are wrong in each"
+    assert found["baselines"]["copy"]["against"]["more wrong"] == 10
+    (tmp_path / "copy.toml").write_text('model = "copy"\n')
+    words = ("--data", made / "rec", "--judge", "none", "--mode", "forced")
+    text = verb("world-model", "eval", tmp_path / "copy.toml", *words).out
+    assert "NOT shown to be better than the baseline copy: fewer wrong turns than copy in 0 trajectories, more in 0 (p 1)" in text
+    closed = verb("world-model", "eval", tmp_path / "copy.toml", *words[:4], "--mode", "closed", "--json").json
+    assert "better" not in closed, "baselines are played on true history"
+
+
+def test_eval_says_that_faults_count_as_wrong(made: Path, verb: Verb, tmp_path: Path) -> None:
+    (tmp_path / "control.toml").write_text('[[control]]\nkind = "fault"\non = [1]\n')
+    (tmp_path / "world.toml").write_text(f'model = "table:{made / "held"}"\ncontrol = "control.toml"\n')
+    done = verb(
+        "world-model", "eval", tmp_path / "world.toml", "--data", made / "held", "--mode", "forced", "--judge", "none", "--json"
+    )
+    assert done.json["forced"]["by turn"]["1"]["value"] == 0
+    assert done.json["forced"]["by turn"]["2"]["value"] == 1
+    assert "has controls" in done.json["warnings"][0]
 
 
 def test_a_training_that_was_stopped_ends_as_one_that_was_not(made: Path, tmp_path: Path) -> None:

@@ -139,23 +139,28 @@ def drift(forced: Sequence[TurnResult], closed: Sequence[TurnResult]) -> dict[st
 
     ``p``: exact sign test over trajectories where they differ. ``curve``: (turn, forced, closed, trajectories) shares of exact turns.
     """
-    wrong: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     curve: dict[int, list[list[bool]]] = defaultdict(lambda: [[], []])
     for place, results in enumerate((forced, closed)):
         for one in results:
-            wrong[one.trajectory][place] += not one.exact
             curve[one.turn][place].append(one.exact)
-    more = sum(c > f for f, c in wrong.values())
-    less = sum(c < f for f, c in wrong.values())
     turns = [[turn, float(np.mean(f)), float(np.mean(c)), len(f)] for turn, (f, c) in sorted(curve.items())]
-    n, gap = len(forced), sum(c - f for f, c in wrong.values())
+    return _wrong_turns(forced, closed) | {"curve": turns}
+
+
+def _wrong_turns(first: Sequence[TurnResult], second: Sequence[TurnResult]) -> dict[str, Any]:
+    """Whether ``second`` is wrong more often than ``first``: ``p`` is the exact sign test over trajectories where they differ."""
+    wrong: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for place, results in enumerate((first, second)):
+        for one in results:
+            wrong[one.trajectory][place] += not one.exact
+    more, less = sum(b > a for a, b in wrong.values()), sum(b < a for a, b in wrong.values())
+    p, gap = sign_test(more, more + less), sum(b - a for a, b in wrong.values())
     return {
-        "gap": gap / n if n else 0.0,
+        "gap": gap / len(first) if first else 0.0,
         "more wrong": more,
         "less wrong": less,
-        "p": sign_test(more, more + less),
-        "curve": turns,
-        "found": more > less and sign_test(more, more + less) < LEVEL,
+        "p": p,
+        "found": more > less and p < LEVEL,
     }
 
 
@@ -208,13 +213,19 @@ def compared(
     progress: Progress = SILENT,
     count_failures: bool = True,
 ) -> tuple[dict[str, Any], dict[str, list[TurnResult]]]:
-    """``environment`` in each mode, the baselines on true history, and the drift where both modes were played."""
+    """``environment`` in each mode, the baselines on true history, and the drift where both modes were played.
+
+    ``better``: whether every baseline is wrong more often than ``environment`` on true history, each by a test at :data:`LEVEL`, so that all of
+    them together have that level; ``against`` of a baseline is its test.
+    """
     results: dict[str, list[TurnResult]] = {mode: evaluate(environment, trajectories, mode, progress) for mode in modes}
     found: dict[str, Any] = {mode: summarised(own, count_failures) for mode, own in results.items()}
     for one in baselines:
-        found.setdefault("baselines", {})[one.name] = summarised(
-            evaluate(environment.predicting(one), trajectories, "forced", progress)
-        )
+        played = evaluate(environment.predicting(one), trajectories, "forced", progress)
+        own = found.setdefault("baselines", {})[one.name] = summarised(played)
+        if "forced" in results:
+            own["against"] = _wrong_turns(results["forced"], played)
+            found["better"] = found.get("better", True) and own["against"]["found"]
     if set(MODES) <= set(modes):
         found["drift"] = drift(results["forced"], results["closed"])
     return found, results

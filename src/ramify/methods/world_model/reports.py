@@ -41,6 +41,10 @@ def evaluation(
         environment, [baseline(name, recorded) for name in names], trajectories, modes, progress, count_failures
     )
     found["world"], found["warnings"] = world, []
+    if environment.controls:
+        found["warnings"].append(
+            f"{world} has controls: what they change counts as wrong, unless the real environment did the same"
+        )
     if judge != "none":
         chosen = rubric_judge(judge)
         if isinstance(environment.predictor, ModelPredictor) and environment.predictor.model.identity.name in chosen.name:
@@ -68,6 +72,8 @@ def evaluation_text(found: Mapping[str, Any]) -> str:
         for name, own in arms
     ]
     text = table(["", "exact", "95 % interval", "turns", "failed", "mean over tools"], rows)
+    if "better" in found:
+        text += f"\n{_beside_baselines(found)}"
     tools = sorted({tool for _, own in arms for tool in own["by tool"]})
     if len(tools) > 1:
         parts = [[tool, *(_percent(own["by tool"].get(tool, {}).get("value")) for _, own in arms)] for tool in tools[:20]]
@@ -86,6 +92,15 @@ def evaluation_text(found: Mapping[str, Any]) -> str:
         scores = ", ".join(f"{name} {own[name]:.2f}" for name in RUBRIC if own[name] is not None)
         text += f"\n\nrubric by {own['judge']}: {_number(own['of 100'])} of 100 ({scores or 'no single scores'}; {own['failed']} failed)"
     return text
+
+
+def _beside_baselines(found: Mapping[str, Any]) -> str:
+    """Whether the world is better than looking answers up, one line: by the baseline against which that is least clear."""
+    name, own = max(found["baselines"].items(), key=lambda item: (not item[1]["against"]["found"], item[1]["against"]["p"]))
+    by = own["against"]
+    verdict = "better than every baseline" if found["better"] else f"NOT shown to be better than the baseline {name}"
+    counts = f"fewer wrong turns than {name} in {by['more wrong']} trajectories, more in {by['less wrong']} (p {by['p']:.2g})"
+    return f"{verdict}: {counts}" + ("" if len(found["baselines"]) > 1 else "; --train gives the others")
 
 
 def audit(folder: Path, env: str | None, real: Path | None, seed: int = 0, progress: Progress = SILENT) -> dict[str, Any]:
