@@ -12,10 +12,14 @@ import pytest
 from terminals import Screen, Terminal
 
 from ramify.env.battery import check_env
+from ramify.methods.world_model import Prediction, Situation
 from ramify.methods.world_model.environment import simulated
-from ramify.methods.world_model.trajectories import read_trajectories
+from ramify.methods.world_model.evaluation import compared
+from ramify.methods.world_model.reports import evaluation_text
+from ramify.methods.world_model.trajectories import EnvTrajectory, EnvTurn, read_trajectories
 from ramify.trace.db import Run
 from tests.cli.conftest import Verb
+from tests.methods.world_model.worlds import notes
 
 SMALL = ("--steps", 12, "--rows", 4, "--width", 32, "--layers", 1, "--vocab", 300, "--max-tokens", 24)
 
@@ -129,6 +133,22 @@ def test_a_table_of_what_was_recorded_is_exact(made: Path, verb: Verb, tmp_path:
     assert "NOT shown to be better than the baseline copy: fewer wrong turns than copy in 0 trajectories, more in 0 (p 1)" in text
     closed = verb("world-model", "eval", tmp_path / "copy.toml", *words[:4], "--mode", "closed", "--json").json
     assert "better" not in closed, "baselines are played on true history"
+
+
+def test_what_did_not_fit_the_context_is_counted() -> None:
+    """A model that sees only the last turns answers all the same; it is said how often the first ones were left out, and who answered."""
+
+    class Short:
+        name = identity = "short"
+
+        async def predict(self, situation: Situation, attempt: int = 0) -> Prediction:
+            return Prediction("ok", dropped=max(0, len(situation.turns) - 2))
+
+    turns = tuple(EnvTurn("get a" if i == 1 else "wait", "ok") for i in range(6))
+    found, _ = compared(notes(predictor=Short()), [], [EnvTrajectory("one", "t", {}, "", "A room.", turns)], ("forced",))
+    assert found["forced"]["cut"] == 3
+    assert found["forced"]["answered by"] == {"model": 5, "code": 1}
+    assert "forced: answered by model 5, code 1; 3 without the oldest turns" in evaluation_text(found)
 
 
 def test_eval_says_that_faults_count_as_wrong(made: Path, verb: Verb, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ environment sees only its own answers, as an agent's training does. The gap betw
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,6 +55,10 @@ class TurnResult:
     truth: str
     why: str = ""
     """Why there was none."""
+    by: str = ""
+    """Who answered: code, control or model; "" where nobody did."""
+    dropped: int = 0
+    """Oldest turns that did not fit the model's context and were left out."""
 
 
 # -- forced and closed loop
@@ -70,16 +74,19 @@ async def play_recorded(environment: SimulatedEnvironment, one: EnvTrajectory, m
     found = []
     for number, turn in enumerate(one.turns, 1):
         before, text, why = env.turns, None, ""
+        about: Mapping[str, Any] = {}
         if env.ended:
             why = "the episode ended before"
         else:
             try:
                 seen = await env.answer(turn.action)
+                about = seen.data
                 text = f"{seen.text}\n{env.ended}" if env.ended and seen.text else env.ended or seen.text
             except InfrastructureError as error:
                 why = error.message
         kind = turn_class(turn_statistics(turn.action, turn.observation))
-        found.append(TurnResult(one.id, number, tool_of(turn.action), kind, same(text, turn.whole), text, turn.whole, why))
+        exact, by, dropped = same(text, turn.whole), str(about.get("by", "")), int(about.get("dropped", 0))
+        found.append(TurnResult(one.id, number, tool_of(turn.action), kind, exact, text, turn.whole, why, by, dropped))
         if mode == "forced":
             env.correct(before, turn.action, turn.observation)
         elif text is None and not env.ended:
@@ -110,7 +117,8 @@ def evaluate(
 
 
 def summarised(results: Sequence[TurnResult], count_failures: bool = True) -> dict[str, Any]:
-    """Exact match in all, by tool, by class and by turn. A turn without a prediction is wrong; or, uncounted, as if it were not there."""
+    """Exact match in all, by tool, by class and by turn. A turn without a prediction is wrong; or, uncounted, as if it were not there.
+    ``cut``: turns that were predicted without the oldest of their history, which did not fit the model's context."""
     counted = [one for one in results if count_failures or one.text is not None]
     by: dict[str, dict[str, list[TurnResult]]] = {name: defaultdict(list) for name in ("tool", "class", "turn")}
     for one in counted:
@@ -121,6 +129,8 @@ def summarised(results: Sequence[TurnResult], count_failures: bool = True) -> di
     return {
         "turns": len(results),
         "failed": sum(one.text is None for one in results),
+        "answered by": dict(Counter(one.by for one in results if one.by)),
+        "cut": sum(one.dropped > 0 for one in results),
         "exact": _share(counted),
         "macro over tools": macro,
         "by tool": tools,
@@ -409,19 +419,21 @@ def against_real(run: Run, other: Run) -> dict[str, Any]:
 
 
 def noted(run: Run) -> dict[str, Any]:
-    """Who answered in the attempts of a run (code, a control, the model), and which fields the model invented, how often."""
+    """Who answered in the attempts of a run (code, a control, the model), how many answers were made without the oldest turns (``cut``), and
+    which fields the model invented, how often."""
     by: dict[str, int] = defaultdict(int)
     fields: dict[str, int] = defaultdict(int)
-    tries = 0
+    tries = cut = 0
     for info in run.trees():
         for node in run.nodes(info.name):
             if "by" in node.data:
                 by[str(node.data["by"])] += 1
+                cut += "dropped" in node.data
                 tries += int(node.data.get("tries", 1)) - 1
                 for name in node.data.get("invented", ()):
                     fields[str(name)] += 1
     top = sorted(fields.items(), key=lambda item: (-item[1], item[0]))[:20]
-    return {"answered by": dict(by), "further tries": tries, "invented": dict(top)}
+    return {"answered by": dict(by), "cut": cut, "further tries": tries, "invented": dict(top)}
 
 
 def audit_findings(found: Mapping[str, Any], attempts: Sequence[ReplayedAttempt]) -> list[Finding]:

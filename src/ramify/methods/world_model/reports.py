@@ -72,6 +72,8 @@ def evaluation_text(found: Mapping[str, Any]) -> str:
         for name, own in arms
     ]
     text = table(["", "exact", "95 % interval", "turns", "failed", "mean over tools"], rows)
+    for name in (name for name in measure.MODES if name in found):
+        text += f"\n{name}: answered by {_answered(found[name])}"
     if "better" in found:
         text += f"\n{_beside_baselines(found)}"
     tools = sorted({tool for _, own in arms for tool in own["by tool"]})
@@ -154,11 +156,15 @@ def audit_text(found: Mapping[str, Any]) -> str:
         rows = [[turn, _percent(share), n] for turn, share, n in curve[:20]]
         text += "\n\n" + table(["turn", "all observations true so far", "attempts"], rows)
     own = found["noted"]
-    by = ", ".join(f"{name} {count}" for name, count in own["answered by"].items()) or "nobody says"
-    text += f"\n\nanswered by: {by}"
+    text += f"\n\nanswered by: {_answered(own)}"
     if own["invented"]:
         text += "\ninvented fields: " + ", ".join(f"{name} ({count})" for name, count in own["invented"].items())
     return text.strip()
+
+
+def _answered(own: Mapping[str, Any]) -> str:
+    by = ", ".join(f"{name} {count}" for name, count in own["answered by"].items()) or "nobody says"
+    return by + (f"; {own['cut']} without the oldest turns, which did not fit the model's context" if own["cut"] else "")
 
 
 def _percent(value: float | None) -> str:
