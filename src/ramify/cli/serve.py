@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ramify.base.errors import InfrastructureError, UserError, nearest
+from ramify.base.errors import InfrastructureError, UserError
 from ramify.kit import Device, Dtype, Json, Seed, Verbs, argument, option
 from ramify.render.terminal import emit, say
 
@@ -220,7 +220,6 @@ def serve_world(
 
     Over MCP it is one episode a process, its actions the tools. Over HTTP it is many: reset, step and state as OpenEnv has them.
     """
-    from ramify.env.protocol import Task
     from ramify.methods.world_model.environment import from_settings, simulated
     from ramify.methods.world_model.mcp_server import serve as serve_mcp
 
@@ -229,14 +228,12 @@ def serve_world(
     if world is not None and settings != type(settings)():
         raise UserError("--world names a file with all settings: change them there, or leave --world out")
     environment = simulated(world) if world is not None else from_settings(settings)
-    known = {one.id: one for one in environment.tasks} or {"served": Task("served", {"prompt": prompt})}
-    if task is not None and task not in known:
-        raise UserError(f"there is no task '{task}' ({nearest(task, known)})")
-    chosen = [known[task]] if task is not None else [known[name] for name in sorted(known)]
+    first = environment.task(task, prompt)
     if http:
+        chosen = [first] if task is not None else sorted(environment.tasks, key=lambda one: one.id) or [first]
         _serve_environment(environment, chosen, seed, host, port, token, timeout, as_json)
     else:
-        serve_mcp(environment, chosen[0], seed)
+        serve_mcp(environment, first, seed)
 
 
 def _serve_environment(

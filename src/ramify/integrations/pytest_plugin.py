@@ -1,4 +1,5 @@
-"""The pytest plug-in: ``--ramify-no-real-calls``, the fixtures ``ramify`` (every assertion by name) and ``forbid_real_calls``, ``--judge-slot``, and ``--ramify-diagnose RUN``.
+"""The pytest plug-in: ``--ramify-no-real-calls``, the fixtures ``ramify`` (every assertion by name), ``forbid_real_calls`` and
+``sim_env`` (a simulated environment), ``--judge-slot``, and ``--ramify-diagnose RUN``.
 
 ``--judge-slot SLOT=JUDGE`` is for tests that depend on what a judge says, marked ``@pytest.mark.judge_slot("SLOT")``: they run where the judge
 is another version than that with which they passed last, and are skipped where it is the same. JUDGE is the folder of a run that
@@ -149,6 +150,24 @@ def forbid_real_calls() -> Iterator[None]:
 
     with scripted.forbid_real_calls():
         yield
+
+
+@pytest.fixture
+def sim_env(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """``sim_env(world, task=None, seed=0)``: a begun episode of a simulated environment, ``env.call(TOOL, **arguments)`` or
+    ``env.step(TEXT)``, then ``env.state()``. ``world`` is a folder or TOML file of world-model, beside the test or as named."""
+    from pathlib import Path
+
+    from ramify.methods.world_model.environment import SimulatedEnv, simulated
+
+    def begun(world: str | os.PathLike[str], task: str | None = None, seed: int = 0) -> SimulatedEnv:
+        beside = request.path.parent / world
+        environment = simulated(str(beside if beside.exists() else Path(world)))
+        env = SimulatedEnv(environment)
+        env.reset(environment.task(task), seed)
+        return env
+
+    return begun
 
 
 def __getattr__(name: str) -> Any:

@@ -154,6 +154,51 @@ def test_openenv_s_messages_over_a_websocket() -> None:
         assert asyncio.run(talk(url, [{"type": "reset"}], additional_headers=bearer))[0]["type"] == "observation"
 
 
+def test_over_mcp_the_one_who_runs_the_agent_learns_what_it_must_not(tmp_path: Path) -> None:
+    """Who answered, what was invented, and success go with the result, where no model reads them."""
+    mcp, stdio = pytest.importorskip("mcp"), pytest.importorskip("mcp.client.stdio")
+    (tmp_path / "say.py").write_text(
+        'def say(situation):\n    return "Bob says " + situation.action\n'
+        'def brief(task, answer, state):\n    return True if "bye" in answer else None\n'
+    )
+    words = ["-m", "ramify", "world-model", "serve", "--model", f"predict:{tmp_path / 'say.py'}:say"]
+    words += ["--verify", f"{tmp_path / 'say.py'}:brief", "--prompt", "A hall."]
+
+    async def talk() -> list[Any]:
+        transport = stdio.stdio_client(stdio.StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ)))
+        async with mcp.Client(transport) as client:
+            return [await client.call_tool("act", {"action": action}) for action in ("hello", "bye", "again")]
+
+    first, won, over = asyncio.run(talk())
+    assert [one.content[0].text for one in (first, won, over)] == ["Bob says hello", "Bob says bye", "error: the episode is over"]
+    assert first.meta["ramify/world"] == {"by": "model", "invented": ["Bob"], "outcome": None, "reward": 0.0, "terminated": False}
+    assert (won.meta["ramify/world"]["outcome"], won.meta["ramify/world"]["terminated"]) == (True, True)
+    assert over.is_error
+
+
+USERS_TEST = """
+def test_it_copes_with_a_busy_shop(sim_env):
+    env = sim_env("world.toml")
+    assert [env.call("price", of="tea").text for _ in range(3)] == ["3 euro", "busy", "3 euro"]
+    assert env.state()["tables"] == {"shop": {"tea": "3 euro"}}
+"""
+
+
+def test_a_users_tests_have_it_as_a_fixture(tmp_path: Path) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "tools.json").write_text(json.dumps([{"name": "price"}]))
+    effect = {"tool": "price", "do": "get", "table": "shop", "key": "of"}
+    (folder / "state.json").write_text(json.dumps({"shop": {"tea": "3 euro"}, "effects": [effect]}))
+    (folder / "control.toml").write_text('[[control]]\nkind = "fault"\non = [2]\ntext = "busy"\n')
+    (folder / "world.toml").write_text('model = "copy"\ntools = "tools.json"\nstate = "state.json"\ncontrol = "control.toml"\n')
+    (folder / "test_users.py").write_text(USERS_TEST)
+    plugin = ("-p", "ramify.integrations.pytest_plugin", "-p", "no:cacheprovider")
+    environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *plugin, "tests"], cwd=tmp_path, env=environ, capture_output=True, text=True)  # fmt: skip
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_it_is_a_gymnasium_environment() -> None:
     pytest.importorskip("gymnasium")
     from gymnasium.utils.env_checker import check_env

@@ -52,6 +52,7 @@ from ramify.methods.world_model.store import (
     schema_fault,
 )
 from ramify.methods.world_model.trajectories import LOST, OVER, WON, read_trajectories, split_end
+from ramify.trace.message import write_call
 
 T = TypeVar("T")
 FILE = "world.toml"
@@ -172,6 +173,13 @@ class SimulatedEnvironment:
         """All its tasks."""
         return self._tasks
 
+    def task(self, name: str | None = None, prompt: str = "") -> Task:
+        """The task of that id, else the first; where there are none, one that begins with ``prompt``. Raises UserError with the nearest id."""
+        known = {one.id: one for one in self._tasks} or {"served": Task("served", {"prompt": prompt})}
+        if name is not None and name not in known:
+            raise UserError(f"there is no task '{name}' ({nearest(name, known)})")
+        return known[min(known) if name is None else name]
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for ``work`` in this environment's own event loop, where its predictor lives."""
         with self._starting:
@@ -286,6 +294,10 @@ class SimulatedEnv:
     def step(self, action: str) -> Observation:
         """What the environment answers. Raises SimulationError where no try gave a usable observation."""
         return self.environment.run(self.answer(action))
+
+    def call(self, name: str, /, **arguments: Any) -> Observation:
+        """As :meth:`step`, of one tool call."""
+        return self.step(write_call(name, arguments))
 
     async def answer(self, action: str) -> Observation:
         """As :meth:`step`; runs in the environment's own loop."""

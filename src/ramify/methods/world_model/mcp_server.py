@@ -33,16 +33,18 @@ class WorldSession:
             return [tool["function"] for tool in self.environment.tools]
         return [{**ACT, "description": f"{ACT['description']} It began with: {self.opening}"}]
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """What a call is answered, and whether it failed."""
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool, dict[str, Any]]:
+        """What a call is answered, whether it failed, and what the one who runs the agent may know of it, the agent not: who answered
+        (``by``), what was ``invented``, and whether the episode is over (``terminated``) and won (``outcome``)."""
         if self.env.ended:
-            return "error: the episode is over", True
+            return "error: the episode is over", True, {"terminated": True}
         action = write_call(name, dict(arguments)) if self.environment.tools else str(arguments.get("action", ""))
         try:
             seen: Observation = await asyncio.to_thread(self.env.step, action)
         except InfrastructureError as error:
-            return f"error: {error.message}", True
-        return seen.text, not seen.valid
+            return f"error: {error.message}", True, {"failure": error.message}
+        about = {"terminated": seen.terminated, "outcome": seen.outcome, "reward": seen.reward, **seen.data}
+        return seen.text, not seen.valid, about
 
 
 def serve(environment: SimulatedEnvironment, task: Task, seed: int = 0) -> None:
@@ -62,8 +64,10 @@ async def _serve(session: WorldSession, lowlevel: Any, stdio: Any, types: Any) -
         return types.ListToolsResult(tools=made)
 
     async def called(context: Any, params: Any) -> Any:
-        text, failed = await session.call(params.name, params.arguments or {})
-        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
+        text, failed, about = await session.call(params.name, params.arguments or {})
+        return types.CallToolResult(
+            content=[types.TextContent(type="text", text=text)], is_error=failed, _meta={"ramify/world": about}
+        )
 
     server = lowlevel.Server("ramify-world", on_list_tools=listed, on_call_tool=called)
     async with stdio.stdio_server() as (given, out):
