@@ -68,6 +68,26 @@ def test_prepare_keeps_classes_in_the_run_and_writes_rows(made: Path, verb: Verb
     assert not any("train" in message for row in rows for message in row["messages"] if message["role"] != "assistant")
 
 
+def test_prepare_writes_a_row_for_each_turn_that_is_trained_on(verb: Verb, tmp_path: Path) -> None:
+    """For trainers that train on whole completions only, as TRL's: a masked turn is context of later ones, and no row."""
+    said = [("user", "A room."), ("assistant", "look"), ("user", "a lamp and a door")]
+    said += [message for i in range(60) for message in (("assistant", f"echo k{i}"), ("user", f"echo k{i}"))]
+    record = {"messages": [{"role": role, "content": text} for role, text in said]}
+    (tmp_path / "log.jsonl").write_text(json.dumps(record) + "\n")
+    words = ("prepare", tmp_path / "log.jsonl", "--out", tmp_path / "rows.jsonl", "--rows")
+    found = verb("world-model", *words, "turns", "--json").json
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert 1 <= len(rows) == found["kept"] < 20 < found["turns"] == 61
+    for row in rows:
+        assert len(row["completion"]) == 1
+        whole = [(message["role"], message["content"]) for message in row["prompt"] + row["completion"]]
+        assert whole[0] == ("system", "A room.")
+        roles = {"user": "assistant", "assistant": "user"}  # the model is now the environment
+        assert whole[1:] == [(roles[role], text) for role, text in said[1 : len(whole)]]
+    assert rows[0]["completion"][0]["content"] == "a lamp and a door"
+    assert "--rows is chats or turns, not 'turn'" in verb.refused("world-model", *words, "turn")
+
+
 def test_a_simulated_environment_is_played_twice_alike_and_audited(made: Path, verb: Verb, tmp_path: Path) -> None:
     (tmp_path / "world.toml").write_text(
         f'model = "retrieval:{made / "rec"}"\ntasks = "{made / "w" / "tasks.jsonl"}"\nmax_turns = 4\n'
@@ -199,7 +219,7 @@ def test_later_stages_continue_from_the_first(made: Path, verb: Verb, tmp_path: 
 
 def test_a_turn_longer_than_the_context_is_passed_over(verb: Verb, tmp_path: Path) -> None:
     def said(action: str) -> str:
-        messages = [("system", "A room."), ("user", action), ("assistant", "nothing"), ("user", "look"), ("assistant", "a room")]
+        messages = [("user", "A room."), ("assistant", action), ("user", "nothing"), ("assistant", "look"), ("user", "a room")]
         return json.dumps({"messages": [{"role": role, "content": text} for role, text in messages]}) + "\n"
 
     (tmp_path / "mixed.jsonl").write_text("".join(said(action) for action in ("wait", "sing " * 300, "wait", "sing " * 300)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,13 @@ from ramify.trace.sources import conclude, run_folder
 PREPARE = "world-model prepare"
 
 
-def prepare(sources: Sequence[Path], mask: Mask, seed: int, out: Path | None, form: str | None = None) -> dict[str, Any]:
-    """Classes and kept turns of all ``sources``; each run keeps its own at its observations. Raises UserError where nothing was recorded."""
+def prepare(
+    sources: Sequence[Path], mask: Mask, seed: int, out: Path | None, form: str | None = None, rows: str = "chats"
+) -> dict[str, Any]:
+    """Classes and kept turns of all ``sources``; each run keeps its own at its observations. ``rows`` of ``out``: :data:`ROWS`. Raises UserError
+    where nothing was recorded, or ``out`` cannot be written."""
+    if rows not in ROWS:
+        raise UserError(f"--rows is chats or turns, not '{rows}'")
     if out is not None and not out.parent.is_dir():
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     turns, kept_by = Counter[str](), Counter[str]()
@@ -51,7 +56,8 @@ def prepare(sources: Sequence[Path], mask: Mask, seed: int, out: Path | None, fo
             warnings.append(why)
     sizes = masked_tokens(everything, all_kept)
     if out is not None:
-        write_whole(out, "".join(canonical_json(_row(one, keep)) + "\n" for one, keep in zip(everything, all_kept, strict=True)))
+        made = (row for one, keep in zip(everything, all_kept, strict=True) for row in ROWS[rows](one, keep))
+        write_whole(out, "".join(canonical_json(row) + "\n" for row in made))
     return {
         "trajectories": len(everything),
         "turns": turns.total(),
@@ -74,9 +80,26 @@ def _finding(own: Sequence[EnvTrajectory]) -> Finding:
     return Finding("informative turns", PREPARE, why, value=share, unit="share of turns", evidence=dict(kinds))
 
 
-def _row(one: EnvTrajectory, kept: Sequence[bool]) -> dict[str, Any]:
-    """A trajectory as chat rows: user messages are actions, assistant messages observations, ``train`` says which count."""
+def _chat(one: EnvTrajectory, kept: Sequence[bool]) -> list[dict[str, Any]]:
+    """A trajectory as one chat: user messages are actions, assistant messages observations, ``train`` says which count."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": opening_text(one)}]
     for turn, wanted in zip(one.turns, kept, strict=True):
         messages += [{"role": "user", "content": turn.action}, {"role": "assistant", "content": turn.whole, "train": wanted}]
-    return {"id": one.id, "task": one.task, "messages": messages}
+    return [{"id": one.id, "task": one.task, "messages": messages}]
+
+
+def _turns(one: EnvTrajectory, kept: Sequence[bool]) -> list[dict[str, Any]]:
+    """Each kept turn as a row of its own, ``prompt`` and ``completion``, for a trainer without a mark at each message."""
+    messages = [{"role": "system", "content": opening_text(one)}]
+    rows = []
+    for number, (turn, wanted) in enumerate(zip(one.turns, kept, strict=True), 1):
+        messages.append({"role": "user", "content": turn.action})
+        said = {"role": "assistant", "content": turn.whole}
+        if wanted:
+            rows.append({"id": f"{one.id}:{number}", "task": one.task, "prompt": list(messages), "completion": [said]})
+        messages.append(said)
+    return rows
+
+
+ROWS: dict[str, Callable[[EnvTrajectory, Sequence[bool]], list[dict[str, Any]]]] = {"chats": _chat, "turns": _turns}
+"""What another trainer is given: a chat a trajectory, or a prompt and completion a turn."""

@@ -51,6 +51,10 @@ def prepare(
         Path | None,
         option("--out", metavar="FILE", help="Also write rows for another trainer: messages, and which of them to train on."),
     ] = None,
+    rows: Annotated[
+        str,
+        option(help="Of --out: chats, with `train` at each message; or turns, prompt and completion of each that is trained on."),
+    ] = "chats",
     mask: Annotated[str, option(help="info: repeats are trained on seldom; none: everything is.")] = "info",
     seed: Seed = 0,
     form: Form = None,
@@ -62,12 +66,12 @@ def prepare(
     """
     from ramify.methods.world_model import preparing
 
-    found = preparing.prepare(sources, _mask(mask), seed, out, form)
+    found = preparing.prepare(sources, _mask(mask), seed, out, form, rows)
     for warning in found["warnings"]:
         say(f"warning: {warning}")
-    rows = [[one["class"], one["turns"], one["kept"], one["keep"]] for one in found["classes"]]
+    classes = [[one["class"], one["turns"], one["kept"], one["keep"]] for one in found["classes"]]
     title = f"{found['turns']} turns of {found['trajectories']} trajectories, {found['kept']} trained on, {found['share of text']:.1%} of the text"
-    emit(found, as_json, table(["class", "turns", "kept", "probability"], rows, title) + (f"\n\n{out}" if out else ""))
+    emit(found, as_json, table(["class", "turns", "kept", "probability"], classes, title) + (f"\n\n{out}" if out else ""))
 
 
 def _mask(mask: str) -> Any:
