@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import hashlib
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +30,8 @@ from ramify.methods.kernel_search.asm import loops
 from ramify.methods.kernel_search.kernelbench import is_problem
 from ramify.methods.kernel_search.ptx import accesses, entries
 from ramify.methods.kernel_search.sass import counts, functions_of, ptx_counts, usage_of
-from ramify.methods.kernel_search.task import evaluate, from_c, from_python, window_of
-from ramify.methods.kernel_search.wall import disagreement
+from ramify.methods.kernel_search.task import evaluate, from_c, from_python, turned, window_of
+from ramify.methods.kernel_search.wall import INSIDE, disagreement
 
 
 def test_the_reward_has_its_closed_forms() -> None:
@@ -237,6 +240,27 @@ def test_expressions_are_arithmetic_only() -> None:
 @given(st.integers(0, 2**30), st.integers(0, 10**6), st.integers(1, 4096))
 def test_windows_are_whole_cache_lines_inside_the_pool(seed: int, call: int, windows: int) -> None:
     assert window_of(seed, call, windows) in range(0, 64 * windows, 64)
+
+
+@given(st.integers(0, 2**30), st.integers(0, 2**20))
+def test_as_many_calls_as_there_are_windows_have_inputs_of_their_own(seed: int, first: int) -> None:
+    assert len({window_of(seed, first + i, 256) for i in range(256)}) == 256
+
+
+@given(st.integers(0, 1000), st.sampled_from([1, 4, 8]), st.integers(1, 2**60))
+def test_a_turn_reorders_a_pool_as_the_supervisor_does(n: int, item: int, turn: int) -> None:
+    tree = ast.parse((INSIDE / "supervisor.py").read_text(encoding="utf-8"))
+    (function,) = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == "turned")
+    there: dict[str, Any] = {"hashlib": hashlib}
+    exec(ast.unparse(function), there)
+    pool = b"".join(i.to_bytes(2, "little") * (item // 2) if item > 1 else bytes([i % 256]) for i in range(n))
+    made = turned(pool, item, turn)
+    assert made == there["turned"](pool, item, turn)
+    assert turned(pool, item, 0) == there["turned"](pool, item, 0) == pool
+    pieces = lambda data: sorted(data[i : i + item] for i in range(0, len(data), item))  # noqa: E731
+    assert pieces(made) == pieces(pool)
+    if n >= 128 and item > 1:
+        assert made != turned(pool, item, turn + 1)
 
 
 PTX = (Path(__file__).parent / "gpu/strided.ptx").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -452,8 +453,19 @@ def scalar_values(task: KernelTask, scalars: Mapping[str, float]) -> list[str]:
 
 
 def window_of(seed: int, call: int, windows: int) -> int:
-    """Bytes by which the inputs of call number ``call`` of a batch are shifted; as worker.c and worker.py have it."""
-    return (((seed * 6364136223846793005 + call * 1442695040888963407) & (2**64 - 1)) >> 33) % windows * 64
+    """Bytes by which the inputs of call number ``call`` of a batch are shifted; as worker.c and worker.py have it.
+
+    Of ``windows`` (a power of two) calls in a row no two are shifted alike.
+    """
+    return (seed + call * (seed >> 9 | 1)) % windows * 64
+
+
+def turned(pool: bytes, item: int, turn: int) -> bytes:
+    """A pool of elements of ``item`` bytes with its blocks, 64 at most, in the order of this turn; as supervisor.py has it. Turn 0 is the pool."""
+    size = max(1, -(-len(pool) // item // 64)) * item
+    blocks = [pool[at : at + size] for at in range(0, len(pool), size)]
+    order = sorted(range(len(blocks)), key=lambda i: sha256(f"{turn} {i}".encode()).digest()) if turn else range(len(blocks))
+    return b"".join(blocks[i] for i in order)
 
 
 def wide_source(source: str) -> str:

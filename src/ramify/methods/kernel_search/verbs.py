@@ -408,22 +408,25 @@ def redteam(
     kernel: KernelArgument,
     only: Annotated[list[str] | None, option("--cheat", metavar="NAME", help="Only this one; several may be given.")] = None,
     ref: Reference = None,
+    size: Sizes = None,
     seed: Seed = 0,
     allow_unsandboxed: Allow = False,
     as_json: Json = False,
 ) -> None:
     """Try every known way to look fast on a kernel of yours. Exit code 1: one got through."""
-    from ramify.methods.kernel_search.redteam import CHEATS, attempt
+    from ramify.methods.kernel_search.redteam import attempt, cheats_for
     from ramify.methods.kernel_search.wall import Wall
 
-    names = {one.name for one in CHEATS}
+    task = _task(kernel, ref, size, allow_unsandboxed)
+    cheats = cheats_for(task)
+    names = {one.name for one in cheats}
     for name in only or ():
         if name not in names:
             from ramify.base.errors import nearest
 
             raise UserError(f"--cheat {name} is none ({nearest(name, names)})")
-    chosen = [one for one in CHEATS if not only or one.name in only]
-    wall = Wall(_task(kernel, ref), pairs=4, batch_seconds=0.01, seed=seed, call_seconds=5.0, allow_unsandboxed=allow_unsandboxed)
+    chosen = [one for one in cheats if not only or one.name in only]
+    wall = Wall(task, pairs=4, batch_seconds=0.01, seed=seed, call_seconds=5.0, allow_unsandboxed=allow_unsandboxed)
     tried = []
     with progress("redteam", len(chosen), "cheats", as_json, kept="nothing was written") as bar:
         for i, cheat in enumerate(chosen):

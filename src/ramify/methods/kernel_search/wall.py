@@ -22,7 +22,16 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
 from ramify.methods.kernel_search.algorithm import Gain, gain_of_rounds, paired_gain
-from ramify.methods.kernel_search.task import DTYPES, InputSet, KernelTask, evaluate, scalar_values, wide_source, window_of
+from ramify.methods.kernel_search.task import (
+    DTYPES,
+    InputSet,
+    KernelTask,
+    evaluate,
+    scalar_values,
+    turned,
+    wide_source,
+    window_of,
+)
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
 
@@ -352,7 +361,8 @@ class Wall:
                     pool += b"\0" * (-len(pool) % 64)
                 stride = _up(sizes[one.name]) + 128
                 arrays.append({"in": begin, "out": out if one.role & 2 else -1, "wide": wide if one.role & 2 else -1, "count": counts[one.name],
-                               "stride": stride, "bytes": sizes[one.name], "item": one.dtype.itemsize, "windowed": not one.fixed})  # fmt: skip
+                               "stride": stride, "bytes": sizes[one.name], "item": one.dtype.itemsize, "windowed": not one.fixed,
+                               "pool": (counts[one.name] + one.beyond(draw.windows)) * one.dtype.itemsize})  # fmt: skip
                 if one.role & 2:
                     out += stride * slots + 64
                     wide += 8 * counts[one.name] + 64
@@ -445,12 +455,12 @@ class Wall:
         truths = bodies[len(kept) :]
         wrong: dict[str, dict[int, str]] = {"reference": {}, "candidate": {}}
         own: tuple[Any, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
-        for i, (name, number, argument, start, size, seed, call, timed) in enumerate(kept):
+        for i, (name, number, argument, start, size, seed, call, timed, turn) in enumerate(kept):
             array = self.task.arrays[argument]
             got = np.frombuffer(bodies[i], array.dtype)
             if self.task.reference is not None:
-                if own is None or own[0] != (number, seed, call):
-                    own = ((number, seed, call), *self._own(draws[number], seed, call))
+                if own is None or own[0] != (number, seed, call, turn):
+                    own = ((number, seed, call, turn), *self._own(draws[number], seed, call, turn))
                 first, last = start // array.dtype.itemsize, (start + size) // array.dtype.itemsize
                 want, scale = own[1][array.name][first:last], own[2][array.name][first:last]
             elif 2 * i + 1 < len(truths):
@@ -465,7 +475,7 @@ class Wall:
             wrong[name].setdefault(number, "")
         return wrong
 
-    def _own(self, draw: InputSet, seed: int, call: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def _own(self, draw: InputSet, seed: int, call: int, turn: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """What the user's reference gives for a call, and on absolute values."""
         shift, counts, both = window_of(seed, call, draw.windows), self.task.counts(draw.scalars), []
         outs = [one for one in self.task.arrays if one.role & 2]
@@ -474,7 +484,10 @@ class Wall:
             for one in self.task.arrays:
                 if one.role & 1:
                     first = 0 if one.fixed else shift // one.dtype.itemsize
-                    values = draw.inputs[one.name][first : first + counts[one.name]]
+                    pool = draw.inputs[one.name]
+                    if not one.fixed:
+                        pool = np.frombuffer(turned(pool.tobytes(), one.dtype.itemsize, turn), one.dtype)
+                    values = pool[first : first + counts[one.name]]
                     if one.type in "fd":
                         values = np.abs(values).astype(np.float64) if absolute else values.astype(np.float64)
                     given[one.name] = values.copy()

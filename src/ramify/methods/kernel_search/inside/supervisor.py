@@ -7,6 +7,7 @@ here after the batch is over, and results leave by this process's standard outpu
 """
 
 import ctypes
+import hashlib
 import json
 import mmap
 import os
@@ -22,6 +23,33 @@ import time
 POISON = struct.pack("<I", 0x7FC0DEAD)
 BLOCK = 4096
 """Of an output of more than the plan's ``whole`` bytes only blocks of this size come back, drawn here."""
+
+
+class Pools:
+    """The inputs of the timed calls in one file, which workers map: between batches their blocks are put in another order, so an answer that was
+    kept for an address, or for the first elements that lie there, is no longer right."""
+
+    def __init__(self, draw):
+        self.file = os.open("inputs", os.O_RDWR)
+        self.turn = 0
+        spans = [(one["in"], one["pool"], one["item"]) for one in draw["arrays"] if one["in"] >= 0 and one["windowed"]]
+        self.pools = [(at, os.pread(self.file, size, at), item) for at, size, item in spans]
+
+    def to(self, turn):
+        """Put the blocks in the order of ``turn``; 0 is that of the beginning."""
+        if turn != self.turn:
+            for at, pool, item in self.pools:
+                os.pwrite(self.file, turned(pool, item, turn), at)
+            self.turn = turn
+
+
+def turned(pool, item, turn):
+    """As ramify.methods.kernel_search.task has it."""
+    size = max(1, -(-len(pool) // item // 64)) * item
+    blocks = [pool[at : at + size] for at in range(0, len(pool), size)]
+    key = lambda i: hashlib.sha256(f"{turn} {i}".encode()).digest()  # noqa: E731
+    order = sorted(range(len(blocks)), key=key) if turn else range(len(blocks))
+    return b"".join(blocks[i] for i in order)
 
 
 class WorkerGoneError(Exception):
@@ -179,10 +207,10 @@ def main():
     }
     body, workers = [], {}
 
-    def keep(worker, draw, number, slot, seed, call, timed):
+    def keep(worker, draw, number, slot, seed, call, timed, turn=0):
         for argument, start, data in worker.outputs(draw, slot, rng):
             body.append(data)
-            record = [worker.name, number, argument, start, len(data), seed, call, int(timed)]
+            record = [worker.name, number, argument, start, len(data), seed, call, int(timed), turn]
             found["kept"].append(record)
 
     def guarded(name, function):
@@ -211,7 +239,9 @@ def main():
         guarded("reference", lambda: [workers["reference"].make(draw) for draw in plan["draws"] if draw["make"]])
     for name in names[:-1]:
         checked(name)
+    pools = {"reference": Pools(plan["draws"][0])}  # the truth reads the same file
     secure(plan)
+    pools["candidate"] = Pools(plan["draws"][0])
     if not found["failed"]:
         started(plan["workers"][-1])
         checked(names[-1])
@@ -220,11 +250,11 @@ def main():
         worker.children() for worker in workers.values()
     )  # what compiled before anything was timed is no hidden work
     if plan.get("timing"):
-        timed(plan, workers, [name for name in names if name in workers], keep, rng, found, guarded)
+        timed(plan, workers, [name for name in names if name in workers], pools, keep, rng, found, guarded)
     if "reference" in found["failed"] and "reference" not in before:
         found["failed"]["candidate"] = f"while it ran the process of the reference failed: {found['failed'].pop('reference')}"
     if "truth" in workers:
-        truths(plan, workers["truth"], found, body)
+        truths(plan, workers["truth"], pools["reference"], found, body)
     for name, worker in workers.items():
         found["threads"][name], found["used"][name] = worker.threads, worker.cpu()
         worker.close()
@@ -275,10 +305,13 @@ def check(worker, draw, number, keep, rng, found):
         found["varies"].setdefault(worker.name, number)
 
 
-def timed(plan, workers, names, keep, rng, found, guarded):
-    """Batches in pairs, A B then B A; of each batch the output of one call, chosen now, is kept."""
+def timed(plan, workers, names, pools, keep, rng, found, guarded):
+    """Batches in pairs, A B then B A; of each batch the output of one call, chosen now, is kept.
+
+    A batch has at most as many calls as there are windows, so none of its inputs comes twice, and every batch has its inputs anew. Before or after some of
+    the candidate's batches it has one of a length drawn now, which is looked at and not timed: so a call cannot know whether it is among the last."""
     timing, draw = plan["timing"], plan["draws"][plan["timing"]["draw"]]
-    calls = {}
+    calls, made, most = {}, dict.fromkeys(names, 0), draw["windows"]
 
     def calibrate(name):
         worker = workers[name]
@@ -287,14 +320,14 @@ def timed(plan, workers, names, keep, rng, found, guarded):
         worker.batch(draw, 1, rng.getrandbits(30))
         while True:
             spent = worker.batch(draw, k, rng.getrandbits(30))
-            if spent >= timing["batch_seconds"] * 0.5 or k >= 1 << 22:
+            if spent >= timing["batch_seconds"] * 0.5 or k >= most:
                 return max(1, int(k * timing["batch_seconds"] / max(spent, 1e-9)) if spent < timing["batch_seconds"] else k)
-            k = min(max(2 * k, int(k * timing["batch_seconds"] / max(spent, 1e-6))), 1 << 22)
+            k = min(max(2 * k, int(k * timing["batch_seconds"] / max(spent, 1e-6))), most)
 
     for name in names:
         k = guarded(name, lambda n=name: calibrate(n))
         if k:
-            calls[name] = min(k, 1 << 22)
+            calls[name] = min(k, most)
     names = [name for name in names if name in calls]
     found["calls"] = calls
     for name in names:
@@ -303,34 +336,51 @@ def timed(plan, workers, names, keep, rng, found, guarded):
         if empty is not None:
             found["overhead"][name] = empty
     begun = {name: workers[name].faults() for name in names if name in workers}
+
+    def batch(name, count, looked_at):
+        """Processor seconds of one batch on inputs in a new order; None where the worker is gone."""
+        if name not in workers:
+            return None
+        seed, turn, worker = rng.getrandbits(30), rng.getrandbits(60) + 1, workers[name]
+        pools[name].to(turn)
+        spent = guarded(name, lambda: worker.batch(draw, count, seed))
+        if spent is None:
+            return None
+        made[name] += count
+        if not worker.canaries(draw):
+            found["failed"].setdefault(name, "it wrote outside its outputs in a timed call")
+        call = count - 1 - rng.randrange(min(draw["slots"], count))
+        if looked_at:
+            keep(worker, draw, timing["draw"], call % draw["slots"], seed, call, True, turn)
+        return spent
+
     for pair in range(timing["pairs"]):
         for name in names if pair % 2 == 0 else names[::-1]:
-            if name not in workers:
-                return
-            seed = rng.getrandbits(30)
-            worker = workers[name]
-            spent = guarded(name, lambda w=worker, n=name, s=seed: w.batch(draw, calls[n], s))
+            candidate = name != "reference"
+            extra = [name] if candidate and pair < timing["keep"] and name in calls else []
+            first = rng.random() < 0.5
+            for _ in extra if first else ():
+                batch(name, rng.randint(1, calls[name]), True)
+            spent = batch(name, calls[name], candidate and (pair < timing["keep"] or pair >= timing["pairs"] - 2))
             if spent is None:
                 return
             found["times"][name].append(spent / calls[name])
-            if not worker.canaries(draw):
-                found["failed"].setdefault(name, "it wrote outside its outputs in a timed call")
-            done = min(draw["slots"], calls[name])
-            call = calls[name] - 1 - rng.randrange(done)
-            if name != "reference" and (pair < timing["keep"] or pair >= timing["pairs"] - 2):
-                keep(worker, draw, timing["draw"], call % draw["slots"], seed, call, True)
+            for _ in () if first else extra:
+                batch(name, rng.randint(1, calls[name]), True)
     for name in begun:
         if name in workers:
-            found["faults"][name] = (workers[name].faults() - begun[name]) / (timing["pairs"] * calls[name])
+            found["faults"][name] = (workers[name].faults() - begun[name]) / max(1, made[name])
 
 
-def truths(plan, worker, found, body):
+def truths(plan, worker, pools, found, body):
     """For every output that was kept: what the reference gives, and what it gives on absolute values, as doubles; in the order of ``kept``."""
     last, both, known = None, [], {}
-    for _, number, argument, start, size, seed, call, _ in found["kept"]:
+    for _, number, argument, start, size, seed, call, _, turn in found["kept"]:
         draw = plan["draws"][number]
-        if (number, seed, call) != last:
-            last, both = (number, seed, call), known.get((number, seed, call), [])
+        if (number, seed, call, turn) != last:
+            last = (number, seed, call, turn)
+            both = known.get(last, [])
+            pools.to(turn)
             for mode in () if both else ("truth", "scale"):
                 try:
                     worker.layout(draw)

@@ -1,5 +1,5 @@
 /* Runs in the sandbox only: loads one build of a kernel and calls it as it is told on standard input. Made for one signature: the lines
-   between the marks are generated. Arrays of a call begin at another window of the inputs each time, so no two calls have equal inputs. */
+   between the marks are generated. Arrays of a call begin at another window of the inputs each time, and no two of `windows` calls at the same. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ static char *mapped(const char *path, long size, int write) {
 }
 
 static long window(unsigned long seed, unsigned long call) {
-    return (long)(((seed * 6364136223846793005ul + call * 1442695040888963407ul) >> 33) % (unsigned long)windows) * 64;
+    return (long)((seed + call * (seed >> 9 | 1)) % (unsigned long)windows) * 64;
 }
 
 static double absolute(double x) { return x < 0 ? -x : x; }

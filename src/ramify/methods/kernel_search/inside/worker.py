@@ -96,7 +96,7 @@ def store(result, into):
 
 
 def one(seed, number, empty=False, scale=False):
-    window = (((seed * 6364136223846793005 + number * 1442695040888963407) & (2**64 - 1)) >> 33) % windows * 64
+    window = (seed + number * (seed >> 9 | 1)) % windows * 64
     slot, given, back = number % slots, [], []
     stored = []
     for own, (at_in, at_out, count, stride, windowed) in zip(about["arrays"], arrays):
@@ -158,6 +158,7 @@ for line in sys.stdin:
     elif words[0] in ("truth", "scale"):
         one(int(words[2]), int(words[1]), scale=words[0] == "scale")
     else:
-        for number in range(int(words[1])):
-            one(int(words[2]), number, empty=words[0] == "empty")
+        del line  # how many calls a batch has is not for the kernel, which can read every name of this file, to know
+        for number in range(int(words.pop(1))):
+            one(int(words[1]), number, empty=words[0] == "empty")
     answer("done")
