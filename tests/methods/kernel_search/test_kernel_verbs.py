@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,7 +18,9 @@ import pytest
 from terminals import Screen, Terminal
 
 from ramify.cli.main import main
-from ramify.methods.kernel_search.loop import search, tree_of
+from ramify.methods.kernel_search.algorithm import KernelSearchConfig
+from ramify.methods.kernel_search.diagnosis import Roofs
+from ramify.methods.kernel_search.loop import KernelSearch, begin, search, tree_of
 from ramify.methods.kernel_search.proposers import LLMProposer, SearchMemory
 from ramify.methods.kernel_search.task import from_c
 from ramify.methods.kernel_search.wall import Code
@@ -193,14 +196,27 @@ def test_the_memory_learns_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
 
     path = tmp_path / "memory.jsonl"
     memory = SearchMemory(path)
-    memory.add("", "MathCall", "vector-math", 4.0, "")
-    memory.add("", "MathCall", "fast-math", None, "wrong")
+    memory.add("MathCall", "vector-math", 4.0, "")
+    memory.add("MathCall", "fast-math", None, "wrong")
     again = SearchMemory(path)
     assert again.rate("MathCall") == pytest.approx(2 / 7)
-    assert again.lines("", ["MathCall"]) == ["- MathCall: vector-math gave 4.00x", "- MathCall: fast-math gave a failure, wrong"]
+    assert again.lines(["MathCall"]) == ["- MathCall: vector-math gave 4.00x", "- MathCall: fast-math gave a failure, wrong"]
+    again.klass = "memory"  # what came of a kernel of another class is not shown
+    assert again.lines(["MathCall"]) == []
     path.write_text(path.read_text() + "{}\n")
     with pytest.raises(UserError, match=r"memory.jsonl:3"):
         SearchMemory(path)
+
+
+def test_a_continued_search_remembers_each_candidate_once(tmp_path: Path) -> None:
+    task, path = from_c(SUM), tmp_path / "memory.jsonl"
+    for evals in (1, 2):
+        config = KernelSearchConfig(evals=evals, pairs=4, batch=0.001, memory=str(path))
+        with begin(task, config, tmp_path / "run") as opened:
+            asyncio.run(KernelSearch(task, config, opened, roofs=Roofs(100e9, {1 << 20: 10e9}, 0.0)).go())
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == 2
+    assert {row["class"] for row in rows} == {"memory"}
 
 
 def test_a_search_in_a_terminal_shows_how_far_it_is(kernel: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.methods.kernel_search.algorithm import CandidateNode, CandidateTree, Gain, KernelSearchConfig, reward
-from ramify.methods.kernel_search.diagnosis import Roofs, floor_of, gather, measured_roofs
+from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, measured_roofs
 from ramify.methods.kernel_search.library import CodeLibrary
 from ramify.methods.kernel_search.proposers import KernelProposer, Proposal, SearchMemory, find_proposer
 from ramify.methods.kernel_search.task import KernelTask
@@ -139,6 +139,8 @@ class KernelSearch:
         self._met(self.wall.machine, 0)
         if self.roofs is not None and not self.wall.floor:
             self.wall.floor = floor_of(self.task, self.roofs)
+        if self.roofs is not None:
+            self.memory.klass = class_of(*self.task.work(), self.roofs)
         if self.run is not None and not self.run.has_tree(TREE):
             with self.run.transaction():
                 self.run.add_tree(TREE, {"id": TREE, "data": {"kernel": self.task.name, "kind": self.task.kind}})
@@ -203,6 +205,8 @@ class KernelSearch:
                 self._note(TRIAL, f"{self._round}.{i}", record)
                 self.builds[len(self.trials)] = built
             self._take(number, record)
+            if known[i] is None and self.config.memory:
+                self._remember(number, record)
         self._note(TRIAL, f"{self._round}.end", {})
 
     async def _tried(self, code: Code) -> tuple[WallTrial, Built | str]:
@@ -262,11 +266,16 @@ class KernelSearch:
         if tool:
             hits, tries = self.rates.get(tool, (0, 0))
             self.rates[tool] = (hits + bool(ratio and ratio > 1.5), tries + 1)
-        if self.config.memory:
-            self.memory.add("", tool, str(record["how"]), ratio, trial.refused)
         if self.run is not None:
             self.nodes.append(self._node(parent, code, str(record["how"]), trial))
         self.progress.at(self.done, f"best {self.tree.nodes[self.tree.best].speedup or 1:.2f}x")
+
+    def _remember(self, parent: int, record: Mapping[str, Any]) -> None:
+        """Append the newest candidate to the memory; one that a continued search takes over is there already."""
+        above, own = self.tree.nodes[parent].speedup, self.tree.nodes[-1].speedup
+        self.memory.add(
+            str(record["tool"]), str(record["how"]), own / above if own and above else None, str(record["trial"]["refused"])
+        )
 
     def _met(self, machine: str, number: int) -> None:
         if machine:

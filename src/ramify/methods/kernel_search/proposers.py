@@ -64,7 +64,7 @@ class SearchMemory:
 
     def __init__(self, path: Path | None) -> None:
         """Raises UserError naming the line of a damaged file."""
-        self.path = path
+        self.path, self.klass = path, ""
         self.rows: list[dict[str, Any]] = []
         if path is None or not path.exists():
             return
@@ -85,9 +85,9 @@ class SearchMemory:
                     f"{path}:{number} is no line of a search memory: class, tool, transform and ratio are needed"
                 ) from None
 
-    def add(self, klass: str, tool: str, transform: str, ratio: float | None, error: str) -> None:
-        """Append one outcome."""
-        row = {"class": klass, "tool": tool, "transform": transform, "ratio": ratio, "error": error[:120]}
+    def add(self, tool: str, transform: str, ratio: float | None, error: str) -> None:
+        """Append one outcome of a kernel of class ``self.klass``."""
+        row = {"class": self.klass, "tool": tool, "transform": transform, "ratio": ratio, "error": error[:120]}
         self.rows.append(row)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +99,9 @@ class SearchMemory:
         rows = [row for row in self.rows if row["tool"] == tool and transform in (None, row["transform"])]
         return hit_rate(sum((row["ratio"] or 0) > 1.5 for row in rows), len(rows))
 
-    def lines(self, klass: str, tools: Sequence[str]) -> list[str]:
-        """At most five lines for a prompt: what became of this class's findings."""
-        rows = [row for row in self.rows if row["tool"] in tools and row["class"] == klass][-5:]
+    def lines(self, tools: Sequence[str]) -> list[str]:
+        """At most five lines for a prompt: what became of these findings in kernels of class ``self.klass``."""
+        rows = [row for row in self.rows if row["tool"] in tools and row["class"] == self.klass][-5:]
         return [
             f"- {row['tool']}: {row['transform']} gave {'a failure, ' + row['error'] if row['ratio'] is None else format(row['ratio'], '.2f') + 'x'}"
             for row in rows
@@ -207,7 +207,7 @@ class LLMProposer:
             f"- {one.where} ({one.severity}): {one.cause}. {one.prescription} Then {one.check} must move."
             for one in ranked(findings, self.memory)
         ]
-        memory = self.memory.lines("", [one.tool for one in findings])
+        memory = self.memory.lines([one.tool for one in findings])
         return PROMPT.format(
             language="c" if self.task.kind == "c" else "python",
             source=code.source.rstrip(),
