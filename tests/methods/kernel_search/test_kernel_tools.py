@@ -12,7 +12,7 @@ from ramify.base.errors import UserError
 from ramify.methods.kernel_search import tools
 from ramify.methods.kernel_search.asm import loops
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, remarks
-from ramify.methods.kernel_search.task import from_c
+from ramify.methods.kernel_search.task import from_c, from_python
 from ramify.methods.kernel_search.tools import KernelMetrics, Symptom, examine, tool
 from ramify.methods.kernel_search.transforms import TRANSFORMS, for_loops, variants
 from ramify.methods.kernel_search.wall import Built, Code, Wall
@@ -150,3 +150,33 @@ def test_transforms_edit_loops_and_leave_the_rest() -> None:
     for name in TRANSFORMS:  # none raises on what it does not understand
         for odd in ("void columns(int n) { while (n) n--; }", "void columns(", COLUMNS.replace("}", "", 1)):
             variants(name, Code(odd, AVX2), task)
+
+
+def test_operators_of_torch_are_read_and_a_lean_kernel_has_no_finding() -> None:
+    rows = {"clone": (3, 6000), "_to_copy": (2, 4000), "mul": (2, 7000), "add": (2, 6000)}
+    found, missing = examine(KernelMetrics(torch=True, operators=rows, bytes=6000.0))
+    assert [(one.tool, one.severity) for one in found] == [("UnfusedOperators", "critical"), ("CopiedTensors", "critical")]
+    assert "5 operators that only copy or change the type move 43% of all bytes" in found[1].cause
+    assert "drop-copies" in found[1].transforms
+    assert not any("CopiedTensors" in one for one in missing)
+    assert examine(KernelMetrics(torch=True, operators={"mm": (1, 6000)}, bytes=6000.0))[0] == []
+    found, missing = examine(KernelMetrics(torch=True))  # compiled by torch, or it does not run alone
+    assert found == []
+    assert any(one.startswith("CopiedTensors: not measurable here, it needs a call whose operators") for one in missing)
+    assert not any("CopiedTensors" in one for one in examine(KernelMetrics())[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_torch_kernel_is_called_once_with_its_operators_counted() -> None:
+    pytest.importorskip("torch")
+    head = "import torch\n# ramify: n = 64, 7; s = 2.0; x[n, 3]; out y[n, 3]; result[n]\n"
+    body = "def f(n, s, x, y):\n    y.copy_(x.clone() * s)\n    return y.sum(1)\n"
+    wall = Wall(from_python(head + body, path="f.py"))
+    metrics = asyncio.run(gather(wall, wall.original, simulate=False))
+    assert metrics.operators is not None
+    assert {name: tuple(row) for name, row in metrics.operators.items()} == {
+        "clone": (1, 2 * 768), "mul": (1, 2 * 768), "copy": (1, 3 * 768), "sum": (1, 768 + 256),
+    }  # fmt: skip
+    lazy = Code(wall.original.source.replace("def f", "@torch.compile\ndef f"))
+    assert asyncio.run(gather(wall, lazy, simulate=False)).operators is None

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from ramify.base.ids import stable_hash
 from ramify.methods.kernel_search.algorithm import Class, attainable, classify
 from ramify.methods.kernel_search.asm import COUNTS, Loop, cache_lines, functions, loops, mca_cycles, reached
 from ramify.methods.kernel_search.sass import nvidia_tool
-from ramify.methods.kernel_search.task import KernelTask, scalar_values
+from ramify.methods.kernel_search.task import KernelTask, evaluate, scalar_values
 from ramify.methods.kernel_search.tools import KernelMetrics, Prescription, examine
-from ramify.methods.kernel_search.wall import INSIDE, Built, Code, Wall, WallTrial
+from ramify.methods.kernel_search.wall import COMPILING, INSIDE, Built, Code, Wall, WallTrial
 from ramify.sandbox.protocol import MIB, Limits, Sandbox
 
 SIZES = (16 << 10, 256 << 10, 4 << 20, 64 << 20)
@@ -128,6 +129,7 @@ def tiers() -> dict[str, tuple[bool, str]]:
         "C2": (has("valgrind") or has("llvm-mca"), ", ".join(f"{name}{'' if has(name) else ' is missing'}" for name in ("valgrind", "llvm-mca"))),
         "C3": (True, "page faults and threads from /proc"),
         "C4": (False, "hardware counters: not used, and never needed"),
+        "T0": (torch := find_spec("torch") is not None, "operators counted as torch calls them" if torch else "off: torch is not installed"),
         "G0": gpu_tools(),
         "G1": (has("nvidia-smi"), "a GPU" if has("nvidia-smi") else "off: no GPU here"),
         "G2": (has("ncu"), "ncu" if has("ncu") else "off: no ncu here, so stall reasons are not known"),
@@ -163,8 +165,12 @@ async def gather(
         floats=not any(one.type == "d" for one in task.arrays),
         simd=vector_bits(),
         faults=trial.faults if trial else None,
-        operators=task.problem["operators"] if task.problem else None,
+        torch=task.kind in COMPILING,
     )
+    if metrics.torch:
+        operators, counted = await _operators(wall, code)
+        flops = flops or counted
+        metrics = replace(metrics, operators=operators, flops=flops)
     if roofs is not None and moved:
         bandwidth = roofs.at(moved)
         metrics = replace(metrics, peak=roofs.peak, bandwidth=bandwidth, klass=class_of(flops, moved, roofs))
@@ -183,6 +189,40 @@ async def gather(
         cache, simulated, wide = await _cache(wall, code, seconds)
         metrics = replace(metrics, cache=cache, simulated_bytes=simulated, wide=wide, mca=await _mca(wall.sandbox, found))
     return metrics
+
+
+async def _operators(wall: Wall, code: Code) -> tuple[dict[str, list[int]] | None, float | None]:
+    """Of a torch kernel operator -> (calls, bytes), and its flops; None where it does not run alone, or torch compiles it into other operators."""
+    task = wall.task
+    if re.search(r"\btorch\.compile\b", code.source):
+        return None, None
+    draw, arrays = task.input_sets(0)[0], {one.name: one for one in task.arrays}
+    counts, pool, arguments = task.counts(draw.scalars), bytearray(), list[dict[str, Any]]()
+    for name in () if task.problem else task.order:
+        if (one := arrays.get(name)) is None:
+            value = draw.scalars[name]
+            arguments.append({"value": value if task.scalar_types[name] in "fd" else int(value)})
+            continue
+        shape = [int(evaluate(part, draw.scalars)) for part in one.count.split(",") if part.strip()]
+        arguments.append({"dtype": one.dtype.str, "shape": shape, "given": bool(one.role & 1)})
+        if one.role & 1:
+            pool += draw.inputs[name][: counts[name]].tobytes()
+    request = {"symbol": task.symbol, "arguments": arguments, "problem": task.problem}
+    files: dict[str, bytes | str] = {name: (INSIDE / name).read_text(encoding="utf-8") for name in ("problem.py", "operators.py")}
+    files |= {
+        "candidate.py": code.source,
+        "reference.py": task.source,
+        "request.json": json.dumps(request),
+        "inputs": bytes(pool),
+    }
+    limits = Limits(seconds=60, memory_bytes=6144 * MIB, processes=64, disk_bytes=64 * MIB + len(pool))
+    env = {"OMP_NUM_THREADS": "1", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
+    outcome = await wall.sandbox.run(["python", "operators.py"], files=files, limits=limits, env=env)
+    try:
+        found = json.loads(outcome.text.splitlines()[-1])
+        return {str(name): [int(row[0]), int(row[1])] for name, row in found["operators"].items()}, float(found["flops"]) or None
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None, None
 
 
 def class_of(flops: float | None, moved: float | None, roofs: Roofs) -> Class:

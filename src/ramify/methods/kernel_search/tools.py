@@ -24,7 +24,7 @@ TIERS = {
     "C2": "simulation (cachegrind, llvm-mca)",
     "C3": "events of the operating system",
     "C4": "hardware counters",
-    "T0": "the operators of a torch model",
+    "T0": "the operators of a torch kernel",
     "G0": "SASS and resource usage, without a GPU",
     "G1": "a GPU without counters",
     "G2": "counters of a GPU (ncu, nsys)",
@@ -71,7 +71,9 @@ class KernelMetrics:
     sass: Mapping[str, Any] | None = None
     """Counts of a GPU kernel's machine code, see ramify.methods.kernel_search.sass."""
     operators: Mapping[str, Sequence[int]] | None = None
-    """Operator of a torch model -> (calls, bytes that they read and write)."""
+    """Operator of a torch kernel -> (calls, bytes that they read and write)."""
+    torch: bool = False
+    """It is a torch kernel, so tools of tier T0 fit."""
     accesses: Sequence[Access] | None = None
     """Of a GPU kernel what a warp touches at each load and store, read from PTX."""
     counters: Mapping[str, float] | None = None
@@ -213,7 +215,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
     found, missing = [], []
     for one in TOOLS.values() if tools is None else tools:
         gpu = one.tier.startswith("G")
-        if gpu != (metrics.sass is not None) or (one.tier == "T0" and metrics.operators is None):
+        if gpu != (metrics.sass is not None) or (one.tier == "T0" and not metrics.torch):
             continue
         if metrics.klass not in ("unknown", "launch") and one.category not in ALWAYS and metrics.klass not in one.affinity:
             continue
@@ -236,7 +238,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
 
 
 _WORDS = {"loops": "a disassembly", "cache": "cachegrind", "mca": "llvm-mca", "seconds": "timing", "overhead": "timing", "bandwidth": "measured roofs", "remarks": "the compiler's remarks",
-          "counters": "hardware counters", "peak": "measured roofs", "faults": "page faults of timed calls", "flops": "declared flops", "accesses": "PTX"}  # fmt: skip
+          "counters": "hardware counters", "peak": "measured roofs", "faults": "page faults of timed calls", "flops": "declared flops", "accesses": "PTX", "operators": "a call whose operators torch counts", "simulated_bytes": "a simulated call"}  # fmt: skip
 
 
 def _loop(metrics: KernelMetrics, test: Callable[[Loop], bool]) -> Loop | None:
@@ -606,11 +608,11 @@ def vector_width(m: KernelMetrics) -> Symptom | None:
     )
 
 
-# -- torch models ---------------------------------------------------------------------------------------------------------------------
+# -- torch ---------------------------------------------------------------------------------------------------------------------------
 
 
 @tool(
-    tier="T0", category="fusion", check="bytes that the operators move", gain=(1.2, 4.0), needs=("operators", "bytes"), transforms=("compile", "in-place", "matmul"),
+    tier="T0", category="fusion", check="bytes that the operators move", gain=(1.2, 4.0), needs=("operators", "bytes"), transforms=("matmul", "in-place", "out", "compile"),
     prescription="Fuse neighbouring operators into one pass over memory: a kernel of your own, or torch.compile.",
 )  # fmt: skip
 def unfused_operators(m: KernelMetrics) -> Symptom | None:
@@ -622,10 +624,30 @@ def unfused_operators(m: KernelMetrics) -> Symptom | None:
     most = sorted(rows, key=lambda name: -rows[name][1])[:3]
     named = ", ".join(f"{name} {rows[name][1] / moved:.0%}" for name in most)
     return Symptom(
-        f"{count} operators move {moved / m.bytes:.1f} times the bytes that the model needs ({named})",
+        f"{count} operators move {moved / m.bytes:.1f} times the bytes that the kernel needs ({named})",
         {"moved / compulsory": (moved / m.bytes, "", "torch"), "operators": (count, "a call", "torch")},
         0,
         "critical" if moved > 3 * m.bytes else "warn",
+    )
+
+
+@tool(
+    tier="T0", category="precision", check="bytes that copies move", gain=(1.1, 2.0), needs=("operators",), transforms=("drop-copies", "no-doubles", "out"),
+    prescription="Drop clone() and contiguous() where nothing writes to the copy, compute in the type of the arguments, and write results where they belong.",
+)  # fmt: skip
+def copied_tensors(m: KernelMetrics) -> Symptom | None:
+    """Tensors are copied, or turned into another type, rather than computed with."""
+    rows = m.operators or {}
+    moved = sum(row[1] for row in rows.values())
+    copies = [rows[name] for name in ("clone", "copy", "_to_copy", "contiguous") if name in rows]
+    share = sum(row[1] for row in copies) / moved if moved else 0.0
+    if share < 0.2:
+        return None
+    return Symptom(
+        f"{sum(row[0] for row in copies)} operators that only copy or change the type move {share:.0%} of all bytes",
+        {"copied / moved": (share, "", "torch"), "copies": (sum(row[0] for row in copies), "a call", "torch")},
+        0,
+        "critical" if share >= 0.4 else "warn",
     )
 
 
