@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ramify.base.errors import UserError
 from ramify.cli.main import main
-from ramify.methods.kernel_search import sass
+from ramify.methods.kernel_search import sass, tuning
 from ramify.methods.kernel_search.ptx import DATA, OPEN, Access, accesses, block_of, entries
 from ramify.methods.kernel_search.sass import counts, functions_of, is_gpu, nvidia_tool, ptx_counts, sass_metrics, usage_of
 
@@ -199,3 +202,62 @@ def test_divisible_pointers_are_read_in_128_bits(tmp_path: Path, capsys: pytest.
         found = json.loads(capsys.readouterr().out)
         assert (found["metrics"].get("LDG128", 0) == 0) == narrow
         assert any(one["tool"] == "Vectorization" for one in found["findings"]) == narrow
+
+
+def test_configurations_worth_timing_are_written_for_autotune(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, out, read = tmp_path / "add.py", tmp_path / "configs.py", []
+    kernel.write_text(TRITON.format(types="*fp32:16, *fp32:16, *fp32:16, i32, 1024"), encoding="utf-8")
+
+    def compiled(spec: str, arch: str, types: str, warps: int, stages: int | None, allow: bool) -> dict[str, Any]:
+        block = int(types.rsplit(", ", 1)[1])
+        read.append((block, warps, stages))
+        if block == 7:
+            raise UserError("add.py: it does not compile: arange's range must be a power of 2")
+        metrics = {"LDL": 40 if block == 4096 else 0, "STL": 0, "registers": 32, "shared": 0, "limiter": "shared memory", "instructions": 9,
+                   "occupancy": warps / 8, "blocks": 0 if warps == 16 else 4, "HMMA": 0, "HGMMA": 0}  # fmt: skip
+        return {"metrics": metrics, "findings": [{"tool": "GpuRegisterSpill", "severity": "critical"}] if block == 4096 else []}
+
+    monkeypatch.setattr(tuning, "read_gpu", compiled)
+    words = ["kernel-search", "sass", f"{kernel}:add", "--stages", "3", "--tune"]
+    assert main([*words, "BLOCK = 7, 1024, 4096; warps = 2, 4", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]
+    assert sorted(read) == [(block, warps, 3) for block in (7, 1024, 4096) for warps in (2, 4)]
+    assert [(one["constants"]["BLOCK"], one["warps"]) for one in found if one["kept"]] == [("1024", 4), ("1024", 2)]
+    assert {one["why"] for one in found if not one["kept"]} == {
+        "does not compile: arange's range must be a power of 2",
+        "spills registers 40 times",
+    }
+    written = ast.parse(out.read_text(encoding="utf-8"))
+    (configs,) = [
+        ast.unparse(one)
+        for one in ast.walk(written)
+        if isinstance(one, ast.List) and one.elts and isinstance(one.elts[0], ast.Call)
+    ]
+    assert (
+        configs
+        == "[triton.Config({'BLOCK': 1024}, num_warps=4, num_stages=3), triton.Config({'BLOCK': 1024}, num_warps=2, num_stages=3)]"
+    )
+    assert main([*words, "BLOCK = 4096; warps = 4", "--json"]) == 0  # where all spill, none is left out for it
+    assert [one["kept"] for one in json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]] == [True]
+    for choices, part in (
+        ("BLOCKS = 64", "did you mean 'BLOCK'"),
+        ("n = 64", "'n' is no constant of add"),
+        ("BLOCK = x", "'BLOCK = x' is no choice"),
+        ("warps = 64", "warps are from 1 to 32"),
+        (";", "--tune says no choice"),
+        ("BLOCK = 7", "no configuration of add can run: BLOCK=7"),
+        ("BLOCK = 1024; warps = 16", "does not fit a multiprocessor: shared memory"),
+        ("BLOCK = " + ", ".join(map(str, range(1, 202))), "more than 200"),
+    ):
+        assert main([*words, choices]) == 2
+        assert part in " ".join(capsys.readouterr().err.split())
+    for more, part in (
+        (["--out", str(out)], "writes the configurations of --tune"),
+        (["--tune", "warps = 4", "--signature", "i32"], "1 types"),
+    ):
+        assert main(["kernel-search", "sass", f"{kernel}:add", *more]) == 2
+        assert part in " ".join(capsys.readouterr().err.split())
+    assert main(["kernel-search", "sass", f"{GPU / 'strided.ptx'}:columns", "--tune", "warps = 4"]) == 2
+    assert "there is no Triton kernel" in capsys.readouterr().err

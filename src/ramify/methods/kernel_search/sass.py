@@ -86,12 +86,13 @@ def read_gpu(
     spec: str,
     arch: str = "sm_90",
     signature: str = "",
-    warps: int = 4,
+    warps: int | None = None,
     stages: int | None = None,
     allow_unsandboxed: bool = False,
 ) -> dict[str, Any]:
     """Everything that tier G0 says of ``FILE.py:KERNEL`` (Triton), ``FILE.cu:KERNEL`` (CUDA), or of a .ptx, .sass or .cubin file.
 
+    ``warps`` and ``signature`` replace what the file says; without either there are 4 warps a block.
     Raises UserError on a file that is none of them or does not compile, NeedsError where Triton, nvcc or nvdisasm is missing.
     """
     if arch not in DEVICES:
@@ -102,8 +103,8 @@ def read_gpu(
         raise UserError(f"there is no kernel {path}: name FILE.py:KERNEL, FILE.cu:KERNEL, or a .ptx, .sass or .cubin file")
     dot = False
     if path.suffix == ".py":
+        made = _compiled(spec, arch, signature, warps, stages, allow_unsandboxed)
         text = _text(path)
-        made = _compiled(path, text, kernel, arch, signature, warps, stages, allow_unsandboxed)
         warps, dot = int(made["warps"]), bool(re.search(r"\btl\.dot\s*\(|\bdot\s*\(", text))
         kernel = ""  # the file that Triton writes holds one
     elif path.suffix in (".cu", ".ptx", ".cubin"):
@@ -113,7 +114,7 @@ def read_gpu(
         made["usage"] = made["sass"]
         if not _SASS.search(made["sass"]):
             raise UserError(f"{path} holds no SASS: write it with nvdisasm -c or cuobjdump -sass")
-    return _read(path, kernel, made, arch, warps, dot)
+    return _read(path, kernel, made, arch, warps or 4, dot)
 
 
 def _read(path: Path, kernel: str, made: Mapping[str, Any], arch: str, warps: int, dot: bool) -> dict[str, Any]:
@@ -261,30 +262,38 @@ def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
     return ({"ptx": data.decode("utf-8", "replace")} if path.suffix == ".ptx" else {}) | texts
 
 
-def _compiled(
-    path: Path, text: str, function: str, arch: str, signature: str, warps: int, stages: int | None, allow: bool
-) -> dict[str, Any]:
+def triton_kernel(spec: str, signature: str = "") -> tuple[Path, ast.FunctionDef, str, str, int]:
+    """(file, kernel, text, types, warps) of ``FILE.py:KERNEL``; ``signature`` replaces the file's. Raises UserError where one is missing."""
+    name, colon, function = spec.rpartition(":")
+    path, function = (Path(name), function) if colon else (Path(spec), "")
+    if path.suffix != ".py" or not path.is_file():
+        raise UserError(f"there is no Triton kernel {path}: name FILE.py:KERNEL")
+    text = _text(path)
     noted = _SIGNATURE.search(text)
     signature = signature or (noted[1].strip() if noted else "")
-    warps = int(noted[2]) if noted and noted[2] else warps
     kernels = _jitted(path, text)
     if not function and len(kernels) == 1:
-        function = kernels[0]
+        function = next(iter(kernels))
     if function not in kernels:
         raise UserError(f"{path} has no Triton kernel '{function}' ({nearest(function, kernels)})")
     if not signature:
         raise UserError(
             f"which types {function} takes is not said: --signature '*fp32:16, *fp32:16, i32, 1024', or a line '# ramify: signature ...' in {path}"
         )
+    return path, kernels[function], text, signature, int(noted[2]) if noted and noted[2] else 4
+
+
+def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: int | None, allow: bool) -> dict[str, Any]:
+    path, kernel, text, signature, noted = triton_kernel(spec, signature)
     if not any((Path(folder) / "triton").is_dir() for folder in sys.path):
         raise NeedsError(
             "Triton compiles its kernels, and it is not installed in this environment; a .sass, .ptx or .cubin file can be read without it"
         )
     request = {
-        "function": function,
+        "function": kernel.name,
         "arch": arch.removeprefix("sm_"),
         "signature": signature,
-        "num_warps": warps,
+        "num_warps": warps or noted,
         "num_stages": stages,
     }
     files = {
@@ -310,16 +319,16 @@ def _compiled(
     return data
 
 
-def _jitted(path: Path, text: str) -> list[str]:
+def _jitted(path: Path, text: str) -> dict[str, ast.FunctionDef]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is no Python: {error}") from None
-    return [
-        one.name
+    return {
+        one.name: one
         for one in tree.body
         if isinstance(one, ast.FunctionDef) and any("jit" in ast.dump(mark) for mark in one.decorator_list)
-    ]
+    }
 
 
 def table_rows(metrics: Mapping[str, Any]) -> list[list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,7 +113,7 @@ def diagnose(
     from ramify.methods.kernel_search.sass import is_gpu
 
     if is_gpu(kernel):
-        _told(kernel, arch, "", 4, None, allow_unsandboxed, as_json)
+        _told(kernel, arch, "", None, None, allow_unsandboxed, as_json)
         return
     from ramify.methods.kernel_search import diagnosis
     from ramify.methods.kernel_search.wall import Wall
@@ -254,16 +255,70 @@ def sass(
     signature: Annotated[
         str, option("--signature", metavar="TYPES", help="Types as Triton writes them: '*fp32:16, *fp32:16, i32, 1024'.")
     ] = "",
-    warps: Annotated[int, option(min=1, max=32, help="Warps a block.")] = 4,
+    warps: Annotated[int | None, option(min=1, max=32, help="Warps a block; default: what the file says, or 4.")] = None,
     stages: Annotated[int | None, option(min=1, max=16, help="Stages of the software pipeline.")] = None,
+    tune: Annotated[
+        str,
+        option(
+            "--tune",
+            metavar="CHOICES",
+            help="Of a Triton kernel: compile every one of 'BLOCK = 64, 128; warps = 2, 4; stages = 2, 3'.",
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None,
+        option("--out", metavar="FILE.py", help="With --tune: write those worth timing as triton.autotune takes them."),
+    ] = None,
     allow_unsandboxed: Allow = False,
     as_json: Json = False,
 ) -> None:
-    """What a GPU kernel's PTX and machine code tell without a GPU: spills, occupancy and its limiter, tensor cores, what a warp touches."""
+    """What a GPU kernel's PTX and machine code tell without a GPU: spills, occupancy and its limiter, tensor cores, what a warp touches.
+
+    With --tune the same of many configurations of a Triton kernel, and which of them are worth timing on a GPU.
+    """
+    if tune:
+        _tuned(kernel, tune, arch, signature, warps, stages, out, allow_unsandboxed, as_json)
+        return
+    if out is not None:
+        raise UserError("--out writes the configurations of --tune, which is not given")
     _told(kernel, arch, signature, warps, stages, allow_unsandboxed, as_json)
 
 
-def _told(kernel: str, arch: str, signature: str, warps: int, stages: int | None, allow_unsandboxed: bool, as_json: bool) -> None:
+def _tuned(
+    kernel: str,
+    tune: str,
+    arch: str,
+    signature: str,
+    warps: int | None,
+    stages: int | None,
+    out: Path | None,
+    allow: bool,
+    as_json: bool,
+) -> None:
+    from ramify.methods.kernel_search import tuning
+
+    choices = tuning.choices_of(tune)
+    total = math.prod(map(len, choices.values()))
+    with progress("tune", total, "configurations", as_json, kept="nothing was written") as bar:
+        found = tuning.tuned(kernel, choices, arch, signature, warps, stages, allow_unsandboxed=allow, progress=bar.at)
+    kept = [one for one in found if not one.why]
+    if out is not None:
+        write_whole(out, tuning.configs_file(kernel, arch, found))
+    rows = []
+    for one in found:
+        m = one.metrics or {}
+        occupancy = f"{m['occupancy']:.0%} ({m['limiter']})" if m.get("occupancy") is not None else ""
+        rows.append(
+            [one.label, m.get("registers", ""), m.get("shared", ""), occupancy, one.spills, one.why or ", ".join(one.findings)]
+        )
+    text = table(["configuration", "registers", "shared", "occupancy", "spills", ""], rows)
+    text += f"\n\n{len(kept)} of {len(found)} are worth timing on a GPU" + (f": {out}" if out else "")
+    emit({"kernel": kernel, "arch": arch, "configurations": [one.to_json() for one in found]}, as_json, text)
+
+
+def _told(
+    kernel: str, arch: str, signature: str, warps: int | None, stages: int | None, allow_unsandboxed: bool, as_json: bool
+) -> None:
     from ramify.methods.kernel_search import sass as reader
 
     found = reader.read_gpu(kernel, arch, signature, warps, stages, allow_unsandboxed)

@@ -1,0 +1,143 @@
+"""Configurations of a Triton kernel, each compiled for a chip that need not be here; those worth timing are written for ``triton.autotune``.
+
+What is left out: what does not compile, does not fit a multiprocessor, or keeps moving registers to memory where another does not. What is fastest
+of the rest only a GPU can say.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import UserError, nearest
+from ramify.methods.kernel_search.sass import read_gpu, triton_kernel
+
+MOST, SPILLS = 200, 16
+"""Configurations of one call; moves to and from local memory from which a configuration spills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """One configuration and what its machine code tells."""
+
+    constants: Mapping[str, str]
+    warps: int
+    stages: int | None
+    why: str = ""
+    """Why it is left out; empty where it is worth timing."""
+    metrics: Mapping[str, Any] | None = None
+    """None where it does not compile."""
+    findings: tuple[str, ...] = ()
+
+    @property
+    def spills(self) -> int:
+        """Moves to and from local memory."""
+        return int((self.metrics or {}).get("LDL", 0) + (self.metrics or {}).get("STL", 0))
+
+    @property
+    def label(self) -> str:
+        """As a reader is shown it."""
+        parts = [f"{name}={value}" for name, value in self.constants.items()] + [f"warps={self.warps}"]
+        return " ".join(parts + ([] if self.stages is None else [f"stages={self.stages}"]))
+
+    @property
+    def call(self) -> str:
+        """As ``triton.autotune`` takes it."""
+        constants = ", ".join(f'"{name}": {value}' for name, value in self.constants.items())
+        return f"triton.Config({{{constants}}}, num_warps={self.warps}" + (f", num_stages={self.stages})" if self.stages else ")")
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is printed."""
+        names = ("registers", "shared", "occupancy", "limiter", "blocks", "instructions", "HMMA", "HGMMA")
+        told = {name: (self.metrics or {}).get(name) for name in names}
+        return {"constants": dict(self.constants), "warps": self.warps, "stages": self.stages, "kept": not self.why, "why": self.why,
+                "spills": self.spills, "findings": list(self.findings), **told}  # fmt: skip
+
+
+def choices_of(text: str) -> dict[str, list[str]]:
+    """``BLOCK = 64, 128; warps = 2, 4`` as name -> values. Raises UserError naming the part that is none such."""
+    found: dict[str, list[str]] = {}
+    for part in filter(None, (one.strip() for one in text.split(";"))):
+        name, equals, values = (one.strip() for one in part.partition("="))
+        given = [one.strip() for one in values.split(",")]
+        if not (equals and name.isidentifier() and all(re.fullmatch(r"-?\d+|True|False", one) for one in given)):
+            raise UserError(f"--tune: '{part}' is no choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
+        if name in ("warps", "stages") and any(not one.isdigit() or int(one) not in range(1, 33) for one in given):
+            raise UserError(f"--tune: {name} are from 1 to 32, not {', '.join(given)}")
+        found[name] = list(dict.fromkeys(given))
+    if not found:
+        raise UserError("--tune says no choice: BLOCK = 64, 128; warps = 2, 4; stages = 2, 3")
+    return found
+
+
+def tuned(
+    spec: str, choices: Mapping[str, Sequence[str]], arch: str = "sm_90", signature: str = "", warps: int | None = None, stages: int | None = None,
+    *, allow_unsandboxed: bool = False, progress: Callable[[int, str], None] = lambda done, label: None,
+) -> list[Tuning]:  # fmt: skip
+    """Every configuration of ``choices``, those worth timing first: fewest spills, then highest occupancy.
+
+    ``warps`` and ``stages`` are those of all where ``choices`` have none. Raises UserError where the kernel has no such constant, or nothing compiles.
+    """
+    path, kernel, _, noted, default = triton_kernel(spec, signature)
+    names = [one.arg for one in kernel.args.args]
+    words = [one.strip() for one in noted.split(",")]
+    if len(words) != len(names):
+        raise UserError(
+            f"{path}: the signature has {len(words)} types, and {kernel.name} takes {len(names)} arguments: {', '.join(names)}"
+        )
+    constants = [name for name, word in zip(names, words, strict=True) if re.fullmatch(r"-?\d+|True|False", word)]
+    for name in choices:
+        if name not in (*constants, "warps", "stages"):
+            raise UserError(
+                f"--tune: '{name}' is no constant of {kernel.name} ({nearest(name, [*constants, 'warps', 'stages'])})"
+            )
+    rows = list(itertools.product(*choices.values()))
+    if len(rows) > MOST:
+        raise UserError(f"--tune: {len(rows)} configurations are more than {MOST}: each takes seconds to compile")
+    found: list[Tuning] = []
+    for row in rows:
+        chosen = dict(zip(choices, row, strict=True))
+        own = {name: value for name, value in chosen.items() if name not in ("warps", "stages")}
+        given = int(chosen["warps"]) if "warps" in chosen else warps or default
+        deep = int(chosen["stages"]) if "stages" in chosen else stages
+        types = ", ".join(own.get(name, word) for name, word in zip(names, words, strict=True))
+        try:
+            read = read_gpu(f"{path}:{kernel.name}", arch, types, given, deep, allow_unsandboxed)
+        except UserError as error:
+            found.append(Tuning(own, given, deep, f"does not compile: {str(error).rpartition('does not compile: ')[2][:160]}"))
+        else:
+            tools = tuple(one["tool"] for one in read["findings"] if one["severity"] != "info")
+            why = "" if read["metrics"]["blocks"] else f"does not fit a multiprocessor: {read['metrics']['limiter']}"
+            found.append(Tuning(own, given, deep, why, read["metrics"], tools))
+        progress(len(found), found[-1].label)
+    fits = [one for one in found if not one.why]
+    if not fits:
+        raise UserError(f"{path}: no configuration of {kernel.name} can run: {found[0].label} {found[0].why}")
+    least = min(one.spills for one in fits)
+    made = [
+        Tuning(one.constants, one.warps, one.stages, f"spills registers {one.spills} times", one.metrics, one.findings)
+        if not one.why and one.spills >= SPILLS > least
+        else one
+        for one in found
+    ]
+    return sorted(made, key=lambda one: (bool(one.why), one.spills, -((one.metrics or {}).get("occupancy") or 0.0)))
+
+
+def configs_file(spec: str, arch: str, found: Sequence[Tuning]) -> str:
+    """Python source with ``CONFIGS``, the list that ``triton.autotune`` takes."""
+    kept = [one for one in found if not one.why]
+    left = "".join(f"#   {one.label}: {one.why}\n" for one in found if one.why)
+    text = f'"""Configurations of {Path(spec).name} for {arch} that are worth timing: {len(kept)} of {len(found)}, as their machine code tells without a GPU."""\n\n'
+    text += (
+        "import triton\n\n# @triton.autotune(configs=CONFIGS, key=[...])\nCONFIGS = [\n"
+        + "".join(f"    {one.call},\n" for one in kept)
+        + "]\n"
+    )
+    text += f"# Left out:\n{left}" if left else ""
+    ast.parse(text)
+    return text
