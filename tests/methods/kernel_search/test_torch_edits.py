@@ -76,6 +76,9 @@ def test_copies_types_layouts_and_decorators() -> None:
     assert lines("drop-copies", body)[0] == ["    a = x", "    return (a @ w).double().to(torch.float64).float()"]
     assert len(lines("drop-copies", body)) == 4
     assert lines("no-doubles", body)[0] == ["    return (a @ w.detach()).float()"]
+    lean = "    z = x.clone() * 2.0 + x\n    return (z.double() * 0.5 + 1.0).float() @ w\n"
+    assert lines("lean", lean) == [["    z = (x * 2.0).add_(x)", "    return (z * 0.5 + 1.0).float() @ w"]]
+    assert lines("lean", "    return x.clone() @ w\n") == []  # one step only: that is drop-copies
     assert lines("contiguous", "    return x @ w.t().t()\n")[0] == ["    return x @ w.t().contiguous().t().contiguous()"]
     assert lines("inference-mode", body) == [["@torch.inference_mode()"]]
     decorated = RESULT.replace("def f", "@torch.no_grad()\ndef f")

@@ -222,7 +222,7 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
         absent = [need for need in one.needs if getattr(metrics, need) is None]
         if absent:
             missing.append(
-                f"{one.name}: not measurable here, it needs {' and '.join(_WORDS.get(need, need) for need in absent)} ({TIERS[one.tier]})"
+                f"{one.name}: not measurable here, it needs {' and '.join(dict.fromkeys(_WORDS.get(need, need) for need in absent))} ({TIERS[one.tier]})"
             )
             continue
         seen = one.read(metrics)
@@ -632,7 +632,7 @@ def unfused_operators(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="T0", category="precision", check="bytes that copies move", gain=(1.1, 2.0), needs=("operators",), transforms=("drop-copies", "no-doubles", "out"),
+    tier="T0", category="precision", check="bytes that copies move", gain=(1.1, 2.0), needs=("operators",), transforms=("lean", "drop-copies", "no-doubles", "out"),
     prescription="Drop clone() and contiguous() where nothing writes to the copy, compute in the type of the arguments, and write results where they belong.",
 )  # fmt: skip
 def copied_tensors(m: KernelMetrics) -> Symptom | None:

@@ -595,3 +595,14 @@ def _in_place(code: Code, task: KernelTask) -> Iterator[Code]:
 def _out(code: Code, task: KernelTask) -> Iterator[Code]:
     """An elementwise chain in the memory of the output that it is copied to."""
     yield from _chained(code, task, True)
+
+
+@transform("lean", TORCH_TRANSFORMS)
+def _lean(code: Code, task: KernelTask) -> Iterator[Code]:
+    """Without copies, without doubles, in one memory: these pay together more than each alone."""
+    made, steps = code, 0
+    for name in ("drop-copies", "no-doubles", "in-place"):
+        step = next(TORCH_TRANSFORMS[name](made, task), made)
+        steps, made = steps + (step.key != made.key), step
+    if steps > 1:
+        yield made
