@@ -14,6 +14,8 @@ from ramify.cli.main import main
 from ramify.methods.kernel_search import sass, tuning
 from ramify.methods.kernel_search.ptx import DATA, OPEN, Access, accesses, block_of, entries
 from ramify.methods.kernel_search.sass import counts, functions_of, is_gpu, nvidia_tool, ptx_counts, sass_metrics, usage_of
+from ramify.methods.kernel_search.task import from_python, read_task
+from ramify.methods.kernel_search.wall import Wall
 
 GPU = Path(__file__).parent / "gpu"
 """Texts of the real tools, made from the .cu files beside them: nvcc 13.0 -lineinfo -arch=sm_90 -ptx (.ptx), ptxas -v (.usage), nvdisasm -c (.sass) and
@@ -202,6 +204,50 @@ def test_divisible_pointers_are_read_in_128_bits(tmp_path: Path, capsys: pytest.
         found = json.loads(capsys.readouterr().out)
         assert (found["metrics"].get("LDG128", 0) == 0) == narrow
         assert any(one["tool"] == "Vectorization" for one in found["findings"]) == narrow
+
+
+INTERPRETED = """import torch
+import triton
+import triton.language as tl
+# ramify: n = 1000, 37; x[n]; y[n]; result[n]
+@triton.jit
+def kernel(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    tl.store(out + at, tl.load(x + at, mask=mask) + tl.load(y + at, mask=mask), mask=mask)
+def add(n, x, y):
+    out = torch.empty_like(x)
+    kernel[(triton.cdiv(n, 256),)](x, y, out, n, 256)
+    return out
+"""
+
+
+def test_triton_runs_in_its_interpreter_and_is_not_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = tmp_path / "add.py"
+    kernel.write_text(INTERPRETED, encoding="utf-8")
+    wall = Wall(read_task(f"{kernel}:add"))
+    assert {one["env"]["TRITON_INTERPRET"] for one in wall._workers()} == {"1"}
+    assert not any(
+        "TRITON_INTERPRET" in one["env"]
+        for one in Wall(from_python(INTERPRETED.replace("triton", "numba"), "add"))._workers()
+        if "env" in one
+    )
+    assert main(["kernel-search", "search", f"{kernel}:add", "--out", str(tmp_path / "run")]) == 2
+    assert "timed on a GPU only" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_triton_kernel_is_compared_and_not_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    kernel, wrong = tmp_path / "add.py", tmp_path / "wrong.py"
+    kernel.write_text(INTERPRETED, encoding="utf-8")
+    wrong.write_text(INTERPRETED.replace("y + at, mask=mask)", "y + at, mask=mask) * 2"), encoding="utf-8")
+    assert main(["kernel-search", "bench", f"{kernel}:add", str(kernel)]) == 0
+    assert "outputs; nothing was timed" in capsys.readouterr().out
+    assert main(["kernel-search", "bench", f"{kernel}:add", str(wrong)]) == 1
+    assert "refused (wrong)" in capsys.readouterr().out
 
 
 def test_configurations_worth_timing_are_written_for_autotune(

@@ -131,10 +131,6 @@ class KernelSearch:
 
     async def go(self) -> BestKernel:
         """Search up to the budget. Raises UserError where the original fails its own reference."""
-        if self.task.kind == "triton":
-            raise UserError(
-                f"{self.task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search sass` reads them without one"
-            )
         await self.wall.prepare()
         self._met(self.wall.machine, 0)
         if self.roofs is not None and not self.wall.floor:
@@ -403,6 +399,11 @@ def search(
     reference, NeedsError where nothing isolates or there is no compiler.
     """
     config = config or KernelSearchConfig(**settings)
+    if task.kind == "triton":
+        raise UserError(
+            f"{task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search sass` reads them without one, and `bench` "
+            "says whether one is right"
+        )
 
     async def whole(run: Run | None) -> BestKernel:
         made = KernelSearch(

@@ -346,7 +346,10 @@ def bench(
     allow_unsandboxed: Allow = False,
     as_json: Json = False,
 ) -> None:
-    """Is this version right, and is it faster? The wall and the clock on one candidate. Exit code 1: refused, or not faster."""
+    """Is this version right, and is it faster? The wall and the clock on one candidate. Exit code 1: refused, or not faster.
+
+    A Triton kernel is compared in Triton's interpreter, and not timed.
+    """
     from ramify.methods.kernel_search.task import read_source
     from ramify.methods.kernel_search.wall import Code, Wall
 
@@ -356,7 +359,9 @@ def bench(
     with progress("bench", as_json=as_json, kept="nothing was written"):
         trial = asyncio.run(_benched(wall, code))
     emit(trial.to_json(), as_json, _tried(trial))
-    if not (trial.gain and trial.gain.gains):
+    if not (
+        trial.gain.gains if trial.gain else trial.ok and trial.checked
+    ):  # what is right and not timed, as Triton, has not failed
         raise SystemExit(EXIT_FAILED)
 
 

@@ -390,7 +390,10 @@ class Wall:
             "NUMBA_CACHE_DIR": "/tmp",
             "HOME": "/tmp",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": ":".join(packages()),
         }
+        if self.task.kind == "triton":
+            env["TRITON_INTERPRET"] = "1"
         keep = ["problem.py"] if self.task.problem else []
         return [
             {"name": name, "argv": ["python", "worker.py"], "build": f"{name}.py", "env": env, "keep": keep} for name in names
