@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
+from ramify.engine.sampling import key_uniforms
 from ramify.integrations.pytest_plugin import Assertions
 from ramify.methods.kernel_search import CodeLibrary, search
 from ramify.methods.kernel_search.library import signature
@@ -21,6 +23,7 @@ from ramify.methods.kernel_search.task import from_c
 from ramify.methods.kernel_search.wall import Code
 from ramify.model.function import FunctionModel
 from ramify.score.judge import Item, find_judge, judged
+from ramify_experiments.kernel_search.engine_uniforms import versions
 from tests.methods.kernel_search.kernels import EXP, SUM
 
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is needed")
@@ -165,3 +168,14 @@ def test_a_model_is_shown_like_code(tmp_path: Path) -> None:
     made = LLMProposer(from_c(SUM), FunctionModel(lambda messages: "no", name="writer"), None, library=library)
     assert "asum.h:2:\n\n```\nfloat asum(int n" in made.prompt(Code(SUM), [], "")
     assert find_proposer("transforms", from_c(SUM), 0, made.memory, library).name == "transforms"
+
+
+def test_the_versions_of_the_engines_uniforms_give_the_same_bits() -> None:
+    made = {}
+    for name, (_, source) in versions().items():
+        space: dict[str, Any] = {}
+        exec(source, space)
+        made[name] = space["key_uniforms"](300, np.array([2**62 - 57]))
+    assert list(made) == ["engine", "inplace", "once", "row"]
+    assert all(np.array_equal(one, made["engine"]) for one in made.values())
+    assert np.array_equal(made["row"], key_uniforms(2**62 - 57, 300))
