@@ -64,10 +64,10 @@ def attainable(intensity: float, peak: float, bandwidth: float) -> float:
     return min(peak, intensity * bandwidth)
 
 
-def classify(intensity: float | None, peak: float, bandwidth: float, achieved: float = 1.0, overhead: float = 0.0) -> Class:
-    """The class of an operation (section 3.3): ``achieved`` is its best fraction of a roof, ``overhead`` the share of a call that is calling.
+def classify(intensity: float | None, peak: float, bandwidth: float, overhead: float = 0.0) -> Class:
+    """The class of an operation (section 3.3): ``overhead`` is the share of a call that is calling.
 
-    ``launch`` where overhead >= 0.2; ``latency`` where neither roof is reached to 0.3; ``mixed`` within a factor of 2 of the ridge.
+    ``launch`` where overhead >= 0.2; ``mixed`` within a factor of 2 of the ridge; ``unknown`` without an intensity.
     """
     if overhead >= 0.2:
         return "launch"
