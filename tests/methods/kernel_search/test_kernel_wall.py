@@ -107,7 +107,7 @@ def test_what_is_faster_than_the_machine_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["remembers every address", "only the last calls"])
 def test_what_skips_timed_calls_is_wrong_in_one_that_is_looked_at(name: str) -> None:
-    """Each of the two gained severalfold where the pool never changed, and where every batch had one length."""
+    """The first was 2.6 times as fast where the pool never changed; the second skips calls where every batch has one length."""
     long = Wall(from_c(SUM), pairs=4, batch_seconds=0.02)  # batches of hundreds of calls
     (found,) = tried(long, cheat_code(long.task, next(one for one in CHEATS if one.name == name)).source)
     assert found.stage == "wrong", (found.refused, found.gain)
