@@ -30,7 +30,7 @@ POWER, REPEATS, LAPSE = 0.99, 40, 0.3
 """Power that a registration's size has, over so many simulated repetitions; of a contrast with so large a share of uniform choices."""
 SIZES = (25, 50, 75, 100, 150, 200, 300, 500)
 HISTORY_PEOPLE = 100
-"""Simulated people behind the power of a claim about a theory that reads history, which is asked trial by trial."""
+"""Simulated people from which the power of a claim is estimated about a theory that reads history, which is asked trial by trial."""
 
 
 def one_sided_t(differences: np.ndarray) -> tuple[float, float]:

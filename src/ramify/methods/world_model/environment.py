@@ -253,11 +253,10 @@ def _named_tools(
             if name not in names:
                 raise UserError(f"{what} names the tool '{name}', and there is none ({nearest(name, names)})")
     for i, one in enumerate(controls, 1):
-        if isinstance(one, PlainControl) and not any(one.concerns(EnvCall(name)) for name in names):
-            kind = type(one).__name__
-            raise UserError(
-                f"control {i} ({kind}) concerns the tool '{one.tool}', and there is none ({nearest(one.tool, names)})"
-            )
+        for name in map(str.strip, one.tool.split(",") if isinstance(one, PlainControl) else ()):
+            if name not in names and not set("*?[") & set(name):  # a pattern may match nothing
+                kind = type(one).__name__
+                raise UserError(f"control {i} ({kind}) concerns the tool '{name}', and there is none ({nearest(name, names)})")
 
 
 class SimulatedEnv:
