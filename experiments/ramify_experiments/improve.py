@@ -59,6 +59,7 @@ LONG = ("start", "auto", "auto, no forks", "imitate", "grpo")
 BUDGETS: dict[str, dict[str, int]] = {
     "quick": {"updates": 10, "tokens": 25_000},
     "tune": {"updates": 12, "tokens": 30_000},
+    "games": {"updates": 16, "tokens": 15_000},
     "40k": {"updates": 16, "tokens": 40_000},
     "150k": {"updates": 50, "tokens": 150_000},
 }

@@ -160,9 +160,10 @@ HUNTERS = ("auto", "imitate", "grpo")
 
 
 def textworld_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """TextWorld's treasure hunts, 40,000 tokens, every arm with the settings it has by default: success after, and differences paired by seed."""
+    """TextWorld's treasure hunts, 15,000 tokens, which are about 450 attempts (commands are short), every arm with the settings it has by default:
+    success after, and differences paired by seed."""
     TextWorldRecipe().folder(say)  # once, before cells that need it run side by side
-    arms = {arm: {"arm": arm, "budget": "40k", "env": "textworld"} for arm in ("start", *HUNTERS)}
+    arms = {arm: {"arm": arm, "budget": "games", "env": "textworld"} for arm in ("start", *HUNTERS)}
     done = cells.grid(cell, arms, seeds)
     checks = Checks(seeds)
     for arm, runs in done.items():
