@@ -10,7 +10,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.methods.kernel_search import tools
-from ramify.methods.kernel_search.asm import loops
+from ramify.methods.kernel_search.asm import Instruction, _chain, loops
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, remarks
 from ramify.methods.kernel_search.task import from_c, from_python
 from ramify.methods.kernel_search.tools import KernelMetrics, Symptom, examine, tool
@@ -180,3 +180,32 @@ def test_a_torch_kernel_is_called_once_with_its_operators_counted() -> None:
     }  # fmt: skip
     lazy = Code(wall.original.source.replace("def f", "@torch.compile\ndef f"))
     assert asyncio.run(gather(wall, lazy, simulate=False)).operators is None
+
+
+IN_ORDER = """vmovups (%rax),%ymm7
+vmulps %ymm7,%ymm7,%ymm3
+vaddss %xmm3,%xmm6,%xmm0
+vshufps $0x55,%xmm3,%xmm3,%xmm6
+vaddss %xmm6,%xmm0,%xmm0
+vextractf128 $0x1,%ymm3,%xmm3
+vaddss %xmm3,%xmm0,%xmm6"""
+"""What gcc makes of a sum of squares in order for an AVX2 processor: the sum passes through two registers."""
+
+
+@pytest.mark.parametrize(
+    ("text", "chain"),
+    [
+        (IN_ORDER, True),
+        (IN_ORDER.rpartition("\n")[0], False),  # the sum is not what the next iteration starts from
+        ("vaddsd (%rdi,%rax,8),%xmm0,%xmm0", True),
+        ("addsd %xmm1,%xmm0", True),
+        ("vfmadd231ss (%rax,%rcx,4),%xmm2,%xmm1", True),
+        ("vfmadd213ss %xmm3,%xmm2,%xmm1", False),  # Horner: the number is multiplied, another is added
+        ("vmovss (%rax),%xmm0\nvaddss %xmm1,%xmm0,%xmm0", False),
+        ("vaddss %xmm1,%xmm0,%xmm0\nvxorps %xmm0,%xmm0,%xmm0", False),
+        ("vaddss %xmm1,%xmm0,%xmm0\nvucomiss %xmm2,%xmm0", True),
+    ],
+)
+def test_a_sum_in_order_is_told_by_what_the_next_iteration_starts_from(text: str, chain: bool) -> None:
+    body = [Instruction(0, *line.split(" ", 1)) for line in text.splitlines()]
+    assert _chain(body) is chain

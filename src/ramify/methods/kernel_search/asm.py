@@ -70,7 +70,7 @@ class Loop:
     divisions: int
     """Divisions and square roots."""
     chain: bool
-    """Scalar additions into one register that the next iteration needs."""
+    """Scalar additions, each to the sum of the one before, whose last the next iteration needs."""
     strided: bool
     """A pointer that loads go through advances by a register or by a line or more."""
     text: str
@@ -215,20 +215,41 @@ def _width(operands: str) -> int:
     return 512 if "%zmm" in operands else 256 if "%ymm" in operands else 128
 
 
+_ADDS = re.compile(r"v?(?:add|min|max)s[sd]$")
+_FUSED = re.compile(r"vfn?m(?:add|sub)(132|213|231)s[sd]$")
+_ADDEND = {"132": -2, "213": -3, "231": -1}
+"""Where the number that is added stands among the operands of a fused multiplication and addition."""
+
+
 def _chain(body: Sequence[Instruction]) -> bool:
-    """Some register is both source and destination of scalar additions and is written by nothing else in the loop."""
-    written: Counter[str] = Counter()
-    adds: Counter[str] = Counter()
+    """Some number goes from one iteration to the next through scalar additions alone, whatever registers they write on the way."""
+    steps: list[tuple[str, list[str], int]] = []
     for one in body:
-        words = [word.strip() for word in one.operands.split(",")]
-        if not words or not words[-1].startswith("%xmm"):
+        words = re.findall(r"[^,\s(]*\([^)]*\)|[^,\s]+", one.operands)
+        if not words or not words[-1].startswith(("%xmm", "%ymm", "%zmm")) or re.match(r"v?u?comis|v?ptest", one.name):
             continue
-        written[words[-1]] += 1
-        if re.match(r"^v?(?:add|fn?madd\w*|min|max)[ps]?s[sd]$|^v?(?:add|fn?madd(?:132|213|231)|min|max)s[sd]$", one.name) and (
-            words[-1] in words[:-1] or not one.name.startswith("v") or "231" in one.name
-        ):
-            adds[words[-1]] += 1
-    return any(adds[name] and adds[name] == written[name] for name in adds)
+        names = [word[2:] if word.startswith(("%x", "%y", "%z")) else "" for word in words]
+        through, adds = list[str](), 0
+        if _ADDS.match(one.name):
+            through, adds = names if not one.name.startswith("v") else names[:-1], 1
+        elif fused := _FUSED.match(one.name):
+            through, adds = [names[_ADDEND[fused[1]]]], 1
+        elif re.match(r"v?mova?p[sd]$", one.name):
+            through = names[:-1]
+        steps.append((names[-1], through, adds))
+    return any(_carried(steps, start) for start in {written for written, _, _ in steps})
+
+
+def _carried(steps: Sequence[tuple[str, Sequence[str], int]], start: str) -> bool:
+    """Whether register ``start`` ends an iteration as what it held at its begin with something added to it."""
+    held = {start: 0}
+    for written, through, adds in steps:
+        counts = [held[name] for name in through if name in held]
+        if counts:
+            held[written] = max(counts) + adds
+        else:
+            held.pop(written, None)
+    return held.get(start, 0) > 0
 
 
 def _strided(body: Sequence[Instruction]) -> bool:
