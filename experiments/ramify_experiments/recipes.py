@@ -58,14 +58,7 @@ class HouseholdRecipe(Recipe):
             noise = self.careful_noise if rng.random() < self.careful else self.careless_noise
             shown.append(household.demonstrate(task, noise, rng, environment=environment))
         tokenizer, rows = chat_rows(shown, self.vocab)
-        end = (tokenizer.token_id("<|end|>"),)
-        shape = TinyConfig(
-            tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=self.context, eos=end
-        )
-        model = TinyLM(shape, self.seed)
-        weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
-        report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
-        return self.imitate(model, rows, report), tokenizer
+        return self.imitate(untrained(self, tokenizer, rows, report), rows, report), tokenizer
 
 
 class LongHouseholdRecipe(HouseholdRecipe):
@@ -115,23 +108,25 @@ class TextWorldRecipe(Recipe):
             if i % 20 == 0:
                 report(f"{i} of {self.games} games demonstrated")
         tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), self.vocab)
-        template, end = TagTemplate(tokenizer), (tokenizer.token_id("<|end|>"),)
+        template = TagTemplate(tokenizer)
         rows = [chat_row(template, dialogue) for dialogue in dialogues]
-        shape = TinyConfig(
-            tokenizer.size, self.width, self.layers, self.width // 32, 1, 32, 3 * self.width, context=self.context, eos=end
-        )
-        model = TinyLM(shape, self.seed)
-        weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
-        report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
-        return self.imitate(model, rows, report), tokenizer
+        return self.imitate(untrained(self, tokenizer, rows, report), rows, report), tokenizer
+
+
+def untrained(recipe: HouseholdRecipe | TextWorldRecipe, tokenizer: HfTokenizer, rows: Sequence[Row], report: Report) -> TinyLM:
+    """The decoder of a recipe before it has seen its demonstrations ``rows``; their size is reported."""
+    width, end = recipe.width, (tokenizer.token_id("<|end|>"),)
+    shape = TinyConfig(tokenizer.size, width, recipe.layers, width // 32, 1, 32, 3 * width, context=recipe.context, eos=end)
+    model = TinyLM(shape, recipe.seed)
+    weights, length = sum(w.numel() for w in model.parameters()), np.mean([len(row.tokens) for row in rows])
+    report(f"{weights:,} weights, {length:.0f} tokens a demonstration")
+    return model
 
 
 def hunted(environment: TextWorldEnvironment, task: Task, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
     """One noisy demonstration of a game as (role, text); it ends with the game, at the turn limit, or where nothing wins any more."""
-    import textworld
-
-    file, episode = str(environment.file(task)), environment.make()
-    expert = textworld.start(file, textworld.EnvInfos(policy_commands=True, admissible_commands=True))
+    episode = environment.make()
+    expert = environment.open(str(environment.file(task)), "policy_commands", "admissible_commands")
     state, seen = expert.reset(), episode.reset(task, 0)
     messages = [("system", episode.system)]
     for _ in range(environment.max_turns):

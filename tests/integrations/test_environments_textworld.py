@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ramify.base.errors import UserError
@@ -23,6 +24,7 @@ from textworld.challenges.tw_treasure_hunter import treasure_hunter  # noqa: E40
 from textworld.generator import QuestGenerationError  # noqa: E402
 
 from ramify.integrations.textworld import play_walkthroughs  # noqa: E402
+from ramify_experiments.recipes import TextWorldRecipe, hunted  # noqa: E402
 
 GAME = "textworld:make?rooms=2&objects=4&length=4"
 
@@ -100,6 +102,18 @@ def test_a_seed_whose_map_has_no_room_for_the_quest_gets_another_map() -> None:
     with pytest.raises(QuestGenerationError, match="doesn't permit quest of length"):
         treasure_hunter.make({"level": 10}, options)
     assert len(environment.walkthrough(task)) == 5
+
+
+def test_a_recipe_makes_an_agent_of_noisy_demonstrations(tmp_path: Path) -> None:
+    recipe = TextWorldRecipe(games=2, times=2, steps=3, rows=2, vocab=320, width=32, layers=1)
+    recipe.write(tmp_path / "agent")
+    environment: Any = find_environment(recipe.GAMES)
+    (task,) = environment.task_set("demo", 1, 0)
+    careful = hunted(environment, task, 0.0, np.random.default_rng(0))
+    assert [text for role, text in careful if role == "assistant"] == environment.walkthrough(task)
+    (attempt,) = play(f"hf:{tmp_path / 'agent'}", recipe.GAMES, [task], out=tmp_path / "run")
+    assert attempt.failure is None
+    assert attempt.turns
 
 
 def test_games_are_cached_by_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,13 +167,16 @@ class TextWorldEnvironment:
             raise NeedsError(f"the game of task '{task.id}' has no walkthrough")
         return list(found)
 
-    def open(self, file: str) -> Any:
-        """A game ready for ``reset``. Raises UserError where the file is not a game."""
-        if self._idle.get(file):
+    def open(self, file: str, *asked: str) -> Any:
+        """A game ready for ``reset``; ``asked``: what its states tell besides, fields of ``textworld.EnvInfos``. Raises UserError where the
+        file is not a game."""
+        if not asked and self._idle.get(file):
             return self._idle[file].pop()
         _check_story(Path(file))
         wanted = self._textworld.EnvInfos(won=True, lost=True, score=True, extras=["walkthrough"])
         wanted.admissible_commands = self.admissible
+        for name in asked:
+            setattr(wanted, name, True)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # jericho knows classics only; TextWorld's own games it calls unsupported
