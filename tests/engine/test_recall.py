@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,23 @@ def test_a_prefix_is_completed_by_the_first_row_that_needs_its_features():
         recalled.append(stats.recalled - before)
     assert recalled[0] >= 32
     assert recalled[1] < 8  # what came after the shared blocks
+
+
+def test_what_is_found_is_the_longest_prefix_of_all_that_was_kept():
+    store, kept, rng = PrefixCache(1 << 20), [], np.random.default_rng(0)
+    for _ in range(200):
+        ids = rng.integers(0, 2, int(rng.integers(1, 60))).tolist()  # two tokens: long prefixes in common
+        known = max(
+            (
+                sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, other, strict=False)))
+                for other in kept
+            ),
+            default=0,
+        )
+        assert sum(piece.shape[1] for piece in store.match(np.array(ids, np.int32), len(ids))) == known
+        store.insert(ids, lambda start, stop: torch.zeros(1, stop - start, 2), lambda stop: 1)
+        kept.append(ids)
+    assert store.bytes == sum(block.nbytes for block in store._recent.values())
 
 
 def test_a_block_with_fewer_layers_is_replaced_by_one_with_more():
