@@ -137,10 +137,8 @@ RIGHT = {
     "looks for the answer",
     "remembers addresses",
     "remembers every address",
-    "only the last calls",
 }
-"""Cheats whose trick may have nothing to take hold of here, the last two in batches of few calls: they then compute what they should, and are no
-faster."""
+"""Cheats whose trick may have nothing to take hold of here, the last in batches of few calls: they then compute what they should, and are no faster."""
 
 
 @pytest.mark.slow
