@@ -356,6 +356,27 @@ def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
     return checks
 
 
+def so_far(cells: ResultCache, grid: Sequence[ArmGrid]) -> Checks:
+    """What the cells that are there say; plays nothing. A seed counts where all arms of its comparison are there."""
+    every = {key: one for env in ENVS for key, one in tuning(env).items()}
+    known = cells.known(cell, every)
+    settings = {env: frozen(known, env) for env in ENVS if tuning(env).keys() <= known.keys()}
+    checks = Checks(())
+    checks.value("tuning: cells", len(known), len(every))
+    for comparison in grid:
+        runs, there = {}, 0
+        for seed in comparison.seeds:
+            found = _known(cells, comparison, seed, settings)
+            there += len(found)
+            if len(found) == len(comparison.arms):
+                runs[seed] = {arm: found[comparison.key(arm, seed)] for arm in comparison.arms}
+        checks.value(
+            f"{comparison.name}, {len(comparison.arms)} arms: cells", there, len(comparison.seeds) * len(comparison.arms)
+        )
+        checks += judged(comparison, runs)
+    return checks
+
+
 def _known(cells: ResultCache, comparison: ArmGrid, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     frozen_ones = settings.get(comparison.env)
     return {} if frozen_ones is None else cells.known(cell, comparison.cells(seed, frozen_ones))
@@ -382,6 +403,9 @@ def judged(comparison: ArmGrid, runs: Mapping[int, Mapping[str, Any]]) -> Checks
         name = f"{comparison.name}, auto - {arm}: lower 95 % bound"
         checks.value(name, interval[0], len(runs), op, bound, interval)
         checks.value(f"{comparison.name}, auto - {arm}: p, corrected", p, len(runs))
+    for arm in MAIN[1:]:
+        if arm != DEFAULT:
+            checks.paired(f"{comparison.name}, {DEFAULT} - {arm}: success", got[DEFAULT], got[arm])
     return checks
 
 

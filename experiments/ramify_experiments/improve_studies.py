@@ -3,8 +3,9 @@
     python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
     python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
     python -m ramify_experiments.improve_studies textworld --seeds 5 --save    three arms in games that nobody here wrote
+    python -m ramify_experiments.improve_studies comparison --seeds 10 --save  what the finished cells of `ramify repro improve` say
 
-Seeds are others than those of the comparison. Finished cells are kept, so that a study that was interrupted continues.
+Seeds are others than those of the comparison, but for the last, which plays nothing. Finished cells are kept, so that a study that was interrupted continues.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ from ramify.jobs.grown import gather_all
 from ramify.jobs.improve import ImproveConfig, Job
 from ramify.render.terminal import say, table
 from ramify.rollout.backends import Player, Unit
-from ramify.stats.checks import Check
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clustered_mean
 from ramify.stats.tests import fisher
 from ramify.trace.db import Run
 from ramify.train import checkpoint
-from ramify_experiments.improve import BUDGETS, TIMES, cell
+from ramify_experiments.improve import BUDGETS, TIMES, cell, comparisons, kept, so_far
 from ramify_experiments.lab import Checks, ResultCache, cache
 from ramify_experiments.recipes import TextWorldRecipe
 
@@ -181,7 +181,14 @@ def textworld_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-STUDIES = {"credits": credits_study, "critic": critic_study, "textworld": textworld_study}
+def comparison_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
+    """What is there of the comparison's first seeds, as many as ``seeds``."""
+    checks = Checks(tuple(range(len(seeds))))
+    checks += so_far(kept(cells), comparisons(checks.seeds))
+    return checks
+
+
+STUDIES = {"credits": credits_study, "critic": critic_study, "textworld": textworld_study, "comparison": comparison_study}
 
 
 def main() -> None:
@@ -194,7 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     seeds = tuple(range(FIRST_SEED, FIRST_SEED + options.seeds))
     cells = ResultCache(options.cells or cache() / "improve-studies", edition="1")
-    checks: Sequence[Check] = STUDIES[options.study](cells, seeds)
+    checks = STUDIES[options.study](cells, seeds)
     shown = [
         (one.name, f"{one.value:.3f}", "" if one.interval is None else f"[{one.interval[0]:.3f}, {one.interval[1]:.3f}]", one.n)
         for one in checks
@@ -205,8 +212,8 @@ def main() -> None:
             "slug": "improve",
             "size": options.study,
             "command": f"python -m ramify_experiments.improve_studies {options.study} --seeds {options.seeds} --save",
-            "seeds": list(seeds),
-            "passed": True,
+            "seeds": list(checks.seeds),
+            "passed": all(one.status != "fail" for one in checks),
             "processor": f"{machine_name()} ({kernels()})",
             "checks": [one.to_json() for one in checks],
         }

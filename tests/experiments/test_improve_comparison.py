@@ -12,7 +12,7 @@ from ramify.jobs.improve import ImproveConfig
 from ramify.score.credit.battery import check_credit, example_group
 from ramify.score.credit.protocol import assigned
 from ramify_experiments import improve
-from ramify_experiments.improve import MAIN, SETTINGS, SPENT, TUNED, ArmGrid, compared, comparisons, hours, tuning
+from ramify_experiments.improve import MAIN, SETTINGS, SPENT, TUNED, ArmGrid, compared, comparisons, hours, so_far, tuning
 from ramify_experiments.lab import ResultCache
 
 EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
@@ -93,3 +93,16 @@ def test_controls_conform_and_keep_the_amount_of_credit(rule: Any) -> None:
     group = example_group(["mixed"])
     credited = sum(float(values.max()) > 0 for values in assigned(rule(), group).values())
     assert 0 < credited < len(group.nodes)
+
+
+def test_what_is_there_is_judged_and_nothing_is_played(cells: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = [ArmGrid("household", "40k", ("start", *MAIN), (0, 1, 2))]
+    compared(cells, grid[:1], "here")
+    for path in sorted(cells.folder.glob("household*grpo*seed-1*")):  # type: ignore[union-attr]
+        path.unlink()
+    monkeypatch.setattr(cells, "runner", None)
+    found = {check.name: check for check in so_far(cells, grid)}
+    assert found["household, 40k, 6 arms: cells"].value == 3 * 6 - 1
+    assert found["household, 40k, auto: success"].n == 2
+    assert found["household, 40k, infotree+g2po - grpo: success"].value == pytest.approx(0.05)
+    assert found["tuning: cells"].value == len(tuning("household"))
