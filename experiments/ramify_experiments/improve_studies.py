@@ -35,7 +35,7 @@ from ramify.stats.intervals import clustered_mean
 from ramify.stats.tests import fisher
 from ramify.trace.db import Run
 from ramify.train import checkpoint
-from ramify_experiments.improve import BUDGETS, TIMES, cell, comparisons, kept, so_far
+from ramify_experiments.improve import BUDGETS, TIMES, UNTUNED, cell, comparisons, kept, so_far
 from ramify_experiments.lab import Checks, ResultCache, cache
 from ramify_experiments.recipes import TextWorldRecipe
 
@@ -47,14 +47,14 @@ CREDITS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("start", {"arm": "grpo"}),
     "grpo, cliffs": ("grpo", {"arm": "grpo", "credit": "cliffs"}),
 }
-"""Name of an arm -> the one that it is compared with, and its settings of ``ramify improve``; rates and passes are those of the arm."""
+"""Name of an arm -> the one that it is compared with, and its settings of ``ramify improve``; rates and passes are :data:`UNTUNED`."""
 
 
 def credits_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """Household, 40,000 tokens: success after, and the difference to the arm that differs by the credit rule alone, paired by seed."""
     common = {"budget": "40k", "episodes": EPISODES}
     arms: dict[str, dict[str, Any]] = {"start": {"arm": "start", **common}}
-    arms |= {arm: {"arm": arm, "own": own, **common} for arm, (_, own) in CREDITS.items()}
+    arms |= {arm: {"arm": arm, "own": own, "train": UNTUNED[own["arm"]], **common} for arm, (_, own) in CREDITS.items()}
     done = cells.map(cell, {f"{arm}, seed {seed}": {**one, "seed": seed} for seed in seeds for arm, one in arms.items()})
     checks = Checks(seeds)
     got = {arm: [done[f"{arm}, seed {seed}"]["success"] for seed in seeds] for arm in arms}
@@ -77,7 +77,8 @@ def critic_cell(seed: int, budget: str = "40k", tasks: int = TASKS, tried: int =
     the critic's value of the state after it, successes of :data:`FEW` continuations, and of ``forks`` others, the truth.
 
     Steps that end the attempt are left out: of them nobody needs an estimate. Returned: ``states``, a list of steps each."""
-    config = check(ImproveConfig, {"arm": "auto", "seed": seed, **BUDGETS[budget], "eval_episodes": tasks})
+    settings = {"arm": "auto", "seed": seed, **BUDGETS[budget], "eval_episodes": tasks, "train": UNTUNED["auto"]}
+    config = check(ImproveConfig, settings)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with Job(config, path) as job, Run.create(path, config.to_json()) as run:
@@ -158,14 +159,16 @@ def critic_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 HUNTERS = ("auto", "imitate", "grpo")
 GENTLER = {"lr": 5e-4, "epochs": 1}
-"""Rate and passes of ``grpo``, tried with the two arms that imitate after their own had been seen to harm: not blind."""
+"""Rate and passes of ``grpo`` there, tried with the two arms that imitate after theirs had been seen to harm: not blind."""
 
 
 def textworld_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """TextWorld's treasure hunts, 15,000 tokens, which are about 450 attempts (commands are short), every arm with the settings it has by default:
-    success after, and differences paired by seed."""
+    """TextWorld's treasure hunts, 15,000 tokens, which are about 450 attempts (commands are short), every arm :data:`UNTUNED`: success after,
+    and differences paired by seed."""
     TextWorldRecipe().folder(say)  # once, before cells that need it run side by side
-    arms: dict[str, dict[str, Any]] = {arm: {"arm": arm, "budget": "games", "env": "textworld"} for arm in ("start", *HUNTERS)}
+    arms: dict[str, dict[str, Any]] = {
+        arm: {"arm": arm, "budget": "games", "env": "textworld", "train": UNTUNED.get(arm, {})} for arm in ("start", *HUNTERS)
+    }
     arms |= {f"{arm}, gentler": {**arms[arm], "train": GENTLER} for arm in HUNTERS[:2]}
     done = cells.grid(cell, arms, seeds)
     checks = Checks(seeds)

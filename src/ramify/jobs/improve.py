@@ -71,22 +71,22 @@ class TrainingArm:
     """Name of its sampling (see ``ramify list sampling``)."""
     credit: str
     """Name of its credit rule (see ``ramify list credit``)."""
-    lr: float = 1e-3
-    """Default learning rate; the comparison (``ramify repro improve``) chooses each arm's own on other seeds."""
-    passes: int = 0
+    lr: float = 5e-4
+    """Default learning rate. That and the passes are what the tuning of the comparison (``ramify repro improve``) found for most arms."""
+    passes: int = 64
     """Passes over the rows in all updates together, about: few updates take more passes each, many one."""
     minibatches: int = 1
     """Optimiser steps a pass."""
 
 
 ARMS = {
-    "auto": TrainingArm("auto", "self-imitate", passes=64),
+    "auto": TrainingArm("auto", "self-imitate"),
     "infotree+g2po": TrainingArm("infotree", "g2po"),
     "g2po": TrainingArm("flat", "g2po"),
-    "grpo": TrainingArm("flat", "grpo", lr=5e-4),
+    "grpo": TrainingArm("flat", "grpo"),
     "grpo+allocator": TrainingArm("allocator", "grpo"),
-    "grpo+resample": TrainingArm("resample", "grpo", lr=5e-4),
-    "imitate": TrainingArm("flat", "imitate", passes=64),
+    "grpo+resample": TrainingArm("resample", "grpo"),
+    "imitate": TrainingArm("flat", "imitate"),
 }
 """auto: independent attempts, or splitting where success is rare, and imitation of the steps that raised the chance of success.
 infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent attempts, one
