@@ -216,3 +216,8 @@ def test_bad_parts_are_refused_before_a_run_exists(settings: dict[str, str], mes
     with pytest.raises(UserError, match=message):
         improve(ImproveConfig(**settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_few_updates_take_more_passes_each_but_never_many() -> None:
+    assert [ImproveConfig().train.of("imitate", updates).epochs for updates in (1, 10, 16, 32, 50, 500)] == [4, 4, 4, 2, 1, 1]
+    assert ImproveConfig(train={"epochs": 7}).train.of("grpo", 50).epochs == 7

@@ -63,6 +63,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+MOST_PASSES = 4
+"""Passes of one update, by default: more was not tried."""
+
+
 @dataclass(frozen=True)
 class TrainingArm:
     """One way to spend the tokens: how attempts are sampled, how steps are credited, how is learned from them."""
@@ -74,7 +78,7 @@ class TrainingArm:
     lr: float = 5e-4
     """Default learning rate. That and the passes are what the tuning of the comparison (``ramify repro improve``) found for most arms."""
     passes: int = 64
-    """Passes over the rows in all updates together, about: few updates take more passes each, many one."""
+    """Passes over the rows in all updates together, about: few updates take up to :data:`MOST_PASSES` each, many one."""
     minibatches: int = 1
     """Optimiser steps a pass."""
 
@@ -109,7 +113,7 @@ class TrainingConfig(TrainConfig):
     def of(self, arm: str, updates: int) -> TrainingConfig:
         """These settings with the arm's own where they are 0, for so many ``updates``."""
         own = ARMS[arm]
-        defaults = {"lr": own.lr, "minibatches": own.minibatches, "epochs": max(1, round(own.passes / updates))}
+        defaults = {"lr": own.lr, "minibatches": own.minibatches, "epochs": min(MOST_PASSES, max(1, round(own.passes / updates)))}
         return self.model_copy(update={name: getattr(self, name) or value for name, value in defaults.items()})
 
 
