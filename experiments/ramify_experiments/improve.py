@@ -44,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "imitate": {"arm": "imitate"},
     "grpo": {"arm": "grpo"},
     TREES: {"arm": TREES},
+    "imitate, runner-up": {"arm": "imitate"},
     "imitate, other tasks for settled ones": {"arm": "imitate", "sampling": "resample"},
     "grpo, other tasks for settled ones": {"arm": "grpo+resample"},
     "random credit": {"arm": "imitate", "credit": "factory:ramify_experiments.improve:RandomCredit"},
@@ -53,9 +54,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Name of an arm -> its settings of ``ramify improve``."""
 MAIN = ("auto", "auto, no forks", "imitate", "grpo", TREES)
-"""Arms of the whole grid; the others are compared on the household at the small budget."""
+"""Arms of the whole grid; the others are compared on the household, all but one of them at the small budget only."""
+RUNNER_UP = "imitate, runner-up"
+"""Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds: not claimed before the runs."""
 LONG = ("start", "auto", "auto, no forks", "imitate", "grpo")
 """Arms that are looked at where success is rare."""
+AGAINST = {
+    "start, sharper": ("start",),
+    RUNNER_UP: ("imitate", "auto", TREES),
+    "imitate, other tasks for settled ones": ("imitate",),
+    "grpo, other tasks for settled ones": ("grpo",),
+    "random credit": ("imitate",),
+    "shuffled credit": ("imitate",),
+    "trees, flat credit": ("grpo", TREES),
+    "no trees, graph credit": ("grpo", TREES),
+}
+"""Arm -> the arms of the whole grid that it is paired with, which differ by what it is there to show."""
 BUDGETS: dict[str, dict[str, int]] = {
     "quick": {"updates": 10, "tokens": 25_000},
     "tune": {"updates": 12, "tokens": 30_000},
@@ -183,11 +197,12 @@ class ArmGrid:
     budget: str
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
+    part: str = ""
 
     @property
     def name(self) -> str:
         """How checks name it."""
-        return f"{self.env}, {self.budget}"
+        return ", ".join(filter(None, (self.env, self.budget, self.part)))
 
     def cells(self, seed: int, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Key and arguments of every cell of one seed; ``settings``: arm -> its frozen training settings."""
@@ -208,10 +223,14 @@ class ArmGrid:
 
 def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     """The grid on ``seeds``, in the order in which it is run: what a tuning of an environment opens comes right after it."""
-    few = tuple(seeds[:EXTRA_SEEDS])
     grid = [ArmGrid(env, budget, ("start", *MAIN), tuple(seeds)) for env in ENVS for budget in ("40k", "150k")]
-    others = tuple(arm for arm in SETTINGS if arm not in MAIN)
-    return [*grid[:2], ArmGrid("household", "40k", ("start, sharper", *others), few), *grid[2:]]
+    again = [
+        ArmGrid("household", budget, (*AGAINST[RUNNER_UP], RUNNER_UP), tuple(seeds), RUNNER_UP) for budget in ("40k", "150k")
+    ]
+    others = [arm for arm in AGAINST if arm != RUNNER_UP]
+    rivals = dict.fromkeys(rival for arm in others for rival in AGAINST[arm])
+    controls = ArmGrid("household", "40k", (*rivals, *others), tuple(seeds[:EXTRA_SEEDS]), "controls")
+    return [*grid[:2], *again, controls, *grid[2:]]
 
 
 def tuning(env: str) -> dict[str, dict[str, Any]]:
@@ -231,10 +250,12 @@ def frozen(done: Mapping[str, Mapping[str, Any]], env: str) -> dict[str, dict[st
             np.mean([done[f"tune {env} {arm} {number}, seed {seed}"]["success"] for seed in TUNE_SEEDS])
             for number in range(len(TUNED))
         ]
-        found[arm] = TUNED[int(np.argmax(means))]
-    return found | {
-        arm: found["imitate" if one["arm"] == "imitate" else "grpo"] for arm, one in SETTINGS.items() if arm not in MAIN
-    }
+        best, second = np.argsort(-np.array(means), kind="stable")[:2]
+        found[arm] = TUNED[int(best)]
+        if arm == "imitate":
+            found[RUNNER_UP] = TUNED[int(second)]
+    alike = {arm: found["imitate" if one["arm"] == "imitate" else "grpo"] for arm, one in SETTINGS.items()}
+    return alike | found
 
 
 def hours(cells: Mapping[str, Mapping[str, Any]], workers: int = 2) -> float:
@@ -334,8 +355,8 @@ def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
     }
     known = cells.known(cell, first)
     settings = {env: frozen(known, env) for env in ENVS if tuning(env).keys() <= known.keys()}
-    done = sum(len(_known(cells, c, seed, settings)) for c in grid for seed in c.seeds) + len(known)
-    say(f"about {hours(every):.1f} hours on two idle cores in all; {done} of {len(every)} cells are there")
+    done = known.keys() | {key for c in grid for seed in c.seeds for key in _known(cells, c, seed, settings)}
+    say(f"about {hours(every):.1f} hours on two idle cores in all; {len(done)} of {len(every)} cells are there")
     checks = Checks(tuple(sorted({seed for comparison in grid for seed in comparison.seeds})))
     for comparison in grid:
         if comparison.env not in settings:
@@ -388,7 +409,12 @@ def judged(comparison: ArmGrid, runs: Mapping[int, Mapping[str, Any]]) -> Checks
         told = (f"pass@{TIMES}", "entropy") if arm.startswith("start") else (f"pass@{TIMES}", "entropy", *SPENT)
         for what in told:
             checks.mean(f"{comparison.name}, {arm}: {what}", [one[arm][what] for one in runs.values()])
-    if "auto" not in got or len(runs) < 2:
+    if len(runs) < 2:
+        return checks
+    for arm, others in AGAINST.items():
+        for other in others if arm in got else ():
+            checks.paired(f"{comparison.name}, {arm} - {other}: success", got[arm], got[other])
+    if not got.keys() >= set(MAIN):
         return checks
     rivals = [arm for arm in MAIN if arm != "auto"]
     corrected = holm([paired_permutation(got["auto"], got[arm]) for arm in rivals])

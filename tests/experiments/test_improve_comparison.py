@@ -12,7 +12,7 @@ from ramify.jobs.improve import ImproveConfig
 from ramify.score.credit.battery import check_credit, example_group
 from ramify.score.credit.protocol import assigned
 from ramify_experiments import improve
-from ramify_experiments.improve import MAIN, SETTINGS, SPENT, TUNED, ArmGrid, compared, comparisons, hours, so_far, tuning
+from ramify_experiments.improve import MAIN, RUNNER_UP, SETTINGS, SPENT, TUNED, ArmGrid, compared, comparisons, hours, so_far, tuning
 from ramify_experiments.lab import ResultCache
 
 EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
@@ -83,7 +83,8 @@ def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> No
     assert not seeds & {one["seed"] for one in grid.values()}
     starts = [key for key in grid if " start, seed" in key]
     assert len(starts) == 10 * 2, "one serves both budgets"
-    assert len(grid) == len(starts) + 10 * 2 * 2 * len(MAIN) + 5 * (1 + len(SETTINGS) - len(MAIN))
+    controls = [arm for arm in SETTINGS if arm not in (*MAIN, RUNNER_UP)]
+    assert len(grid) == len(starts) + 10 * 2 * (2 * len(MAIN) + 1) + 5 * (1 + len(controls))
     assert hours(every | grid) < 24
 
 
