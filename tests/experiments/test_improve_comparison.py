@@ -12,7 +12,19 @@ from ramify.jobs.improve import ImproveConfig
 from ramify.score.credit.battery import check_credit, example_group
 from ramify.score.credit.protocol import assigned
 from ramify_experiments import improve
-from ramify_experiments.improve import MAIN, RUNNER_UP, SETTINGS, SPENT, TUNED, ArmGrid, compared, comparisons, hours, so_far, tuning
+from ramify_experiments.improve import (
+    MAIN,
+    RUNNER_UP,
+    SETTINGS,
+    SPENT,
+    TUNED,
+    ArmGrid,
+    compared,
+    comparisons,
+    hours,
+    so_far,
+    tuning,
+)
 from ramify_experiments.lab import ResultCache
 
 EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
