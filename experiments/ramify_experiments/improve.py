@@ -375,22 +375,28 @@ def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
 def so_far(cells: ResultCache, grid: Sequence[ArmGrid]) -> Checks:
     """What the cells that are there say; plays nothing. A seed counts where all arms of its comparison are there."""
     every = {key: one for env in ENVS for key, one in tuning(env).items()}
-    known = cells.known(cell, every)
-    settings = {env: frozen(known, env) for env in ENVS if tuning(env).keys() <= known.keys()}
     checks = Checks(())
-    checks.value("tuning: cells", len(known), len(every))
+    checks.value("tuning: cells", len(cells.known(cell, every)), len(every))
     for comparison in grid:
-        runs, there = {}, 0
-        for seed in comparison.seeds:
-            found = _known(cells, comparison, seed, settings)
-            there += len(found)
-            if len(found) == len(comparison.arms):
-                runs[seed] = {arm: found[comparison.key(arm, seed)] for arm in comparison.arms}
+        found = known_cells(cells, comparison)
+        there = sum(map(len, found.values()))
         checks.value(
             f"{comparison.name}, {len(comparison.arms)} arms: cells", there, len(comparison.seeds) * len(comparison.arms)
         )
-        checks += judged(comparison, runs)
+        checks += judged(comparison, {seed: arms for seed, arms in found.items() if len(arms) == len(comparison.arms)})
     return checks
+
+
+def known_cells(cells: ResultCache, comparison: ArmGrid) -> dict[int, dict[str, Any]]:
+    """seed -> arm -> its cell, of those that are there: none before the tuning of the environment is complete."""
+    jobs = tuning(comparison.env)
+    known = cells.known(cell, jobs)
+    settings = {comparison.env: frozen(known, comparison.env)} if jobs.keys() <= known.keys() else {}
+    found = {seed: _known(cells, comparison, seed, settings) for seed in comparison.seeds}
+    return {
+        seed: {arm: ones[key] for arm in comparison.arms if (key := comparison.key(arm, seed)) in ones}
+        for seed, ones in found.items()
+    }
 
 
 def _known(cells: ResultCache, comparison: ArmGrid, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
