@@ -119,3 +119,12 @@ def test_what_is_there_is_judged_and_nothing_is_played(cells: ResultCache, monke
     assert found["household, 40k, auto: success"].n == 2
     assert found["household, 40k, infotree+g2po - grpo: success"].value == pytest.approx(0.05)
     assert found["tuning: cells"].value == len(tuning("household"))
+
+
+def test_controls_are_paired_with_the_arms_they_vary_and_tell_of_themselves_alone(cells: ResultCache) -> None:
+    grid = [one for one in comparisons(range(3)) if one.env == "household" and one.budget == "40k"]
+    found = {check.name: check for check in compared(cells, grid, "here")}
+    assert [name for name in found if name.startswith("household, 40k, imitate, runner-up, auto")] == []
+    gap = found["household, 40k, imitate, runner-up, imitate, runner-up - auto: success"]
+    assert (gap.n, gap.value) == (3, pytest.approx(0.25 - (0.4 + 0.05))), "tuned to the fourth setting, its runner-up to another"
+    assert found["household, 40k, controls, start, sharper - start: success"].n == 3
