@@ -11,11 +11,11 @@ from picture_files import save
 
 from ramify.render.charts import Curve, curves_svg
 from ramify.stats.intervals import mean_t
-from ramify_experiments.improve import MAIN, comparisons, kept, known_cells
+from ramify_experiments.improve import MAIN, RUNNER_UP, comparisons, kept, known_cells
 from ramify_experiments.lab import ResultCache
 
 SEEDS = tuple(range(10))
-HOUSEHOLD = comparisons(SEEDS)[:2]
+SMALL, LARGE, *RUNNERS_UP = comparisons(SEEDS)[:4]
 
 
 def thousands(tokens: float) -> str:
@@ -33,15 +33,17 @@ def pictures() -> dict[str, str]:
     """Held-out success by budget, and tasks won so far, over generated tokens."""
     with tempfile.TemporaryDirectory() as folder:
         cells = kept(ResultCache(Path(folder)))
-        small, large = (known_cells(cells, grid) for grid in HOUSEHOLD)
+        small, large = (known_cells(cells, grid) for grid in (SMALL, LARGE))
+        gentle = [[100 * one[RUNNER_UP]["success"] for one in known_cells(cells, grid).values()] for grid in RUNNERS_UP]
     success, won = [], []
+    begin = [100 * one["start"]["success"] for one in large.values()]
     for arm in MAIN:
         ends = [[100 * one[arm]["success"] for one in runs.values()] for runs in (small, large)]
-        begin = [100 * one["start"]["success"] for one in large.values()]
         success.append(band(arm, (0, 40_000, 150_000), [begin, *ends]))
         curves = np.array([one[arm]["curve"] for one in large.values()])
         tokens, solved = curves[:, :, 0].mean(axis=0), curves[:, :, 2].cumsum(axis=1)
         won.append(band(arm, np.minimum(tokens, 150_000).tolist(), solved.T.tolist()))
+    success.append(band(RUNNER_UP, (0, 40_000, 150_000), [begin, *gentle]))
     axis = {"x_name": "generated tokens", "percent": False, "x_text": thousands}
     return {
         "success": curves_svg(success, "Held-out success by budget", y_name="held-out success, %", **axis),
