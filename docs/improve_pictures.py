@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from picture_files import save
@@ -15,7 +16,6 @@ from ramify_experiments.improve import MAIN, RUNNER_UP, comparisons, kept, known
 from ramify_experiments.lab import ResultCache
 
 SEEDS = tuple(range(10))
-SMALL, LARGE, *RUNNERS_UP = comparisons(SEEDS)[:4]
 
 
 def thousands(tokens: float) -> str:
@@ -29,21 +29,24 @@ def band(name: str, x: Sequence[float], columns: Sequence[Sequence[float]]) -> C
     return Curve(name, x, [float(np.mean(column)) for column in columns], [low for low, _ in ends], [high for _, high in ends])
 
 
+def percent(runs: Mapping[int, Mapping[str, Any]], arm: str) -> list[float]:
+    """Held-out success of an arm, one number a seed."""
+    return [100 * one[arm]["success"] for one in runs.values()]
+
+
 def pictures() -> dict[str, str]:
     """Held-out success by budget, and tasks won so far, over generated tokens."""
     with tempfile.TemporaryDirectory() as folder:
         cells = kept(ResultCache(Path(folder)))
-        small, large = (known_cells(cells, grid) for grid in (SMALL, LARGE))
-        gentle = [[100 * one[RUNNER_UP]["success"] for one in known_cells(cells, grid).values()] for grid in RUNNERS_UP]
+        small, large, *again = (known_cells(cells, grid) for grid in comparisons(SEEDS)[:4])
     success, won = [], []
-    begin = [100 * one["start"]["success"] for one in large.values()]
+    for arm in (*MAIN, RUNNER_UP):
+        ends = [percent(runs, arm) for runs in (again if arm == RUNNER_UP else (small, large))]
+        success.append(band(arm, (0, 40_000, 150_000), [percent(large, "start"), *ends]))
     for arm in MAIN:
-        ends = [[100 * one[arm]["success"] for one in runs.values()] for runs in (small, large)]
-        success.append(band(arm, (0, 40_000, 150_000), [begin, *ends]))
         curves = np.array([one[arm]["curve"] for one in large.values()])
         tokens, solved = curves[:, :, 0].mean(axis=0), curves[:, :, 2].cumsum(axis=1)
         won.append(band(arm, np.minimum(tokens, 150_000).tolist(), solved.T.tolist()))
-    success.append(band(RUNNER_UP, (0, 40_000, 150_000), [begin, *gentle]))
     axis = {"x_name": "generated tokens", "percent": False, "x_text": thousands}
     return {
         "success": curves_svg(success, "Held-out success by budget", y_name="held-out success, %", **axis),

@@ -52,3 +52,17 @@ def test_every_figure_with_a_threshold_is_on_the_page(slug: str) -> None:
     text = doc_script(SCRIPTS[slug]).PAGE.read_text(encoding="utf-8")
     judged = [name for name, check in committed(slug).items() if check["op"] != "report" and not name.startswith("exact")]
     assert [name for name in judged if f"| {name} |" not in text] == []
+
+
+def test_the_page_of_improve_shows_what_the_comparison_says() -> None:
+    page = (ROOT / "docs/improve.md").read_text(encoding="utf-8")
+    record = json.loads((ROOT / "repro/improve-comparison.json").read_text(encoding="utf-8"))
+    told = {
+        check["name"]: check for check in record["checks"] if check["name"].endswith(": success") and " - " not in check["name"]
+    }
+    assert len(told) > 2 * 6
+    for name, check in told.items():
+        low, high = check["interval"]
+        assert f"{check['value']:.3f} [{low:.3f}, {high:.3f}]" in page, name
+    for name, picture in doc_script("improve_pictures").pictures().items():
+        assert (ROOT / f"docs/images/improve-{name}.svg").read_text(encoding="utf-8") == picture + "\n", name

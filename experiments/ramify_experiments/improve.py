@@ -38,13 +38,15 @@ EDITION = "1"
 """Of the cells: raised when a change of the code changes what they hold."""
 DEFAULT = ImproveConfig().arm
 TREES = "infotree+g2po"
+RUNNER_UP = "imitate, runner-up"
+"""Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds: not claimed before the runs."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {"arm": "auto"},
     "auto, no forks": {"arm": "auto", "sampling": "flat"},
     "imitate": {"arm": "imitate"},
     "grpo": {"arm": "grpo"},
     TREES: {"arm": TREES},
-    "imitate, runner-up": {"arm": "imitate"},
+    RUNNER_UP: {"arm": "imitate"},
     "imitate, other tasks for settled ones": {"arm": "imitate", "sampling": "resample"},
     "grpo, other tasks for settled ones": {"arm": "grpo+resample"},
     "random credit": {"arm": "imitate", "credit": "factory:ramify_experiments.improve:RandomCredit"},
@@ -55,8 +57,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Name of an arm -> its settings of ``ramify improve``."""
 MAIN = ("auto", "auto, no forks", "imitate", "grpo", TREES)
 """Arms of the whole grid; the others are compared on the household, all but one of them at the small budget only."""
-RUNNER_UP = "imitate, runner-up"
-"""Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds: not claimed before the runs."""
 LONG = ("start", "auto", "auto, no forks", "imitate", "grpo")
 """Arms that are looked at where success is rare."""
 AGAINST = {
@@ -353,22 +353,17 @@ def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
     every = first | {
         key: one for comparison in grid for seed in comparison.seeds for key, one in comparison.cells(seed, {}).items()
     }
-    known = cells.known(cell, first)
-    settings = {env: frozen(known, env) for env in ENVS if tuning(env).keys() <= known.keys()}
-    done = known.keys() | {key for c in grid for seed in c.seeds for key in _known(cells, c, seed, settings)}
-    say(f"about {hours(every):.1f} hours on two idle cores in all; {len(done)} of {len(every)} cells are there")
+    there = {c.key(arm, seed) for c in grid for seed, arms in known_cells(cells, c).items() for arm in arms}
+    done = len(cells.known(cell, first)) + len(there)
+    say(f"about {hours(every):.1f} hours on two idle cores in all; {done} of {len(every)} cells are there")
     checks = Checks(tuple(sorted({seed for comparison in grid for seed in comparison.seeds})))
     for comparison in grid:
-        if comparison.env not in settings:
-            settings[comparison.env] = frozen(cells.map(cell, tuning(comparison.env)), comparison.env)
-        runs: dict[int, dict[str, Any]] = {}
+        settings = frozen(cells.map(cell, tuning(comparison.env)), comparison.env)
         for seed in comparison.seeds:
-            wanted, found = comparison.cells(seed, settings[comparison.env]), _known(cells, comparison, seed, settings)
-            if may_continue(here, found):
-                found = cells.map(cell, wanted)
-            if wanted.keys() <= found.keys():
-                runs[seed] = {arm: found[comparison.key(arm, seed)] for arm in comparison.arms}
-        checks += judged(comparison, runs)
+            wanted = comparison.cells(seed, settings)
+            if may_continue(here, cells.known(cell, wanted)):
+                cells.map(cell, wanted)
+        checks += judged(comparison, known_cells(cells, comparison))
     return checks
 
 
@@ -383,29 +378,26 @@ def so_far(cells: ResultCache, grid: Sequence[ArmGrid]) -> Checks:
         checks.value(
             f"{comparison.name}, {len(comparison.arms)} arms: cells", there, len(comparison.seeds) * len(comparison.arms)
         )
-        checks += judged(comparison, {seed: arms for seed, arms in found.items() if len(arms) == len(comparison.arms)})
+        checks += judged(comparison, found)
     return checks
 
 
 def known_cells(cells: ResultCache, comparison: ArmGrid) -> dict[int, dict[str, Any]]:
     """seed -> arm -> its cell, of those that are there: none before the tuning of the environment is complete."""
     jobs = tuning(comparison.env)
-    known = cells.known(cell, jobs)
-    settings = {comparison.env: frozen(known, comparison.env)} if jobs.keys() <= known.keys() else {}
-    found = {seed: _known(cells, comparison, seed, settings) for seed in comparison.seeds}
-    return {
-        seed: {arm: ones[key] for arm in comparison.arms if (key := comparison.key(arm, seed)) in ones}
-        for seed, ones in found.items()
-    }
+    tuned = cells.known(cell, jobs)
+    if jobs.keys() - tuned.keys():
+        return {}
+    found = {}
+    for seed in comparison.seeds:
+        ones = cells.known(cell, comparison.cells(seed, frozen(tuned, comparison.env)))
+        found[seed] = {arm: ones[key] for arm in comparison.arms if (key := comparison.key(arm, seed)) in ones}
+    return found
 
 
-def _known(cells: ResultCache, comparison: ArmGrid, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    frozen_ones = settings.get(comparison.env)
-    return {} if frozen_ones is None else cells.known(cell, comparison.cells(seed, frozen_ones))
-
-
-def judged(comparison: ArmGrid, runs: Mapping[int, Mapping[str, Any]]) -> Checks:
+def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Checks:
     """What the complete seeds of a comparison say: means, and the claims that were fixed before the runs."""
+    runs = {seed: arms for seed, arms in found.items() if len(arms) == len(comparison.arms)}
     checks = Checks(tuple(runs))
     if not runs:
         return checks
@@ -419,8 +411,8 @@ def judged(comparison: ArmGrid, runs: Mapping[int, Mapping[str, Any]]) -> Checks
             checks.mean(f"{comparison.name}, {arm}: {what}", [one[arm][what] for one in runs.values()])
     if len(runs) < 2:
         return checks
-    for arm, others in AGAINST.items():
-        for other in others if arm in got else ():
+    for arm in comparison.arms:
+        for other in AGAINST.get(arm, ()):
             checks.paired(f"{comparison.name}, {arm} - {other}: success", got[arm], got[other])
     if not got.keys() >= set(MAIN):
         return checks
