@@ -40,6 +40,9 @@ DEFAULT = ImproveConfig().arm
 TREES = "infotree+g2po"
 RUNNER_UP = "imitate, runner-up"
 """Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds: not claimed before the runs."""
+SAME_RATE = "auto, no forks, same rate"
+"""``auto`` without forks at the settings ``auto`` was frozen with, added since those of its own tuning differ: not claimed either."""
+AFTERWARDS = (RUNNER_UP, SAME_RATE)
 SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {"arm": "auto"},
     "auto, no forks": {"arm": "auto", "sampling": "flat"},
@@ -47,6 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"arm": "grpo"},
     TREES: {"arm": TREES},
     RUNNER_UP: {"arm": "imitate"},
+    SAME_RATE: {"arm": "auto", "sampling": "flat"},
     "imitate, other tasks for settled ones": {"arm": "imitate", "sampling": "resample"},
     "grpo, other tasks for settled ones": {"arm": "grpo+resample"},
     "random credit": {"arm": "imitate", "credit": "factory:ramify_experiments.improve:RandomCredit"},
@@ -56,12 +60,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Name of an arm -> its settings of ``ramify improve``."""
 MAIN = ("auto", "auto, no forks", "imitate", "grpo", TREES)
-"""Arms of the whole grid; the others are compared on the household, all but one of them at the small budget only."""
+"""Arms of the whole grid; the others are compared on the household: :data:`AFTERWARDS` at both budgets, the rest at the small one."""
 LONG = ("start", "auto", "auto, no forks", "imitate", "grpo")
 """Arms that are looked at where success is rare."""
 AGAINST = {
     "start, sharper": ("start",),
     RUNNER_UP: ("imitate", "auto", TREES),
+    SAME_RATE: ("auto, no forks", "auto"),
     "imitate, other tasks for settled ones": ("imitate",),
     "grpo, other tasks for settled ones": ("grpo",),
     "random credit": ("imitate",),
@@ -225,9 +230,9 @@ def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     """The grid on ``seeds``, in the order in which it is run: what a tuning of an environment opens comes right after it."""
     grid = [ArmGrid(env, budget, ("start", *MAIN), tuple(seeds)) for env in ENVS for budget in ("40k", "150k")]
     again = [
-        ArmGrid("household", budget, (*AGAINST[RUNNER_UP], RUNNER_UP), tuple(seeds), RUNNER_UP) for budget in ("40k", "150k")
+        ArmGrid("household", budget, (*AGAINST[arm], arm), tuple(seeds), arm) for arm in AFTERWARDS for budget in ("40k", "150k")
     ]
-    others = [arm for arm in AGAINST if arm != RUNNER_UP]
+    others = [arm for arm in AGAINST if arm not in AFTERWARDS]
     rivals = dict.fromkeys(rival for arm in others for rival in AGAINST[arm])
     controls = ArmGrid("household", "40k", (*rivals, *others), tuple(seeds[:EXTRA_SEEDS]), "controls")
     return [*grid[:2], *again, controls, *grid[2:]]
@@ -254,7 +259,7 @@ def frozen(done: Mapping[str, Mapping[str, Any]], env: str) -> dict[str, dict[st
         found[arm] = TUNED[int(best)]
         if arm == "imitate":
             found[RUNNER_UP] = TUNED[int(second)]
-    alike = {arm: found["imitate" if one["arm"] == "imitate" else "grpo"] for arm, one in SETTINGS.items()}
+    alike = {arm: found[one["arm"] if one["arm"] in found else "grpo"] for arm, one in SETTINGS.items()}
     return alike | found
 
 

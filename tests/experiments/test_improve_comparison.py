@@ -13,8 +13,8 @@ from ramify.score.credit.battery import check_credit, example_group
 from ramify.score.credit.protocol import assigned
 from ramify_experiments import improve
 from ramify_experiments.improve import (
+    AFTERWARDS,
     MAIN,
-    RUNNER_UP,
     SETTINGS,
     SPENT,
     TUNED,
@@ -95,8 +95,8 @@ def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> No
     assert not seeds & {one["seed"] for one in grid.values()}
     starts = [key for key in grid if " start, seed" in key]
     assert len(starts) == 10 * 2, "one serves both budgets"
-    controls = [arm for arm in SETTINGS if arm not in (*MAIN, RUNNER_UP)]
-    assert len(grid) == len(starts) + 10 * 2 * (2 * len(MAIN) + 1) + 5 * (1 + len(controls))
+    controls = [arm for arm in SETTINGS if arm not in (*MAIN, *AFTERWARDS)]
+    assert len(grid) == len(starts) + 10 * 2 * (2 * len(MAIN) + len(AFTERWARDS)) + 5 * (1 + len(controls))
     assert hours(every | grid) < 24
 
 
