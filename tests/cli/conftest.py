@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +12,7 @@ import pytest
 
 from ramify.cli.main import main
 
+ROOT = Path(__file__).resolve().parents[2]
 CHAT = [
     {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4 \x1b[31mred</script>"}]},
     {"messages": [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]},
@@ -74,3 +77,12 @@ def improved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = ["--updates", "1", "--tokens", "400", "--eval-episodes", "4", "--tasks-per-update", "4", "--train-tasks", "8"]
     assert main(["improve", *settings, "--out", str(folder), "--json"]) == 0
     return folder
+
+
+@pytest.fixture
+def mypy(tmp_path: Path) -> list[str]:
+    """Words that check types as strictly as those of ramify, which a check of the whole project has remembered: a minute less than anew."""
+    words = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "types")]
+    if (ROOT / ".mypy_cache").is_dir():
+        shutil.copytree(ROOT / ".mypy_cache", tmp_path / "types")
+    return words

@@ -63,18 +63,19 @@ def test_names_that_are_taken(verb: Any, here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_passes_untouched_and_is_found_where_it_is_installed(made: Path, here: Path) -> None:
+def test_it_passes_untouched_and_is_found_where_it_is_installed(made: Path, here: Path, mypy: list[str]) -> None:
     env = installed(made, here / "site")
 
-    def run(*command: str, folder: Path = here) -> str:
-        done = subprocess.run([sys.executable, "-m", *command], env=env, cwd=folder, capture_output=True, text=True, check=False)
+    def run(*command: str) -> str:
+        done = subprocess.run([sys.executable, "-m", *command], env=env, cwd=here, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     alone = dict(os.environ) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     own = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], env=alone, cwd=made, capture_output=True, text=True, check=False)  # fmt: skip
     assert own.returncode == 0, own.stdout + own.stderr
-    run("mypy", "--strict", "src", "tests", folder=made)
+    typed = subprocess.run([*mypy, "src", "tests"], env=env, cwd=made, capture_output=True, text=True, check=False)
+    assert typed.returncode == 0, typed.stdout + typed.stderr
     assert "compare" in run("ramify", NAME, "--help")
     assert NAME in json.loads(run("ramify", "list", "method", "--json"))["names"]
     report = json.loads(run("ramify", "check", "method", NAME, "--quick", "--json").splitlines()[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,13 +81,6 @@ def test_training_cells_move_the_model(cache: None) -> None:
     found = repro.policy_cell(RECIPE, 0, 1.0, 1e-3, 5, 5)
     assert found["updates"] == 1
     assert found["tokens"] == pytest.approx(300, abs=180)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # most of a minute of one core's time, which a busy machine does not give in two
-def test_the_quick_size_passes(tmp_path: Path) -> None:
-    checks = repro.reproduce("quick", ResultCache(tmp_path))
-    assert [check.name for check in checks if check.status == "miss"] == []
 
 
 def test_a_pair_is_one_row_with_one_trained_token() -> None:

@@ -13,7 +13,6 @@ from ramify.engine.tiny import TinyLM
 from ramify.methods.crosscoder.steer import along, sample
 from ramify.model.protocol import Sampling
 from ramify_experiments.crosscoder import repro
-from ramify_experiments.lab import ResultCache
 
 
 def test_prompts_of_the_tiny_environment() -> None:
@@ -83,9 +82,3 @@ def test_what_is_wanted_of_a_block() -> None:
     assert repro._block("10 %, sum L1", False) == (">=", 5.0)
     assert repro._block("5 %, mean L1", False) == ("<=", 5.0)
     assert repro._block("plain", False) == ("report", None)
-
-
-@pytest.mark.slow
-def test_the_quick_size_holds() -> None:
-    checks = repro.reproduce("quick", ResultCache())
-    assert [check.name for check in checks if check.status == "miss"] == []
