@@ -66,7 +66,7 @@ def by_player(
 
 def task_of(run: Run, tree: str) -> tuple[Task, str]:
     """The task that a tree of ``run`` is about, and the tree's group."""
-    (info,) = [info for info in run.trees() if info.name == tree]
+    info = run.tree_info(tree)
     return Task(str(info.task.get("id", info.name)), info.task.get("data") or dict(info.task)), info.group
 
 

@@ -423,6 +423,11 @@ class Run:
         """The trees, in order of arrival, of one group or all."""
         return self._matching(TreeInfo, None, {"s.grp": group})
 
+    def tree_info(self, name: str) -> TreeInfo:
+        """Task, group and data of one tree. Raises UserError when there is none of that name."""
+        (info,) = self._matching(TreeInfo, None, {"s.seq": self._tree_seq(name)})
+        return info
+
     def has_tree(self, name: str) -> bool:
         """Whether there is a tree of that name."""
         return self._row("SELECT 1 FROM trees WHERE name = ?", name) is not None
@@ -683,7 +688,7 @@ class Run:
             raise UserError(f"{self.folder} has no tree '{name}': {nearest(name, names)}")
         return int(row[0])
 
-    def _matching(self, kind: type[_R], tree: str | None, wanted: Mapping[str, str | None]) -> list[_R]:
+    def _matching(self, kind: type[_R], tree: str | None, wanted: Mapping[str, str | int | None]) -> list[_R]:
         select, order, make = _EACH[kind]
         where, args = schema.where({"n.tree": None if tree is None else self._tree_seq(tree), **wanted})
         return [make(row) for row in self._rows(f"{select} {where} ORDER BY {order}", *args)]

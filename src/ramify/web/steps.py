@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.errors import NeedsError
 from ramify.render.graphs import State, StateMove
 from ramify.render.svg import clip
 from ramify.render.trees import TreeStep
@@ -115,9 +115,7 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
 
     An attempt ends at a node with such a score; in a tree without one, at a leaf. Raises UserError when there is no tree of that name.
     """
-    info = next((tree for tree in run.trees() if tree.name == name), None)
-    if info is None:
-        raise UserError(f"{run.folder} has no tree '{name}': {nearest(name, (tree.name for tree in run.trees()))}")
+    info = run.tree_info(name)
     why = {
         annotation.node: annotation
         for annotation in run.annotations(tree=name, name="why")

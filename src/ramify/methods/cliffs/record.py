@@ -187,7 +187,7 @@ def _trace(run: Run, name: str, record: Mapping[str, Any], task: Mapping[str, An
 def stem_of(run: Run, name: str) -> tuple[Node, TokenTrace]:
     """The prompt of a trace that was scanned, and the trace, without potentials."""
     (entry,) = run.journal(ENTRY, name)
-    (tree,) = [info for info in run.trees() if info.name == name]
+    tree = run.tree_info(name)
     return run.node(str(run.node(str(entry.payload["reply"])).parent)), _trace(run, name, entry.payload, tree.task)
 
 

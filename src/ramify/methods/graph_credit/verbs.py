@@ -243,7 +243,7 @@ def why(
                 else sorted(run.annotations(name="why", node=name), key=lambda annotation: annotation.maker != MAKER)
             )
             meaning = meanings(run)[annotations[0].maker] if annotations and annotations[0].maker != MAKER else {}
-            group = next(info.group for info in run.trees() if info.name == run.node(name).tree)
+            group = run.tree_info(run.node(name).tree).group
         if annotations:
             found: dict[str, Any] = {"node": name} | dict(annotations[0].value)
             if annotations[0].maker != MAKER:  # another rule's: what it says, as it says it

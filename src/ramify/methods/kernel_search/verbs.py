@@ -412,9 +412,7 @@ def explain(
     with Run.open(find_run(run)) as opened:
         tree, records = searching.tree_of(opened)
         ends = list(opened.findings(maker=searching.KIND))
-        language = (
-            "c" if next(one.task for one in opened.trees() if one.name == searching.TREE)["data"]["kind"] == "c" else "python"
-        )
+        language = "c" if opened.tree_info(searching.TREE).task["data"]["kind"] == "c" else "python"
         root = next(node.text for node in opened.nodes(searching.TREE) if node.parent is None)
     refused: dict[str, int] = {}
     rates: dict[str, list[int]] = {}
