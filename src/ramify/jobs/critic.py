@@ -73,7 +73,7 @@ class SharedCritic:
 
     def value(self, features: np.ndarray) -> np.ndarray:
         """Chance of success from states, float64 (N,), from ``features`` (N, F). Only where it :attr:`speaks`."""
-        return np.asarray(1 / (1 + np.exp(-self._forward(features)[1])))
+        return np.asarray(1 / (1 + np.exp(-self._head(self._inputs(features))[1])))
 
     def note(self, won: int, outcomes: Sequence[bool]) -> None:
         """``won`` tasks were won at an update, and independent attempts ended with ``outcomes``."""
@@ -95,10 +95,14 @@ class SharedCritic:
             self._fit()
         return found
 
-    def _forward(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _inputs(self, features: np.ndarray) -> np.ndarray:
+        """Features on the scale of those it was trained on."""
+        return np.asarray((features - self._weights["mean"]) / self._weights["scale"])
+
+    def _head(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Units (N, H) and logits (N,)."""
         w = self._weights
-        units = np.tanh((features - w["mean"]) / w["scale"] @ w["into"] + w["bias"])
+        units = np.tanh(inputs @ w["into"] + w["bias"])
         return units, units @ w["out"] + w["base"]
 
     def _fit(self) -> None:
@@ -112,6 +116,7 @@ class SharedCritic:
                 "base": np.full((), np.log(rate / (1 - rate))),
             }
         self._weights |= {"mean": x.mean(axis=0), "scale": x.std(axis=0) + 1e-3}
+        inputs = self._inputs(x)
         trained = ("into", "bias", "out", "base")
         moments = {name: [np.zeros_like(self._weights[name]), np.zeros_like(self._weights[name])] for name in trained}
         step = 0
@@ -119,7 +124,7 @@ class SharedCritic:
             order = generator(self.seed, "critic order", self.fits, epoch).permutation(len(x))
             for start in range(0, len(order), BATCH):
                 rows, step = order[start : start + BATCH], step + 1
-                for name, slope in self._slopes(x[rows], y[rows]).items():
+                for name, slope in self._slopes(inputs[rows], y[rows]).items():
                     first, second = moments[name]
                     first += (1 - BETAS[0]) * (slope - first)
                     second += (1 - BETAS[1]) * (slope**2 - second)
@@ -128,12 +133,11 @@ class SharedCritic:
                     self._weights[name] = self._weights[name] - c.lr * (change + shrink * self._weights[name])
         self.fits += 1
 
-    def _slopes(self, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+    def _slopes(self, inputs: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
         """Gradient of the mean cross-entropy."""
-        units, logits = self._forward(x)
+        units, logits = self._head(inputs)
         error = (1 / (1 + np.exp(-logits)) - y) / len(y)
         back = np.outer(error, self._weights["out"]) * (1 - units**2)
-        inputs = (x - self._weights["mean"]) / self._weights["scale"]
         return {"into": inputs.T @ back, "bias": back.sum(axis=0), "out": units.T @ error, "base": error.sum()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
