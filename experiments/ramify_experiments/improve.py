@@ -430,8 +430,8 @@ def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Check
         checks.value(name, interval[0], len(runs), op, bound, interval)
         checks.value(f"{comparison.name}, auto - {arm}: p, corrected", p, len(runs))
     for arm in MAIN[1:]:
-        if arm != DEFAULT:
-            checks.paired(f"{comparison.name}, {DEFAULT} - {arm}: success", got[DEFAULT], got[arm])
+        if arm != TREES:
+            checks.paired(f"{comparison.name}, {TREES} - {arm}: success", got[TREES], got[arm])
     return checks
 
 

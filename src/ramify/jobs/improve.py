@@ -77,8 +77,8 @@ class TrainingArm:
     """Name of its credit rule (see ``ramify list credit``)."""
     lr: float = 5e-4
     """Default learning rate. That and the passes are what the tuning of the comparison (``ramify repro improve``) found for most arms."""
-    passes: int = 64
-    """Passes over the rows in all updates together, about: few updates take up to :data:`MOST_PASSES` each, many one."""
+    passes: int = 200
+    """Passes over the rows in all updates together, about: up to 50 updates take :data:`MOST_PASSES` each, very many take one."""
     minibatches: int = 1
     """Optimiser steps a pass."""
 
@@ -143,7 +143,7 @@ class ImproveConfig(Config):
     """Environment the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
     """JSON lines of your own tasks; one in four is held out. Default: tasks the environment generates."""
-    arm: Literal["auto", "infotree+g2po", "g2po", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "infotree+g2po"
+    arm: Literal["auto", "infotree+g2po", "g2po", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "auto"
     """Way to spend the tokens: a sampling, a credit rule, and how to train on them."""
     sampling: str = ""
     """How attempts are sampled: a name of ``ramify list sampling``; default: the arm's."""
@@ -156,7 +156,7 @@ class ImproveConfig(Config):
     tokens: int = Field(default=150_000, ge=1)
     """Tokens the agent may generate for training (evaluation not counted)."""
     tasks_per_update: int = Field(default=16, ge=1)
-    """Tasks of one update."""
+    """Tasks of one update; auto, splitting and resample take up to four times as many, as the tokens allow."""
     train_tasks: int = Field(default=512, ge=1)
     """Tasks to generate for training."""
     eval_episodes: int = Field(default=400, ge=2)
