@@ -74,6 +74,9 @@ def test_every_record(run: Run) -> None:
     assert [t.name for t in run.trees()] == ["update-000/task-1", "chat"]
     assert [t.name for t in run.trees("chats")] == ["chat"]
     assert run.trees()[0].task == {"id": "task-1", "data": {"goal": "dör"}}
+    assert [run.tree_info(t.name) for t in run.trees()] == run.trees()
+    with pytest.raises(UserError, match="has no tree 'chatt'"):
+        run.tree_info("chatt")
     fork = run.node(ids["fork"])
     assert run.provenance(fork.provenance or "") == PROVENANCE
     shown = run.shown(fork.id)
