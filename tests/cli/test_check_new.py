@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,12 +134,13 @@ def test_a_skeleton_passes_untouched_and_is_clean(verb, here: Path, kind: str) -
 
 
 @pytest.mark.slow
-def test_skeletons_are_typed_and_their_own_tests_pass(here: Path, mypy: list[str]) -> None:
+def test_skeletons_are_typed_and_their_own_tests_pass(here: Path, mypy: Callable[..., list[str]]) -> None:
     for kind in KINDS:
         assert main(["new", kind, f"fresh-{kind}"]) == 0
     kinds = [kind for kind in KINDS if kind != "sandbox" or ProcessSandbox().isolates]
     sources, tests = ([f"fresh-{kind}/{part}" for kind in kinds] for part in ("src", "tests"))
-    types = [*mypy, *(f"{folder}/{file.name}" for folder in (*sources, *tests) for file in Path(folder).iterdir())]  # fmt: skip
+    files = [file for folder in (*sources, *tests) for file in Path(folder).iterdir()]
+    types = [*mypy(*(file.stem for file in files)), *map(str, files)]
     own = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ramify.integrations.pytest_plugin"]
     environ = dict(os.environ) | {"MYPYPATH": ":".join(sources), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for command in (types, [*own, "-o", "pythonpath=" + " ".join(str(here / source) for source in sources), *tests]):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_names_that_are_taken(verb: Any, here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_passes_untouched_and_is_found_where_it_is_installed(made: Path, here: Path, mypy: list[str]) -> None:
+def test_it_passes_untouched_and_is_found_where_it_is_installed(made: Path, here: Path, mypy: Callable[..., list[str]]) -> None:
     env = installed(made, here / "site")
 
     def run(*command: str) -> str:
@@ -74,7 +75,14 @@ def test_it_passes_untouched_and_is_found_where_it_is_installed(made: Path, here
     alone = dict(os.environ) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     own = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], env=alone, cwd=made, capture_output=True, text=True, check=False)  # fmt: skip
     assert own.returncode == 0, own.stdout + own.stderr
-    typed = subprocess.run([*mypy, "src", "tests"], env=env, cwd=made, capture_output=True, text=True, check=False)
+    typed = subprocess.run(
+        [*mypy(MODULE, f"{MODULE}.*", f"test_{MODULE}"), "src", "tests"],
+        env=env,
+        cwd=made,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert typed.returncode == 0, typed.stdout + typed.stderr
     assert "compare" in run("ramify", NAME, "--help")
     assert NAME in json.loads(run("ramify", "list", "method", "--json"))["names"]
