@@ -12,7 +12,7 @@ from picture_files import save
 
 from ramify.render.charts import Curve, curves_svg
 from ramify.stats.intervals import mean_t
-from ramify_experiments.improve import MAIN, RUNNER_UP, comparisons, kept, known_cells
+from ramify_experiments.improve import MAIN, RUNNER_UP, ArmGrid, comparisons, kept, known_cells
 from ramify_experiments.lab import ResultCache
 
 SEEDS = tuple(range(10))
@@ -34,24 +34,35 @@ def percent(runs: Mapping[int, Mapping[str, Any]], arm: str) -> list[float]:
     return [100 * one[arm]["success"] for one in runs.values()]
 
 
-def pictures() -> dict[str, str]:
-    """Held-out success by budget, and tasks won so far, over generated tokens."""
+def drawn(small: ArmGrid, large: ArmGrid, again: Sequence[ArmGrid] = ()) -> dict[str, str]:
+    """An environment's held-out success by budget, with imitation's runner-up where its grids are given, and tasks won over generated tokens."""
     with tempfile.TemporaryDirectory() as folder:
         cells = kept(ResultCache(Path(folder)))
-        small, large, *again = (known_cells(cells, grid) for grid in comparisons(SEEDS)[:4])
-    success, won = [], []
-    for arm in (*MAIN, RUNNER_UP):
-        ends = [percent(runs, arm) for runs in (again if arm == RUNNER_UP else (small, large))]
-        success.append(band(arm, (0, 40_000, 150_000), [percent(large, "start"), *ends]))
+        found = {grid: known_cells(cells, grid) for grid in (small, large, *again)}
+    starts = percent(found[large], "start")
+    curves = dict.fromkeys(MAIN, (small, large)) | ({RUNNER_UP: again} if again else {})
+    success = [
+        band(arm, (0, 40_000, 150_000), [starts, *(percent(found[grid], arm) for grid in grids)]) for arm, grids in curves.items()
+    ]
+    won = []
     for arm in MAIN:
-        curves = np.array([one[arm]["curve"] for one in large.values()])
-        tokens, solved = curves[:, :, 0].mean(axis=0), curves[:, :, 2].cumsum(axis=1)
+        told = np.array([one[arm]["curve"] for one in found[large].values()])
+        tokens, solved = told[:, :, 0].mean(axis=0), told[:, :, 2].cumsum(axis=1)
         won.append(band(arm, np.minimum(tokens, 150_000).tolist(), solved.T.tolist()))
     axis = {"x_name": "generated tokens", "percent": False, "x_text": thousands}
     return {
-        "success": curves_svg(success, "Held-out success by budget", y_name="held-out success, %", **axis),
-        "won": curves_svg(won, "Tasks won while training", y_name="tasks won so far", **axis),
+        "success": curves_svg(success, f"Held-out success by budget, {large.env}", y_name="held-out success, %", **axis),
+        "won": curves_svg(won, f"Tasks won while training, {large.env}", y_name="tasks won so far", **axis),
     }
+
+
+def pictures() -> dict[str, str]:
+    """Both environments: the long household's names begin with ``long-``."""
+    grids = {(grid.env, grid.budget, grid.part): grid for grid in comparisons(SEEDS)}
+    again = [grids["household", budget, RUNNER_UP] for budget in ("40k", "150k")]
+    found = drawn(grids["household", "40k", ""], grids["household", "150k", ""], again)
+    rare = drawn(grids["long-household", "40k", ""], grids["long-household", "150k", ""])
+    return found | {f"long-{name}": picture for name, picture in rare.items()}
 
 
 if __name__ == "__main__":

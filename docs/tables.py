@@ -1,6 +1,6 @@
 """Write docs/reference/results.md, every result of every committed reproduction: python docs/tables.py.
 
-With files as arguments it prints their rows instead, for a page's own table: python docs/tables.py repro/improve-long-cpu.json.
+With files as arguments it prints their rows instead, for a page's own table: python docs/tables.py repro/improve-credits.json.
 """
 
 from __future__ import annotations

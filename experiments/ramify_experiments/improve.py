@@ -21,6 +21,7 @@ import numpy as np
 import ramify
 from ramify.base.config import check
 from ramify.base.seeds import generator
+from ramify.base.words import plural
 from ramify.engine.devices import kernels
 from ramify.engine.profile import machine_name
 from ramify.jobs.improve import ImproveConfig, Job
@@ -39,18 +40,20 @@ EDITION = "1"
 DEFAULT = ImproveConfig().arm
 TREES = "infotree+g2po"
 RUNNER_UP = "imitate, runner-up"
-"""Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds: not claimed before the runs."""
-SAME_RATE = "auto, no forks, same rate"
-"""``auto`` without forks at the settings ``auto`` was frozen with, added since those of its own tuning differ: not claimed either."""
-AFTERWARDS = (RUNNER_UP, SAME_RATE)
+"""Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds."""
+WEIGHTED, WEIGHTED_FLAT = "auto, weighted", "weighted, no forks"
+"""``auto`` as it was before the long household was tuned: successes weighted by the advantage; the same without forks."""
+SAME_RATE = "weighted, no forks, same rate"
+"""Weighted successes without forks at the settings of :data:`WEIGHTED`, added since those of its own tuning differ."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {"arm": "auto"},
-    "auto, no forks": {"arm": "auto", "sampling": "flat"},
     "imitate": {"arm": "imitate"},
     "grpo": {"arm": "grpo"},
     TREES: {"arm": TREES},
     RUNNER_UP: {"arm": "imitate"},
-    SAME_RATE: {"arm": "auto", "sampling": "flat"},
+    WEIGHTED: {"arm": "auto", "credit": "self-imitate"},
+    WEIGHTED_FLAT: {"arm": "auto", "sampling": "flat", "credit": "self-imitate"},
+    SAME_RATE: {"arm": "auto", "sampling": "flat", "credit": "self-imitate"},
     "imitate, other tasks for settled ones": {"arm": "imitate", "sampling": "resample"},
     "grpo, other tasks for settled ones": {"arm": "grpo+resample"},
     "random credit": {"arm": "imitate", "credit": "factory:ramify_experiments.improve:RandomCredit"},
@@ -58,15 +61,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "trees, flat credit": {"arm": "grpo", "sampling": "infotree"},
     "no trees, graph credit": {"arm": "g2po"},
 }
-"""Name of an arm -> its settings of ``ramify improve``."""
-MAIN = ("auto", "auto, no forks", "imitate", "grpo", TREES)
-"""Arms of the whole grid; the others are compared on the household: :data:`AFTERWARDS` at both budgets, the rest at the small one."""
-LONG = ("start", "auto", "auto, no forks", "imitate", "grpo")
-"""Arms that are looked at where success is rare."""
+"""Name of an arm -> its settings of ``ramify improve``. ``auto`` without forks is ``imitate``."""
+MAIN = {"household": (WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES), "long-household": ("auto", "imitate", "grpo", TREES)}
+"""Environment -> the arms that something was claimed about before the runs, the first of them of itself."""
+AFTERWARDS = (RUNNER_UP, SAME_RATE, "auto")
+"""Arms that were run on the household when the others were known, at both budgets."""
 AGAINST = {
+    RUNNER_UP: ("imitate", WEIGHTED, TREES),
+    SAME_RATE: (WEIGHTED_FLAT, WEIGHTED, RUNNER_UP),
+    "auto": (RUNNER_UP, "imitate", "grpo", WEIGHTED, TREES),
     "start, sharper": ("start",),
-    RUNNER_UP: ("imitate", "auto", TREES),
-    SAME_RATE: ("auto, no forks", "auto"),
     "imitate, other tasks for settled ones": ("imitate",),
     "grpo, other tasks for settled ones": ("grpo",),
     "random credit": ("imitate",),
@@ -74,7 +78,19 @@ AGAINST = {
     "trees, flat credit": ("grpo", TREES),
     "no trees, graph credit": ("grpo", TREES),
 }
-"""Arm -> the arms of the whole grid that it is paired with, which differ by what it is there to show."""
+"""Arm of the household beyond :data:`MAIN` -> the arms that it is paired with, which differ by what it is there to show."""
+TUNING = ("auto", WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES)
+TUNED_AS = {
+    RUNNER_UP: "imitate",
+    SAME_RATE: WEIGHTED,
+    "imitate, other tasks for settled ones": "imitate",
+    "grpo, other tasks for settled ones": "grpo",
+    "random credit": "imitate",
+    "shuffled credit": "imitate",
+    "trees, flat credit": "grpo",
+    "no trees, graph credit": "grpo",
+}
+"""Arms with a tuning of their own, and those that have the settings of another."""
 BUDGETS: dict[str, dict[str, int]] = {
     "quick": {"updates": 10, "tokens": 25_000},
     "tune": {"updates": 12, "tokens": 30_000},
@@ -84,18 +100,13 @@ BUDGETS: dict[str, dict[str, int]] = {
 }
 ENVS = ("household", "long-household")
 TUNED = [{"lr": lr, "epochs": epochs} for lr in (5e-4, 1e-3, 2e-3) for epochs in (1, 4)]
-UNTUNED = {
-    "auto": {"lr": 1e-3, "epochs": 4},
-    "auto, no forks": {"lr": 1e-3, "epochs": 4},
-    "imitate": {"lr": 1e-3, "epochs": 4},
-    "grpo": {"lr": 5e-4, "epochs": 1},
-}
-"""Rates and passes that arms had before they were tuned, for what was measured with them."""
 TUNE_SEEDS, EXTRA_SEEDS = (100, 101, 102), 5
+KNOWN: dict[str, str] = {}
+"""Claim that does not hold -> why, with the page that explains it."""
 EVALUATED, TIMES = 500, 4
 """Held-out tasks and attempts at each: 2,000 episodes, and pass@4."""
 GAMES = {"train": 96, "eval": 100}
-"""Games of TextWorld, which take about a second each to generate, so all seeds share them."""
+"""Games of TextWorld, which take about a second each to generate, so all seeds share them; those of the tuning share others."""
 SPENT = ("attempts", "solved", "forks", "mixed", "tokens", "prefill", "seconds")
 """What is told of an arm's training: attempts, solved tasks, forks, share of mixed groups, tokens generated and read, seconds with evaluation."""
 SECONDS = {"household": 2.2, "long-household": 5.0}
@@ -158,7 +169,8 @@ def cell(
         path = Path(folder) / "run"
         with Job(config, path) as job, Run.create(path, config.to_json()) as run:
             if env == "textworld":
-                job.train_task_set, job.eval_task_set = (job.environment.task_set(split, n, 0) for split, n in GAMES.items())
+                others = int(seed in TUNE_SEEDS)
+                job.train_task_set, job.eval_task_set = (job.environment.task_set(split, n, others) for split, n in GAMES.items())
             elif not episodes:
                 job.eval_task_set = job.environment.task_set("eval", EVALUATED, 0)
             spent = 0 if arm.startswith("start") else job.learn(run, config.arm)
@@ -201,8 +213,11 @@ class ArmGrid:
     env: str
     budget: str
     arms: tuple[str, ...]
+    """Those it tells about."""
     seeds: tuple[int, ...]
     part: str = ""
+    rivals: tuple[str, ...] = ()
+    """Arms of other comparisons that its own are paired with."""
 
     @property
     def name(self) -> str:
@@ -214,8 +229,13 @@ class ArmGrid:
         common = {"seed": seed, "env": self.env}
         return {
             self.key(arm, seed): {"arm": arm, "train": dict(settings.get(arm, {})), "budget": self._budget(arm), **common}
-            for arm in self.arms
+            for arm in self.every
         }
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All arms that it needs."""
+        return self.rivals + self.arms
 
     def key(self, arm: str, seed: int) -> str:
         """Of a cell."""
@@ -228,39 +248,48 @@ class ArmGrid:
 
 def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     """The grid on ``seeds``, in the order in which it is run: what a tuning of an environment opens comes right after it."""
-    grid = [ArmGrid(env, budget, ("start", *MAIN), tuple(seeds)) for env in ENVS for budget in ("40k", "150k")]
+    grid = {env: [ArmGrid(env, budget, ("start", *MAIN[env]), tuple(seeds)) for budget in ("40k", "150k")] for env in ENVS}
     again = [
-        ArmGrid("household", budget, (*AGAINST[arm], arm), tuple(seeds), arm) for arm in AFTERWARDS for budget in ("40k", "150k")
+        ArmGrid("household", budget, (arm,), tuple(seeds), arm, AGAINST[arm]) for arm in AFTERWARDS for budget in ("40k", "150k")
     ]
-    others = [arm for arm in AGAINST if arm not in AFTERWARDS]
-    rivals = dict.fromkeys(rival for arm in others for rival in AGAINST[arm])
-    controls = ArmGrid("household", "40k", (*rivals, *others), tuple(seeds[:EXTRA_SEEDS]), "controls")
-    return [*grid[:2], *again, controls, *grid[2:]]
+    others = tuple(arm for arm in AGAINST if arm not in AFTERWARDS)
+    rivals = tuple(dict.fromkeys(rival for arm in others for rival in AGAINST[arm]))
+    controls = ArmGrid("household", "40k", others, tuple(seeds[:EXTRA_SEEDS]), "controls", rivals)
+    return [*grid["household"], *again, controls, *grid["long-household"]]
 
 
-def tuning(env: str) -> dict[str, dict[str, Any]]:
-    """Cells of the tuning of every main arm, on seeds of their own; 200 episodes on tasks of the seed."""
+def tuned_arms(arms: Sequence[str]) -> list[str]:
+    """The arms whose tuning ``arms`` need."""
+    return list(dict.fromkeys(TUNED_AS.get(arm, arm) for arm in arms if not arm.startswith("start")))
+
+
+def tuning(env: str, arms: Sequence[str] = TUNING, budget: str = "tune") -> dict[str, dict[str, Any]]:
+    """Cells of the tuning that ``arms`` need, on seeds of their own; 200 episodes on tasks of their own."""
     cells = {}
-    for arm, (number, train), seed in itertools.product(MAIN, enumerate(TUNED), TUNE_SEEDS):
-        common = {"seed": seed, "budget": "tune", "env": env, "episodes": 200}
+    for arm, (number, train), seed in itertools.product(tuned_arms(arms), enumerate(TUNED), TUNE_SEEDS):
+        common = {"seed": seed, "budget": budget, "env": env, "episodes": 200}
         cells[f"tune {env} {arm} {number}, seed {seed}"] = {"arm": arm, "train": train, **common}
     return cells
 
 
-def frozen(done: Mapping[str, Mapping[str, Any]], env: str) -> dict[str, dict[str, Any]]:
-    """The best settings of each main arm by mean success, the first of equals; the other arms take those of the arm they vary."""
-    found = {}
-    for arm in MAIN:
-        means = [
+def tuned(done: Mapping[str, Mapping[str, Any]], env: str, arm: str) -> np.ndarray:
+    """Mean success of an arm with each of :data:`TUNED`."""
+    return np.array(
+        [
             np.mean([done[f"tune {env} {arm} {number}, seed {seed}"]["success"] for seed in TUNE_SEEDS])
             for number in range(len(TUNED))
         ]
-        best, second = np.argsort(-np.array(means), kind="stable")[:2]
-        found[arm] = TUNED[int(best)]
-        if arm == "imitate":
-            found[RUNNER_UP] = TUNED[int(second)]
-    alike = {arm: found[one["arm"] if one["arm"] in found else "grpo"] for arm, one in SETTINGS.items()}
-    return alike | found
+    )
+
+
+def frozen(done: Mapping[str, Mapping[str, Any]], env: str, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The best settings of each of ``arms`` by mean success, the first of equals; the second best of the runner-up, none of a start."""
+    found = {}
+    for arm in arms:
+        if not arm.startswith("start"):
+            best, second = np.argsort(-tuned(done, env, TUNED_AS.get(arm, arm)), kind="stable")[:2]
+            found[arm] = TUNED[int(second if arm == RUNNER_UP else best)]
+    return found
 
 
 def hours(cells: Mapping[str, Mapping[str, Any]], workers: int = 2) -> float:
@@ -297,61 +326,6 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return compared(kept(cells), comparisons(seeds), f"{machine_name()} ({kernels()})")
 
 
-_EQUAL = "forks find more tasks to learn from, and the agents end as equals at this budget; see docs/improve.md"
-LONG_KNOWN = {f"auto - {arm}: success": _EQUAL for arm in ("auto, no forks", "imitate")}
-
-
-@sized("improve-long", quick=1, cpu=5)
-def reproduce_long(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """The long household, where success is rare. ``quick`` looks at the starting agent only."""
-    arms = ("start",) if size == "quick" else LONG
-    checks = Checks(seeds, LONG_KNOWN)
-    runs = _untuned(cells, seeds, "long-household", arms, 200 if size == "quick" else 400)
-    checks.value("start: success", np.mean([one["start"]["success"] for one in runs.values()]), len(seeds), "<=", 0.05)
-    _described(checks, runs, arms[1:])
-    for arm in arms[2:]:
-        _paired(checks, runs, "auto", arm, "success", ">", 0.0)  # the claims of the grid, by the mean alone
-        _paired(checks, runs, "auto", arm, "solved")
-    return checks
-
-
-def _untuned(cells: ResultCache, seeds: Sequence[int], env: str, arms: Sequence[str], episodes: int) -> dict[int, dict[str, Any]]:
-    """seed -> arm -> its cell: 40,000 tokens, every arm :data:`UNTUNED`."""
-    jobs = {
-        f"{arm}, seed {seed}": {
-            "arm": arm,
-            "seed": seed,
-            "budget": "40k",
-            "env": env,
-            "episodes": episodes,
-            "train": UNTUNED.get(arm, {}),
-        }
-        for seed in seeds
-        for arm in arms
-    }
-    found = cells.map(cell, jobs)
-    return {seed: {arm: found[f"{arm}, seed {seed}"] for arm in arms} for seed in seeds}
-
-
-def _described(checks: Checks, runs: Mapping[int, Mapping[str, Any]], arms: Sequence[str]) -> None:
-    for arm in arms:
-        for what in ("success", "solved", "forks", "tokens"):
-            checks.mean(f"{arm}: {what}", [one[arm][what] for one in runs.values()])
-
-
-def _paired(
-    checks: Checks,
-    runs: Mapping[int, Mapping[str, Any]],
-    arm: str,
-    rival: str,
-    what: str,
-    op: str = "report",
-    threshold: float | None = None,
-) -> None:
-    won, other = ([one[each][what] for one in runs.values()] for each in (arm, rival))
-    checks.paired(f"{arm} - {rival}: {what}", won, other, op, threshold)
-
-
 def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
     """The comparisons, cell by cell. A seed that another kind of processor began is left to it, and counts where it is complete."""
     first = {key: one for env in ENVS for key, one in tuning(env).items()}
@@ -363,7 +337,7 @@ def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
     say(f"about {hours(every):.1f} hours on two idle cores in all; {done} of {len(every)} cells are there")
     checks = Checks(tuple(sorted({seed for comparison in grid for seed in comparison.seeds})))
     for comparison in grid:
-        settings = frozen(cells.map(cell, tuning(comparison.env)), comparison.env)
+        settings = frozen(cells.map(cell, tuning(comparison.env, comparison.every)), comparison.env, comparison.every)
         for seed in comparison.seeds:
             wanted = comparison.cells(seed, settings)
             if may_continue(here, cells.known(cell, wanted)):
@@ -374,70 +348,75 @@ def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
 
 def so_far(cells: ResultCache, grid: Sequence[ArmGrid]) -> Checks:
     """What the cells that are there say; plays nothing. A seed counts where all arms of its comparison are there."""
-    every = {key: one for env in ENVS for key, one in tuning(env).items()}
     checks = Checks(())
-    checks.value("tuning: cells", len(cells.known(cell, every)), len(every))
+    for env, arm in itertools.product(ENVS, TUNING):
+        jobs = tuning(env, (arm,))
+        done = cells.known(cell, jobs)
+        checks.value(f"tuning, {env}, {arm}: cells", len(done), len(jobs))
+        if len(done) == len(jobs):
+            means = tuned(done, env, arm)
+            best = TUNED[int(means.argmax())]
+            checks.value(
+                f"tuning, {env}, {arm}: the best, {best['lr']:g} and {best['epochs']} passes an update",
+                means.max(),
+                len(TUNE_SEEDS),
+            )
     for comparison in grid:
         found = known_cells(cells, comparison)
-        there = sum(map(len, found.values()))
-        checks.value(
-            f"{comparison.name}, {len(comparison.arms)} arms: cells", there, len(comparison.seeds) * len(comparison.arms)
-        )
+        there, arms = sum(map(len, found.values())), len(comparison.every)
+        checks.value(f"{comparison.name}, {arms} arms: cells", there, len(comparison.seeds) * arms)
         checks += judged(comparison, found)
     return checks
 
 
 def known_cells(cells: ResultCache, comparison: ArmGrid) -> dict[int, dict[str, Any]]:
-    """seed -> arm -> its cell, of those that are there: none before the tuning of the environment is complete."""
-    jobs = tuning(comparison.env)
-    tuned = cells.known(cell, jobs)
-    if jobs.keys() - tuned.keys():
+    """seed -> arm -> its cell, of those that are there: none before the tuning of its arms is complete."""
+    jobs = tuning(comparison.env, comparison.every)
+    done = cells.known(cell, jobs)
+    if jobs.keys() - done.keys():
         return {}
-    found = {}
+    found, settings = {}, frozen(done, comparison.env, comparison.every)
     for seed in comparison.seeds:
-        ones = cells.known(cell, comparison.cells(seed, frozen(tuned, comparison.env)))
-        found[seed] = {arm: ones[key] for arm in comparison.arms if (key := comparison.key(arm, seed)) in ones}
+        ones = cells.known(cell, comparison.cells(seed, settings))
+        found[seed] = {arm: ones[key] for arm in comparison.every if (key := comparison.key(arm, seed)) in ones}
     return found
 
 
 def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Checks:
     """What the complete seeds of a comparison say: means, and the claims that were fixed before the runs."""
-    runs = {seed: arms for seed, arms in found.items() if len(arms) == len(comparison.arms)}
-    checks = Checks(tuple(runs))
+    runs = {seed: arms for seed, arms in found.items() if len(arms) == len(comparison.every)}
+    checks = Checks(tuple(runs), KNOWN)
     if not runs:
         return checks
-    got = {arm: np.array([one[arm]["success"] for one in runs.values()]) for arm in comparison.arms}
+    got = {arm: np.array([one[arm]["success"] for one in runs.values()]) for arm in comparison.every}
     for arm in comparison.arms:
-        if comparison.part and arm not in AGAINST:
-            continue  # told where the whole grid is
         checks.mean(f"{comparison.name}, {arm}: success", got[arm])
         told = (f"pass@{TIMES}", "entropy") if arm.startswith("start") else (f"pass@{TIMES}", "entropy", *SPENT)
         for what in told:
             checks.mean(f"{comparison.name}, {arm}: {what}", [one[arm][what] for one in runs.values()])
     if len(runs) < 2:
         return checks
-    for arm in comparison.arms:
-        for other in AGAINST.get(arm, ()):
-            checks.paired(f"{comparison.name}, {arm} - {other}: success", got[arm], got[other])
-    if not got.keys() >= set(MAIN):
+    if comparison.part:
+        for arm in comparison.arms:
+            for other in AGAINST[arm]:
+                checks.paired(f"{comparison.name}, {arm} - {other}: success", got[arm], got[other])
         return checks
-    rivals = [arm for arm in MAIN if arm != "auto"]
-    corrected = holm([paired_permutation(got["auto"], got[arm]) for arm in rivals])
+    claimed, *rivals = MAIN[comparison.env]
+    corrected = holm([paired_permutation(got[claimed], got[arm]) for arm in rivals])
     for arm, p in zip(rivals, corrected, strict=True):
-        interval = paired_t(got["auto"], got[arm])
+        interval = paired_t(got[claimed], got[arm])
         op, bound = dict(claims(comparison.env)).get(arm, ("report", None))
-        name = f"{comparison.name}, auto - {arm}: lower 95 % bound"
+        name = f"{comparison.name}, {claimed} - {arm}: lower 95 % bound"
         checks.value(name, interval[0], len(runs), op, bound, interval)
-        checks.value(f"{comparison.name}, auto - {arm}: p, corrected", p, len(runs))
-    for arm in MAIN[1:]:
+        checks.value(f"{comparison.name}, {claimed} - {arm}: p, corrected", p, len(runs))
+    for arm in rivals:
         if arm != TREES:
             checks.paired(f"{comparison.name}, {TREES} - {arm}: success", got[TREES], got[arm])
     return checks
 
 
 def claims(env: str) -> Iterator[tuple[str, tuple[str, float | None]]]:
-    """Rival -> what was claimed of the lower bound of auto's advantage before any run."""
+    """Rival -> what was claimed of the lower bound of auto's advantage before any run. On the long household ``imitate`` is auto without
+    forks, too."""
     yield "grpo", (">", 0.0)
     yield "imitate", (">", -0.01 if env == "household" else 0.0)
-    if env == "long-household":
-        yield "auto, no forks", (">", 0.0)

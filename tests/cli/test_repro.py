@@ -289,7 +289,7 @@ def test_the_installed_distribution_is_the_one_in_the_tree() -> None:
     methods = registry.builtin_methods()
     for group, names in (
         ("experiments", ["check", "repro"]),
-        ("reproductions", [*methods, "improve", "improve-long", "why", "world-model-trained"]),
+        ("reproductions", [*methods, "improve", "why", "world-model-trained"]),
         ("cases", methods),
     ):
         wanted = project["entry-points"][f"ramify.{group}"]

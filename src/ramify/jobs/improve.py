@@ -84,7 +84,7 @@ class TrainingArm:
 
 
 ARMS = {
-    "auto": TrainingArm("auto", "self-imitate"),
+    "auto": TrainingArm("auto", "imitate"),
     "infotree+g2po": TrainingArm("infotree", "g2po"),
     "g2po": TrainingArm("flat", "g2po"),
     "grpo": TrainingArm("flat", "grpo"),
@@ -92,7 +92,7 @@ ARMS = {
     "grpo+resample": TrainingArm("resample", "grpo"),
     "imitate": TrainingArm("flat", "imitate"),
 }
-"""auto: independent attempts, or splitting where success is rare, and imitation of the steps that raised the chance of success.
+"""auto: independent attempts, or splitting where success is rare, and supervised training on successes.
 infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent attempts, one
 credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks. imitate: supervised training on successes
 (RAFT)."""
