@@ -21,7 +21,6 @@ import numpy as np
 import ramify
 from ramify.base.config import check
 from ramify.base.seeds import generator
-from ramify.base.words import plural
 from ramify.engine.devices import kernels
 from ramify.engine.profile import machine_name
 from ramify.jobs.improve import ImproveConfig, Job

@@ -18,6 +18,8 @@ from ramify_experiments.improve import (
     SETTINGS,
     SPENT,
     TUNED,
+    TUNING,
+    WEIGHTED,
     ArmGrid,
     compared,
     comparisons,
@@ -27,7 +29,8 @@ from ramify_experiments.improve import (
 )
 from ramify_experiments.lab import ResultCache
 
-EFFECT = {"start": 0.1, "auto": 0.4, "imitate": 0.3, "grpo": 0.2}
+EFFECT = {"start": 0.1, "auto": 0.4, WEIGHTED: 0.4, "imitate": 0.3, "grpo": 0.2}
+ARMS = ("start", *MAIN["household"])
 
 
 def made_up(arm: str, seed: int, budget: str, env: str, train: Mapping[str, Any], episodes: int = 0) -> dict[str, Any]:
@@ -51,7 +54,7 @@ def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultCache:
 def test_every_arm_is_one_that_improve_takes() -> None:
     for settings in SETTINGS.values():
         ImproveConfig.model_validate(settings)
-    assert set(MAIN) <= SETTINGS.keys()
+    assert {*TUNING, *MAIN["household"], *MAIN["long-household"]} <= SETTINGS.keys()
 
 
 def test_a_cell_holds_what_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,25 +70,27 @@ def test_a_cell_holds_what_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arms_are_tuned_frozen_compared_and_corrected(cells: ResultCache, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = [ArmGrid("household", "40k", ("start", *MAIN), (0, 1, 2, 3))]
+    grid = [ArmGrid("household", "40k", ARMS, (0, 1, 2, 3))]
     found = {check.name: check for check in compared(cells, grid, "here")}
     assert "hours on two idle cores in all; 0 of" in capsys.readouterr().err
-    assert found["household, 40k, auto: success"].value == pytest.approx(0.45 + 0.01 * 3 / 4), "tuned to the fourth setting"
+    assert found[f"household, 40k, {WEIGHTED}: success"].value == pytest.approx(0.45 + 0.01 * 3 / 4), (
+        "tuned to the fourth setting"
+    )
     assert found["household, 40k, start: success"].value == pytest.approx(0.1 + 0.01 * 3 / 4)
-    bound = found["household, 40k, auto - imitate: lower 95 % bound"]
+    bound = found[f"household, 40k, {WEIGHTED} - imitate: lower 95 % bound"]
     assert (bound.threshold, bound.status) == (-0.01, "pass")
-    assert found["household, 40k, auto - grpo: p, corrected"].value == pytest.approx(4 * 2 / 2**4)
+    assert found[f"household, 40k, {WEIGHTED} - grpo: p, corrected"].value == pytest.approx(4 * 2 / 2**4)
     again = compared(cells, grid, "here")
     assert {check.name: check.value for check in again} == {name: check.value for name, check in found.items()}
 
 
 def test_a_seed_that_another_processor_began_is_left_to_it(cells: ResultCache) -> None:
-    grid = [ArmGrid("household", "40k", ("start", *MAIN), (0, 1))]
+    grid = [ArmGrid("household", "40k", ARMS, (0, 1))]
     compared(cells, grid, "here")
     for path in sorted(cells.folder.glob("household*grpo*seed-1*")):  # type: ignore[union-attr]
         path.unlink()
     found = {check.name: check.n for check in compared(cells, grid, "elsewhere")}
-    assert found["household, 40k, auto: success"] == 1, "the complete seed counts, the other waits"
+    assert found[f"household, 40k, {WEIGHTED}: success"] == 1, "the complete seed counts, the other waits"
 
 
 def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> None:
@@ -95,8 +100,9 @@ def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> No
     assert not seeds & {one["seed"] for one in grid.values()}
     starts = [key for key in grid if " start, seed" in key]
     assert len(starts) == 10 * 2, "one serves both budgets"
-    controls = [arm for arm in SETTINGS if arm not in (*MAIN, *AFTERWARDS)]
-    assert len(grid) == len(starts) + 10 * 2 * (2 * len(MAIN) + len(AFTERWARDS)) + 5 * (1 + len(controls))
+    controls = [arm for arm in SETTINGS if arm not in (*MAIN["household"], *AFTERWARDS)]
+    arms = sum(map(len, MAIN.values())) + len(AFTERWARDS)
+    assert len(grid) == len(starts) + 10 * 2 * arms + 5 * (1 + len(controls))
     assert hours(every | grid) < 24
 
 
@@ -109,22 +115,23 @@ def test_controls_conform_and_keep_the_amount_of_credit(rule: Any) -> None:
 
 
 def test_what_is_there_is_judged_and_nothing_is_played(cells: ResultCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = [ArmGrid("household", "40k", ("start", *MAIN), (0, 1, 2))]
+    grid = [ArmGrid("household", "40k", ARMS, (0, 1, 2))]
     compared(cells, grid[:1], "here")
     for path in sorted(cells.folder.glob("household*grpo*seed-1*")):  # type: ignore[union-attr]
         path.unlink()
     monkeypatch.setattr(cells, "runner", None)
     found = {check.name: check for check in so_far(cells, grid)}
     assert found["household, 40k, 6 arms: cells"].value == 3 * 6 - 1
-    assert found["household, 40k, auto: success"].n == 2
+    assert found[f"household, 40k, {WEIGHTED}: success"].n == 2
     assert found["household, 40k, infotree+g2po - grpo: success"].value == pytest.approx(0.05)
-    assert found["tuning: cells"].value == len(tuning("household"))
+    assert found["tuning, household, grpo: cells"].value == len(tuning("household", ("grpo",))) == 18
+    assert found["tuning, household, grpo: the best, 0.001 and 4 passes an update"].value == pytest.approx(0.2 + 0.01 + 0.05)
 
 
 def test_controls_are_paired_with_the_arms_they_vary_and_tell_of_themselves_alone(cells: ResultCache) -> None:
     grid = [one for one in comparisons(range(3)) if one.env == "household" and one.budget == "40k"]
     found = {check.name: check for check in compared(cells, grid, "here")}
-    assert [name for name in found if name.startswith("household, 40k, imitate, runner-up, auto")] == []
-    gap = found["household, 40k, imitate, runner-up, imitate, runner-up - auto: success"]
+    assert [name for name in found if name.startswith(f"household, 40k, imitate, runner-up, {WEIGHTED}")] == []
+    gap = found[f"household, 40k, imitate, runner-up, imitate, runner-up - {WEIGHTED}: success"]
     assert (gap.n, gap.value) == (3, pytest.approx(0.25 - (0.4 + 0.05))), "tuned to the fourth setting, its runner-up to another"
     assert found["household, 40k, controls, start, sharper - start: success"].n == 3
