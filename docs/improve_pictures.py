@@ -12,7 +12,7 @@ from picture_files import save
 
 from ramify.render.charts import Curve, curves_svg
 from ramify.stats.intervals import mean_t
-from ramify_experiments.improve import MAIN, RUNNER_UP, ArmGrid, comparisons, kept, known_cells
+from ramify_experiments.improve import MAIN, RUNNER_UP, ArmGrid, comparisons, complete, kept, known_cells
 from ramify_experiments.lab import ResultCache
 
 SEEDS = tuple(range(10))
@@ -35,17 +35,21 @@ def percent(runs: Mapping[int, Mapping[str, Any]], arm: str) -> list[float]:
 
 
 def drawn(small: ArmGrid, large: ArmGrid, again: Sequence[ArmGrid] = ()) -> dict[str, str]:
-    """An environment's held-out success by budget, with imitation's runner-up where its grids are given, and tasks won over generated tokens."""
+    """An environment's held-out success by budget, with imitation's runner-up where its grids are given, and tasks won over generated tokens;
+    nothing where a budget has no complete seed."""
     with tempfile.TemporaryDirectory() as folder:
         cells = kept(ResultCache(Path(folder)))
-        found = {grid: known_cells(cells, grid) for grid in (small, large, *again)}
+        found = {grid: complete(grid, known_cells(cells, grid)) for grid in (small, large, *again)}
+    if not (found[small] and found[large]):
+        return {}
+    arms = MAIN[large.env]
+    curves = dict.fromkeys(arms, (small, large)) | ({RUNNER_UP: again} if again else {})
     starts = percent(found[large], "start")
-    curves = dict.fromkeys(MAIN, (small, large)) | ({RUNNER_UP: again} if again else {})
     success = [
         band(arm, (0, 40_000, 150_000), [starts, *(percent(found[grid], arm) for grid in grids)]) for arm, grids in curves.items()
     ]
     won = []
-    for arm in MAIN:
+    for arm in arms:
         told = np.array([one[arm]["curve"] for one in found[large].values()])
         tokens, solved = told[:, :, 0].mean(axis=0), told[:, :, 2].cumsum(axis=1)
         won.append(band(arm, np.minimum(tokens, 150_000).tolist(), solved.T.tolist()))

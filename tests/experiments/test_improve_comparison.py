@@ -125,7 +125,7 @@ def test_what_is_there_is_judged_and_nothing_is_played(cells: ResultCache, monke
     assert found[f"household, 40k, {WEIGHTED}: success"].n == 2
     assert found["household, 40k, infotree+g2po - grpo: success"].value == pytest.approx(0.05)
     assert found["tuning, household, grpo: cells"].value == len(tuning("household", ("grpo",))) == 18
-    assert found["tuning, household, grpo: the best, 0.001 and 4 passes an update"].value == pytest.approx(0.2 + 0.01 + 0.05)
+    assert found["tuning, household, grpo: the best, a rate of 0.001 and epochs 4"].value == pytest.approx(0.2 + 0.01 + 0.05)
 
 
 def test_controls_are_paired_with_the_arms_they_vary_and_tell_of_themselves_alone(cells: ResultCache) -> None:
