@@ -78,10 +78,11 @@ def test_success_is_said_with_its_interval_and_chance_is_called_chance() -> None
     assert "success" not in str(thin)
     assert sharp.to_json()["success_after"]["n"] == 20
     assert BehaviourChange.from_json(sharp.to_json()) == ONE
-    assert sentence([sharp, dull, thin]).endswith(
+    assert sentence([sharp, dull, thin], 10).endswith(
         "both agents continued from 2, 20 times each, and success from there changed in 1:"
     )
-    assert sentence([]).startswith("No action")
+    assert sentence([], 10).startswith("No action")
+    assert "not looked for" in sentence([], 0)
 
 
 def test_the_states_that_differ_most_in_a_few_continuations_are_kept_in_order() -> None:

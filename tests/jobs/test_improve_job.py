@@ -63,7 +63,7 @@ def test_the_job_leaves_everything_a_report_needs(whole: Path) -> None:
         assert 4 <= len(trees) <= 4 * 4
         marks = run.annotations(name="why")
         assert marks
-        assert {"A", "advantage", "V", "V_next", "critic", "attempts"} <= set(marks[0].value)
+        assert {"A", "successes", "attempts"} <= set(marks[0].value)
         assert len(list(run.blobs.names())) == 1, "only the newest checkpoint is kept"
     model, _ = load_model(whole / AGENT)
     start, _ = load_model(model_folder("builtin"))

@@ -207,8 +207,10 @@ def judged(changes: Sequence[BehaviourChange], before: Sequence[Counts], after: 
     return sorted(found, key=lambda one: (not one.matters, -abs(one.difference[0]) if one.difference else 0.0))
 
 
-def sentence(changes: Sequence[BehaviourChange]) -> str:
-    """What the list of changes comes to, in one sentence."""
+def sentence(changes: Sequence[BehaviourChange], wanted: int) -> str:
+    """What the list of at most ``wanted`` changes comes to, in one sentence."""
+    if not wanted:
+        return "What training changed was not looked for: changes is 0."
     if not changes:
         return f"No action in a state of the held-out attempts became likelier by {100 * LEAST:.0f} points or more."
     told = [one for one in changes if one.difference is not None]

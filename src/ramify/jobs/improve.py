@@ -396,7 +396,7 @@ class Job:
                 tokens=spent,
                 **self._counts(run),
                 seconds=round(seconds, 1),
-                changes={"why": changes.sentence(changed), "states": [one.to_json() for one in changed]},
+                changes={"why": changes.sentence(changed, self.config.changes), "states": [one.to_json() for one in changed]},
                 **({"compare": self._compared(run, others)} if others else {}),
                 run=str(self.folder),
                 **components.caution(self.model),
