@@ -62,9 +62,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """Name of an arm -> its settings of ``ramify improve``. ``auto`` without forks is ``imitate``."""
 MAIN = {"household": (WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES), "long-household": ("auto", "imitate", "grpo", TREES)}
-"""Environment -> the arms that something was claimed about before the runs, the first of them of itself."""
+"""Environment -> the arms that the claims fixed before the runs name; the first is the one they are made for."""
 AFTERWARDS = (RUNNER_UP, SAME_RATE, "auto")
-"""Arms that were run on the household when the others were known, at both budgets."""
+"""Arms that came to the household when the others were known, at both budgets. Of today's ``auto`` the same claims are made there."""
 AGAINST = {
     RUNNER_UP: ("imitate", "grpo", WEIGHTED, TREES),
     SAME_RATE: (WEIGHTED_FLAT, WEIGHTED, RUNNER_UP),
@@ -79,6 +79,7 @@ AGAINST = {
 }
 """Arm of the household beyond :data:`MAIN` -> the arms that it is paired with, which differ by what it is there to show."""
 TUNING = ("auto", WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES)
+"""Arms with a tuning of their own."""
 TUNED_AS = {
     RUNNER_UP: "imitate",
     SAME_RATE: WEIGHTED,
@@ -89,7 +90,7 @@ TUNED_AS = {
     "trees, flat credit": "grpo",
     "no trees, graph credit": "grpo",
 }
-"""Arms with a tuning of their own, and those that have the settings of another."""
+"""Arm -> the one whose settings it has, where it is not tuned itself."""
 BUDGETS: dict[str, dict[str, int]] = {
     "quick": {"updates": 10, "tokens": 25_000},
     "tune": {"updates": 12, "tokens": 30_000},
@@ -400,12 +401,12 @@ def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Check
             checks.mean(f"{comparison.name}, {arm}: {what}", [one[arm][what] for one in runs.values()])
     if len(runs) < 2:
         return checks
-    if comparison.part:
+    if comparison.part and "auto" not in comparison.arms:
         for arm in comparison.arms:
             for other in AGAINST[arm]:
                 checks.paired(f"{comparison.name}, {arm} - {other}: success", got[arm], got[other])
         return checks
-    claimed, *rivals = MAIN[comparison.env]
+    claimed, *rivals = ("auto", *comparison.rivals) if comparison.part else MAIN[comparison.env]
     corrected = holm([paired_permutation(got[claimed], got[arm]) for arm in rivals])
     for arm, p in zip(rivals, corrected, strict=True):
         interval = paired_t(got[claimed], got[arm])
@@ -413,9 +414,10 @@ def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Check
         name = f"{comparison.name}, {claimed} - {arm}: lower 95 % bound"
         checks.value(name, interval[0], len(runs), op, bound, interval)
         checks.value(f"{comparison.name}, {claimed} - {arm}: p, corrected", p, len(runs))
-    for arm in rivals:
-        if arm != TREES:
-            checks.paired(f"{comparison.name}, {TREES} - {arm}: success", got[TREES], got[arm])
+    if not comparison.part:
+        for arm in rivals:
+            if arm != TREES:
+                checks.paired(f"{comparison.name}, {TREES} - {arm}: success", got[TREES], got[arm])
     return checks
 
 

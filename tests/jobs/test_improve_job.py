@@ -135,8 +135,8 @@ def test_an_interrupted_run_continues(whole: Path, tmp_path: Path) -> None:
     assert story(path) == story(whole)
 
 
-SPLIT = {**SMALL, "arm": "auto", "sampling": "splitting", "critic": {"wins": 1}}
-"""Attempts are split from the first update on, and the critic is asked as soon as one was won."""
+SPLIT = {**SMALL, "arm": "auto", "sampling": "splitting", "credit": "self-imitate", "critic": {"wins": 1}}
+"""Attempts are split from the first update on, and the critic is asked as soon as one was won, by the sampling and by the credit."""
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,8 @@ def test_splitting_forks_and_asks_the_critic(split: Path) -> None:
     with Run.open(split) as run:
         updates = [e.payload for e in run.journal("update")]
         result = run.journal("result")[0].payload
+        marks = run.annotations(name="why")
+    assert {"A", "advantage", "V", "V_next", "critic", "attempts"} <= set(marks[0].value)
     assert result["forks"] == sum(u["forks"] for u in updates) > 0
     assert all(u["split"] == u["groups"] for u in updates)
     assert updates[-1]["critic"]["spoke"]
