@@ -63,12 +63,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Name of an arm -> its settings of ``ramify improve``. ``auto`` without forks is ``imitate``."""
 MAIN = {"household": (WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES), "long-household": ("auto", "imitate", "grpo", TREES)}
 """Environment -> the arms that the claims fixed before the runs name; the first is the one they are made for."""
-AFTERWARDS = (RUNNER_UP, SAME_RATE, "auto")
-"""Arms that came to the household when the others were known, at both budgets. Of today's ``auto`` the same claims are made there."""
+AFTERWARDS = (RUNNER_UP, SAME_RATE)
+"""Arms that came to the household when the others were known, at both budgets."""
+TODAY, FRESH = ("auto", RUNNER_UP, "imitate", "grpo"), 10
+"""Today's ``auto`` on the household and its rivals, on seeds that nothing was seen of: those of the comparison, that many higher."""
 AGAINST = {
     RUNNER_UP: ("imitate", "grpo", WEIGHTED, TREES),
     SAME_RATE: (WEIGHTED_FLAT, WEIGHTED, RUNNER_UP),
-    "auto": (RUNNER_UP, "imitate", "grpo", WEIGHTED, TREES),
     "start, sharper": ("start",),
     "imitate, other tasks for settled ones": ("imitate",),
     "grpo, other tasks for settled ones": ("grpo",),
@@ -220,7 +221,7 @@ class ArmGrid:
     seeds: tuple[int, ...]
     part: str = ""
     rivals: tuple[str, ...] = ()
-    """Arms of other comparisons that its own are paired with."""
+    """Arms of other comparisons that its own are paired with; without any, the claims are made of its first arm."""
 
     @property
     def name(self) -> str:
@@ -255,10 +256,14 @@ def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     again = [
         ArmGrid("household", budget, (arm,), tuple(seeds), arm, AGAINST[arm]) for arm in AFTERWARDS for budget in ("40k", "150k")
     ]
+    today = [
+        ArmGrid("household", budget, ("start", *TODAY), tuple(seed + FRESH for seed in seeds), "fresh seeds")
+        for budget in ("40k", "150k")
+    ]
     others = tuple(arm for arm in AGAINST if arm not in AFTERWARDS)
     rivals = tuple(dict.fromkeys(rival for arm in others for rival in AGAINST[arm]))
     controls = ArmGrid("household", "40k", others, tuple(seeds[:EXTRA_SEEDS]), "controls", rivals)
-    return [*grid["household"], *again, controls, *grid["long-household"]]
+    return [*grid["household"], *again, controls, *grid["long-household"], *today]
 
 
 def tuned_arms(arms: Sequence[str]) -> list[str]:
@@ -401,12 +406,12 @@ def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Check
             checks.mean(f"{comparison.name}, {arm}: {what}", [one[arm][what] for one in runs.values()])
     if len(runs) < 2:
         return checks
-    if comparison.part and "auto" not in comparison.arms:
+    if comparison.rivals:
         for arm in comparison.arms:
             for other in AGAINST[arm]:
                 checks.paired(f"{comparison.name}, {arm} - {other}: success", got[arm], got[other])
         return checks
-    claimed, *rivals = ("auto", *comparison.rivals) if comparison.part else MAIN[comparison.env]
+    claimed, *rivals = (arm for arm in comparison.arms if arm != "start")
     corrected = holm([paired_permutation(got[claimed], got[arm]) for arm in rivals])
     for arm, p in zip(rivals, corrected, strict=True):
         interval = paired_t(got[claimed], got[arm])
@@ -414,7 +419,7 @@ def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Check
         name = f"{comparison.name}, {claimed} - {arm}: lower 95 % bound"
         checks.value(name, interval[0], len(runs), op, bound, interval)
         checks.value(f"{comparison.name}, {claimed} - {arm}: p, corrected", p, len(runs))
-    if not comparison.part:
+    if TREES in rivals:
         for arm in rivals:
             if arm != TREES:
                 checks.paired(f"{comparison.name}, {TREES} - {arm}: success", got[TREES], got[arm])

@@ -17,6 +17,7 @@ from ramify_experiments.improve import (
     MAIN,
     SETTINGS,
     SPENT,
+    TODAY,
     TUNED,
     TUNING,
     WEIGHTED,
@@ -99,9 +100,9 @@ def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> No
     grid = {key: one for c in comparisons(range(10)) for seed in c.seeds for key, one in c.cells(seed, {}).items()}
     assert not seeds & {one["seed"] for one in grid.values()}
     starts = [key for key in grid if " start, seed" in key]
-    assert len(starts) == 10 * 2, "one serves both budgets"
-    controls = [arm for arm in SETTINGS if arm not in (*MAIN["household"], *AFTERWARDS)]
-    arms = sum(map(len, MAIN.values())) + len(AFTERWARDS)
+    assert len(starts) == 10 * 3, "one serves both budgets"
+    controls = [arm for arm in SETTINGS if arm not in (*MAIN["household"], *AFTERWARDS, *TODAY)]
+    arms = sum(map(len, MAIN.values())) + len(AFTERWARDS) + len(TODAY)
     assert len(grid) == len(starts) + 10 * 2 * arms + 5 * (1 + len(controls))
     assert hours(every | grid) < 24
 
@@ -135,6 +136,7 @@ def test_controls_are_paired_with_the_arms_they_vary_and_tell_of_themselves_alon
     gap = found[f"household, 40k, imitate, runner-up, imitate, runner-up - {WEIGHTED}: success"]
     assert (gap.n, gap.value) == (3, pytest.approx(0.25 - (0.4 + 0.05))), "tuned to the fourth setting, its runner-up to another"
     assert found["household, 40k, controls, start, sharper - start: success"].n == 3
-    bound = found["household, 40k, auto, auto - imitate: lower 95 % bound"]
+    bound = found["household, 40k, fresh seeds, auto - imitate: lower 95 % bound"]
     assert (bound.threshold, bound.n) == (-0.01, 3), "what was claimed of auto is claimed of today's, too"
-    assert found["household, 40k, auto, auto - imitate, runner-up: lower 95 % bound"].threshold is None
+    assert found["household, 40k, fresh seeds, auto - imitate, runner-up: lower 95 % bound"].threshold is None
+    assert {seed for one in grid for seed in one.seeds} == {0, 1, 2, 10, 11, 12}
