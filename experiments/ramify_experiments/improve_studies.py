@@ -164,18 +164,21 @@ HUNTERS = ("auto", "imitate", "grpo")
 
 def textworld_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
     """TextWorld's treasure hunts, 15,000 tokens, which are about 450 attempts (commands are short), every arm tuned on games of the tuning's
-    own: success after, and differences paired by seed."""
+    own: success after, and differences paired by seed. Its cells are kept with the comparison's."""
     TextWorldRecipe().folder(say)  # once, before cells that need it run side by side
+    cells = kept(cells)
     settings = frozen(cells.map(cell, tuning("textworld", HUNTERS, "games")), "textworld", HUNTERS)
-    arms: dict[str, dict[str, Any]] = {
-        arm: {"arm": arm, "budget": "games", "env": "textworld", "train": settings.get(arm, {})} for arm in ("start", *HUNTERS)
-    }
-    done = cells.grid(cell, arms, seeds)
+    common = {"budget": "games", "env": "textworld"}
+    keys = {(arm, seed): f"textworld {arm}, seed {seed}" for arm in ("start", *HUNTERS) for seed in seeds}
+    done = cells.map(
+        cell, {key: {"arm": arm, "seed": seed, "train": settings.get(arm, {}), **common} for (arm, seed), key in keys.items()}
+    )
+    runs = {arm: [done[keys[arm, seed]] for seed in seeds] for arm in ("start", *HUNTERS)}
     checks = Checks(seeds)
-    for arm, runs in done.items():
+    for arm, ones in runs.items():
         for what in ("success", f"pass@{TIMES}", *(() if arm == "start" else ("solved", "forks", "tokens"))):
-            checks.mean(f"{arm}: {what}", [one[what] for one in runs])
-    got = {arm: [one["success"] for one in runs] for arm, runs in done.items()}
+            checks.mean(f"{arm}: {what}", [one[what] for one in ones])
+    got = {arm: [one["success"] for one in ones] for arm, ones in runs.items()}
     for arm in HUNTERS:
         for name, value in settings[arm].items():
             checks.value(f"{arm}: {name}, tuned", value, len(TUNE_SEEDS))

@@ -112,7 +112,7 @@ def test_splitting_works_with_any_template_and_environment(verb: Any, here: Path
 
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:
     record = verb("improve", "--dry-run", "--json").json
-    assert record["config"]["train"]["lr"] == ARMS["auto"].lr  # what will be used, not the 0 that stands for it
+    assert record["config"]["train"]["lr"] == ARMS["imitate"].lr  # what will be used, not the 0 that stands for it
     assert ImproveConfig.model_validate(record["config"]) == resolved(load(ImproveConfig))
 
 

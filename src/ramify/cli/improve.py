@@ -44,7 +44,7 @@ def improve(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make an agent better: branching rollouts, credit per step, training, a before/after report.
+    """Make an agent better: attempts, credit per step, training, a before/after report.
 
     Without settings it runs on the built-in agent and environment, offline, in minutes.
     """

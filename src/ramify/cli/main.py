@@ -20,7 +20,7 @@ from ramify.kit import Verbs, call
 
 #: Verb -> (module under ramify.cli, one line of help).
 VERBS = {
-    "improve": ("improve", "Make an agent better: branching rollouts, credit per step, training, a before/after report."),
+    "improve": ("improve", "Make an agent better: attempts, credit per step, training, a before/after report."),
     "rollout": ("rollout", "Play tasks with any agent in any environment, here or on workers, and keep the trees."),
     "resume": ("resume", "Continue an interrupted run."),
     "show": ("show", "Summarise a run in the terminal, as one HTML file or as local web pages."),

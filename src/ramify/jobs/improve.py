@@ -84,18 +84,18 @@ class TrainingArm:
 
 
 ARMS = {
+    "imitate": TrainingArm("flat", "imitate"),
     "auto": TrainingArm("auto", "imitate"),
     "infotree+g2po": TrainingArm("infotree", "g2po"),
     "g2po": TrainingArm("flat", "g2po"),
     "grpo": TrainingArm("flat", "grpo"),
     "grpo+allocator": TrainingArm("allocator", "grpo"),
     "grpo+resample": TrainingArm("resample", "grpo"),
-    "imitate": TrainingArm("flat", "imitate"),
 }
-"""auto: independent attempts, or splitting where success is rare, and supervised training on successes.
+"""imitate: supervised training on successes (RAFT), the default: the simplest, and no other is shown to be better (docs/improve.md).
+auto: the same, with splitting at tasks that are rarely won.
 infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent attempts, one
-credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks. imitate: supervised training on successes
-(RAFT)."""
+credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks."""
 FORMER_ARMS = {"ours": "infotree+g2po", "credit": "g2po"}
 """Arms as older versions call them."""
 
@@ -143,7 +143,7 @@ class ImproveConfig(Config):
     """Environment the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
     """JSON lines of your own tasks; one in four is held out. Default: tasks the environment generates."""
-    arm: Literal["auto", "infotree+g2po", "g2po", "grpo", "grpo+allocator", "grpo+resample", "imitate"] = "auto"
+    arm: Literal["imitate", "auto", "infotree+g2po", "g2po", "grpo", "grpo+allocator", "grpo+resample"] = "imitate"
     """Way to spend the tokens: a sampling, a credit rule, and how to train on them."""
     sampling: str = ""
     """How attempts are sampled: a name of ``ramify list sampling``; default: the arm's."""
