@@ -65,8 +65,9 @@ MAIN = {"household": (WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES), "long-
 """Environment -> the arms that the claims fixed before the runs name; the first is the one they are made for."""
 AFTERWARDS = (RUNNER_UP, SAME_RATE)
 """Arms that came to the household when the others were known, at both budgets."""
-TODAY, FRESH = ("auto", RUNNER_UP, "imitate", "grpo"), 10
-"""Today's ``auto`` on the household and its rivals, on seeds that nothing was seen of: those of the comparison, that many higher."""
+TODAY, FRESH = ("auto", RUNNER_UP, "grpo"), 10
+"""Today's ``auto`` on the household and its rivals, on seeds that nothing was seen of: those of the comparison, that many higher. The runner-up
+is ``imitate`` as ``ramify improve`` runs it."""
 AGAINST = {
     RUNNER_UP: ("imitate", "grpo", WEIGHTED, TREES),
     SAME_RATE: (WEIGHTED_FLAT, WEIGHTED, RUNNER_UP),
@@ -429,4 +430,5 @@ def claims(env: str) -> Iterator[tuple[str, tuple[str, float | None]]]:
     """Rival -> what was claimed of the lower bound of auto's advantage before any run. On the long household ``imitate`` is auto without
     forks, too."""
     yield "grpo", (">", 0.0)
+    yield RUNNER_UP, (">", -0.01)
     yield "imitate", (">", -0.01 if env == "household" else 0.0)
