@@ -230,3 +230,17 @@ def test_a_result_in_an_interpreter_is_three_lines(tmp_path: Path) -> None:
             assert len(lines) <= 3, lines
             assert max(map(len, lines)) <= 100, lines
     assert attempts[3].failure is not None
+
+
+class Verbose(Sum):
+    """Ends with more text than the agent has context for, which nobody samples after."""
+
+    def step(self, action: str) -> Observation:
+        self.answer = action
+        return Observation("right " * 4000, 1.0, terminated=True, outcome=bool(action))
+
+
+@pytest.mark.parametrize("settings", [{}, {"sampling": "splitting"}, {"credit": {"name": "implicit-advantage"}}, {"kl": 0.1}])
+def test_what_an_attempt_got_back_at_its_end_may_be_longer_than_the_context(tmp_path: Path, settings: dict[str, Any]) -> None:
+    found = ramify.improve({**SMALL, **settings}, tmp_path / "run", env=Verbose, tasks=TASKS)
+    assert found["updates"] == 1

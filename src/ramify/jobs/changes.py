@@ -143,7 +143,7 @@ async def probabilities(model: LocalModel, run: Run, attempts: Sequence[View], t
         fresh = [node for node, _ in view.path.segments if node.sampled_tokens]
         marks = {node.id: np.full(len(node), len(names) + number, np.float32) for number, node in enumerate(fresh, 1)}
         names += [node.id for node in fresh]
-        rows += rows_from_path(view.path, view.tree.node, run.context, {"reply": marks})
+        rows += rows_from_path(view.path, view.tree.node, run.context, {"reply": marks}, model.context)
     scores = await model.logprobs([row.tokens for row in rows], settings=Sampling(temperature=temperature), entropy=False)
     total = np.zeros(len(names) + 1)
     for row, score in zip(rows, scores, strict=True):

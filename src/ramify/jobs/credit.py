@@ -24,11 +24,12 @@ def training_rows(
     attempts: Sequence[Attempt],
     credit: Mapping[str, np.ndarray],
     clip: float,
+    longest: int | None = None,
 ) -> list[Row]:
     """Rows of attempts (several where one was compacted), each sampled token in one only: a shared message is trained on once.
 
     Messages without credit, or with credit 0, are context only. Credit is clipped to ``clip`` and stored as the per-token values
-    ``advantage`` and ``weight``, of which a loss reads its own."""
+    ``advantage`` and ``weight``, of which a loss reads its own. ``longest``: the agent's context, as of :func:`rows_from_path`."""
     rows: list[Row] = []
     done: set[str] = set()
     for attempt in attempts:
@@ -38,7 +39,7 @@ def training_rows(
         if not fresh:
             continue
         done |= fresh.keys()
-        for row in rows_from_path(path, tree.node, run.context, {"advantage": fresh}):
+        for row in rows_from_path(path, tree.node, run.context, {"advantage": fresh}, longest):
             advantage = row.token_values["advantage"].clip(-clip, clip)
             mask = row.mask & (advantage != 0.0)
             if mask.any():
@@ -47,11 +48,18 @@ def training_rows(
 
 
 def log_ratios(
-    agent: nn.Module, start: nn.Module, run: Run, trees: Mapping[str, Tree], ends: Sequence[Attempt], max_tokens: int
+    agent: nn.Module,
+    start: nn.Module,
+    run: Run,
+    trees: Mapping[str, Tree],
+    ends: Sequence[Attempt],
+    max_tokens: int,
+    longest: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under ``agent`` minus that under ``start``, 0 elsewhere.
 
-    Every step on the paths to ``ends``, scored once, in batches of ``max_tokens`` tokens."""
+    Every step on the paths to ``ends``, scored once, in batches of ``max_tokens`` tokens. ``longest``: the agents' context, as of
+    :func:`rows_from_path`."""
     nodes: dict[str, Node] = {}
     rows: list[Row] = []
     for attempt in ends:
@@ -59,7 +67,7 @@ def log_ratios(
         fresh = [node for node, _ in path.segments if node.sampled_tokens and node.id not in nodes]
         marks = {node.id: np.full(len(node), len(nodes) + number, np.float32) for number, node in enumerate(fresh, 1)}
         nodes |= {node.id: node for node in fresh}
-        for row in rows_from_path(path, trees[attempt.tree].node, run.context, {"node": marks}) if fresh else ():
+        for row in rows_from_path(path, trees[attempt.tree].node, run.context, {"node": marks}, longest) if fresh else ():
             mask = row.mask & (row.token_values["node"] > 0)
             rows.append(Row(row.tokens, mask, {"node": row.token_values["node"]}))
     before = with_reference(start, rows, max_tokens)

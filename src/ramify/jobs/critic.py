@@ -181,7 +181,7 @@ async def states_of(
         steps = [node for node, _ in path.segments if node.role == "assistant" and node.sampled_tokens]
         fresh = {node.id: number for number, node in enumerate(steps) if node.id not in at}
         marks = {node.id: np.full(len(node), fresh[node.id] + 1, np.float32) for node in steps if node.id in fresh}
-        for row in rows_from_path(path, tree.node, episodes.run.context, {"step": marks}) if fresh else ():
+        for row in rows_from_path(path, tree.node, episodes.run.context, {"step": marks}, model.context) if fresh else ():
             number = np.where(row.mask, row.token_values["step"], 0).astype(np.int64)
             found, first = np.unique(number, return_index=True)
             chosen = [(int(n) - 1, int(where) - 1) for n, where in zip(found, first, strict=True) if n]

@@ -503,7 +503,9 @@ class Job:
         """
         payload, attempts = self._evaluated(run, "trial", progress)
         paths = [run.path(attempt.leaf) for attempt in attempts if attempt.turns]
-        rows = [row for path in paths for row in rows_from_path(path, run.node, run.context, {"advantage": {}})]
+        rows = [
+            row for path in paths for row in rows_from_path(path, run.node, run.context, {"advantage": {}}, self.model.context)
+        ]
         reference = copy.deepcopy(self.model.module) if self.config.kl else None
         losses = {"policy_gradient": 1.0}
         try:
@@ -718,10 +720,22 @@ class Job:
         if states is not None and rule.critic and critic.speaks:
             attempts = replace(attempts, values=critic.value(states.of(attempts.columns["node"])))
         if reference is not None and rule.reference:
-            scored = self.model.module, reference, run, grown.trees, grown.ends, self.config.train.micro_tokens
+            scored = (
+                self.model.module,
+                reference,
+                run,
+                grown.trees,
+                grown.ends,
+                self.config.train.micro_tokens,
+                self.model.context,
+            )
             attempts = replace(attempts, log_ratios=log_ratios(*scored))
         credit = credit_group(run, rule, attempts)
-        return training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit), losses, list(rule.doubts)
+        return (
+            training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit, self.model.context),
+            losses,
+            list(rule.doubts),
+        )
 
 
 def packed(trainer: Trainer, critic: SharedCritic) -> bytes:

@@ -61,11 +61,13 @@ def rows_from_path(
     node_of: Callable[[str], Node],
     context_of: Callable[[str], Context],
     token_values: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    longest: int | None = None,
 ) -> list[Row]:
     """The rows of a path, each sampled token in exactly one of them, after what the model was shown when it sampled it.
 
-    One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
-    not simply continue. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
+        One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
+        not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was never shown what an attempt got back
+    at its end. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
     """
     made: list[list[tuple[Part, bool]]] = [[]]
     for node, kept in path.segments:
@@ -76,6 +78,8 @@ def rows_from_path(
         if kept:
             made[-1].append(((node, 0, kept), True))
     rows = [_row(parts, token_values or {}) for parts in made]
+    if longest is not None:
+        rows = [row if len(row.tokens) <= longest else _ended(row) for row in rows]
     return [row for row in rows if len(made) == 1 or row.mask.any()]
 
 
@@ -98,6 +102,12 @@ def _row(parts: Sequence[tuple[Part, bool]], token_values: Mapping[str, Mapping[
             for name, values in by_name.items():
                 along[name][here] = 0.0 if values is None else values[start:end]
     return Row(tokens, mask, along)
+
+
+def _ended(row: Row) -> Row:
+    """The row up to its last token with a loss."""
+    end = int(np.flatnonzero(row.mask).max(initial=-1)) + 1
+    return Row(row.tokens[:end], row.mask[:end], {name: values[:end] for name, values in row.token_values.items()})
 
 
 @dataclass(frozen=True, eq=False)
