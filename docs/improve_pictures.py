@@ -26,9 +26,8 @@ def thousands(tokens: float) -> str:
 def band(name: str, x: Sequence[float], columns: Sequence[Sequence[float]]) -> Curve:
     """Means over seeds with Student's 95 % intervals, cut at 0, of what cannot be less: one column of seeds a place."""
     ends = [mean_t(column) for column in columns]
-    return Curve(
-        name, x, [float(np.mean(column)) for column in columns], [max(0.0, low) for low, _ in ends], [high for _, high in ends]
-    )
+    means = [float(np.mean(column)) for column in columns]
+    return Curve(name, x, means, [max(0.0, low) for low, _ in ends], [high for _, high in ends])
 
 
 def percent(runs: Mapping[int, Mapping[str, Any]], arm: str) -> list[float]:

@@ -14,9 +14,13 @@ import pytest
 
 import ramify
 from ramify.base.errors import NeedsError, UserError
+from ramify.base.progress import SILENT
 from ramify.cli.main import main
 from ramify.env.builtin.household import HouseholdEnvironment
 from ramify.env.protocol import Observation, Task
+from ramify.jobs.improve import ImproveConfig, Job
+from ramify.jobs.own import Own
+from ramify.trace.db import Run
 
 BUILTIN = Path(ramify.__file__).parent / "assets" / "household"
 TASKS = [{"id": f"sum-{i}", "a": i, "b": 2} for i in range(4)]
@@ -244,3 +248,6 @@ class Verbose(Sum):
 def test_what_an_attempt_got_back_at_its_end_may_be_longer_than_the_context(tmp_path: Path, settings: dict[str, Any]) -> None:
     found = ramify.improve({**SMALL, **settings}, tmp_path / "run", env=Verbose, tasks=TASKS)
     assert found["updates"] == 1
+    config = ImproveConfig.model_validate({**SMALL, **settings})
+    with Job(config, tmp_path, Own(env=Verbose, tasks=TASKS)) as job, Run.create(tmp_path / "trial", {}) as run:
+        assert job.trial(run, SILENT)[1]["training rows"] == SMALL["eval_episodes"], "the dry run's step, too"

@@ -92,7 +92,7 @@ ARMS = {
     "grpo+allocator": TrainingArm("allocator", "grpo"),
     "grpo+resample": TrainingArm("resample", "grpo"),
 }
-"""imitate: supervised training on successes (RAFT), the default: the simplest, and no other is shown to be better (docs/improve.md).
+"""imitate: supervised training on successes (RAFT), the default: the simplest, and no other is clearly better (docs/improve.md).
 auto: the same, with splitting at tasks that are rarely won.
 infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent attempts, one
 credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks."""
@@ -503,9 +503,8 @@ class Job:
         """
         payload, attempts = self._evaluated(run, "trial", progress)
         paths = [run.path(attempt.leaf) for attempt in attempts if attempt.turns]
-        rows = [
-            row for path in paths for row in rows_from_path(path, run.node, run.context, {"advantage": {}}, self.model.context)
-        ]
+        longest = self.model.context
+        rows = [row for path in paths for row in rows_from_path(path, run.node, run.context, {"advantage": {}}, longest)]
         reference = copy.deepcopy(self.model.module) if self.config.kl else None
         losses = {"policy_gradient": 1.0}
         try:
@@ -720,22 +719,12 @@ class Job:
         if states is not None and rule.critic and critic.speaks:
             attempts = replace(attempts, values=critic.value(states.of(attempts.columns["node"])))
         if reference is not None and rule.reference:
-            scored = (
-                self.model.module,
-                reference,
-                run,
-                grown.trees,
-                grown.ends,
-                self.config.train.micro_tokens,
-                self.model.context,
-            )
-            attempts = replace(attempts, log_ratios=log_ratios(*scored))
+            scored = self.model.module, reference, run, grown.trees, grown.ends
+            ratios = log_ratios(*scored, self.config.train.micro_tokens, self.model.context)
+            attempts = replace(attempts, log_ratios=ratios)
         credit = credit_group(run, rule, attempts)
-        return (
-            training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit, self.model.context),
-            losses,
-            list(rule.doubts),
-        )
+        rows = training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit, self.model.context)
+        return rows, losses, list(rule.doubts)
 
 
 def packed(trainer: Trainer, critic: SharedCritic) -> bytes:

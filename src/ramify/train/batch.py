@@ -65,9 +65,9 @@ def rows_from_path(
 ) -> list[Row]:
     """The rows of a path, each sampled token in exactly one of them, after what the model was shown when it sampled it.
 
-        One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
-        not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was never shown what an attempt got back
-    at its end. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
+    One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
+    not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was never shown what
+    came after it. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
     """
     made: list[list[tuple[Part, bool]]] = [[]]
     for node, kept in path.segments:
