@@ -2,6 +2,7 @@
 
     python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
     python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
+    python -m ramify_experiments.improve_studies splitting --seeds 5 --save    what a won task costs, split or not, by how rare wins are
     python -m ramify_experiments.improve_studies textworld --seeds 5 --save    three arms in games that nobody here wrote
     python -m ramify_experiments.improve_studies comparison --seeds 10 --save  what the finished cells of `ramify repro improve` say
 
@@ -15,7 +16,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,18 +25,21 @@ from ramify.base.seeds import generator
 from ramify.engine.devices import kernels
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import machine_name
-from ramify.env.protocol import Task
+from ramify.env.builtin.household import shortest
+from ramify.env.protocol import Task, TaskSet
 from ramify.jobs.critic import SharedCritic, states_at
 from ramify.jobs.grown import gather_all
 from ramify.jobs.improve import ImproveConfig, Job
 from ramify.render.terminal import say, table
 from ramify.rollout.backends import Player, Unit
+from ramify.score.credit.imitate import Imitate
+from ramify.score.credit.protocol import CreditGroup, CreditRule
 from ramify.stats.drops import Counts
 from ramify.stats.intervals import clustered_mean
 from ramify.stats.tests import fisher
 from ramify.trace.db import Run
 from ramify.train import checkpoint
-from ramify_experiments.improve import BUDGETS, TIMES, TUNE_SEEDS, cell, comparisons, frozen, kept, so_far, tuning
+from ramify_experiments.improve import BUDGETS, TIMES, TUNE_SEEDS, cell, comparisons, frozen, kept, placed, so_far, tuning
 from ramify_experiments.lab import Checks, ResultCache, cache
 from ramify_experiments.recipes import TextWorldRecipe
 
@@ -159,6 +163,70 @@ def critic_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
+HOUSES: dict[str, tuple[str, int, int]] = {
+    "household": ("household", 0, 99),
+    "10 to 13 steps": ("long-household", 10, 13),
+    "14 to 17 steps": ("long-household", 14, 17),
+    "18 to 20 steps": ("long-household", 18, 20),
+    "21 to 26 steps": ("long-household", 21, 26),
+}
+"""Name -> environment, fewest and most steps of the shortest win: the longer, the rarer wins are."""
+
+
+class NoCredit(CreditRule):
+    """Every step's credit is 0, so nothing is learned."""
+
+    maker, loss = "no-credit", "cross_entropy"
+    numbers: ClassVar[Mapping[str, str]] = {}
+
+    def assign(self, group: CreditGroup) -> Mapping[str, np.ndarray]:
+        """See :class:`CreditRule`."""
+        return {node: np.zeros_like(one) for node, one in Imitate().assign(group).items()}
+
+
+def sampled_cell(houses: str, sampling: str, seed: int, budget: str = "40k") -> dict[str, Any]:
+    """What the untrained agent wins in some :data:`HOUSES` with as many tokens as a job has: nothing is learned but by the critic."""
+    env, fewest, most = HOUSES[houses]
+    credit = "factory:ramify_experiments.improve_studies:NoCredit"
+    settings = {**placed(env), "sampling": sampling, "credit": credit, "seed": seed, **BUDGETS[budget], "train_tasks": 4000}
+    config = check(ImproveConfig, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        with Job(config, path) as job, Run.create(path, config.to_json()) as run:
+            fitting = [task for task in job.train_task_set if fewest <= shortest(task, job.environment) <= most]
+            job.train_task_set = TaskSet.of(fitting)
+            tokens = job.learn(run, config.arm)
+            updates = [entry.payload for entry in run.journal("update")]
+    won, tried = (sum(one["independent"][i] for one in updates) for i in (0, 1))
+    found = {name: sum(int(one[name]) for one in updates) for name in ("attempts", "forks", "solved")}
+    return found | {"independent won": won, "independent": tried, "tokens": tokens, "tasks": len(fitting)}
+
+
+def splitting_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
+    """Tasks that an agent that does not learn wins in 10,000 tokens, by splitting and by independent attempts, from common wins to rare ones."""
+    jobs = {
+        f"splitting study, {houses}, {sampling}, seed {seed}": {"houses": houses, "sampling": sampling, "seed": seed}
+        for houses in HOUSES
+        for sampling in ("flat", "splitting")
+        for seed in seeds
+    }
+    done, checks = cells.map(sampled_cell, jobs), Checks(seeds)
+    for houses in HOUSES:
+        flat, split = (
+            [done[f"splitting study, {houses}, {sampling}, seed {seed}"] for seed in seeds] for sampling in ("flat", "splitting")
+        )
+        tried = (sum(int(one[name]) for one in flat) for name in ("independent won", "independent"))
+        checks.share(f"{houses}: independent attempts that win", *tried)
+        rates = []
+        for name, ones in (("independent", flat), ("splitting", split)):
+            rates.append([1e4 * one["solved"] / one["tokens"] for one in ones])
+            checks.mean(f"{houses}, {name}: tasks won in 10,000 tokens", rates[-1])
+            won = sum(one["solved"] for one in ones)
+            checks.value(f"{houses}, {name}: tokens a won task", sum(one["tokens"] for one in ones) / max(1, won), won)
+        checks.paired(f"{houses}: splitting - independent, tasks won in 10,000 tokens", rates[1], rates[0])
+    return checks
+
+
 HUNTERS = ("auto", "imitate", "grpo")
 
 
@@ -195,7 +263,13 @@ def comparison_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-STUDIES = {"credits": credits_study, "critic": critic_study, "textworld": textworld_study, "comparison": comparison_study}
+STUDIES = {
+    "credits": credits_study,
+    "critic": critic_study,
+    "splitting": splitting_study,
+    "textworld": textworld_study,
+    "comparison": comparison_study,
+}
 
 
 def main() -> None:

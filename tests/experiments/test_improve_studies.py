@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
-from ramify.jobs.improve import ImproveConfig
+from ramify.engine.checkpoints import weights_of
+from ramify.jobs.improve import ImproveConfig, Job
 from ramify_experiments import improve_studies
-from ramify_experiments.improve_studies import CREDITS, credits_study, critic_cell, critic_study, ranked
+from ramify_experiments.improve_studies import (
+    CREDITS,
+    HOUSES,
+    credits_study,
+    critic_cell,
+    critic_study,
+    ranked,
+    sampled_cell,
+    splitting_study,
+)
 from ramify_experiments.lab import ResultCache
 
 
@@ -38,6 +48,40 @@ def test_only_pairs_that_the_truth_tells_apart_count() -> None:
     assert (right, clusters, every) == ([1.0, 1.0, 1.0], [0, 0, 1], 4)
     assert ranked([steps], "few")[0] == [0.5, 0.5], "equal estimates are no opinion"
     assert ranked([steps[::2]], "critic") == ([], [], 1)
+
+
+def test_a_won_task_costs_what_all_tokens_did(tmp_path: Path) -> None:
+    def made_up(function: Any, missing: Any) -> Any:
+        for key, one in missing.items():
+            solved = 6 if one["sampling"] == "splitting" and one["houses"] != "household" else 2
+            yield key, {"solved": solved, "tokens": 20_000, "independent won": 3, "independent": 100}
+
+    found = {one.name: one for one in splitting_study(ResultCache(tmp_path, runner=made_up, edition="t"), (0, 1, 2))}
+    for houses in HOUSES:
+        assert found[f"{houses}: independent attempts that win"].value == pytest.approx(0.03)
+        assert found[f"{houses}, independent: tokens a won task"].value == pytest.approx(10_000)
+        more = found[f"{houses}: splitting - independent, tasks won in 10,000 tokens"]
+        assert more.value == pytest.approx(0 if houses == "household" else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["flat", "splitting"])
+def test_the_agent_of_the_splitting_study_learns_nothing(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    monkeypatch.setitem(improve_studies.BUDGETS, "few", {"updates": 2, "tokens": 2000})
+    learn = Job.learn
+
+    def watched(job: Job, *given: Any) -> int:
+        before = weights_of(job.model)
+        spent = learn(job, *given)
+        saved.append(before == weights_of(job.model))
+        return spent
+
+    monkeypatch.setattr(Job, "learn", watched)
+    found = sampled_cell("10 to 13 steps", sampling, 0, "few")
+    assert saved == [True]
+    assert 1000 <= found["tokens"] <= 4000
+    assert (found["forks"] > 0) == (sampling == "splitting")
 
 
 @pytest.mark.slow
