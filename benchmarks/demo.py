@@ -2,7 +2,7 @@
 
     python benchmarks/demo.py [--seeds 0 1 2] [--runs RUN ...] [--save]
 
-One row a seed on this processor with these kernels. ``--save`` puts them beside the rows of other processors in
+One row a seed on this processor with these kernels and as many threads (training's sums, and so a seed's result, depend on all three). ``--save`` puts them beside the rows of other processors in
 ``repro/improve-processors.json``, in place of its own earlier ones; ``python docs/tables.py`` makes the table. ``--runs`` takes finished runs of
 ``ramify improve`` that were made here in place of playing (some minutes each). Another choice of kernels stands for another processor:
 ``ATEN_CPU_CAPABILITY=avx2 python benchmarks/demo.py --save``. The interval is Student's over all rows: over seeds and processors.
@@ -17,8 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import ramify
 from ramify.base.config import check
+from ramify.base.words import plural
 from ramify.engine.devices import kernels
 from ramify.engine.profile import machine_name
 from ramify.jobs.improve import ImproveConfig, improve
@@ -51,6 +54,7 @@ def row(seed: int, result: dict[str, Any]) -> dict[str, Any]:
     return {
         "processor": machine_name(),
         "kernels": kernels(),
+        "threads": torch.get_num_threads(),
         "seed": seed,
         "before": result["before"]["success"],
         "after": result["after"]["success"],
@@ -64,15 +68,16 @@ def row(seed: int, result: dict[str, Any]) -> dict[str, Any]:
 def checks(rows: Sequence[dict[str, Any]]) -> Checks:
     """The headline over all rows, then the rows."""
     seeds = tuple(sorted({one["seed"] for one in rows}))
-    places = sorted({(one["processor"], one["kernels"]) for one in rows})
+    places = sorted({(one["processor"], one["kernels"], one["threads"]) for one in rows})
+    sets = len({place[:2] for place in places})
     found = Checks(seeds)
     for name in ("before", "after", "gain"):
-        found.mean(f"default job: {name}, over {len(seeds)} seeds and {len(places)} kernels", [one[name] for one in rows])
+        found.mean(f"default job: {name}, over {len(seeds)} seeds and {sets} kernels", [one[name] for one in rows])
     low, high = found[-1].interval or (found[-1].value,) * 2
     found.value("default job: gain over seeds and kernels, lower 95 % bound", low, len(rows), ">", 0.1, (low, high))
     for place in places:
-        mine = [one for one in rows if (one["processor"], one["kernels"]) == place]
-        where = f"{place[0]} ({place[1]})"
+        mine = [one for one in rows if (one["processor"], one["kernels"], one["threads"]) == place]
+        where = f"{place[0]} ({place[1]}), {plural(place[2], 'thread')}"
         here = Checks([one["seed"] for one in mine])
         here.mean(f"{where}: gain", [one["gain"] for one in mine])
         found += here
@@ -84,8 +89,8 @@ def checks(rows: Sequence[dict[str, Any]]) -> Checks:
 
 
 def save(new: Sequence[dict[str, Any]]) -> None:
-    """Put rows into the file, in place of earlier ones of the same seed, processor and kernels."""
-    keys = ("processor", "kernels", "seed")
+    """Put rows into the file, in place of earlier ones of the same seed, processor, kernels and threads."""
+    keys = ("processor", "kernels", "threads", "seed")
     rows = json.loads(FILE.read_text(encoding="utf-8"))["rows"] if FILE.exists() else []
     kept = {tuple(one[key] for key in keys): one for one in [*rows, *new]}
     rows = [kept[key] for key in sorted(kept)]

@@ -16,7 +16,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ramify.base.seeds import generator
 from ramify.engine.devices import kernels
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import machine_name
-from ramify.env.builtin.household import shortest
+from ramify.env.builtin.household import Demonstrated, shortest
 from ramify.env.protocol import Task, TaskSet
 from ramify.jobs.critic import SharedCritic, states_at
 from ramify.jobs.grown import gather_all
@@ -193,7 +193,8 @@ def sampled_cell(houses: str, sampling: str, seed: int, budget: str = "40k") -> 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         with Job(config, path) as job, Run.create(path, config.to_json()) as run:
-            fitting = [task for task in job.train_task_set if fewest <= shortest(task, job.environment) <= most]
+            knows = cast(Demonstrated, job.environment)
+            fitting = [task for task in job.train_task_set if fewest <= shortest(task, knows) <= most]
             job.train_task_set = TaskSet.of(fitting)
             tokens = job.learn(run, config.arm)
             updates = [entry.payload for entry in run.journal("update")]
@@ -215,14 +216,14 @@ def splitting_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
         flat, split = (
             [done[f"splitting study, {houses}, {sampling}, seed {seed}"] for seed in seeds] for sampling in ("flat", "splitting")
         )
-        tried = (sum(int(one[name]) for one in flat) for name in ("independent won", "independent"))
-        checks.share(f"{houses}: independent attempts that win", *tried)
+        won, tried = (sum(int(one[name]) for one in flat) for name in ("independent won", "independent"))
+        checks.share(f"{houses}: independent attempts that win", won, tried)
         rates = []
         for name, ones in (("independent", flat), ("splitting", split)):
             rates.append([1e4 * one["solved"] / one["tokens"] for one in ones])
             checks.mean(f"{houses}, {name}: tasks won in 10,000 tokens", rates[-1])
-            won = sum(one["solved"] for one in ones)
-            checks.value(f"{houses}, {name}: tokens a won task", sum(one["tokens"] for one in ones) / max(1, won), won)
+            solved = sum(one["solved"] for one in ones)
+            checks.value(f"{houses}, {name}: tokens a won task", sum(one["tokens"] for one in ones) / max(1, solved), solved)
         checks.paired(f"{houses}: splitting - independent, tasks won in 10,000 tokens", rates[1], rates[0])
     return checks
 
