@@ -40,6 +40,9 @@ DEFAULT = ImproveConfig().arm
 TREES = "infotree+g2po"
 RUNNER_UP = "imitate, runner-up"
 """Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds."""
+AUTO_RUNNER_UP = "auto, runner-up"
+"""``auto`` with the second best settings of its tuning, which are those of :data:`RUNNER_UP` and of ``ramify improve --arm auto``: added when
+the best ones had done worse than :data:`RUNNER_UP`."""
 WEIGHTED, WEIGHTED_FLAT = "auto, weighted", "weighted, no forks"
 """``auto`` as it was before the long household was tuned: successes weighted by the advantage; the same without forks."""
 SAME_RATE = "weighted, no forks, same rate"
@@ -50,6 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"arm": "grpo"},
     TREES: {"arm": TREES},
     RUNNER_UP: {"arm": "imitate"},
+    AUTO_RUNNER_UP: {"arm": "auto"},
     WEIGHTED: {"arm": "auto", "credit": "self-imitate"},
     WEIGHTED_FLAT: {"arm": "auto", "sampling": "flat", "credit": "self-imitate"},
     SAME_RATE: {"arm": "auto", "sampling": "flat", "credit": "self-imitate"},
@@ -70,6 +74,7 @@ TODAY, FRESH = ("auto", RUNNER_UP, "grpo"), 10
 is ``imitate`` as ``ramify improve`` runs it."""
 AGAINST = {
     RUNNER_UP: ("imitate", "grpo", WEIGHTED, TREES),
+    AUTO_RUNNER_UP: ("auto", RUNNER_UP, "grpo"),
     SAME_RATE: (WEIGHTED_FLAT, WEIGHTED, RUNNER_UP),
     "start, sharper": ("start",),
     "imitate, other tasks for settled ones": ("imitate",),
@@ -84,6 +89,7 @@ TUNING = ("auto", WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES)
 """Arms with a tuning of their own."""
 TUNED_AS = {
     RUNNER_UP: "imitate",
+    AUTO_RUNNER_UP: "auto",
     SAME_RATE: WEIGHTED,
     "imitate, other tasks for settled ones": "imitate",
     "grpo, other tasks for settled ones": "grpo",
@@ -258,11 +264,13 @@ def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     again = [
         ArmGrid("household", budget, (arm,), tuple(seeds), arm, AGAINST[arm]) for arm in AFTERWARDS for budget in ("40k", "150k")
     ]
-    today = [
-        ArmGrid("household", budget, ("start", *TODAY), tuple(seed + FRESH for seed in seeds), "fresh seeds")
+    fresh = tuple(seed + FRESH for seed in seeds)
+    today = [ArmGrid("household", budget, ("start", *TODAY), fresh, "fresh seeds") for budget in ("40k", "150k")]
+    today += [
+        ArmGrid("household", budget, (AUTO_RUNNER_UP,), fresh, f"fresh seeds, {AUTO_RUNNER_UP}", AGAINST[AUTO_RUNNER_UP])
         for budget in ("40k", "150k")
     ]
-    others = tuple(arm for arm in AGAINST if arm not in AFTERWARDS)
+    others = tuple(arm for arm in AGAINST if arm not in (*AFTERWARDS, AUTO_RUNNER_UP))
     rivals = tuple(dict.fromkeys(rival for arm in others for rival in AGAINST[arm]))
     controls = ArmGrid("household", "40k", others, tuple(seeds[:EXTRA_SEEDS]), "controls", rivals)
     return [*grid["household"], *again, controls, *grid["long-household"], *today]
@@ -293,12 +301,12 @@ def tuned(done: Mapping[str, Mapping[str, Any]], env: str, arm: str) -> np.ndarr
 
 
 def frozen(done: Mapping[str, Mapping[str, Any]], env: str, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The best settings of each of ``arms`` by mean success, the first of equals; the second best of the runner-up, none of a start."""
+    """The best settings of each of ``arms`` by mean success, the first of equals; the second best of a runner-up, none of a start."""
     found = {}
     for arm in arms:
         if not arm.startswith("start"):
             best, second = np.argsort(-tuned(done, env, TUNED_AS.get(arm, arm)), kind="stable")[:2]
-            found[arm] = TUNED[int(second if arm == RUNNER_UP else best)]
+            found[arm] = TUNED[int(second if arm in (RUNNER_UP, AUTO_RUNNER_UP) else best)]
     return found
 
 
