@@ -67,11 +67,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Name of an arm -> its settings of ``ramify improve``. ``auto`` without forks is ``imitate``."""
 MAIN = {"household": (WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES), "long-household": ("auto", "imitate", "grpo", TREES)}
 """Environment -> the arms that the claims fixed before the runs name; the first is the one they are made for."""
-AFTERWARDS = (RUNNER_UP, SAME_RATE)
-"""Arms that came to the household when the others were known, at both budgets."""
 TODAY, FRESH = ("auto", RUNNER_UP, "grpo"), 10
 """Today's ``auto`` on the household and its rivals, on seeds that nothing was seen of: those of the comparison, that many higher. The runner-up
 is ``imitate`` as ``ramify improve`` runs it."""
+AFTERWARDS = {RUNNER_UP: 0, SAME_RATE: 0, AUTO_RUNNER_UP: FRESH}
+"""Arm that came to the household when the others were known, at both budgets -> how much higher its seeds are than those of the comparison."""
 AGAINST = {
     RUNNER_UP: ("imitate", "grpo", WEIGHTED, TREES),
     AUTO_RUNNER_UP: ("auto", RUNNER_UP, "grpo"),
@@ -267,15 +267,15 @@ def comparisons(seeds: Sequence[int]) -> list[ArmGrid]:
     """The grid on ``seeds``, in the order in which it is run: what a tuning of an environment opens comes right after it."""
     grid = {env: [ArmGrid(env, budget, ("start", *MAIN[env]), tuple(seeds)) for budget in ("40k", "150k")] for env in ENVS}
     again = [
-        ArmGrid("household", budget, (arm,), tuple(seeds), arm, AGAINST[arm]) for arm in AFTERWARDS for budget in ("40k", "150k")
-    ]
-    fresh = tuple(seed + FRESH for seed in seeds)
-    today = [ArmGrid("household", budget, ("start", *TODAY), fresh, "fresh seeds") for budget in ("40k", "150k")]
-    today += [
-        ArmGrid("household", budget, (AUTO_RUNNER_UP,), fresh, f"fresh seeds, {AUTO_RUNNER_UP}", AGAINST[AUTO_RUNNER_UP])
+        ArmGrid("household", budget, (arm,), tuple(seed + first for seed in seeds), arm, AGAINST[arm])
+        for arm, first in AFTERWARDS.items()
         for budget in ("40k", "150k")
     ]
-    others = tuple(arm for arm in AGAINST if arm not in (*AFTERWARDS, AUTO_RUNNER_UP))
+    today = [
+        ArmGrid("household", budget, ("start", *TODAY), tuple(seed + FRESH for seed in seeds), "fresh seeds")
+        for budget in ("40k", "150k")
+    ]
+    others = tuple(arm for arm in AGAINST if arm not in AFTERWARDS)
     rivals = tuple(dict.fromkeys(rival for arm in others for rival in AGAINST[arm]))
     controls = ArmGrid("household", "40k", others, tuple(seeds[:EXTRA_SEEDS]), "controls", rivals)
     return [*grid["household"], *again, controls, *grid["long-household"], *today]

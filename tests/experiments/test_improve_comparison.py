@@ -14,7 +14,6 @@ from ramify.score.credit.protocol import assigned
 from ramify_experiments import improve
 from ramify_experiments.improve import (
     AFTERWARDS,
-    AUTO_RUNNER_UP,
     MAIN,
     SETTINGS,
     SPENT,
@@ -102,8 +101,8 @@ def test_tuning_is_on_tasks_of_its_own_and_the_whole_takes_a_day_at_most() -> No
     assert not seeds & {one["seed"] for one in grid.values()}
     starts = [key for key in grid if " start, seed" in key]
     assert len(starts) == 10 * 3, "one serves both budgets"
-    controls = [arm for arm in SETTINGS if arm not in (*MAIN["household"], *AFTERWARDS, *TODAY, AUTO_RUNNER_UP)]
-    arms = sum(map(len, MAIN.values())) + len(AFTERWARDS) + len(TODAY) + 1
+    controls = [arm for arm in SETTINGS if arm not in (*MAIN["household"], *AFTERWARDS, *TODAY)]
+    arms = sum(map(len, MAIN.values())) + len(AFTERWARDS) + len(TODAY)
     assert len(grid) == len(starts) + 10 * 2 * arms + 5 * (1 + len(controls))
     assert hours(every | grid) < 24
 

@@ -59,9 +59,12 @@ def test_a_won_task_costs_what_all_tokens_did(tmp_path: Path) -> None:
     found = {one.name: one for one in splitting_study(ResultCache(tmp_path, runner=made_up, edition="t"), (0, 1, 2))}
     for houses in HOUSES:
         assert found[f"{houses}: independent attempts that win"].value == pytest.approx(0.03)
-        assert found[f"{houses}, independent: tokens a won task"].value == pytest.approx(10_000)
-        more = found[f"{houses}: splitting - independent, tasks won in 10,000 tokens"]
+        assert found[f"{houses}, four attempts a task: tokens a won task"].value == pytest.approx(10_000)
+        assert found[f"{houses}, one attempt a task: tokens a won task"].value == pytest.approx(20_000 / 3)
+        more = found[f"{houses}: splitting - four attempts a task, tasks won in 10,000 tokens"]
         assert more.value == pytest.approx(0 if houses == "household" else 2)
+        more = found[f"{houses}: splitting - one attempt a task, tasks won in 10,000 tokens"]
+        assert more.value == pytest.approx(-0.5 if houses == "household" else 1.5)
 
 
 @pytest.mark.slow
