@@ -2,9 +2,9 @@
 
     python benchmarks/cliffs_levels.py [--replies 200] [--seeds 1000 1001] [--json]
 
-The defaults of ``ScanConfig`` were chosen here, on seeds that no reproduction uses. ``found``: share of the cliffs that a faithful scan
-found and 128 fresh forks confirmed, on other forks than the budgeted scan's. ``false``: share of the confirmed ones that lose at most a
-tenth. ``forks``: share of the faithful scan's.
+The defaults of ``ScanConfig`` were chosen here, on seeds that no reproduction uses. ``found``: share of the cliffs that a
+faithful scan found and 128 fresh forks confirmed, on other forks than the budgeted scan's. ``false``: share of the confirmed ones
+that lose at most a tenth. ``forks``: share of the faithful scan's.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/credit.py [--repeats 5] [--json]
 
 ``rule``: 128 attempts x 50 steps, text keys to advantages. The others are about 1,000 attempts x 50 steps (20 tasks, 10^6 sampled
-tokens) in a run on disk. ``read``: the stored trees become step columns with keys. ``credit``: keys, merging, credit, the credit of
-every token and the numbers behind every step written to the store and committed: what a training job does, which has the nodes.
+tokens) in a run on disk. ``read``: the stored trees become step columns with keys. ``credit``: keys, merging, credit, the credit
+of every token and the numbers behind every step written to the store and committed:
+what a training job does, which has the nodes.
 """
 
 from __future__ import annotations

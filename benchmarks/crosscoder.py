@@ -3,13 +3,14 @@
     python benchmarks/crosscoder.py --peer PEER_PYTHON [--repeats 7] [--save]
     python benchmarks/crosscoder.py --peer PEER_PYTHON --residual
 
-The second compares the share of variance that stays unexplained after equal training (steps, batch, learning rate, k, features) on the same
-states: those of the reproduction's tiny pair (a minute to train), seed 100, both models side by side, in the joint normaliser's units.
+The second compares the share of variance that stays unexplained after equal training (steps, batch, learning rate, k, features)
+on the same states: those of the reproduction's tiny pair (a minute to train), seed 100,
+both models side by side, in the joint normaliser's units.
 
-PEER_PYTHON is the interpreter of an environment with sae-lens 6.54 (``pip install sae-lens``): dictionary-learning 0.1.0, the peer one
-would rather name, does not import beside today's transformers. Each repeat trains both for the same steps on the same rows, one after
-the other in turns, each in a process that stays; tokens are rows of states. The peer's TopK autoencoder sees the states of both models
-side by side (d_in = 2 x width), so weights and biases are as many as the crosscoder's.
+PEER_PYTHON is the interpreter of an environment with sae-lens 6.54 (``pip install sae-lens``): dictionary-learning 0.1.0, the
+peer one would rather name, does not import beside today's transformers. Each repeat trains both for the same steps on the same
+rows, one after the other in turns, each in a process that stays; tokens are rows of states. The peer's TopK autoencoder sees the
+states of both models side by side (d_in = 2 x width), so weights and biases are as many as the crosscoder's.
 """
 
 from __future__ import annotations

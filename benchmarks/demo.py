@@ -2,11 +2,11 @@
 
     python benchmarks/demo.py [--seeds 0 1 2] [--runs RUN ...] [--save]
 
-One row a seed on this processor with these kernels and as many threads: training's sums, and so a seed's result, depend on all three. ``--save``
-puts them beside the rows of other processors in ``repro/improve-processors.json``, in place of its own earlier ones; ``python docs/tables.py``
-makes the table. ``--runs`` takes finished runs of ``ramify improve`` that were made here in place of playing (some minutes each). Another choice
-of kernels stands for another processor: ``ATEN_CPU_CAPABILITY=avx2 python benchmarks/demo.py --save``. The interval is Student's over all rows:
-over seeds and processors.
+One row a seed on this processor with these kernels and as many threads: training's sums, and so a seed's result, depend on all
+three. ``--save`` puts them beside the rows of other processors in ``repro/improve-processors.json``, in place of its own earlier
+ones; ``python docs/tables.py`` makes the table. ``--runs`` takes finished runs of ``ramify improve`` that were made here in place
+of playing (some minutes each). Another choice of kernels stands for another processor:
+``ATEN_CPU_CAPABILITY=avx2 python benchmarks/demo.py --save``. The interval is Student's over all rows: over seeds and processors.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def main() -> None:
     rows = [row(seed, result) for seed, result in done]
     for one in rows:
         print(
-            f"seed {one['seed']}: {one['before']:.1%} -> {one['after']:.1%}, gain {100 * one['gain']:+.1f} points, {one['kernels']}"
+            f"seed {one['seed']}: {one['before']:.1%} -> {one['after']:.1%}, gain {100 * one['gain']:+.1f} points, "
+            f"{one['kernels']}"
         )
     if options.save:
         save(rows)

@@ -2,11 +2,12 @@
 
     python benchmarks/engine.py [--pairs 9] [--json]
 
-A 1.05 M-parameter decoder, CPU, prompt 32, 96 new tokens. The loops run the module over a static cache with exactly as many rows as the
-batch, all in step, and return tokens only; "loop" calls the module's own layers, "fused loop" is tuned as far as a static batch allows.
-The engine also returns log-probabilities and entropies, can admit or drop a row at every token, and gives each row the same bits in any
-batch, for which it runs 4 rows even where only one is wanted. Peers are run turn about with the engine, and the figure is the median of the pair ratios
-(engine speed / peer speed) with its quartiles. The fork table counts forward rows, padding included; it involves no clock.
+A 1.05 M-parameter decoder, CPU, prompt 32, 96 new tokens. The loops run the module over a static cache with exactly as many rows
+as the batch, all in step, and return tokens only; "loop" calls the module's own layers, "fused loop" is tuned as far as a static
+batch allows. The engine also returns log-probabilities and entropies, can admit or drop a row at every token, and gives each row
+the same bits in any batch, for which it runs 4 rows even where only one is wanted. Peers are run turn about with the engine, and
+the figure is the median of the pair ratios (engine speed / peer speed) with its quartiles.
+The fork table counts forward rows, padding included; it involves no clock.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Loop:
 
 
 class FusedLoop(Loop):
-    """The same loop tuned as far as a static batch allows: q/k/v and gate/up in one matrix each, residual adds inside the products."""
+    """The same loop tuned as far as a static batch allows: q/k/v and gate/up in one matrix each,
+    residual adds inside the products."""
 
     def __init__(self, module: TinyLM) -> None:
         super().__init__(module)
@@ -224,7 +226,8 @@ def main() -> None:
     print("threads batch peer        engine tok/s   ratio [quartiles]")
     for r in speed:
         print(
-            f"{r['threads']:7} {r['batch']:5} {r['peer']:10} {r['tokens_s']:13.0f}   {r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
+            f"{r['threads']:7} {r['batch']:5} {r['peer']:10} {r['tokens_s']:13.0f}   {r['ratio']:.2f} [{r['low']:.2f}, "
+            f"{r['high']:.2f}]"
         )
     print("\nprefix forks  new  forward rows (padding)   rows / (prefix + forks x new)")
     for f in counts:

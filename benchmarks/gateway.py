@@ -1,10 +1,12 @@
-"""What a gateway costs a request, compared with LiteLLM's proxy to the same stub upstream: CPU seconds of the proxy, added median latency.
+"""What a gateway costs a request, compared with LiteLLM's proxy to the same stub upstream:
+CPU seconds of the proxy, added median latency.
 
     LITELLM_PYTHON=/path/to/venv/bin/python python benchmarks/gateway.py [--save] [--reps 5]
 
-The stub answers at once, so what is measured is the proxy. Each repetition runs every proxy in turn at 1, 16 and 64 clients that ask one request
-after another over kept connections, and at 16 for streams of 50 pieces; ratios are of the same repetition. ``direct`` asks the stub itself: it is
-what added latency is counted from. One process a proxy, logs off, no database. LiteLLM's interpreter: --litellm, else LITELLM_PYTHON.
+The stub answers at once, so what is measured is the proxy. Each repetition runs every proxy in turn at 1, 16 and 64 clients that
+ask one request after another over kept connections, and at 16 for streams of 50 pieces; ratios are of the same repetition.
+``direct`` asks the stub itself: it is what added latency is counted from. One process a proxy, logs off, no database. LiteLLM's
+interpreter: --litellm, else LITELLM_PYTHON.
 """
 
 from __future__ import annotations
@@ -250,8 +252,10 @@ def report(found: dict[tuple[str, int, bool], list[tuple[float, float]]], args: 
     if args.save:
         version = f"LiteLLM {litellm_version(args.litellm)}" if args.litellm else "LiteLLM not measured"
         note = (
-            f"Median [quartiles] of {args.reps} interleaved repetitions; {version}, one process each, to a stub that answers at once "
-            f"(streams: {PIECES} pieces). Target: at most 0.50 of LiteLLM's CPU at 1, 16 and 64 clients, and of its added latency at 1 and 16. "
+            f"Median [quartiles] of {args.reps} interleaved repetitions; {version}, one process each, to a stub that answers at "
+            "once "
+            f"(streams: {PIECES} pieces). Target: at most 0.50 of LiteLLM's CPU at 1, 16 and 64 clients, and of its added "
+            "latency at 1 and 16. "
             "The machine was busy with other work: CPU seconds bear that, latencies are of a loaded machine for both."
         )
         save("gateway", "The gateway compared with LiteLLM's proxy", columns, rows, note)

@@ -2,9 +2,9 @@
 
     python benchmarks/governance.py [--save] [--tokenizer FILE.json ...]
 
-Episodes are played by the made-up reader, so no model's time is in them: what is left is filler, compaction, survival, grading and rows. Tokens
-are counted with a byte-level BPE of 32,000 tokens that is trained, here and now, on this repository's documents and source, in the manner of
-today's tokenizers; --tokenizer adds others (a tokenizer.json of your own model).
+Episodes are played by the made-up reader, so no model's time is in them: what is left is filler, compaction, survival, grading
+and rows. Tokens are counted with a byte-level BPE of 32,000 tokens that is trained, here and now, on this repository's documents
+and source, in the manner of today's tokenizers; --tokenizer adds others (a tokenizer.json of your own model).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def trained() -> Tokenizer:
 
 
 def cost(count: Callable[[str], int]) -> list[object]:
-    """Largest and median overhead over the 27 rules of the benchmark, pinned alone; of the nine English ones together, a rule; hardened."""
+    """Largest and median overhead over the 27 rules of the benchmark, pinned alone;
+    of the nine English ones together, a rule; hardened."""
     rules = [s.policy for s in scenarios(languages=("en", "zh", "es"))]
     alone = [Pins([rule]).overhead(count) for rule in rules]
     together = Pins(rules[:9]).overhead(count) / 9
@@ -79,7 +80,8 @@ def main() -> None:
         columns = ["tokenizer", "one pin, most", "one pin, median", "nine pins, each", "hardened wording, most"]
         note = (
             "Tokens beyond the rules' own text; target: at most 20 for a pin. "
-            f"Graded episodes: {n} in {cpu:.1f} CPU seconds, which is {1000 * cpu / n:.1f} for 1,000; target: under 60 s on two cores."
+            f"Graded episodes: {n} in {cpu:.1f} CPU seconds, which is {1000 * cpu / n:.1f} for 1,000; target: under 60 s on two "
+            "cores."
         )
         save("governance", "Rules under compaction", columns, rows, note)
 

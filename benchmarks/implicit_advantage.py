@@ -1,8 +1,8 @@
 """What grading costs: python benchmarks/implicit_advantage.py [--save].
 
-Time: ``AdvantageScorer.score_many`` beside the least that can be done, the same rows through both modules in batches of the same size,
-log-softmax, gather. Both run in turn in one process; the ratio of CPU times counts. Memory: the peak of a process that grades one attempt,
-above what it held once the models were loaded, beside the T x V table in fp32 that is never made.
+Time: ``AdvantageScorer.score_many`` beside the least that can be done, the same rows through both modules in batches of the same
+size, log-softmax, gather. Both run in turn in one process; the ratio of CPU times counts. Memory: the peak of a process that
+grades one attempt, above what it held once the models were loaded, beside the T x V table in fp32 that is never made.
 """
 
 from __future__ import annotations

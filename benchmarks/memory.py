@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py [--entries 100000] [--save]
 
-Words of entries are sampled with chances 1/rank from 20,000, 25 words an entry, so that frequent words have lists as long as in real text;
-requests are 8 words of an entry each. CPU seconds of one core.
+Words of entries are sampled with chances 1/rank from 20,000, 25 words an entry, so that frequent words have lists as long as in
+real text; requests are 8 words of an entry each. CPU seconds of one core.
 """
 
 from __future__ import annotations

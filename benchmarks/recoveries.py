@@ -1,11 +1,12 @@
-"""Does training on recoveries beat the recipe of `ramify improve` at equal generated tokens? Household environment, built-in agent.
+"""Does training on recoveries beat the recipe of `ramify improve` at equal generated tokens? Household environment, built-in
+agent.
 
     python benchmarks/recoveries.py [--seeds 5] [--size cpu] [--workers 2] [--cache FOLDER] [--out repro/recoveries.json]
 
-Every arm generates the same number of tokens (size cpu: 40,000 in 16 updates; quick: 25,000 in 10) from the same start, on the same
-tasks in the same order, and is evaluated on the same held-out episodes (400; 200). ``infotree+g2po`` is the recipe (learning rate 0.002, tuned for it at this size), ``imitate`` supervised training on the
-successes (0.0005, tuned for it); the others train, at the learning rate of ``imitate``, on sets that maze-recovery's builder makes of the
-attempts of each update.
+Every arm generates the same number of tokens (size cpu: 40,000 in 16 updates; quick: 25,000 in 10) from the same start, on the
+same tasks in the same order, and is evaluated on the same held-out episodes (400; 200). ``infotree+g2po`` is the recipe (learning
+rate 0.002, tuned for it at this size), ``imitate`` supervised training on the successes (0.0005, tuned for it); the others train,
+at the learning rate of ``imitate``, on sets that maze-recovery's builder makes of the attempts of each update.
 """
 
 from __future__ import annotations

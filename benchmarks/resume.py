@@ -2,8 +2,9 @@
 
     python benchmarks/resume.py [--rollouts 200000] [--save]
 
-The run is made with the scripted model and stopped by its budget 64 attempts short; then ``ramify rollout`` continues in a new process. Seconds count from
-the start of that process: imports, opening the run, reading what is done, planning what is missing, the first new attempt stored.
+The run is made with the scripted model and stopped by its budget 64 attempts short; then ``ramify rollout`` continues in a new
+process. Seconds count from the start of that process: imports, opening the run, reading what is done,
+planning what is missing, the first new attempt stored.
 """
 
 from __future__ import annotations

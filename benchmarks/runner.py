@@ -2,8 +2,9 @@
 
     python benchmarks/runner.py [--rounds 7] [--save]
 
-The slope between the two lengths is the cost of a further turn. Ours runs in chat and in token mode, inspect on its mock model with a solver
-that asks and answers; the two take turns and the median of the pair ratios (inspect / ours, chat) counts. Needs ``ramify[serve]``.
+The slope between the two lengths is the cost of a further turn. Ours runs in chat and in token mode, inspect on its mock model
+with a solver that asks and answers; the two take turns and the median of the pair ratios (inspect / ours, chat) counts. Needs
+``ramify[serve]``.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ def main() -> None:
         print("  ".join(f"{cell:26}" for cell in row))
     if args.save:
         note = (
-            "Medians with quartiles over rounds in which the two took turns; 500 rollouts and 200 samples a round, store and log written. "
+            "Medians with quartiles over rounds in which the two took turns; 500 rollouts and 200 samples a round, store and "
+            "log written. "
             "Target: at least 5 times less than inspect."
         )
         save("runner", "The runner compared with inspect-ai", columns, rows, note)

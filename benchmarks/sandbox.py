@@ -2,8 +2,8 @@
 
     python benchmarks/sandbox.py [--rounds 200] [--save]
 
-The bare interpreter and the sandboxed one run ``pass`` in turn; the difference within each pair counts. The second table gives wall-clock
-milliseconds from the limit to the moment nothing of the command is left, for commands that try to stay.
+The bare interpreter and the sandboxed one run ``pass`` in turn; the difference within each pair counts. The second table gives
+wall-clock milliseconds from the limit to the moment nothing of the command is left, for commands that try to stay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ BARE, BOXED = [sys.executable, "-c", "pass"], ["python", "-c", "pass"]
 STAYERS = {
     "sleeps": "import time; time.sleep(600)",
     "ignores signals, leaves its session": (
-        "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n    os.setsid(); os.fork()\ntime.sleep(600)"
+        "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n    os.setsid(); "
+        "os.fork()\ntime.sleep(600)"
     ),
     "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
     "fills memory": "x = []\nwhile True:\n    try: x.append(bytes(1 << 20))\n    except MemoryError: pass",

@@ -2,8 +2,8 @@
 
     PYTHON benchmarks/serving_vllm.py FOLDER NEW
 
-Answers ``ready``, then for each line of JSON on its input (token rows) the seconds that sampling NEW tokens for all of them took, on a line.
-One process, float32, no compilation: settings in which vLLM's CPU build does best on models this small.
+Answers ``ready``, then for each line of JSON on its input (token rows) the seconds that sampling NEW tokens for all of them took,
+on a line. One process, float32, no compilation: settings in which vLLM's CPU build does best on models this small.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ SWITCHES = {
 
 
 class Vllm:
-    """vLLM on a checkpoint folder, in a process of ``python``; calling it with token rows gives the seconds it measured itself."""
+    """vLLM on a checkpoint folder, in a process of ``python``;
+    calling it with token rows gives the seconds it measured itself."""
 
     def __init__(self, python: str, folder: Path, new: int, threads: int = os.cpu_count() or 1) -> None:
         self.child = subprocess.Popen(

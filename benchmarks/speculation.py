@@ -1,11 +1,14 @@
-"""Speculation on the local engine beside plain decoding, transformers' own ways and vLLM's CPU build, on one target and one set of prompts.
+"""Speculation on the local engine beside plain decoding, transformers' own ways and vLLM's CPU build,
+on one target and one set of prompts.
 
-    python benchmarks/speculation.py [--parts domains loads serving steps] [--vllm PYTHON] [--rounds 15] [--threads 2] [--cpu-time] [--save]
+    python benchmarks/speculation.py [--parts domains loads serving steps] [--vllm PYTHON] [--rounds 15] [--threads 2]
+    [--cpu-time] [--save]
 
-The target and the drafters are those of ``ramify repro dspark`` (trained first where they are not in the cache yet). Temperature 1, 64 new
-tokens behind 24 given ones. All entrants take turns on the same prompts; a ratio is the median over the turns with its 95% bootstrap interval.
-``--vllm`` names an interpreter of an environment of its own that holds vLLM. The part ``steps`` needs no training: it measures what a
-drafting step costs beside a plain one, on pairs of random weights. ``--cpu-time`` counts processor time, for a machine that does other work.
+The target and the drafters are those of ``ramify repro dspark`` (trained first where they are not in the cache yet). Temperature
+1, 64 new tokens behind 24 given ones. All entrants take turns on the same prompts; a ratio is the median over the turns with its
+95% bootstrap interval. ``--vllm`` names an interpreter of an environment of its own that holds vLLM. The part ``steps`` needs no
+training: it measures what a drafting step costs beside a plain one, on pairs of random weights. ``--cpu-time`` counts processor
+time, for a machine that does other work.
 """
 
 from __future__ import annotations
@@ -226,20 +229,28 @@ TITLES = {
 }
 NOTES = {
     "speculation": (
-        "A target of 0.47 M weights on three procedural domains, every draft verified at full length (7), rejection sampling. tau: tokens a target pass, "
-        "the bonus or corrected token counted. x plain: seconds of the engine's plain decoding / seconds of the row, median over turns with its 95% interval. "
-        "The transformers rows run through generate at batch 1; compare them with 'transformers generate', whose own overhead they share."
+        "A target of 0.47 M weights on three procedural domains, every draft verified at full length (7), rejection sampling. "
+        "tau: tokens a target pass, "
+        "the bonus or corrected token counted. x plain: seconds of the engine's plain decoding / seconds of the row, median "
+        "over turns with its 95% interval. "
+        "The transformers rows run through generate at batch 1; compare them with 'transformers generate', whose own overhead "
+        "they share."
     ),
     "speculation_load": (
-        "DSpark of 3 layers, all domains mixed, so many clients that each ask again at once. 'faster' and 'slower': the 95% interval of the ratio leaves 1 out. "
-        "fixed and threshold do what they are told at any load; greedy and stale2 follow the profile of whole cycles measured in the same run."
+        "DSpark of 3 layers, all domains mixed, so many clients that each ask again at once. 'faster' and 'slower': the 95% "
+        "interval of the ratio leaves 1 out. "
+        "fixed and threshold do what they are told at any load; greedy and stale2 follow the profile of whole cycles measured "
+        "in the same run."
     ),
     "speculation_steps": (
-        "Targets of random weights, each with a DSpark of 2 layers and rank 64: what a step costs does not depend on what it samples. A drafting step "
-        "drafts 7 tokens for each request and verifies all of them by rejection. Its target pass runs 8 tokens a request instead of 1; "
+        "Targets of random weights, each with a DSpark of 2 layers and rank 64: what a step costs does not depend on what it "
+        "samples. A drafting step "
+        "drafts 7 tokens for each request and verifies all of them by rejection. Its target pass runs 8 tokens a request "
+        "instead of 1; "
         "the rest is absorbing, drafting, verifying and taking the tokens in. Medians over turns with the 95% interval."
     ),
-    "serving": "Batches that start together, 64 new tokens each, float32; vLLM runs eager in one process. Above 1 ramify is the faster one.",
+    "serving": "Batches that start together, 64 new tokens each, float32; vLLM runs eager in one process. Above 1 ramify is the "
+    "faster one.",
 }
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/store.py [--rollouts 200000] [--json]
 
-Each part runs in a process of its own, so that its peak memory is its own. CPU time is that of the process (user and system), wall
-time depends on what else the machine does. A rollout here is one tree leaf of four nodes of 100 tokens (a given prompt and three
-sampled turns) with log-probs, mask and ends; prompts are shared by the eight rollouts of a task.
+Each part runs in a process of its own, so that its peak memory is its own. CPU time is that of the process (user and system),
+wall time depends on what else the machine does. A rollout here is one tree leaf of four nodes of 100 tokens (a given prompt and
+three sampled turns) with log-probs, mask and ends; prompts are shared by the eight rollouts of a task.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def read(folder: Path, _: int) -> dict[str, float]:
 
 
 def paths(folder: Path, _: int) -> dict[str, float]:
-    """Open the run afresh and one path of it, for 50 nodes anywhere in it; then resume (open for writing and list what is done)."""
+    """Open the run afresh and one path of it, for 50 nodes anywhere in it;
+    then resume (open for writing and list what is done)."""
     with Run.open(folder) as run:
         ids = [row[0] for row in run._rows("SELECT id FROM nodes WHERE seq % (1 + (SELECT count(*) FROM nodes) / 50) = 1")]
     times = []

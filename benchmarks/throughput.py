@@ -2,9 +2,10 @@
 
     python benchmarks/throughput.py [--vllm PYTHON] [--rounds 5] [--save]
 
-Two models trained on nothing (1.05 M and 4.8 M parameters), prompt 32, 96 new tokens, temperature 1, all cores of the machine for each. The three take turns
-on the same prompts; the ratio is the median over rounds. ``--vllm`` names an interpreter of an environment of its own that holds vLLM (its pins
-clash with ours); it runs in one process there. ramify also returns log-probability and entropy of each token, vLLM the log-probability, ``generate`` neither.
+Two models trained on nothing (1.05 M and 4.8 M parameters), prompt 32, 96 new tokens, temperature 1, all cores of the machine for
+each. The three take turns on the same prompts; the ratio is the median over rounds. ``--vllm`` names an interpreter of an
+environment of its own that holds vLLM (its pins clash with ours); it runs in one process there. ramify also returns
+log-probability and entropy of each token, vLLM the log-probability, ``generate`` neither.
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def main() -> None:
     if args.save:
         columns = ["model", "batch", "ramify tok/s", "generate tok/s", "vLLM CPU tok/s", "ramify / generate", "ramify / vLLM"]
         note = (
-            "Medians with quartiles over rounds in which the three took turns on the same prompts. Above 1 ramify is the faster one. ramify gives every row the "
+            "Medians with quartiles over rounds in which the three took turns on the same prompts. Above 1 ramify is the faster "
+            "one. ramify gives every row the "
             "same bits in any batch, for which batches are filled up to a multiple of 4 rows; the others do not promise that."
         )
         save("throughput", "Generation on a CPU", columns, rows, note)

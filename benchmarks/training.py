@@ -2,8 +2,8 @@
 
     python benchmarks/training.py [--save]
 
-Two trees a step. A tree: a prompt of 120 tokens, 5 turns of 30 tokens (10 sampled) an attempt, each attempt leaving an earlier one after a random turn.
-One thread; the median of the paired ratios of 4 pairs, with quartiles.
+Two trees a step. A tree: a prompt of 120 tokens, 5 turns of 30 tokens (10 sampled) an attempt, each attempt leaving an earlier
+one after a random turn. One thread; the median of the paired ratios of 4 pairs, with quartiles.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def main() -> None:
             "Training on trees: shared prefixes once",
             ["model", "attempts a tree", "tokens, rows over distinct", "speed-up", "CPU-s a step"],
             rows,
-            "Speed-up: CPU of a step on flat rows over that with what rows share computed once; the gradients agree to 1e-5 (a test).",
+            "Speed-up: CPU of a step on flat rows over that with what rows share computed once; the gradients agree to 1e-5 (a "
+            "test).",
         )
 
 

@@ -2,8 +2,9 @@
 
     python benchmarks/turns.py [--save]
 
-The second figure is counted, not timed: forward rows of the local engine, beyond one for each token of the conversation. A conversation that
-is encoded or run again at each turn would cost a multiple of its length; the target is under 0.5 % at 128 turns.
+The second figure is counted, not timed: forward rows of the local engine, beyond one for each token of the conversation. A
+conversation that is encoded or run again at each turn would cost a multiple of its length;
+the target is under 0.5 % at 128 turns.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python benchmarks/verify_or_ship.py [--save]
 
-Four critics of two levels. "one table": the paper's model. "histories": other tables for rewritten candidates and for those that follow a rejected
-one. "same text": a rewrite may also bring the same text back, which multiplies what has to be remembered. The median of 15 plans.
+Four critics of two levels. "one table": the paper's model. "histories": other tables for rewritten candidates and for those that
+follow a rejected one. "same text": a rewrite may also bring the same text back,
+which multiplies what has to be remembered. The median of 15 plans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Draw the pictures of docs/methods/implicit-advantage.md: python docs/advantage_pictures.py (from repro/implicit-advantage-cpu.json)."""
+"""Draw the pictures of docs/methods/implicit-advantage.md: python docs/advantage_pictures.py (from
+repro/implicit-advantage-cpu.json)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Write docs/claims.md, what each method's paper claims beside what was reproduced here: python docs/claims.py.
 
-A claim is listed with the checks of a committed reproduction that bear on it; the figures and the word beside it come from those files.
+A claim is listed with the checks of a committed reproduction that bear on it;
+the figures and the word beside it come from those files.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     ),
     "maze-recovery": (
         Claim(
-            "Supervised training on golden paths freezes backtracking: steps grow exponentially in the number of branches, with RL linearly",
+            "Supervised training on golden paths freezes backtracking: steps grow exponentially in the number of branches, with "
+            "RL linearly",
             {
                 "slope, distance from theory": "slope of ln(golden SFT steps) in K, distance from ln((L+1)^2/L) = 1.674",
                 "RL, slope in ln K": "slope of ln(RLVR steps) in ln K",
@@ -355,8 +357,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "It wins where the verifier is dear and critics err; else a fixed rule does",
             {
-                "prices at which it gains": "regime 3: prices of 15 to 50 at which planning gains 1.5 or more over the best fixed rule",
-                "with a learned rewriter": "learned rewriter: prices of 15 to 50 at which planning gains 1.5 or more over the best fixed rule",
+                "prices at which it gains": "regime 3: prices of 15 to 50 at which planning gains 1.5 or more over the best "
+                "fixed rule",
+                "with a learned rewriter": "learned rewriter: prices of 15 to 50 at which planning gains 1.5 or more over the "
+                "best fixed rule",
                 "one good test as gate": "regime 2: gate(tests) - bayes where it is best",
             },
             "On mutants of real packages it does not beat gating by the tests",
@@ -472,7 +476,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "A world model that becomes the agent is a better one",
             {
-                "success after most training - after none": "unified: success after the most next-observation training - after none",
+                "success after most training - after none": "unified: success after the most next-observation training - after "
+                "none",
                 "rank correlation": "unified: rank correlation of prediction and success",
             },
         ),
@@ -486,7 +491,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "hit rate, tools - raw metrics": "ranker: top-1 hit rate, tools - raw metrics",
                 "raw metrics - nothing": "ranker: top-1 hit rate, raw metrics - nothing",
             },
-            "Without a model: transforms by findings against transforms in random order, and one ridge regression from three sets of features",
+            "Without a model: transforms by findings against transforms in random order, and one ridge regression from three "
+            "sets of features",
         ),
         Claim(
             "Tree search beats greedy (4.60 against 3.65)",
@@ -559,7 +565,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "better survivor / seeds": "recovery: better survivor / seeds",
                 "better survivor - the best whole-range theory on the same data": "recovery: better survivor - baseline",
             },
-            "Scripted roles in the place of the paper's model, and theories of five known families; better than the best of them without revision",
+            "Scripted roles in the place of the paper's model, and theories of five known families; better than the best of "
+            "them without revision",
         ),
         Claim(
             "Noise in the actions costs accuracy (.029)",
@@ -580,7 +587,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "H2 at n = 100": "H2: rejects at n = 100, diminishing returns",
                 "H3 at n = 300": "H3: rejects at n = 300, diminishing returns",
             },
-            "Of simulated people who have them; of linear people the tests reject at their level. H1 can be registered and is not in the tables",
+            "Of simulated people who have them; of linear people the tests reject at their level. H1 can be registered and is "
+            "not in the tables",
         ),
         Claim("Its 250 people"),
     ),

@@ -1,5 +1,5 @@
-"""Write docs/reference/commands.md and a page per verb beside it from the command line itself: python docs/commands.py. A test holds that
-they are up to date."""
+"""Write docs/reference/commands.md and a page per verb beside it from the command line itself: python docs/commands.py. A test
+holds that they are up to date."""
 
 from __future__ import annotations
 

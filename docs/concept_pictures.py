@@ -1,4 +1,5 @@
-"""Draw the pictures of docs/concepts.md: python docs/concept_pictures.py. Boxes and arrows only; real results are in docs/pictures.py."""
+"""Draw the pictures of docs/concepts.md: python docs/concept_pictures.py.
+Boxes and arrows only; real results are in docs/pictures.py."""
 
 from __future__ import annotations
 

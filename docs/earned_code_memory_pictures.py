@@ -1,4 +1,5 @@
-"""Fill the tables and draw the pictures of docs/methods/earned-code-memory-evidence.md: python docs/earned_code_memory_pictures.py.
+"""Fill the tables and draw the pictures of docs/methods/earned-code-memory-evidence.md: python
+docs/earned_code_memory_pictures.py.
 
 From repro/earned-code-memory-cpu.json, which `ramify repro earned-code-memory --cpu --out FILE` makes.
 """
@@ -30,7 +31,8 @@ NAMES = {
 HEADS = {
     "checks": "| check | here | wanted | status |",
     "arms": "| arm | same families: solved | tokens a task | tokens a solved task | new, APIs changed: solved | tokens a task |",
-    "built": "| arm | construction tokens | tools | saved a recurring task | paid back after tasks | calls silently wrong, same families | and with APIs changed |",
+    "built": "| arm | construction tokens | tools | saved a recurring task | paid back after tasks | calls silently wrong, same "
+    "families | and with APIs changed |",
     "gates": "| arm | accuracy | tokens a task | construction tokens |",
 }
 
@@ -52,7 +54,8 @@ def tables(checks: Checks) -> dict[str, str]:
         if check["op"] != "report"
     ]
     arms = [
-        f"| {text} | {_share(checks[f'recurring, {name}: solved'])} | {_count(checks[f'recurring, {name}: tokens a task']['value'])} | "
+        f"| {text} | {_share(checks[f'recurring, {name}: solved'])} | "
+        f"{_count(checks[f'recurring, {name}: tokens a task']['value'])} | "
         f"{_count(checks[f'recurring, {name}: tokens a solved task']['value'])} | {_share(checks[f'shifted, {name}: solved'])} | "
         f"{_count(checks[f'shifted, {name}: tokens a task']['value'])} |"
         for name, text in NAMES.items()
@@ -65,7 +68,8 @@ def tables(checks: Checks) -> dict[str, str]:
         cells = [f"{one['value']:.3f} of {one['n']}" if one["n"] else "-" for one in (wrong, moved)]
         built.append(
             f"| {name} | {_count(checks[f'{name}: construction tokens']['value'])} | {checks[f'{name}: tools']['value']:.1f} | "
-            f"{_count(checks[f'{name}: tokens saved a recurring task']['value'])} | {'never' if pays is None else _count(pays['value'])} | {' | '.join(cells)} |"
+            f"{_count(checks[f'{name}: tokens saved a recurring task']['value'])} | "
+            f"{'never' if pays is None else _count(pays['value'])} | {' | '.join(cells)} |"
         )
     gates = [
         f"| {name} | {_share(checks[f'a1, {name}: accuracy'])} | {_count(checks[f'a1, {name}: tokens a task']['value'])} | "

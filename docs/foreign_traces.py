@@ -1,6 +1,7 @@
 """What traces that nobody here wrote show of recovery: solutions of reasoning-gym, games of TextWorld played by its own agents.
 
-Prints the table of docs/methods/maze-recovery.md (two minutes of one core; needs the extra ``environments``): python docs/foreign_traces.py
+Prints the table of docs/methods/maze-recovery.md (two minutes of one core;
+needs the extra ``environments``): python docs/foreign_traces.py
 """
 
 import asyncio

@@ -36,8 +36,8 @@ def percent(runs: Mapping[int, Mapping[str, Any]], arm: str) -> list[float]:
 
 
 def drawn(small: ArmGrid, large: ArmGrid, again: Sequence[ArmGrid] = ()) -> dict[str, str]:
-    """An environment's held-out success by budget, with imitation's runner-up where its grids are given, and tasks won over generated tokens;
-    nothing where a budget has no complete seed."""
+    """An environment's held-out success by budget, with imitation's runner-up where its grids are given, and tasks won over
+    generated tokens; nothing where a budget has no complete seed."""
     with tempfile.TemporaryDirectory() as folder:
         cells = kept(ResultCache(Path(folder)))
         found = {grid: complete(grid, known_cells(cells, grid)) for grid in (small, large, *again)}

@@ -1,4 +1,5 @@
-"""Draw the pictures and write the tables of docs/methods/judge-evolution-evidence.md from repro/judge-evolution-cpu.json: python docs/judge_evolution_pictures.py."""
+"""Draw the pictures and write the tables of docs/methods/judge-evolution-evidence.md from repro/judge-evolution-cpu.json: python
+docs/judge_evolution_pictures.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draw the pictures and write the tables of docs/methods/kernel-search-evidence.md from repro/kernel-search-cpu.json: python docs/kernel_search_pictures.py."""
+"""Draw the pictures and write the tables of docs/methods/kernel-search-evidence.md from repro/kernel-search-cpu.json: python
+docs/kernel_search_pictures.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draw the pictures of docs/methods/maze-recovery.md: python docs/maze_pictures.py (from repro/maze-recovery-cpu.json and exact theory)."""
+"""Draw the pictures of docs/methods/maze-recovery.md: python docs/maze_pictures.py (from repro/maze-recovery-cpu.json and exact
+theory)."""
 
 from __future__ import annotations
 

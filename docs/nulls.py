@@ -1,4 +1,5 @@
-"""Write docs/nulls.md from repro/nulls.json, which `ramify check method all --out repro/nulls.json` makes: python docs/nulls.py."""
+"""Write docs/nulls.md from repro/nulls.json, which `ramify check method all --out repro/nulls.json` makes: python
+docs/nulls.py."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def page() -> str:
     found = json.loads((ROOT / "repro" / "nulls.json").read_text(encoding="utf-8"))
     seconds = sum(report["seconds"] for report in found["methods"])
     what = (
-        f"Written by `python docs/nulls.py` from `repro/nulls.json` (`ramify check method all --out repro/nulls.json`, seed {found['seed']}, "
+        "Written by `python docs/nulls.py` from `repro/nulls.json` (`ramify check method all --out repro/nulls.json`, seed "
+        f"{found['seed']}, "
         f"{seconds / 60:.0f} minutes on {found['machine']['cores']} cores)."
     )
     table = ["| method | truth | case | found | share | wanted | status |", "|---|---|---|---|---|---|---|"]

@@ -1,4 +1,5 @@
-"""Draw the pictures and write the tables of docs/methods/orchestrator-evidence.md from repro/orchestrator-cpu.json: python docs/orchestrator_pictures.py."""
+"""Draw the pictures and write the tables of docs/methods/orchestrator-evidence.md from repro/orchestrator-cpu.json: python
+docs/orchestrator_pictures.py."""
 
 from __future__ import annotations
 

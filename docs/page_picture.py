@@ -1,4 +1,5 @@
-"""Make the README's picture, the page of one tree as a browser shows it: python docs/page_picture.py RUN TREE (needs Debian's chromium).
+"""Make the README's picture, the page of one tree as a browser shows it:
+python docs/page_picture.py RUN TREE (needs Debian's chromium).
 
 The run is made by `ramify rollout --out RUN --count 8 --attempts 12 --seed 3`, and `ramify why RUN TREE` found the step.
 """

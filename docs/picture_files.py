@@ -1,4 +1,5 @@
-"""What the scripts of the pages' pictures share: where they read results, how they draw dots, where they write pictures and tables."""
+"""What the scripts of the pages' pictures share: where they read results, how they draw dots,
+where they write pictures and tables."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def table(checks: Iterable[dict[str, Any]], digits: int = 3) -> str:
 
 
 def filled(page: str, tables: Mapping[str, str]) -> str:
-    """The page with each table (name -> Markdown) between its marks ``<!-- table: NAME -->`` and ``<!-- end -->``. KeyError: an unknown name."""
+    """The page with each table (name -> Markdown) between its marks ``<!-- table: NAME -->`` and ``<!-- end -->``. KeyError: an
+    unknown name."""
     found = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
     return found.sub(lambda one: f"{one[1]}{tables[one[2]]}\n{one[3]}", page)
 

@@ -1,4 +1,5 @@
-"""Draw the picture and write the tables of docs/methods/theory-loop-evidence.md from repro/theory-loop-cpu.json: python docs/theory_loop_pictures.py."""
+"""Draw the picture and write the tables of docs/methods/theory-loop-evidence.md from repro/theory-loop-cpu.json: python
+docs/theory_loop_pictures.py."""
 
 from __future__ import annotations
 

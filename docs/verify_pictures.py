@@ -1,4 +1,5 @@
-"""Draw the pictures of verify-or-ship's pages and write the tables of docs/methods/verify-or-ship-evidence.md: python docs/verify_pictures.py.
+"""Draw the pictures of verify-or-ship's pages and write the tables of docs/methods/verify-or-ship-evidence.md: python
+docs/verify_pictures.py.
 
 Both are made from repro/verify-or-ship-cpu.json. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
 """

@@ -1,4 +1,5 @@
-"""Draw the picture of docs/why.md: python docs/why_pictures.py (an errand that two bad picks lose only together, played and asked here)."""
+"""Draw the picture of docs/why.md: python docs/why_pictures.py (an errand that two bad picks lose only together, played and asked
+here)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def recorded() -> list[EnvTrajectory]:
 
 
 def drift() -> str:
-    """Exact answers by turn of the two servers of the null and the planted case: errors that leave no trace, and errors that stay."""
+    """Exact answers by turn of the two servers of the null and the planted case:
+    errors that leave no trace, and errors that stay."""
     curves, test = [], recorded()
     for name, function in (("errors leave no trace", noisy), ("errors stay", lost)):
         environment = SimulatedEnvironment(FunctionPredictor(function, name))

@@ -1,4 +1,5 @@
-"""Run my agent on my environment and store the tree: any function of the messages is an agent, any class with five methods an environment."""
+"""Run my agent on my environment and store the tree: any function of the messages is an agent,
+any class with five methods an environment."""
 
 import ramify
 

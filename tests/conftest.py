@@ -1,4 +1,5 @@
-"""What all tests share. One thread for torch, set before any test imports it: pools that fight over two cores cost several times the work."""
+"""What all tests share. One thread for torch, set before any test imports it:
+pools that fight over two cores cost several times the work."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ import pytest
 from forked import Forks
 from hypothesis import HealthCheck, settings
 
-# A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change. To look for
-# new ones: --hypothesis-profile default.
+# A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change.
+# To look for new ones: --hypothesis-profile default.
 settings.register_profile("place", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("place")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -51,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """A million objects of torch and of the tests themselves stay to the end: the collector need not walk them again and again."""
+    """A million objects of torch and of the tests themselves stay to the end:
+    the collector need not walk them again and again."""
     gc.collect()
     gc.freeze()

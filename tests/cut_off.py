@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 
 def cut_off(size: int, work: Callable[[], object]) -> bool:
-    """Do ``work`` in a child process, which the system kills where it would make a file longer than ``size`` bytes; whether it did."""
+    """Do ``work`` in a child process, which the system kills where it would make a file longer than ``size`` bytes; whether it
+    did."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,5 @@
-"""Python programs in processes of their own that need not load torch: each is forked from one that has loaded it and did nothing else."""
+"""Python programs in processes of their own that need not load torch:
+each is forked from one that has loaded it and did nothing else."""
 
 from __future__ import annotations
 

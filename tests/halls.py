@@ -1,4 +1,5 @@
-"""Three doors in a row, of which only the second decides, and an agent that goes left at each seven times in ten: factories for runs in tests."""
+"""Three doors in a row, of which only the second decides, and an agent that goes left at each seven times in ten: factories for
+runs in tests."""
 
 from __future__ import annotations
 

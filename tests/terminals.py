@@ -1,7 +1,7 @@
 """Commands in a real pseudo-terminal: what they print there, what a person sees of it, and Ctrl-C.
 
-The screen is read by interpreting the control sequences that rich writes for one live line; any other one is an error, so that nothing
-slips by unseen.
+The screen is read by interpreting the control sequences that rich writes for one live line; any other one is an error, so that
+nothing slips by unseen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ HIDDEN, SHOWN_AGAIN = "\x1b[?25l", "\x1b[?25h"
 
 
 class Screen:
-    """The rows a terminal of ``columns`` shows after ``text``, however far they scrolled; ``wrapped``: texts that ran over its edge."""
+    """The rows a terminal of ``columns`` shows after ``text``, however far they scrolled; ``wrapped``:
+    texts that ran over its edge."""
 
     def __init__(self, text: str, columns: int) -> None:
         self.rows: list[str] = [""]

@@ -1,7 +1,8 @@
-"""The docs cannot lie: their Python runs, their commands exist, every verb, option and metric is described, the site builds strictly.
+"""The docs cannot lie: their Python runs, their commands exist, every verb,
+option and metric is described, the site builds strictly.
 
-A page whose code needs an extra says so in its first lines, ``<!-- needs: trl -->``; it then runs with the slow tests. Shell blocks are
-checked for verbs and options that exist; one below ``<!-- run -->`` is run.
+A page whose code needs an extra says so in its first lines, ``<!-- needs: trl -->``; it then runs with the slow tests. Shell
+blocks are checked for verbs and options that exist; one below ``<!-- run -->`` is run.
 """
 
 from __future__ import annotations

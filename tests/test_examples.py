@@ -1,4 +1,5 @@
-"""The examples run as they stand: a first look each under 15 lines of code, the worked ones, of methods and of a person's own agents, under 60."""
+"""The examples run as they stand: a first look each under 15 lines of code, the worked ones,
+of methods and of a person's own agents, under 60."""
 
 from __future__ import annotations
 

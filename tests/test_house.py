@@ -164,9 +164,11 @@ ALONE = {
 
 
 def users() -> dict[str, set[str]]:
-    """Who reaches each module of the package: a method's name where its package does, else ``others`` (verbs, jobs, doors, the public API).
+    """Who reaches each module of the package: a method's name where its package does,
+    else ``others`` (verbs, jobs, doors, the public API).
 
-    A module is used where it is imported or where a text names it, as conformance batteries, sandboxed programs and lazy names are.
+    A module is used where it is imported or where a text names it, as conformance batteries,
+    sandboxed programs and lazy names are.
     """
     modules = {}
     for path in sorted((ROOT / "src" / "ramify").rglob("*.py")):

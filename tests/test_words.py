@@ -1,6 +1,7 @@
 """One word for one thing, the one that the field uses: phrases that help texts and public docstrings must not fall back to.
 
-A pattern forbids one sense of a word, so it is a phrase wherever the word alone has honest uses ("place in memory", "ask the user").
+A pattern forbids one sense of a word, so it is a phrase wherever the word alone has honest uses ("place in memory", "ask the
+user").
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ WORDS = {
     r"\bin (the )?place of\b|\btakes? the place of\b": "instead of, replaces",
     r"\bat a (named )?boundary\b|\ba boundary failed\b": "infrastructure failure",
     r"\bstrangers?\b": "third-party, untrusted",
-    r"\bplace keys?\b|\bkeyed by (its |their )?place\b|\btogether with its place\b": "sample key, derived from the position in the tree",
+    r"\bplace keys?\b|\bkeyed by (its |their )?place\b|\btogether with its place\b": "sample key, derived from the position in "
+    "the tree",
     r"\bof one's own\b": "of your own",
     r"\b(no|a|the|its|their|whose) verdicts?\b(?! of a method)": "score (in the kernel)",
     r"\b(a|the|two|other|same) draws?\b|\bdraws (for|or)\b": "sample, completion",

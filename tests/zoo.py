@@ -100,7 +100,8 @@ def save_checkpoint(folder: Path, name: str, generation: dict[str, Any] | None =
 class Parity:
     """One reply an episode, which succeeds where its code points have an even sum: about every second one of a random model.
 
-    As an environment, ``factory:zoo:Parity``. INTERRUPT names a file; the reply that finds one byte left in it is interrupted as by Ctrl-C.
+    As an environment, ``factory:zoo:Parity``. INTERRUPT names a file;
+    the reply that finds one byte left in it is interrupted as by Ctrl-C.
     """
 
     name = "parity"

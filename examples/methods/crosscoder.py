@@ -1,8 +1,9 @@
-"""What did training change inside my model? A dictionary of two checkpoints, its features ranked by how well they indicate a behaviour, and one used for steering.
+"""What did training change inside my model? A dictionary of two checkpoints,
+its features ranked by how well they indicate a behaviour, and one used for steering.
 
-python examples/methods/crosscoder.py [TUNED BASE TOOL PLAIN LAYER]: two checkpoints that transformers loads (the model after training and
-before), two files of prompts (JSON lines with "prompt"; the behaviour in question and anything else) and a block. Without them: the
-built-in agent, and itself with one direction written into its second block, which the dictionary has to find.
+python examples/methods/crosscoder.py [TUNED BASE TOOL PLAIN LAYER]: two checkpoints that transformers loads (the model after
+training and before), two files of prompts (JSON lines with "prompt"; the behaviour in question and anything else) and a block.
+Without them: the built-in agent, and itself with one direction written into its second block, which the dictionary has to find.
 """
 
 import asyncio
@@ -47,7 +48,8 @@ def main(models, tool, plain):
     ranked = rank_features(dictionary, codes[: len(tool)], codes[len(tool) :], "a")
     for one in ranked[:5]:
         print(
-            f"feature {one.feature}: d {one.d:.2f}, AUROC {one.auroc:.2f}, fires on {one.fires_tool:.0%} and {one.fires_plain:.0%}"
+            f"feature {one.feature}: d {one.d:.2f}, AUROC {one.auroc:.2f}, fires on {one.fires_tool:.0%} and "
+            f"{one.fires_plain:.0%}"
         )
     if not ranked:
         return

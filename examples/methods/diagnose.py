@@ -1,7 +1,7 @@
 """Where in my repository is the bug that this issue reports, may my agent be told, and what does it spend on looking?
 
-python examples/methods/diagnose.py: a small repository is written first. Put the folder of yours, and an issue of yours, in its place; for a
-model give `Localizer(*find_model("chat:MODEL@URL"))`.
+python examples/methods/diagnose.py: a small repository is written first. Put the folder of yours, and an issue of yours, in its
+place; for a model give `Localizer(*find_model("chat:MODEL@URL"))`.
 """
 
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""Replies sooner, and the same ones: train a drafter for a checkpoint, calibrate it, and see whether samples are those without it.
+"""Replies sooner, and the same ones: train a drafter for a checkpoint, calibrate it,
+and see whether samples are those without it.
 
-python examples/methods/dspark.py [hf:FOLDER PROMPTS OUT [STEPS]]: a checkpoint that transformers loads, a file of prompts (JSON lines with
-"prompt") and a folder for the drafter. Without them: the built-in agent, and a drafter trained for seconds. `ramify dspark` does the same.
+python examples/methods/dspark.py [hf:FOLDER PROMPTS OUT [STEPS]]: a checkpoint that transformers loads, a file of prompts (JSON
+lines with "prompt") and a folder for the drafter. Without them:
+the built-in agent, and a drafter trained for seconds. `ramify dspark` does the same.
 """
 
 import asyncio

@@ -1,6 +1,8 @@
-"""From which load on does drafting no longer pay on this machine? Read the profile that `ramify dspark profile` saved with a drafter.
+"""From which load on does drafting no longer pay on this machine? Read the profile that `ramify dspark profile` saved with a
+drafter.
 
-python examples/methods/dspark_break_even.py [DRAFTER]: a folder with a profile.json. Without it: costs as a small model's might be.
+python examples/methods/dspark_break_even.py [DRAFTER]: a folder with a profile.json.
+Without it: costs as a small model's might be.
 """
 
 import sys
@@ -28,7 +30,8 @@ def main(folder=None):
     for row in break_even(profile):
         pays = "" if row["gain"] > 1 else "   does not pay: greedy and stale2 draft nothing here"
         print(
-            f"{row['requests']:8} {row['plain']:7.0f} {row['drafting']:10.0f} {row['gain']:6.2f} {row['depth']:8} {row['verified']:11.1f}{pays}"
+            f"{row['requests']:8} {row['plain']:7.0f} {row['drafting']:10.0f} {row['gain']:6.2f} {row['depth']:8} "
+            f"{row['verified']:11.1f}{pays}"
         )
 
 

@@ -1,8 +1,9 @@
-"""When is my model's answer decided? Cut its thinking anywhere, answer at once or think on, and probe the states before the first thought.
+"""When is my model's answer decided? Cut its thinking anywhere, answer at once or think on,
+and probe the states before the first thought.
 
-python examples/methods/early_decision.py [CHECKPOINT PROMPTS VOTER]: a folder that transformers loads, JSON lines with id and prompt, and
-regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL on the answer. Without them a small model of chain arithmetic is trained first; its
-outcome is whether the answer is right, and its probe needs scikit-learn.
+python examples/methods/early_decision.py [CHECKPOINT PROMPTS VOTER]: a folder that transformers loads, JSON lines with id and
+prompt, and regex:PATTERN, factory:MODULE:ATTRIBUTE or judge:MODEL on the answer. Without them a small model of chain arithmetic
+is trained first; its outcome is whether the answer is right, and its probe needs scikit-learn.
 """
 
 import asyncio

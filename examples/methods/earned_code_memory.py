@@ -1,7 +1,7 @@
 """Give my own agent a memory: text from the first day on, and a tested tool once different requests need the same procedure.
 
-python examples/methods/earned_code_memory.py: my agent is `agent` below, my API is `notes`, and `write_tool` stands for a model that writes
-code (`role_of(*find_model("chat:NAME@URL"))`). Put yours in their place.
+python examples/methods/earned_code_memory.py: my agent is `agent` below, my API is `notes`, and `write_tool` stands for a model
+that writes code (`role_of(*find_model("chat:NAME@URL"))`). Put yours in their place.
 """
 
 import asyncio

@@ -1,8 +1,10 @@
-"""Which rule does my agent follow when options compete? Two rival theories, experiments between them, and a claim tested on fresh choices.
+"""Which rule does my agent follow when options compete? Two rival theories, experiments between them,
+and a claim tested on fresh choices.
 
-python examples/methods/explain_my_agents_choices.py [PARTICIPANTS [FOLDER]]: agent:chat:MODEL@URL, agent:hf:PATH, simulated:THEORY, or
-FILE.py:FUNCTION, which gets a design, the order of its pairs for each subject, and a seed, and returns choices (0 or 1). Without arguments this
-file's own agent takes part: it looks at the most valid cue alone, and slips once in ten times.
+python examples/methods/explain_my_agents_choices.py [PARTICIPANTS [FOLDER]]: agent:chat:MODEL@URL, agent:hf:PATH,
+simulated:THEORY, or FILE.py:FUNCTION, which gets a design, the order of its pairs for each subject, and a seed, and returns
+choices (0 or 1). Without arguments this file's own agent takes part:
+it looks at the most valid cue alone, and slips once in ten times.
 """
 
 import random

@@ -1,7 +1,7 @@
 """Find the tokens at which my transformers checkpoint falls off, check them on fresh forks, and make training pairs of them.
 
-python examples/methods/find_cliffs.py [CHECKPOINT PROBLEMS VERIFIER]: a folder that transformers loads, JSON lines with id, prompt and
-answer, and exact, number, boxed or cmd:./check.sh. Without them a small model of chain arithmetic is trained first.
+python examples/methods/find_cliffs.py [CHECKPOINT PROBLEMS VERIFIER]: a folder that transformers loads, JSON lines with id,
+prompt and answer, and exact, number, boxed or cmd:./check.sh. Without them a small model of chain arithmetic is trained first.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ async def main(forks, problems):
     result = await scan(await forks.sample(problems), forks, config)
     found = summary(result.scanned, config)
     print(
-        f"{found['wrong']['traces']} wrong, {found['right']['traces']} right; {found['share_of_forks']:.0%} of a full scan's forks"
+        f"{found['wrong']['traces']} wrong, {found['right']['traces']} right; {found['share_of_forks']:.0%} of a full scan's "
+        "forks"
     )
     for one in result.scanned:
         if one.kept and not one.trace.correct:

@@ -1,7 +1,7 @@
 """Why does my agent refund without checking? An environment of mine, its factors, a battery of tests, the table of motives.
 
-python examples/methods/forensics.py [MODEL]: any model by name (chat:NAME@URL, hf:FOLDER). Without one an agent whose motive is known:
-it checks less the longer the queue is, whoever looks.
+python examples/methods/forensics.py [MODEL]: any model by name (chat:NAME@URL, hf:FOLDER). Without one an agent whose motive is
+known: it checks less the longer the queue is, whoever looks.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """Keep my rules through my own harness's compaction, see what each compaction drops, and stop a call that a rule forbids.
 
-python examples/methods/governance.py: my harness is `shorten` below, a function over messages in OpenAI's form. Put yours in its place.
+python examples/methods/governance.py: my harness is `shorten` below,
+a function over messages in OpenAI's form. Put yours in its place.
 """
 
 from ramify.env.filler import filler, opening

@@ -1,7 +1,9 @@
-"""Grade the steps of my agent with the checkpoint it was trained from: choose among attempts, find the step to blame, watch it act.
+"""Grade the steps of my agent with the checkpoint it was trained from:
+choose among attempts, find the step to blame, watch it act.
 
-python examples/methods/grade_with_a_reference.py [POLICY REFERENCE [ATTEMPTS]]: two folders that transformers loads (or one LoRA adapter
-and its base), and a run or a file of attempts. Without them the built-in agent is trained for two short updates: too few for good grades.
+python examples/methods/grade_with_a_reference.py [POLICY REFERENCE [ATTEMPTS]]: two folders that transformers loads (or one LoRA
+adapter and its base), and a run or a file of attempts. Without them the built-in agent is trained for two short updates: too few
+for good grades.
 """
 
 import sys

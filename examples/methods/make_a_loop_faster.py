@@ -1,4 +1,5 @@
-"""Why is my C function slow, and what makes it faster without making it wrong? Yours: python make_a_loop_faster.py FILE.c:FUNCTION.
+"""Why is my C function slow, and what makes it faster without making it wrong? Yours:
+python make_a_loop_faster.py FILE.c:FUNCTION.
 
 Needs gcc. Every candidate runs in the sandbox, is compared on fresh inputs, and is timed in pairs against the original.
 """

@@ -1,8 +1,8 @@
 """May I replace my judge? Put two judges to labelled items, see what a replacement erases in a run, replace, and score anew.
 
-python examples/methods/replace_my_judge.py [ANCHOR INCUMBENT CHALLENGER [RUN SLOT]]: a file of {id, artefact, label} lines, two judges by name
-(judge:chat:MODEL@URL#PROMPT.txt, cmd:./check.sh, FILE.py:FUNCTION, regex:PATTERN, ...), and the run and slot that the first one scored. Without
-them two patterns judge made-up replies, of which the newer one knows that politeness is no answer.
+python examples/methods/replace_my_judge.py [ANCHOR INCUMBENT CHALLENGER [RUN SLOT]]: a file of {id, artefact, label} lines, two
+judges by name (judge:chat:MODEL@URL#PROMPT.txt, cmd:./check.sh, FILE.py:FUNCTION, regex:PATTERN, ...), and the run and slot that
+the first one scored. Without them two patterns judge made-up replies, of which the newer one knows that politeness is no answer.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ def main(anchor=None, incumbent=None, challenger=None, folder=None, slot=None):
     found = asyncio.run(check(items, [new], old, rule)).to_json()
     for one in (found["incumbent"], found["challengers"][0]):
         print(
-            f"{one['judge']}: right on {one['accuracy']['k']} of {one['accuracy']['n']}, {one['missing']} missing, length {one['length']}"
+            f"{one['judge']}: right on {one['accuracy']['k']} of {one['accuracy']['n']}, {one['missing']} missing, length "
+            f"{one['length']}"
         )
     print(f"may it take over? {found['promote']}: {found['why']}")
     if folder is None:

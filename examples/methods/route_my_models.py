@@ -1,8 +1,9 @@
-"""Is routing between my models worth it? Ask each of them my tasks, look at the headroom, fit a router where there is some, and use it.
+"""Is routing between my models worth it? Ask each of them my tasks, look at the headroom,
+fit a router where there is some, and use it.
 
-python examples/methods/route_my_models.py [TASKS JUDGE NAME=MODEL NAME=MODEL ...]: JSON lines of {id, prompt, answer}, a judge by name (exact, number,
-cmd:./check.sh, ...), and models by name (chat:MODEL@URL, hf:DIR, FILE.py:FUNCTION). Without them two functions answer made-up tasks, each of which
-knows one kind. The router reads the prompt with the built-in model.
+python examples/methods/route_my_models.py [TASKS JUDGE NAME=MODEL NAME=MODEL ...]: JSON lines of {id, prompt, answer}, a judge by
+name (exact, number, cmd:./check.sh, ...), and models by name (chat:MODEL@URL, hf:DIR, FILE.py:FUNCTION). Without them two
+functions answer made-up tasks, each of which knows one kind. The router reads the prompt with the built-in model.
 """
 
 import random

@@ -1,8 +1,9 @@
-"""Train my transformers checkpoint on traces that keep recoveries, compared with the same traces without their loops, at equal tokens.
+"""Train my transformers checkpoint on traces that keep recoveries,
+compared with the same traces without their loops, at equal tokens.
 
-python examples/methods/train_on_recoveries.py [CHECKPOINT [TRACES]]: a folder that transformers loads, and a run, or a file of whole traces
-or of any format that `ramify import` reads. Without them the built-in agent plays the built-in environment, before and after: 16 games, which
-show that it runs, not which set is better.
+python examples/methods/train_on_recoveries.py [CHECKPOINT [TRACES]]: a folder that transformers loads, and a run, or a file of
+whole traces or of any format that `ramify import` reads. Without them the built-in agent plays the built-in environment, before
+and after: 16 games, which show that it runs, not which set is better.
 """
 
 import sys

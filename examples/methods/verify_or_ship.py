@@ -1,7 +1,9 @@
-"""Should my coding agent rewrite, or pay for the full test run? Tables from its past attempts, the policy they make, and one task under it.
+"""Should my coding agent rewrite, or pay for the full test run? Tables from its past attempts,
+the policy they make, and one task under it.
 
-python examples/methods/verify_or_ship.py: my repository is one module, PUBLIC and FULL are its quick and its whole test run (in the sandbox), and
-`attempts` are replies that my agent gave. Put your scripts and logs in their place: candidates come on standard input.
+python examples/methods/verify_or_ship.py: my repository is one module, PUBLIC and FULL are its quick and its whole test run (in
+the sandbox), and `attempts` are replies that my agent gave.
+Put your scripts and logs in their place: candidates come on standard input.
 """
 
 import asyncio

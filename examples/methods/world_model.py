@@ -1,7 +1,9 @@
-"""How does my agent behave when the API it calls pages its lists and refuses a call? Test it on a simulated API, before it meets the real one.
+"""How does my agent behave when the API it calls pages its lists and refuses a call? Test it on a simulated API, before it meets
+the real one.
 
-python examples/methods/world_model.py: my API has three tools over one table; their effects are code, and a model (here a function) would write
-what code does not know. The same agent plays the plain API, one that pages, and one that also answers 429 at a chosen call.
+python examples/methods/world_model.py: my API has three tools over one table; their effects are code, and a model (here a
+function) would write what code does not know. The same agent plays the plain API, one that pages,
+and one that also answers 429 at a chosen call.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""What is known to be true of a made case, and how often a method says otherwise: false findings where nothing is, power where something is.
+"""What is known to be true of a made case, and how often a method says otherwise:
+false findings where nothing is, power where something is.
 
 A method's module ``nulls`` lists its cases as ``CASES``; ``ramify check method NAME`` runs them through the method's own verbs.
 """
@@ -24,8 +25,8 @@ class Repetition:
     folder: Path
     """Empty, and removed afterwards."""
     verb: Verb
-    """``verb("cliffs", "scan", ...)`` runs ``ramify cliffs scan ... --json`` in this process and returns its last line. Raises what the
-    verb raises."""
+    """``verb("cliffs", "scan", ...)`` runs ``ramify cliffs scan ... --json`` in this process and returns its last line. Raises
+    what the verb raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class KnownCase:
 
 
 def verdict(case: KnownCase, found: Sequence[bool]) -> dict[str, Any]:
-    """What repetitions of a case come to: n, findings, rate, its exact 95 % interval (Clopper-Pearson), what was wanted, and a status.
+    """What repetitions of a case come to: n, findings, rate, its exact 95 % interval (Clopper-Pearson),
+    what was wanted, and a status.
 
     ``miss`` where the interval lies wholly above the nominal level (nothing) or wholly below the wanted share (planted): fewer
     repetitions can excuse more, never less. Raises ValueError without repetitions.

@@ -1,8 +1,8 @@
 """Which code a result comes from: every module that a function's module reaches by imports, with the data files in its folder.
 
-Imports are read, not run: those of functions count, those for type checkers do not. A name that a package offers lazily leads to the module
-that has it, and a lookup in the registry to the modules that register such a component. Followed are the modules of ramify, of these
-experiments, and of the package that the function itself is in.
+Imports are read, not run: those of functions count, those for type checkers do not. A name that a package offers lazily leads to
+the module that has it, and a lookup in the registry to the modules that register such a component. Followed are the modules of
+ramify, of these experiments, and of the package that the function itself is in.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ OWN = ("ramify", "ramify_experiments")
 
 @cache
 def code_of(*modules: str) -> str:
-    """Hash of the code, and of the data files in its folders (weights, too), that ``modules`` reach; equal for equal code wherever it lies."""
+    """Hash of the code, and of the data files in its folders (weights, too), that ``modules`` reach;
+    equal for equal code wherever it lies."""
     tops = frozenset([*OWN, *(module.partition(".")[0] for module in modules)])
     parts: list[str | bytes] = []
     for name in sorted(reached(modules, tops)):
@@ -33,7 +34,8 @@ def code_of(*modules: str) -> str:
 
 
 def reached(modules: tuple[str, ...], tops: frozenset[str]) -> set[str]:
-    """Names of the modules in the packages ``tops`` that ``modules`` reach by imports, themselves and their parents among them."""
+    """Names of the modules in the packages ``tops`` that ``modules`` reach by imports,
+    themselves and their parents among them."""
     seen: set[str] = set()
     todo = list(modules)
     while todo:
@@ -135,7 +137,8 @@ def _lazily(package: str) -> dict[str, str]:
 
 
 def _looked_up(call: ast.Call) -> str:
-    """The kind of component that ``registry.get(KIND, ...)`` or ``registry.names(KIND)`` looks up, "*" where a variable says it, else ""."""
+    """The kind of component that ``registry.get(KIND, ...)`` or ``registry.names(KIND)`` looks up,
+    "*" where a variable says it, else ""."""
     where = call.func
     if not isinstance(where, ast.Attribute) or where.attr not in ("get", "names") or not call.args:
         return ""

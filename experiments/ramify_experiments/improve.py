@@ -1,9 +1,10 @@
 """The comparison for ``ramify improve``: ways to spend the same generated tokens, each with its own best training settings.
 
-Arms are tuned on seeds of their own (their tasks are others, too) and then frozen. The comparison runs on other seeds: all arms of a seed from
-one starting agent, on the same tasks in the same order and with as many updates, evaluated on one fixed task set. Differences are paired by
-seed, and corrected over the rivals (Holm). Every cell is a small record in ``repro/improve-cells`` of a checkout: an interrupted comparison
-continues there, on this machine or another; all arms of one seed run on one kind of processor, which is in the record.
+Arms are tuned on seeds of their own (their tasks are others, too) and then frozen. The comparison runs on other seeds: all arms
+of a seed from one starting agent, on the same tasks in the same order and with as many updates, evaluated on one fixed task set.
+Differences are paired by seed, and corrected over the rivals (Holm). Every cell is a small record in ``repro/improve-cells`` of a
+checkout: an interrupted comparison continues there, on this machine or another;
+all arms of one seed run on one kind of processor, which is in the record.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ TREES = "infotree+g2po"
 RUNNER_UP = "imitate, runner-up"
 """Imitation with the second best settings of its tuning, added when the best ones had failed on some seeds."""
 AUTO_RUNNER_UP = "auto, runner-up"
-"""``auto`` with the second best settings of its tuning, which are those of :data:`RUNNER_UP` and of ``ramify improve --arm auto``: added when
-the best ones had done worse than :data:`RUNNER_UP`."""
+"""``auto`` with the second best settings of its tuning, which are those of :data:`RUNNER_UP` and of
+``ramify improve --arm auto``: added when the best ones had done worse than :data:`RUNNER_UP`."""
 WEIGHTED, WEIGHTED_FLAT = "auto, weighted", "weighted, no forks"
 """``auto`` as it was before the long household was tuned: successes weighted by the advantage; the same without forks."""
 SAME_RATE = "weighted, no forks, same rate"
@@ -68,10 +69,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 MAIN = {"household": (WEIGHTED, WEIGHTED_FLAT, "imitate", "grpo", TREES), "long-household": ("auto", "imitate", "grpo", TREES)}
 """Environment -> the arms that the claims fixed before the runs name; the first is the one they are made for."""
 TODAY, FRESH = ("auto", RUNNER_UP, "grpo"), 10
-"""Today's ``auto`` on the household and its rivals, on seeds that nothing was seen of: those of the comparison, that many higher. The runner-up
-is ``imitate`` as ``ramify improve`` runs it."""
+"""Today's ``auto`` on the household and its rivals, on seeds that nothing was seen of: those of the comparison, that many higher.
+The runner-up is ``imitate`` as ``ramify improve`` runs it."""
 AFTERWARDS = {RUNNER_UP: 0, SAME_RATE: 0, AUTO_RUNNER_UP: FRESH}
-"""Arm that came to the household when the others were known, at both budgets -> how much higher its seeds are than those of the comparison."""
+"""Arm that came to the household when the others were known,
+at both budgets -> how much higher its seeds are than those of the comparison."""
 AGAINST = {
     RUNNER_UP: ("imitate", "grpo", WEIGHTED, TREES),
     AUTO_RUNNER_UP: ("auto", RUNNER_UP, "grpo"),
@@ -110,11 +112,13 @@ ENVS = ("household", "long-household")
 TUNED = [{"lr": lr, "epochs": epochs} for lr in (5e-4, 1e-3, 2e-3) for epochs in (1, 4)]
 TUNE_SEEDS, EXTRA_SEEDS = (100, 101, 102), 5
 KNOWN = {
-    f"long-household, {budget}, auto - imitate: lower 95 % bound": "splitting wins hardly more tasks than independent attempts once the agent "
+    f"long-household, {budget}, auto - imitate: lower 95 % bound": "splitting wins hardly more tasks than independent attempts "
+    "once the agent "
     "wins some; see docs/improve.md"
     for budget in ("40k", "150k")
 } | {
-    f"household, {budget}, fresh seeds, auto - {rival}: lower 95 % bound": "three seeds of tuning chose a rate for auto with which it learns "
+    f"household, {budget}, fresh seeds, auto - {rival}: lower 95 % bound": "three seeds of tuning chose a rate for auto with "
+    "which it learns "
     "less; see docs/improve.md"
     for budget in ("40k", "150k")
     for rival in (RUNNER_UP, "grpo")
@@ -125,7 +129,8 @@ EVALUATED, TIMES = 500, 4
 GAMES = {"train": 96, "eval": 100}
 """Games of TextWorld, which take about a second each to generate, so all seeds share them; those of the tuning share others."""
 SPENT = ("attempts", "solved", "forks", "mixed", "tokens", "prefill", "seconds")
-"""What is told of an arm's training: attempts, solved tasks, forks, share of mixed groups, tokens generated and read, seconds with evaluation."""
+"""What is told of an arm's training: attempts, solved tasks, forks, share of mixed groups,
+tokens generated and read, seconds with evaluation."""
 SECONDS = {"household": 2.2, "long-household": 5.0}
 """Seconds a thousand tokens take, sampling and training, on one idle core of an EPYC: for the estimate alone."""
 
@@ -169,8 +174,8 @@ def cell(
 ) -> dict[str, Any]:
     """One arm on one seed: what it can do after the tokens that every arm gets (arm ``start``: before any), and what it spent.
 
-    ``own``: the settings of an arm that is not in :data:`SETTINGS`. ``episodes`` 0: the fixed task set. Arm ``start, sharper``: the starting
-    agent at temperature .5, to tell learning from sharpening."""
+    ``own``: the settings of an arm that is not in :data:`SETTINGS`. ``episodes`` 0: the fixed task set. Arm ``start, sharper``:
+    the starting agent at temperature .5, to tell learning from sharpening."""
     settings = {
         **placed(env),
         "seed": seed,
@@ -217,7 +222,8 @@ def cell(
 
 
 def placed(env: str) -> dict[str, str]:
-    """Environment and agent by their names: a household with the agent that goes with it, or TextWorld's games with their recipe's."""
+    """Environment and agent by their names: a household with the agent that goes with it,
+    or TextWorld's games with their recipe's."""
     if env == "textworld":
         return {"env": TextWorldRecipe.GAMES, "model": f"hf:{TextWorldRecipe().folder()}"}
     return {"env": env, "model": f"builtin:{env}"}
@@ -306,7 +312,8 @@ def tuned(done: Mapping[str, Mapping[str, Any]], env: str, arm: str) -> np.ndarr
 
 
 def frozen(done: Mapping[str, Mapping[str, Any]], env: str, arms: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The best settings of each of ``arms`` by mean success, the first of equals; the second best of a runner-up, none of a start."""
+    """The best settings of each of ``arms`` by mean success, the first of equals;
+    the second best of a runner-up, none of a start."""
     found = {}
     for arm in arms:
         if not arm.startswith("start"):
@@ -350,7 +357,8 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 
 def compared(cells: ResultCache, grid: Sequence[ArmGrid], here: str) -> Checks:
-    """The comparisons, cell by cell. A seed that another kind of processor began is left to it, and counts where it is complete."""
+    """The comparisons, cell by cell. A seed that another kind of processor began is left to it,
+    and counts where it is complete."""
     first = {key: one for env in ENVS for key, one in tuning(env).items()}
     every = first | {
         key: one for comparison in grid for seed in comparison.seeds for key, one in comparison.cells(seed, {}).items()
@@ -440,8 +448,8 @@ def judged(comparison: ArmGrid, found: Mapping[int, Mapping[str, Any]]) -> Check
 
 
 def claims(env: str) -> Iterator[tuple[str, tuple[str, float | None]]]:
-    """Rival -> what was claimed of the lower bound of auto's advantage before any run. On the long household ``imitate`` is auto without
-    forks, too."""
+    """Rival -> what was claimed of the lower bound of auto's advantage before any run. On the long household ``imitate`` is auto
+    without forks, too."""
     yield "grpo", (">", 0.0)
     yield RUNNER_UP, (">", -0.01)
     yield "imitate", (">", -0.01 if env == "household" else 0.0)

@@ -1,12 +1,15 @@
-"""Small studies beside the comparison of ``ramify improve``, each one command that prints its table and can keep it in ``repro/``:
+"""Small studies beside the comparison of ``ramify improve``,
+each one command that prints its table and can keep it in ``repro/``:
 
     python -m ramify_experiments.improve_studies credits --save    what other credit rules bring at equal tokens
     python -m ramify_experiments.improve_studies critic --save     how well the critic ranks alternative steps
     python -m ramify_experiments.improve_studies splitting --save    what a won task costs, split or not, by how rare wins are
     python -m ramify_experiments.improve_studies textworld --seeds 5 --save    three arms in games that nobody here wrote
-    python -m ramify_experiments.improve_studies comparison --seeds 10 --save  what the finished cells of `ramify repro improve` say
+    python -m ramify_experiments.improve_studies comparison --seeds 10 --save  what the finished cells of `ramify repro improve`
+    say
 
-Seeds are others than those of the comparison, but for the last, which plays nothing. Finished cells are kept, so that a study that was interrupted continues.
+Seeds are others than those of the comparison, but for the last, which plays nothing.
+Finished cells are kept, so that a study that was interrupted continues.
 """
 
 from __future__ import annotations
@@ -53,11 +56,13 @@ CREDITS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("start", {"arm": "grpo"}),
     "grpo, cliffs": ("grpo", {"arm": "grpo", "credit": "cliffs"}),
 }
-"""Name of an arm -> the one that it is compared with, and its settings of ``ramify improve``; rates and passes are :data:`UNTUNED`."""
+"""Name of an arm -> the one that it is compared with, and its settings of ``ramify improve``;
+rates and passes are :data:`UNTUNED`."""
 
 
 def credits_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Household, 40,000 tokens: success after, and the difference to the arm that differs by the credit rule alone, paired by seed."""
+    """Household, 40,000 tokens: success after, and the difference to the arm that differs by the credit rule alone, paired by
+    seed."""
     common = {"budget": "40k", "episodes": EPISODES}
     arms: dict[str, dict[str, Any]] = {"start": {"arm": "start", **common}}
     arms |= {arm: {"arm": arm, "own": own, "train": UNTUNED[own["arm"]], **common} for arm, (_, own) in CREDITS.items()}
@@ -72,15 +77,16 @@ def credits_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 
 TASKS, TRIED, FORKS, FEW = 120, 12, 32, 4
-"""Of the critic's study, a seed: held-out tasks, at each one state of an attempt; steps sampled there; continuations of each different step that
-are the truth; and those that a rival estimates from."""
+"""Of the critic's study, a seed: held-out tasks, at each one state of an attempt; steps sampled there; continuations of each
+different step that are the truth; and those that a rival estimates from."""
 DECIDED = 0.01
 """Two steps of a state count where the truth tells their chances apart with this p-value (Fisher)."""
 
 
 def critic_cell(seed: int, budget: str = "40k", tasks: int = TASKS, tried: int = TRIED, forks: int = FORKS) -> dict[str, Any]:
-    """Train the arm ``auto``, then at one state a held-out task: the different steps that the agent samples there, each with the share of samples,
-    the critic's value of the state after it, successes of :data:`FEW` continuations, and of ``forks`` others, the truth.
+    """Train the arm ``auto``, then at one state a held-out task: the different steps that the agent samples there, each with the
+    share of samples, the critic's value of the state after it, successes of :data:`FEW` continuations,
+    and of ``forks`` others, the truth.
 
     Steps that end the attempt are left out: of them nobody needs an estimate. Returned: ``states``, a list of steps each."""
     settings = {"arm": "auto", "seed": seed, **BUDGETS[budget], "eval_episodes": tasks, "train": UNTUNED["auto"]}
@@ -131,8 +137,8 @@ async def _state(
 
 
 def ranked(states: Sequence[Sequence[Mapping[str, Any]]], by: str) -> tuple[list[float], list[int], int]:
-    """Of each pair of steps of a state that the truth tells apart whether ``by`` ranks them as the truth does (1, 0; 0.5 where it has no
-    opinion), the pair's state, and how many pairs there are in all."""
+    """Of each pair of steps of a state that the truth tells apart whether ``by`` ranks them as the truth does (1, 0; 0.5 where it
+    has no opinion), the pair's state, and how many pairs there are in all."""
     right, clusters, every = list[float](), list[int](), 0
     for number, state in enumerate(states):
         for i, a in enumerate(state):
@@ -146,7 +152,8 @@ def ranked(states: Sequence[Sequence[Mapping[str, Any]]], by: str) -> tuple[list
 
 
 def critic_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """How often the critic, few continuations, and the agent's own preference rank two steps of one state as many continuations do."""
+    """How often the critic, few continuations, and the agent's own preference rank two steps of one state as many continuations
+    do."""
     runs = list(cells.map(critic_cell, {f"critic, seed {seed}": {"seed": seed} for seed in seeds}).values())
     states, checks = [state for one in runs for state in one["states"]], Checks(seeds)
     checks.value("states with several steps", len(states), len(states))
@@ -185,7 +192,8 @@ class NoCredit(CreditRule):
 
 
 def sampled_cell(houses: str, sampling: str, seed: int, budget: str = "40k") -> dict[str, Any]:
-    """What the untrained agent wins in some :data:`HOUSES` with as many tokens as a job has: nothing is learned but by the critic."""
+    """What the untrained agent wins in some :data:`HOUSES` with as many tokens as a job has:
+    nothing is learned but by the critic."""
     env, fewest, most = HOUSES[houses]
     credit = "factory:ramify_experiments.improve_studies:NoCredit"
     settings = {**placed(env), "sampling": sampling, "credit": credit, "seed": seed, **BUDGETS[budget], "train_tasks": 4000}
@@ -204,8 +212,9 @@ def sampled_cell(houses: str, sampling: str, seed: int, budget: str = "40k") -> 
 
 
 def splitting_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """What a won task costs an agent that does not learn, from common wins to rare ones: by splitting; by independent attempts, four at a task,
-    where a task counts once; and by independent attempts at one task each, where every win counts, which is the strongest without forks."""
+    """What a won task costs an agent that does not learn, from common wins to rare ones: by splitting; by independent attempts,
+    four at a task, where a task counts once; and by independent attempts at one task each,
+    where every win counts, which is the strongest without forks."""
     jobs = {
         f"splitting study, {houses}, {sampling}, seed {seed}": {"houses": houses, "sampling": sampling, "seed": seed}
         for houses in HOUSES
@@ -239,8 +248,8 @@ HUNTERS = ("auto", "imitate", "grpo")
 
 
 def textworld_study(cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """TextWorld's treasure hunts, 15,000 tokens, which are about 450 attempts (commands are short), every arm tuned on games of the tuning's
-    own: success after, and differences paired by seed. Its cells are kept with the comparison's."""
+    """TextWorld's treasure hunts, 15,000 tokens, which are about 450 attempts (commands are short), every arm tuned on games of
+    the tuning's own: success after, and differences paired by seed. Its cells are kept with the comparison's."""
     TextWorldRecipe().folder(say)  # once, before cells that need it run side by side
     cells = kept(cells)
     settings = frozen(cells.map(cell, tuning("textworld", HUNTERS, "games")), "textworld", HUNTERS)

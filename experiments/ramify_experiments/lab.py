@@ -1,8 +1,8 @@
 """The shared lab: sizes, cells (the resumable units of an experiment), arms by seeds, and each arm's own best learning rate.
 
-A cell is one call of a function with named arguments whose JSON result is kept under a key. ResultCache live in a folder, one file each,
-written whole or not at all, so an interrupted experiment continues where it stopped; without a folder they live in memory. A cell that
-other code made is made again: see :mod:`ramify_experiments.code`.
+A cell is one call of a function with named arguments whose JSON result is kept under a key. ResultCache live in a folder, one
+file each, written whole or not at all, so an interrupted experiment continues where it stopped; without a folder they live in
+memory. A cell that other code made is made again: see :mod:`ramify_experiments.code`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def cache() -> Path:
 
 
 def sized(name: str, **seeds: int) -> Callable[[Callable[[str, ResultCache, Sequence[int]], Sequence[Check]]], Reproduce]:
-    """Decorate ``experiment(size, cells, seeds)`` with the sizes it has and how many seeds each has; another size is refused before
-    anything runs."""
+    """Decorate ``experiment(size, cells, seeds)`` with the sizes it has and how many seeds each has; another size is refused
+    before anything runs."""
 
     def wrap(experiment: Callable[[str, ResultCache, Sequence[int]], Sequence[Check]]) -> Reproduce:
         def reproduce(size: str, cells: ResultCache, first: int = 0) -> Sequence[Check]:
@@ -76,7 +76,8 @@ def columns(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 class Checks(list[Check]):
-    """Checks of what the same seeds gave. ``known``: name of a check -> why a failure is expected, with the page that explains it.
+    """Checks of what the same seeds gave. ``known``: name of a check -> why a failure is expected,
+    with the page that explains it.
 
     A check is judged where it has an operator and a threshold, else reported; see :class:`ramify.stats.checks.Check`.
     """
@@ -115,7 +116,8 @@ class Checks(list[Check]):
         self.value(name, float(np.mean(np.subtract(a, b))), len(a), op, threshold, paired_t(a, b))
 
     def worst(self, name: str, values: Values, op: str, threshold: float | None, n: int | None = None) -> None:
-        """The one of ``values`` that is furthest on the wrong side of ``op``: the least where more is wanted, else the largest."""
+        """The one of ``values`` that is furthest on the wrong side of ``op``:
+        the least where more is wanted, else the largest."""
         value = (min if op in (">=", ">") else max)(values)
         self.value(name, value, len(values) if n is None else n, op, threshold)
 
@@ -137,7 +139,8 @@ def tuned(
     seeds: Sequence[int],
     score: Callable[[Any], float],
 ) -> dict[str, tuple[float, list[Any]]]:
-    """Each arm's learning rate ``lr`` with the best mean ``score`` over ``seeds`` (the first of equals), and its results there."""
+    """Each arm's learning rate ``lr`` with the best mean ``score`` over ``seeds`` (the first of equals), and its results
+    there."""
     each = {f"{arm}, lr {lr:g}": {**arguments, "lr": lr} for arm, arguments in arms.items() for lr in rates}
     done = cells.grid(function, each, seeds)
     found = {}
@@ -148,12 +151,13 @@ def tuned(
 
 
 class ResultCache:
-    """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None). ``uses``: modules that cells reach in other
-    ways than by imports. ``edition`` stands for the code where it is given: cells that take days, and are committed, outlive changes that
-    their author says alter no result.
+    """JSON results of function calls by key, kept in ``folder`` (or in memory when it is None). ``uses``: modules that cells
+    reach in other ways than by imports. ``edition`` stands for the code where it is given: cells that take days, and are
+    committed, outlive changes that their author says alter no result.
 
-    ``progress`` is called after every cell of :meth:`map`; those that were done already do not count towards its rate. ``runner(function,
-    missing)`` runs missing cells elsewhere (a cluster) and yields (key, result) as they finish; it raises CellError like :meth:`map`.
+    ``progress`` is called after every cell of :meth:`map`; those that were done already do not count towards its rate.
+    ``runner(function, missing)`` runs missing cells elsewhere (a cluster) and yields (key,
+    result) as they finish; it raises CellError like :meth:`map`.
     """
 
     def __init__(
@@ -175,8 +179,8 @@ class ResultCache:
     def get(self, key: str, function: Callable[..., Any], **kwargs: Any) -> Any:
         """The stored result under ``key``, or ``function(**kwargs)``, run once and stored.
 
-        Raises CellError naming the key when the function fails or returns something other than JSON, and UserError when the stored
-        cell was made by another function or other arguments.
+        Raises CellError naming the key when the function fails or returns something other than JSON, and UserError when the
+        stored cell was made by another function or other arguments.
         """
         call, code = _describe_call(function, kwargs), self._code(function)
         found, value = self._read(key, call, code)
@@ -194,7 +198,8 @@ class ResultCache:
     def grid(
         self, function: Callable[..., Any], arms: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], workers: int = 2
     ) -> dict[str, list[Any]]:
-        """Results of ``function(seed=seed, **arguments)`` for every arm (name -> arguments) and seed: arm -> one result a seed, in order."""
+        """Results of ``function(seed=seed, **arguments)`` for every arm (name -> arguments) and seed:
+        arm -> one result a seed, in order."""
         done = self.map(
             function, {f"{arm}, seed {s}": {**arguments, "seed": s} for arm, arguments in arms.items() for s in seeds}, workers
         )
@@ -203,9 +208,9 @@ class ResultCache:
     def map(self, function: Callable[..., Any], cells: Mapping[str, Mapping[str, Any]], workers: int = 2) -> dict[str, Any]:
         """Results of ``function(**kwargs)`` for every ``{key: kwargs}``, in the order given; only the missing ones run.
 
-        They run in spawned processes with one numeric thread each (``workers=1``: in this process), so function and arguments must be
-        importable. After a failure or an interrupt no further cell starts and finished ones are kept; the failure is raised as
-        CellError.
+        They run in spawned processes with one numeric thread each (``workers=1``: in this process), so function and arguments
+        must be importable. After a failure or an interrupt no further cell starts and finished ones are kept; the failure is
+        raised as CellError.
         """
         calls, code = {key: _describe_call(function, kwargs) for key, kwargs in cells.items()}, self._code(function)
         results: dict[str, Any] = {}
@@ -299,7 +304,8 @@ def _run(key: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> A
 def _run_in_processes(
     function: Callable[..., Any], missing: Mapping[str, Mapping[str, Any]], workers: int
 ) -> Generator[tuple[str, Any], None, None]:
-    """Yield (key, value) as cells finish. The first failure is raised after the cells under way have finished and been yielded."""
+    """Yield (key, value) as cells finish. The first failure is raised after the cells under way have finished and been
+    yielded."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
 

@@ -1,8 +1,8 @@
 """Many short episodes at once on one small model: every row of a batch is an episode, given tokens and sampled ones alike.
 
-What `rollout` does with trees, stores and failures, this does not: it is for experiments that need a hundred thousand episodes of a small
-environment in minutes. Samples are keyed by the episode's key and the token's position, so an episode does not depend on its neighbours
-(where :func:`ramify.engine.forward.probe` holds).
+What `rollout` does with trees, stores and failures, this does not: it is for experiments that need a hundred thousand episodes of
+a small environment in minutes. Samples are keyed by the episode's key and the token's position, so an episode does not depend on
+its neighbours (where :func:`ramify.engine.forward.probe` holds).
 
 Axis legend: R rows (episodes under way), T tokens, V vocabulary.
 """
@@ -26,7 +26,8 @@ from ramify.train.batch import Row
 
 @dataclass(eq=False)
 class Episode:
-    """One finished episode. ``tokens`` is what the model was shown and sampled; ``turn`` is -1 on given tokens, else the action's index."""
+    """One finished episode. ``tokens`` is what the model was shown and sampled;
+    ``turn`` is -1 on given tokens, else the action's index."""
 
     task: Task
     key: int
@@ -99,7 +100,8 @@ def play(
     max_reply: int = 16,
     rows: int = 256,
 ) -> list[Episode]:
-    """Play ``tasks`` to the end, at temperature 1, ``rows`` at a time; episode i samples by ``keys[i]``, which also seeds its environment.
+    """Play ``tasks`` to the end, at temperature 1, ``rows`` at a time;
+    episode i samples by ``keys[i]``, which also seeds its environment.
 
     Raises UserError where an episode outgrows the model's context, or the keys are not one a task.
     """

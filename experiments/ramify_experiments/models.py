@@ -1,4 +1,5 @@
-"""Small models from scratch, in minutes on two cores: tokenizers, rows, the one loop of training, recipes and what is kept of them."""
+"""Small models from scratch, in minutes on two cores: tokenizers, rows, the one loop of training,
+recipes and what is kept of them."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def chat_row(template: TagTemplate, messages: Iterable[tuple[str, str]]) -> Row:
 
 
 def chat_rows(demonstrations: Iterable[Iterable[tuple[str, str]]], vocab: int) -> tuple[HfTokenizer, list[Row]]:
-    """A tokenizer of ``demonstrations`` (what was seen, what was done), and a row of each, in which what was done is trained on."""
+    """A tokenizer of ``demonstrations`` (what was seen, what was done), and a row of each,
+    in which what was done is trained on."""
     dialogues = [[turn for seen, done in one for turn in (("user", seen), ("assistant", done))] for one in demonstrations]
     tokenizer = train_tokenizer((text for dialogue in dialogues for _, text in dialogue), vocab)
     template = TagTemplate(tokenizer)
@@ -68,8 +70,8 @@ def picked(rows: Sequence[Row], n: int, seed: int) -> Callable[[int], list[Row]]
 
 @dataclass(frozen=True)
 class Course:
-    """A learning rate's course over ``steps`` steps, None without an end: up to ``lr`` over ``warm`` steps in a straight line, times a decay
-    that would reach ``floor`` of it after the last step."""
+    """A learning rate's course over ``steps`` steps, None without an end: up to ``lr`` over ``warm`` steps in a straight line,
+    times a decay that would reach ``floor`` of it after the last step."""
 
     lr: float
     steps: int | None
@@ -95,10 +97,11 @@ def training(
     losses: Mapping[str, float] = IMITATION,
     **config: Any,
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Train ``model`` in place, step by step, for as long as the caller takes the next one: the steps done so far, and the last one's losses.
+    """Train ``model`` in place, step by step, for as long as the caller takes the next one:
+    the steps done so far, and the last one's losses.
 
-    ``batch(step)``, counted from 0, gives rows, which are trained on by the weighted sum of ``losses``, or a loss that was made from the
-    model itself. ``config``: fields of TrainConfig.
+    ``batch(step)``, counted from 0, gives rows, which are trained on by the weighted sum of ``losses``, or a loss that was made
+    from the model itself. ``config``: fields of TrainConfig.
     """
     trainer = Trainer(model, TrainConfig(lr=course.lr, **config), seed)
     for step in itertools.count() if course.steps is None else range(course.steps):
@@ -175,7 +178,8 @@ class Recipe(Config):
 def place(name: str, decided: Mapping[str, Any], module: str) -> Path:
     """Folder, which need not exist yet, of what ``decided`` and the code that ``module`` reaches decide.
 
-    Under ``$RAMIFY_MADE`` (a reproduction keeps what it makes with its cells), else ``recipes`` in :func:`ramify_experiments.lab.cache`.
+    Under ``$RAMIFY_MADE`` (a reproduction keeps what it makes with its cells), else ``recipes`` in
+    :func:`ramify_experiments.lab.cache`.
     """
     own = os.environ.get(MADE)
     return (Path(own) if own else cache() / "recipes") / f"{name}-{json_hash({**decided, 'code': code_of(module)})}"

@@ -124,7 +124,8 @@ def untrained(recipe: HouseholdRecipe | TextWorldRecipe, tokenizer: HfTokenizer,
 
 
 def hunted(environment: TextWorldEnvironment, task: Task, noise: float, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """One noisy demonstration of a game as (role, text); it ends with the game, at the turn limit, or where nothing wins any more."""
+    """One noisy demonstration of a game as (role, text); it ends with the game, at the turn limit,
+    or where nothing wins any more."""
     episode = environment.make()
     expert = environment.open(str(environment.file(task)), "policy_commands", "admissible_commands")
     state, seen = expert.reset(), episode.reset(task, 0)
@@ -147,7 +148,8 @@ FILLERS = ("so", "then", "now", "next")
 
 
 class ChainRecipe(Recipe):
-    """Chain arithmetic, learnt from worked chains and stopped while it still slips. The learning rate stays, after 100 steps of warm-up."""
+    """Chain arithmetic, learnt from worked chains and stopped while it still slips.
+    The learning rate stays, after 100 steps of warm-up."""
 
     NAME: ClassVar[str] = "chain"
     demonstrations: int = 8000

@@ -1,7 +1,7 @@
 """What ``ramify repro`` and ``ramify check method`` do.
 
-``repro`` runs a method's reproduction (or the main job's comparison) and prints its table of checks. ``check method`` runs a method's verbs
-where nothing is to be found and where something is, and counts what they say.
+``repro`` runs a method's reproduction (or the main job's comparison) and prints its table of checks. ``check method`` runs a
+method's verbs where nothing is to be found and where something is, and counts what they say.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ TOGETHER = 5
 def repro(slug: str, size: str, seed: int, fresh: bool, backend: str, out: Path | None, as_json: bool) -> bool:
     """Reproduce ``slug`` or ``all``, print the tables, and return whether every check held.
 
-    Of ``all``, those are left out that need a package which is not installed. Raises UserError for a name that no distribution brings, for an ``out`` that cannot be written and for an unknown back end.
+    Of ``all``, those are left out that need a package which is not installed. Raises UserError for a name that no distribution
+    brings, for an ``out`` that cannot be written and for an unknown back end.
     """
     names = experiments.chosen("reproductions", slug)
     check_writable(out)
@@ -119,8 +120,8 @@ def _print_summary(reports: list[dict[str, Any]], as_json: bool) -> None:
 def check_methods(name: str, quick: bool, seed: int, out: Path | None, as_json: bool) -> bool:
     """Run the cases of the method ``name``, or of ``all``, print them, and return whether none missed.
 
-    ``out`` keeps what it holds of other methods. Raises UserError for an unknown method, for one that brings no cases, and for an ``out``
-    that holds something else, or the counts of another seed.
+    ``out`` keeps what it holds of other methods. Raises UserError for an unknown method, for one that brings no cases, and for an
+    ``out`` that holds something else, or the counts of another seed.
     """
     methods = registry.names("method")
     slugs = [slug for slug in methods if name in ("all", slug)]
@@ -156,10 +157,12 @@ def _other_counts(out: Path | None, slugs: Sequence[str], seed: int) -> list[dic
 
 
 def cases_of(slug: str) -> tuple[KnownCase, ...]:
-    """The cases of a method. Raises UserError where it brings none, where two share a name, or where a null or a planted case is missing."""
+    """The cases of a method. Raises UserError where it brings none, where two share a name,
+    or where a null or a planted case is missing."""
     if slug not in experiments.found("cases"):
         raise UserError(
-            f"the method '{slug}' brings no null and no planted case: its distribution names them under [project.entry-points.\"ramify.cases\"]"
+            f"the method '{slug}' brings no null and no planted case: its distribution names them under "
+            '[project.entry-points."ramify.cases"]'
         )
     found: tuple[KnownCase, ...] = tuple(experiments.load("cases", slug))
     names = [case.name for case in found]
@@ -274,7 +277,8 @@ def _folder(kind: str, name: str, seed: int) -> Path:
 
 @contextmanager
 def _kept_in(folder: Path, title: str, as_json: bool) -> Iterator[Progress]:
-    """Show the progress of cells that ``folder`` keeps. What they make beside their results (weights, texts) is kept with them."""
+    """Show the progress of cells that ``folder`` keeps. What they make beside their results (weights, texts) is kept with
+    them."""
     kept = f"finished cells are kept, so the same command continues ({folder})"
     earlier = os.environ.get(MADE)
     os.environ[MADE] = str(folder / "made")

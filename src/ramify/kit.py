@@ -1,9 +1,10 @@
 """What every verb is made of: its arguments, options and settings as types, and the one parser that reads them all (cyclopts).
 
-A verb is a typed function. Its parameters are arguments and options, annotated with :func:`argument` and :func:`option` or with a shared
-type from here (:data:`Json`, :data:`DryRun`, ...). A verb with settings names their class: ``@app.verb(settings=ScanOptions)``; every field
-of it is an option with a dotted name, and the first parameter of the function gets the resolved record. Defaults < ``--config`` files left
-to right < options. Settings that are not in the class's ``BASIC`` are advanced: only ``--help-all`` lists them.
+A verb is a typed function. Its parameters are arguments and options, annotated with :func:`argument` and :func:`option` or with a
+shared type from here (:data:`Json`, :data:`DryRun`, ...). A verb with settings names their class:
+``@app.verb(settings=ScanOptions)``; every field of it is an option with a dotted name, and the first parameter of the function
+gets the resolved record. Defaults < ``--config`` files left to right < options. Settings that are not in the class's ``BASIC``
+are advanced: only ``--help-all`` lists them.
 
 Progress and Ctrl-C are :func:`ramify.render.terminal.progress`.
 """
@@ -101,7 +102,8 @@ Effects = Annotated[
     option(
         "--effect",
         metavar="TOOL=EFFECT",
-        help="What a tool does to the world: pure, replay, sandboxed or ask; repeatable; the tool * is all others. One that declares none is not run on a "
+        help="What a tool does to the world: pure, replay, sandboxed or ask; repeatable; the tool * is all others. One that "
+        "declares none is not run on a "
         "branch, whatever an MCP server's annotations say of it.",
     ),
 ]
@@ -157,8 +159,8 @@ class Verbs(App):
     def verb(self, name: str = "", settings: Any = None, more: Any = None, epilogue: Any = None) -> Callable[[F], F]:
         """Register a function as the verb ``name`` (by default its own name).
 
-        ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more`` returns
-        further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns
+        ``settings`` is a :class:`ramify.base.config.Config`, or a function that returns it, which puts off importing it. ``more``
+        returns further options by name with their help, whose texts arrive in the parameter ``more``. ``epilogue`` returns
         what help says last.
         """
 
@@ -275,7 +277,8 @@ def _whole(_: Any, tokens: Sequence[Any]) -> int:
 
 
 def _leaves(settings: Any) -> Iterator[tuple[str, Any, Parameter]]:
-    """(dotted name, type for the parser, option) of every setting, basic ones first. Values stay texts: the class itself reads them."""
+    """(dotted name, type for the parser, option) of every setting, basic ones first.
+    Values stay texts: the class itself reads them."""
     from ramify.base.config import describe
 
     found = describe(settings, hidden=True)
@@ -317,7 +320,8 @@ def _texts(texts: dict[str, str]) -> Iterator[tuple[str, Any, Parameter]]:
 
 
 def call(app: App, words: Sequence[str]) -> int:
-    """Parse ``words`` and call the verb they name; its exit code. Raises UserError on words that name none or that it cannot take."""
+    """Parse ``words`` and call the verb they name; its exit code.
+    Raises UserError on words that name none or that it cannot take."""
     token = _everything.set(ALL in words[: words.index("--")] if "--" in words else ALL in words)
     try:
         chain, apps, rest = app.parse_commands([word for word in words if word != ALL or not _everything.get()])
@@ -346,7 +350,8 @@ def call(app: App, words: Sequence[str]) -> int:
 
 
 def _spelled(app: App, words: Sequence[str]) -> list[str]:
-    """``words`` as the parser spells them: ``--a_b`` is ``--a-b``, old names are new ones, ``--switch true`` and ``--name -1x`` have "="."""
+    """``words`` as the parser spells them: ``--a_b`` is ``--a-b``, old names are new ones,
+    ``--switch true`` and ``--name -1x`` have "="."""
     arguments = app.assemble_argument_collection()
     known = {name: one for one in arguments for name in one.names}
     found: list[str] = []
@@ -423,7 +428,8 @@ def _kind(error: CoercionError) -> str:
 
 
 def unknown_option(flag: str, arguments: ArgumentCollection) -> str:
-    """The sentence for an option that a verb does not have: the one with the same last part is nearer than the one alike in letters."""
+    """The sentence for an option that a verb does not have:
+    the one with the same last part is nearer than the one alike in letters."""
     known = [name for one in arguments if one.parse for name in one.names if name.startswith("--")]
     leaf = flag.lstrip("-").split(".")[-1].replace("_", "-")
     same = [name for name in known if name.lstrip("-").split(".")[-1] == leaf]

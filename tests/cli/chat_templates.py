@@ -211,7 +211,8 @@ def with_calls(messages: list[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def truths(folder: Path, messages: list[tuple[str, str]]) -> list[str]:
-    """What transformers renders of a conversation for a model that replies, from a checkpoint: replies as texts, and with calls apart."""
+    """What transformers renders of a conversation for a model that replies, from a checkpoint:
+    replies as texts, and with calls apart."""
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(folder)

@@ -82,8 +82,8 @@ def improved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mypy(tmp_path: Path) -> Callable[..., list[str]]:
-    """Makes the words that check some modules as ``mypy --strict`` does. What a check of the whole project has remembered of ramify
-    counts, with its settings: a minute less than anew."""
+    """Makes the words that check some modules as ``mypy --strict`` does. What a check of the whole project has remembered of
+    ramify counts, with its settings: a minute less than anew."""
 
     def words(*modules: str) -> list[str]:
         settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """Checkpoints with chat templates of all kinds through ``ramify rollout``, ``fork``, ``resume`` and ``improve``.
 
-What transformers renders of the messages before a reply is the truth: the tokens recorded as shown to the model must say exactly that.
+What transformers renders of the messages before a reply is the truth:
+the tokens recorded as shown to the model must say exactly that.
 """
 
 from __future__ import annotations
@@ -256,11 +257,13 @@ def test_the_agent_learns_behind_what_it_was_shown(verb, here: Path, models: dic
     [
         ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ADDS, "LookEnvironment",
          "refuses the system message of the environment; .*System role not supported"),
-        ("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('only users and assistants') }}{% endif %}{% endfor %}"
+        ("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('only users and assistants') }}{% endif %}{% "
+         "endfor %}"
          + ADDS, "LookEnvironment", "refuses the tool results of the environment; .*only users and assistants"),
         ("{% for m in messages %}{% set text = m.content %}{% if m.role != 'tool' %}" + _TURN + "{% endif %}{% endfor %}" + _REPLY,
          "LookEnvironment", "refuses the tool results of the environment; .*does not show the result of a tool"),
-        ("{% for tool in tools %}{{ tool.name }}{% endfor %}" + ADDS, "ToollessEnvironment", "does not render the roles user, assistant"),
+        ("{% for tool in tools %}{{ tool.name }}{% endfor %}" + ADDS, "ToollessEnvironment", "does not render the roles user, "
+                                                                                             "assistant"),
     ],
 )  # fmt: skip
 def test_what_a_template_refuses_is_said_before_anything_runs(

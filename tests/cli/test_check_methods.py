@@ -29,7 +29,8 @@ CASES = (
 
 
 def make_toy(folder: Path, monkeypatch: pytest.MonkeyPatch, share: int = 0, sees: bool = True, cases: str = "") -> None:
-    """A method "toy" that reports a finding in ``share`` of 100 repetitions of its null, and on its planted case where it ``sees``."""
+    """A method "toy" that reports a finding in ``share`` of 100 repetitions of its null,
+    and on its planted case where it ``sees``."""
     package = folder / "toy_method"
     package.mkdir()
     (package / "__init__.py").write_text('"""toy: a method."""\n')

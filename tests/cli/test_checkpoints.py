@@ -1,4 +1,5 @@
-"""Checkpoints as transformers saves them, each through all that is done with an agent: load, sample, score, fork, train, save, resume."""
+"""Checkpoints as transformers saves them, each through all that is done with an agent:
+load, sample, score, fork, train, save, resume."""
 
 from __future__ import annotations
 

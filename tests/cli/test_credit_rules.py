@@ -1,4 +1,5 @@
-"""Credit rules as a kind: the battery, rules of one's own from a file, the settings that reach them, and what a run keeps of them."""
+"""Credit rules as a kind: the battery, rules of one's own from a file, the settings that reach them,
+and what a run keeps of them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,8 @@ def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Pa
 
 
 def test_splitting_works_with_any_template_and_environment(verb: Any, here: Path, agent: Path) -> None:
-    """A checkpoint of transformers' with a template of its own; an environment that is not built in; the critic asked from the first win."""
+    """A checkpoint of transformers' with a template of its own; an environment that is not built in;
+    the critic asked from the first win."""
     split = ["--sampling", "splitting", "--credit", "self-imitate", "--splitting.turns", "1", "--critic.wins", "1"]
     done = verb(*small(agent, "LookEnvironment"), *split, "--updates", "2", "--json", "--out", "run")
     assert done.code == 0, done.err

@@ -1,4 +1,5 @@
-"""One run, whoever made it: every grader and audit on it, a fork at what they found, one page that shows all of it, and out again."""
+"""One run, whoever made it: every grader and audit on it, a fork at what they found,
+one page that shows all of it, and out again."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Recorded:
 
 
 def record(folder: Path) -> None:
-    """What `ramify serve builtin --record` keeps of an agent that plays two tasks four times each; then what the caller's environment paid."""
+    """What `ramify serve builtin --record` keeps of an agent that plays two tasks four times each;
+    then what the caller's environment paid."""
     model, template = find_model("builtin")
     assert template is not None
     recorder = Recorder(folder, {"model": "builtin"}, template)

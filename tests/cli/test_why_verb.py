@@ -1,4 +1,5 @@
-"""``ramify why`` as a person types it: the headline, the last line of --json, what would have helped, a fleet, a log alone, mistakes."""
+"""``ramify why`` as a person types it: the headline, the last line of --json, what would have helped,
+a fleet, a log alone, mistakes."""
 
 from __future__ import annotations
 

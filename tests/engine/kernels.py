@@ -1,4 +1,5 @@
-"""Matrix products whose bits depend on how many rows they have, as some processors' kernels have them: faults to test the engine with."""
+"""Matrix products whose bits depend on how many rows they have, as some processors' kernels have them:
+faults to test the engine with."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ ROWS: dict[Any, Callable[[Sequence[Any]], int]] = {
 class Kernels(TorchDispatchMode):
     """Products of 1, of 2 or 3, and of 4 or more rows round differently, as was seen on a processor with AVX-512.
 
-    ``repeats=False``: no product gives the same bits twice. ``fewest`` is the smallest number of rows asked for, ``products`` counts them by name.
+    ``repeats=False``: no product gives the same bits twice.
+    ``fewest`` is the smallest number of rows asked for, ``products`` counts them by name.
     """
 
     def __init__(self, repeats: bool = True) -> None:

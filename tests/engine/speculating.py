@@ -24,8 +24,8 @@ from .helpers import tiny, tokens
 class Shadow(Qwen3Drafter):
     """Drafts from the target's own weights, run on the row's last tokens, its logits blurred: a good drafter without training.
 
-    ``blur`` mixes noise into the logits; the confidence is made up from the token before. It knows a row's tokens because it is told
-    them as they are absorbed.
+    ``blur`` mixes noise into the logits; the confidence is made up from the token before. It knows a row's tokens because it is
+    told them as they are absorbed.
     """
 
     def __init__(self, target: TinyLM, block: int = 4, blur: float = 0.5) -> None:

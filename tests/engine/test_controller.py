@@ -42,7 +42,8 @@ def test_trials_of_a_slower_way_cost_little(gain: float) -> None:
 
 @pytest.mark.parametrize("requests", [1, 32])
 def test_trials_are_measured_in_tokens(requests: int) -> None:
-    """Drafting first, then no drafts, each for as many tokens; what won continues for the patience. A round brings five tokens."""
+    """Drafting first, then no drafts, each for as many tokens;
+    what won continues for the patience. A round brings five tokens."""
     trial = max(LEAST, TRIAL * requests)
     ways = run(3 * trial, (5 * requests, 6.0), (requests, 1.0), requests)
     drafts, plain = -(-trial // (5 * requests)), -(-trial // requests)

@@ -1,4 +1,5 @@
-"""What the engine promises on processors whose matrix kernels treat few rows in ways of their own, simulated and, where there are, real."""
+"""What the engine promises on processors whose matrix kernels treat few rows in ways of their own,
+simulated and, where there are, real."""
 
 from __future__ import annotations
 

@@ -139,7 +139,8 @@ def test_one_row_alone_may_take_what_there_is() -> None:
 
 @pytest.mark.parametrize("greedy_completions", [1, 1000])
 def test_a_client_with_many_samples_does_not_starve_another(greedy_completions: int) -> None:
-    """Counted in steps: the second client's four samples take as long beside a thousand samples as beside one, but for its first wait."""
+    """Counted in steps: the second client's four samples take as long beside a thousand samples as beside one, but for its first
+    wait."""
     model = LocalModel(module(), max_sequences=8, eos=())
     seen = watch(model)
     ended = {}

@@ -1,4 +1,5 @@
-"""Steps without drafts keep no features: what they computed runs again, to the same bits, when drafting continues, and only then."""
+"""Steps without drafts keep no features: what they computed runs again, to the same bits,
+when drafting continues, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Small target and drafter distributions over a few tokens, and cycles of speculation on them through the engine's own functions."""
+"""Small target and drafter distributions over a few tokens,
+and cycles of speculation on them through the engine's own functions."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Biased(GreedySchedule):
 
 
 class Pair:
-    """Random distributions: the target's and the drafter's next-token probabilities, and confidences, by (request, tokens so far)."""
+    """Random distributions: the target's and the drafter's next-token probabilities, and confidences,
+    by (request, tokens so far)."""
 
     def __init__(self, vocab: int, seed: int = 0, zeros: bool = False) -> None:
         self.vocab, self.seed, self.zeros = vocab, seed, zeros
@@ -75,7 +77,8 @@ def left_over(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def one_cycle(pair: Pair, requests: int, gamma: int, schedule: Callable[[], Schedule], length: int) -> np.ndarray:
-    """Exact joint distribution of the first ``length`` tokens of every request after one cycle, by enumeration: [V] * (requests * length).
+    """Exact joint distribution of the first ``length`` tokens of every request after one cycle,
+    by enumeration: [V] * (requests * length).
 
     What the cycle leaves open is sampled from the target.
     """

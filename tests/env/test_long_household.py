@@ -1,4 +1,5 @@
-"""The long household: floors one after the other, mistakes on each that cannot be undone, houses that can be won in 10 to 26 steps."""
+"""The long household: floors one after the other, mistakes on each that cannot be undone,
+houses that can be won in 10 to 26 steps."""
 
 from __future__ import annotations
 

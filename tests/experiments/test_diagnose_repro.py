@@ -40,7 +40,8 @@ def test_closures_compute_what_python_does() -> None:
     script = (
         f"import json\n{code}\ndef outcome(name, arguments):\n    try:\n        return globals()[name](*arguments)\n"
         f"    except Exception as error:\n        return type(error).__name__\n"
-        f"print(json.dumps([outcome(name, arguments) for name, arguments in json.loads({json.dumps(json.dumps([[n, a] for n, a, _ in repo.tests]))})]))"
+        "print(json.dumps([outcome(name, arguments) for name, arguments in "
+        f"json.loads({json.dumps(json.dumps([[n, a] for n, a, _ in repo.tests]))})]))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [wanted for _, _, wanted in repo.tests]

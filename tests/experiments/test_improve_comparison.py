@@ -1,4 +1,5 @@
-"""The comparison of ``ramify improve``: its cells on real runs, how they are tuned and judged, and whose processor may continue a seed."""
+"""The comparison of ``ramify improve``: its cells on real runs, how they are tuned and judged,
+and whose processor may continue a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The studies beside the comparison of ``ramify improve``: what they count, on results that are known; the critic's on a real run."""
+"""The studies beside the comparison of ``ramify improve``: what they count, on results that are known;
+the critic's on a real run."""
 
 from __future__ import annotations
 

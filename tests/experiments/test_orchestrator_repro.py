@@ -1,4 +1,5 @@
-"""What the reproduction of orchestrator is made of: simulated workers whose truth is known, plans as symbols, real models' problems."""
+"""What the reproduction of orchestrator is made of: simulated workers whose truth is known,
+plans as symbols, real models' problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The errands of the reproduction of why: their known step is the true one, played they do what their closed form says, rules are counted."""
+"""The errands of the reproduction of why: their known step is the true one,
+played they do what their closed form says, rules are counted."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ class Job:
 
 
 class Store(Job):
-    """A run made and written through the store: trees, nodes, streams, marks, verdicts, blobs, the journal, one commit a round."""
+    """A run made and written through the store: trees, nodes, streams, marks, verdicts, blobs,
+    the journal, one commit a round."""
 
     name = "store"
 

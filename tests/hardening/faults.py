@@ -1,8 +1,8 @@
 """Makes every write call of a small job fail, one after another, and checks what is left: started by test_faults.py and full.py.
 
 Usage: LD_PRELOAD=fault_shim.so RAMIFY_SHIM=fault_shim.so python faults.py FOLDER JOB FAULT EVERY [FIRST]. Every EVERY-th call is
-struck, by each fault of FAULT (several are joined by +). The job runs in forked children, so that a fault costs milliseconds and not a
-start of Python. Prints one line of JSON.
+struck, by each fault of FAULT (several are joined by +). The job runs in forked children, so that a fault costs milliseconds and
+not a start of Python. Prints one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The full counts of the hardening tests, by hand: ``nice .venv/bin/python tests/hardening/full.py``; writes repro/hardening.json.
+"""The full counts of the hardening tests, by hand: ``nice .venv/bin/python tests/hardening/full.py``; writes
+repro/hardening.json.
 
-260 kills over every command that writes, every write call of every small job struck by every fault (every fifth of the main job), 10,000 broken files and runs.
-Parts named on the command line (kills, faults, fuzz) are done anew; the figures of the others stay. Takes about half an hour on two cores.
+260 kills over every command that writes, every write call of every small job struck by every fault (every fifth of the main job),
+10,000 broken files and runs. Parts named on the command line (kills, faults, fuzz) are done anew;
+the figures of the others stay. Takes about half an hour on two cores.
 """
 
 from __future__ import annotations

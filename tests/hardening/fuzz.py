@@ -1,8 +1,9 @@
 """Gives broken files to every reader, and broken runs to the verbs that read one: started by test_fuzz.py and full.py.
 
-Usage: fuzz.py FOLDER COUNT SEED [FORMAT ...]. COUNT files in all, FORMATs in turn (``sqlite`` and ``values`` are runs whose file, or whose
-stored values, are broken; ``world`` is the folder of a simulated environment, which is played). Each must be read, or refused with an error of ours, within 5 seconds of processor time and 4 times the
-file's size of memory plus a constant. Prints one line of JSON; a fault ends the process with the file's name.
+Usage: fuzz.py FOLDER COUNT SEED [FORMAT ...]. COUNT files in all, FORMATs in turn (``sqlite`` and ``values`` are runs whose file,
+or whose stored values, are broken; ``world`` is the folder of a simulated environment, which is played). Each must be read, or
+refused with an error of ours, within 5 seconds of processor time and 4 times the file's size of memory plus a constant. Prints
+one line of JSON; a fault ends the process with the file's name.
 """
 
 from __future__ import annotations

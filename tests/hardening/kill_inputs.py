@@ -70,7 +70,8 @@ def make_inputs(folder: Path) -> None:
         memory.add("plan", "delete old notes", "Call `notes.list`, then `notes.delete`.")
     (folder / "rules.txt").write_text("Only send email to recipients at acme.com.\n")
     (folder / "sum.c").write_text(
-        "// ramify: n = 500, 3\nfloat sum(int n, const float *x) {\n  float s = 0;\n  for (int i = 0; i < n; i++)\n    s += x[i];\n  return s;\n}\n"
+        "// ramify: n = 500, 3\nfloat sum(int n, const float *x) {\n  float s = 0;\n  for (int i = 0; i < n; i++)\n    s += "
+        "x[i];\n  return s;\n}\n"
     )
     (folder / "add.sass").write_text("        /*0180*/              @!P0 LDG.E.128 R16, desc[UR4][R20.64] ;\n")
     (folder / "shop").mkdir()

@@ -1,7 +1,7 @@
 """Every command that writes, as the smallest job that still does its work: struck by kills.py and faults.py, each by its name.
 
-``{in}`` is the folder of inputs (``kill_inputs.py``), ``{parts}`` that module's file. A command that writes and is missing here fails
-test_kills.py; so does one that writes and is listed under READS.
+``{in}`` is the folder of inputs (``kill_inputs.py``), ``{parts}`` that module's file. A command that writes and is missing here
+fails test_kills.py; so does one that writes and is listed under READS.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ VERBS: tuple[Verb, ...] = (
         readers=("cliffs show scan --json",),
     ),
     Verb(
-        "crosscoder steer dictionary states --prompts {in}/test.jsonl --out study --raw --score {parts}:begins_well --features 0,9 "
+        "crosscoder steer dictionary states --prompts {in}/test.jsonl --out study --raw --score {parts}:begins_well --features "
+        "0,9 "
         "--gains 1,8 --clamps 4 --budgets 1 --randoms 1 --json",
         after="crosscoder train",
         readers=("crosscoder report study --json",),
@@ -90,7 +91,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("governance attack --budget 20 " + GRID),
     Verb(f"orchestrator collect {POOL} {ASKED} --n 5 --out run --json"),
     Verb(
-        f"orchestrator evolve router --pool {POOL} {ASKED} --judge exact --generations 3 --size 4 --episodes 4 --check 4 --run evolution "
+        f"orchestrator evolve router --pool {POOL} {ASKED} --judge exact --generations 3 --size 4 --episodes 4 --check 4 --run "
+        "evolution "
         "--out evolved --json",
         after="orchestrator train-router",
         once="evolved",
@@ -135,7 +137,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("graph-credit advantages {in}/steps.jsonl --out credit.parquet --json", name="graph-credit advantages-parquet"),
     Verb("graph-credit build {in}/steps.jsonl --out graph.graphml --json", old="graph.graphml"),
     Verb("graph-credit mark run --json", after="rollout"),
-    Verb("implicit-advantage score --trajectories {in}/attempts.jsonl --policy hf:{in}/tuned --reference hf:{in}/base --cache cache "
+    Verb("implicit-advantage score --trajectories {in}/attempts.jsonl --policy hf:{in}/tuned --reference hf:{in}/base --cache "
+         "cache "
          "--out scores --json"),
     Verb("implicit-advantage select --scores scores --best-of 2 --out chosen.jsonl --json", after="implicit-advantage score"),
     Verb("implicit-advantage judge --scores scores --trajectories {in}/attempts.jsonl --model {parts}:grades "
@@ -158,7 +161,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("repro maze-recovery --quick --out figures.json --json", warm=False, timed=("cache/*seconds.json", "figures.json")),
     Verb("orchestrator headroom run --json", after="orchestrator collect"),
     Verb("orchestrator train-router run --backbone hf:{in}/tuned --steps 20 --out router --json", after="orchestrator collect", once="router"),
-    Verb(f"orchestrator train-composer hf:{{in}}/planner --pool {POOL} {ASKED} --warm 2 --updates 1 --questions 1 --group 2 --max-tokens 8 "
+    Verb(f"orchestrator train-composer hf:{{in}}/planner --pool {POOL} {ASKED} --warm 2 --updates 1 --questions 1 --group 2 "
+         "--max-tokens 8 "
          "--no-shots --out composer --json", once="composer"),
     Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
     Verb("world-model record --env household --episodes 3 --turns 2 --out recorded --json", name="world-model record-first"),
@@ -227,5 +231,6 @@ ELSEWHERE = {
     *(f"earned-code-memory {verb}" for verb in _OF_A_MEMORY.split()),
     *(f"kernel-search {verb}" for verb in _OF_A_KERNEL.split()),
 }
-"""Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py kills its writers), and
-those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search; what was committed is taken over)."""
+"""Commands whose one file is a log of their own with transactions of its own (tests/methods/earned_code_memory/test_memory.py
+kills its writers), and those whose records are measured times (tests/methods/kernel_search/test_kernel_verbs.py kills the search;
+what was committed is taken over)."""

@@ -1,8 +1,9 @@
-"""Kills small jobs of every kind until each was struck often enough, and compares what they end as: started by test_kills.py and full.py.
+"""Kills small jobs of every kind until each was struck often enough, and compares what they end as:
+started by test_kills.py and full.py.
 
-Usage: kills.py FOLDER KILLS SEED [JOB ...]. A job is killed at a random instant of its work or, where the library of faults is preloaded
-(faults.py), every second time in the middle of a random write call; checked after each kill, taken up again, and at last left to end; then
-it must hold what an undisturbed one holds. Prints one line of JSON.
+Usage: kills.py FOLDER KILLS SEED [JOB ...]. A job is killed at a random instant of its work or, where the library of faults is
+preloaded (faults.py), every second time in the middle of a random write call; checked after each kill, taken up again, and at
+last left to end; then it must hold what an undisturbed one holds. Prints one line of JSON.
 """
 
 from __future__ import annotations

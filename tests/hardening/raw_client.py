@@ -43,7 +43,8 @@ def read_all(link: socket.socket) -> bytes:
 
 
 def ask(port: int, raw: bytes, leave: bool = False) -> bytes:
-    """The whole answer to raw bytes, b"" where the connection is closed without one; ``leave``: say that nothing more will come."""
+    """The whole answer to raw bytes, b"" where the connection is closed without one; ``leave``:
+    say that nothing more will come."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as link:
         try:
             link.sendall(raw)

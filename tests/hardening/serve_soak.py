@@ -22,7 +22,8 @@ PROMPTS = [[{"role": "user", "content": f"{a}+{b}="}] for a in range(4) for b in
 
 
 class Soak:
-    """What ``clients`` do to the server at ``port`` for ``seconds``: ``done`` by kind, ``errors`` in words, ``memory`` as (s, bytes)."""
+    """What ``clients`` do to the server at ``port`` for ``seconds``:
+    ``done`` by kind, ``errors`` in words, ``memory`` as (s, bytes)."""
 
     def __init__(self, port: int, pid: int, seconds: float, clients: int, model: str = "builtin") -> None:
         self.address, self.process, self.clients, self.model = f"http://127.0.0.1:{port}/v1", psutil.Process(pid), clients, model

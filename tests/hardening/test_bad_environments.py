@@ -1,4 +1,5 @@
-"""Environments that raise, answer garbage or call exit(): their attempts fail as data, the others are played, on every back end."""
+"""Environments that raise, answer garbage or call exit(): their attempts fail as data,
+the others are played, on every back end."""
 
 from __future__ import annotations
 

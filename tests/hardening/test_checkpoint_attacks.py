@@ -131,7 +131,8 @@ def test_code_in_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 5000, '{"model_type": ' + "9" * 5000 + "}", '{"model_type": "llama", "hidden_size": -1}',
-                                  '{"model_type": "llama", "hidden_size": 1000000000000}', '{"model_type": "llama", "vocab_size": "x"}'])  # fmt: skip
+                                  '{"model_type": "llama", "hidden_size": 1000000000000}', '{"model_type": "llama", '
+                                                                                           '"vocab_size": "x"}'])  # fmt: skip
 def test_configurations_that_are_none(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     with pytest.raises(RamifyError):
@@ -176,7 +177,8 @@ GOOD_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }
 @pytest.mark.parametrize(
     "escape",
     ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ raise_exception.__globals__['__builtins__'] }}", "{% include '/etc/passwd' %}",
-     "{{ cycler.__init__.__globals__.os.system('touch ran') }}", "{{ messages.append({}) }}", "{% for i in range(10**9) %}x{% endfor %}",
+     "{{ cycler.__init__.__globals__.os.system('touch ran') }}", "{{ messages.append({}) }}", "{% for i in range(10**9) %}x{% "
+                                                                                              "endfor %}",
      "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}"],
 )  # fmt: skip
 def test_chat_templates_stay_in_their_sandbox(folder: Path, escape: str, monkeypatch: pytest.MonkeyPatch) -> None:

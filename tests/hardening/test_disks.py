@@ -1,4 +1,5 @@
-"""Real disks: one that is full, one that is read-only, devices, names that are long or no text; and a second process on one run."""
+"""Real disks: one that is full, one that is read-only, devices, names that are long or no text;
+and a second process on one run."""
 
 from __future__ import annotations
 

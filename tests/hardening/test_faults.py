@@ -1,4 +1,5 @@
-"""A disk that is full, that fails, a process killed in the middle of a write: at write calls of every small job, one after another.
+"""A disk that is full, that fails, a process killed in the middle of a write:
+at write calls of every small job, one after another.
 
 The default run strikes a few calls of each kind, the slow one more; ``full.py`` strikes every single one (its figures
 are in ``repro/hardening.json``).
@@ -44,7 +45,8 @@ def environment(shim: Path | None) -> dict[str, str]:
 
 
 def preloaded(folder: Path | None) -> dict[str, str]:
-    """The environment of a harness that also strikes in the middle of writes, where there is a compiler and a ``folder`` for it."""
+    """The environment of a harness that also strikes in the middle of writes,
+    where there is a compiler and a ``folder`` for it."""
     there = shutil.which("gcc") or shutil.which("cc")
     return environment(build_shim(folder) if there and folder is not None else None)
 

@@ -88,7 +88,8 @@ def test_a_blob_with_another_content_and_one_that_is_gone_are_named(made: Path, 
 
 
 def test_flipped_bits_that_change_a_node_are_found(made: Path, tmp_path: Path) -> None:
-    """Of 60 flips, each in the file of a copy: wherever a node's hashed content changed, ``check run`` says so, and no reading is silent."""
+    """Of 60 flips, each in the file of a copy: wherever a node's hashed content changed,
+    ``check run`` says so, and no reading is silent."""
     with Run.open(made) as run:
         whole = {node.id: node.text for node in run.each(Node)}
     content = (made / "run.sqlite").read_bytes()

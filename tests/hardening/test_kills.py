@@ -1,7 +1,8 @@
-"""Every command that writes, killed at random instants and in the middle of its writes: nothing committed is lost, no file is half there,
-and the same command again ends like one that was not disturbed.
+"""Every command that writes, killed at random instants and in the middle of its writes: nothing committed is lost, no file is
+half there, and the same command again ends like one that was not disturbed.
 
-The default run strikes a few commands, the slow one each; ``full.py`` strikes all of them several times (``repro/hardening.json``).
+The default run strikes a few commands, the slow one each; ``full.py`` strikes all of them several times
+(``repro/hardening.json``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One way to the terminal: only ``render/terminal.py`` writes to it, after the one sanitizer. Read from the syntax trees.
 
-The help text is the one exception: the command-line library lays it out and prints it. What a command of ours adds to it goes into the
-library's formatter; no text of a trace is part of it.
+The help text is the one exception: the command-line library lays it out and prints it. What a command of ours adds to it goes
+into the library's formatter; no text of a trace is part of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The pytest plug-in under attack, in a pytest of its own: hostile run folders and files, wrong types, kills, workers, secrets."""
+"""The pytest plug-in under attack, in a pytest of its own: hostile run folders and files,
+wrong types, kills, workers, secrets."""
 
 from __future__ import annotations
 

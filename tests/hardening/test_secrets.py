@@ -1,4 +1,5 @@
-"""Canary secrets in the environment, in URLs, headers, errors and settings: no trace of them in a run folder or on the console."""
+"""Canary secrets in the environment, in URLs, headers, errors and settings:
+no trace of them in a run folder or on the console."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ TINY = ["--count", "1", "--attempts", "2", "--max-reply", "8"]
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Answers with everything that was sent: after a few good answers, as the refusals that real servers and proxies make of it."""
+    """Answers with everything that was sent: after a few good answers,
+    as the refusals that real servers and proxies make of it."""
 
     protocol_version = "HTTP/1.1"
     good, seen, escapes = 3, list[str](), False

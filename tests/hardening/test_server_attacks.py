@@ -1,4 +1,5 @@
-"""The pages under attack: malformed and slow requests, foreign hosts and origins, wrong tokens, large bodies, binds beyond this machine."""
+"""The pages under attack: malformed and slow requests, foreign hosts and origins, wrong tokens,
+large bodies, binds beyond this machine."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ def test_a_token_that_is_none(folder: Path, token: str) -> None:
 
 
 class Incomparable(str):
-    """A token that fails the request which compares it by ``==`` or ``in``: what is left is its bytes, for ``hmac.compare_digest``."""
+    """A token that fails the request which compares it by ``==`` or ``in``:
+    what is left is its bytes, for ``hmac.compare_digest``."""
 
     def _refuse(self, other: object) -> bool:
         raise AssertionError("the token is compared in a time that tells how much of it is right")

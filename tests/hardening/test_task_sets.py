@@ -1,4 +1,5 @@
-"""A task task set has one hash: whatever the order of files and lines, the locale, the hash seed of Python, and the number of workers."""
+"""A task task set has one hash: whatever the order of files and lines, the locale,
+the hash seed of Python, and the number of workers."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ def test_the_fewest_that_a_cache_of_blocks_leaves_to_compute() -> None:
     attempt = Sent((1, 2, 3, 4, 5), (6, 7), False, {})
     again = [Sent((1, 2, 3, 4, 5, 6, 7, 8), (9,), True, {}), Sent((1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13), (9,), True, {})]
     assert once([attempt, *again]) == 5  # 8 and 10 to 13
-    # the block 5 to 8 is the end of the first prompt, which computes it though it is in no cache; then 10 to 13 is the end of the second
+    # the block 5 to 8 is the end of the first prompt, which computes it though it is in no cache; then 10 to 13 is the end of the
+    # second
     assert in_blocks([attempt, *again], 4) == 8
     assert in_blocks([attempt, again[1]], 4) == 8
     assert in_blocks([attempt, *again, again[1]], 4) == 12  # without its last block there is nothing to sample from

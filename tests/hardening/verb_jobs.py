@@ -37,9 +37,10 @@ CLOCK_ENTRIES = ("stretch", "environment")
 class Verb(Job):
     """One command that writes, and what holds of its files however it was stopped.
 
-    A run opens, ``check run`` finds it whole, and it has every record that was in it before. Any other file is what it was before the
-    command or what it is after it; those of ``passes`` are replaced as the work continues and are whole each time. Files whose names begin
-    with a dot are nobody's, and gone when the same command ends well. It then leaves what the undisturbed one leaves, clocks apart.
+    A run opens, ``check run`` finds it whole, and it has every record that was in it before. Any other file is what it was before
+    the command or what it is after it; those of ``passes`` are replaced as the work continues and are whole each time. Files
+    whose names begin with a dot are nobody's, and gone when the same command ends well.
+    It then leaves what the undisturbed one leaves, clocks apart.
     """
 
     words: str
@@ -305,8 +306,8 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 
 def _key(line: str) -> str:
-    """What a record is known by: a finding gives way to a newer one of its maker, name and place, corrected over all of them, and the count
-    of a position's forks to one of more forks."""
+    """What a record is known by: a finding gives way to a newer one of its maker, name and place, corrected over all of them, and
+    the count of a position's forks to one of more forks."""
     record = json.loads(line)
     replaced = record.get("kind") == "finding" or record.get("maker") == "rollout.potential"
     return str([record[name] for name in ("maker", "name", "node", "offset")] if replaced else line)

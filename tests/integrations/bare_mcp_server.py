@@ -1,4 +1,5 @@
-"""An MCP server of another make, without any package: a counter. It starts in a blink and speaks an older version of the protocol."""
+"""An MCP server of another make, without any package: a counter.
+It starts in a blink and speaks an older version of the protocol."""
 
 import json
 import os

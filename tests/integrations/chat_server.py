@@ -91,4 +91,5 @@ while True:
         done = subprocess.run(command, shell=True, capture_output=True, text=True)
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
 """
-"""A coding harness of twenty lines: asks, runs the shell commands that it is told to, and says what came of them; its model is called m."""
+"""A coding harness of twenty lines: asks, runs the shell commands that it is told to,
+and says what came of them; its model is called m."""

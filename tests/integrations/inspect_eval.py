@@ -1,4 +1,5 @@
-"""Runs real evaluations with inspect's mock model into the folder given: eval/, json/ (the same task twice) and failed/, some/ (one of three samples errors)."""
+"""Runs real evaluations with inspect's mock model into the folder given:
+eval/, json/ (the same task twice) and failed/, some/ (one of three samples errors)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Agents of inspect with compaction, evaluated offline: ``python inspect_harness.py FOLDER`` writes a log for each case into a folder of its own.
+"""Agents of inspect with compaction, evaluated offline: ``python inspect_harness.py FOLDER`` writes a log for each case into a
+folder of its own.
 
 Whatever a message says is counted as a quarter of its characters; a made-up model sends eleven mails, one a call, then submits.
 """

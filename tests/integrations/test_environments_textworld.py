@@ -1,4 +1,5 @@
-"""Really generated TextWorld games: solved by their walkthrough, forked at each of its steps, and closed to the interpreter's commands."""
+"""Really generated TextWorld games: solved by their walkthrough, forked at each of its steps,
+and closed to the interpreter's commands."""
 
 from __future__ import annotations
 

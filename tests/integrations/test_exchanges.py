@@ -459,7 +459,8 @@ def test_chats_say_which_reader_a_message_needs(tmp_path: Path) -> None:
     reason = refused(tmp_path, "chats", {"messages": [ITEMS[4]]})
     assert (
         reason
-        == "FILE:1: message 0 holds 'function_call', which is an item of OpenAI's Responses interface: import it with --from responses"
+        == "FILE:1: message 0 holds 'function_call', which is an item of OpenAI's Responses interface: import it with --from "
+        "responses"
     )
     convert.read_run(lines(tmp_path / "both.jsonl", plain, blocks), tmp_path / "both", "anthropic")
     assert formats.formats(lines(tmp_path / "verl.jsonl", {"input": "q", "output": "a", "score": 1.0})) == ["verl"]

@@ -1,4 +1,5 @@
-"""The grade of implicit-advantage through every door: the scorer battery, TRL's rewards, inspect's scorers, assertions in tests."""
+"""The grade of implicit-advantage through every door: the scorer battery, TRL's rewards,
+inspect's scorers, assertions in tests."""
 
 from __future__ import annotations
 

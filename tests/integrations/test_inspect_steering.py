@@ -1,4 +1,5 @@
-"""Real evaluations of inspect whose solver replies with a steered local model: the handle works, its controls do not, nothing else changes."""
+"""Real evaluations of inspect whose solver replies with a steered local model:
+the handle works, its controls do not, nothing else changes."""
 
 from __future__ import annotations
 

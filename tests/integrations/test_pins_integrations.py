@@ -1,4 +1,5 @@
-"""What the doors of pins say without their harness, and the assertion that a compaction keeps rules. The harnesses: test_harness_pins.py."""
+"""What the doors of pins say without their harness, and the assertion that a compaction keeps rules. The harnesses:
+test_harness_pins.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""No tool that declares no effect is run on a branch: functions and a real MCP server as environments, by a file of what really ran."""
+"""No tool that declares no effect is run on a branch: functions and a real MCP server as environments,
+by a file of what really ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Training rows of an update whose attempts were compacted on the way: what was sampled is trained once, behind what was shown."""
+"""Training rows of an update whose attempts were compacted on the way:
+what was sampled is trained once, behind what was shown."""
 
 from __future__ import annotations
 

@@ -136,7 +136,8 @@ def test_an_interrupted_run_continues(whole: Path, tmp_path: Path) -> None:
 
 
 SPLIT = {**SMALL, "arm": "auto", "sampling": "splitting", "credit": "self-imitate", "critic": {"wins": 1}}
-"""Attempts are split from the first update on, and the critic is asked as soon as one was won, by the sampling and by the credit."""
+"""Attempts are split from the first update on, and the critic is asked as soon as one was won,
+by the sampling and by the credit."""
 
 
 @pytest.fixture(scope="module")

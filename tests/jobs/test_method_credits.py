@@ -1,4 +1,5 @@
-"""Credit rules of methods in training: cliff positions, recovery mixes, the filter by implicit advantage. Groups that are counted by hand."""
+"""Credit rules of methods in training: cliff positions, recovery mixes, the filter by implicit advantage.
+Groups that are counted by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FEW = {"updates": 2, "tokens": 1800, "tasks_per_update": 4, "train_tasks": 24, "
 
 
 def group_of(attempts: list[tuple[str, bool]], values: list[float] | None = None) -> CreditGroup:
-    """One task; an attempt is the letters of its states, in each of which the action names the next one, and whether it succeeded."""
+    """One task; an attempt is the letters of its states, in each of which the action names the next one, and whether it
+    succeeded."""
     made = example_group(["graded"])
     template = next(iter(made.nodes.values()))
     columns: dict[str, list[Any]] = {name: [] for name in made.columns}

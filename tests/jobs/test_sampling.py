@@ -1,4 +1,5 @@
-"""How an update spends its tokens: who continues after a pause, a task's first win, rare and frequent success, trees that fork."""
+"""How an update spends its tokens: who continues after a pause, a task's first win,
+rare and frequent success, trees that fork."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ def test_auto_splits_where_wins_are_rare_and_only_there() -> None:
 
 
 def test_the_tree_arm_really_forks(tmp_path: Path) -> None:
-    """At the default settings: roots take what an update has for a task only where it has too little, and then there are fewer tasks."""
+    """At the default settings: roots take what an update has for a task only where it has too little,
+    and then there are fewer tasks."""
     config = ImproveConfig(arm="infotree+g2po", tokens=1200, updates=1, eval_episodes=2)
     assert ARMS[config.arm].sampling == "infotree"
     with Job(config, tmp_path / "run") as job, Run.create(tmp_path / "run", config.to_json(), kind="improve") as run:

@@ -1,4 +1,5 @@
-"""Credit shared over steps: the two that fail only together get theirs, nothing does where nothing was lost, and what is there is not played again."""
+"""Credit shared over steps: the two that fail only together get theirs, nothing does where nothing was lost,
+and what is there is not played again."""
 
 from __future__ import annotations
 
@@ -162,7 +163,8 @@ def test_budgets_and_mistakes(tmp_path: Path) -> None:
         ramify.why(refusing, model=ScriptedModel(["a"] * 6, name="a"), env=Rooms(refuses=True), share=True)
 
 
-# -- the walks, without a run --------------------------------------------------------------------------------------------------------
+# -- the walks, without a run
+# --------------------------------------------------------------------------------------------------------
 
 
 class Dice:

@@ -1,4 +1,5 @@
-"""Which step lost it: the one that was planted is found and stored, nothing is found where nothing was, what is there is not played again."""
+"""Which step lost it: the one that was planted is found and stored, nothing is found where nothing was,
+what is there is not played again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An endpoint that is gone, or refuses: the search ends early, says the endpoint's reason, and continues what it has once it answers."""
+"""An endpoint that is gone, or refuses: the search ends early, says the endpoint's reason,
+and continues what it has once it answers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ramify.rollout.attempts import Attempt
 
 
 class Server(ThreadingHTTPServer):
-    """Says `left` and `right` by turns to whoever asks the same; when it is not ``up`` it refuses with ``status``, or with 0 hangs up."""
+    """Says `left` and `right` by turns to whoever asks the same;
+    when it is not ``up`` it refuses with ``status``, or with 0 hangs up."""
 
     daemon_threads = True
     request_queue_size = 128  # forks ask at once, and a short queue cuts some of them off

@@ -1,4 +1,5 @@
-"""What a method finds is in the run: the only files that methods write are exports, reports, pictures, weights and what the user edits.
+"""What a method finds is in the run: the only files that methods write are exports, reports, pictures,
+weights and what the user edits.
 
 The table names every function of a method that writes a file and what it is; one more, or one that is gone, fails.
 """

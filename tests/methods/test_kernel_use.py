@@ -139,7 +139,8 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     audited_by(tmp_path, use)
     orchestrated(tmp_path, use)
     (tmp_path / "sum.c").write_text(
-        "// ramify: n = 500, 3\nfloat sum(int n, const float *x) { float s = 0; for (int i = 0; i < n; i++) s += x[i]; return s; }\n"
+        "// ramify: n = 500, 3\nfloat sum(int n, const float *x) { float s = 0; for (int i = 0; i < n; i++) s += x[i]; return "
+        "s; }\n"
     )
     small = ("--evals", 1, "--pairs", 4, "--batch", 0.001, "--no-simulate", "--out", "faster")
     use.ran("kernel-search", "kernel-search", "search", "sum.c", *small)

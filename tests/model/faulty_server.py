@@ -1,7 +1,8 @@
 """A model server that does one thing wrong, over real sockets: it speaks HTTP by hand, since no framework will cut its own body.
 
 ``FaultyServer`` answers each request with the next of its plans, the last one for ever. A plan is a name in :data:`FAULTS`, or a
-function of the request's JSON that returns raw bytes, or pieces of them: as many as the caller reads. After :data:`RESET` it resets the connection.
+function of the request's JSON that returns raw bytes, or pieces of them: as many as the caller reads.
+After :data:`RESET` it resets the connection.
 """
 
 from __future__ import annotations

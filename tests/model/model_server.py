@@ -1,4 +1,5 @@
-"""An OpenAI-compatible server on loopback over any ramify model: what a conforming server is, for tests. Real sockets, its own thread."""
+"""An OpenAI-compatible server on loopback over any ramify model: what a conforming server is, for tests.
+Real sockets, its own thread."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "return_token_ids", "retur
 
 
 class ModelServer:
-    """``chat`` answers chats, ``tokens`` completions of token ids. ``strict`` refuses extensions, as hosted servers do; ``log`` keeps bodies.
+    """``chat`` answers chats, ``tokens`` completions of token ids.
+    ``strict`` refuses extensions, as hosted servers do; ``log`` keeps bodies.
 
     ``style`` of ids: token_ids, token_id (inside the log-probs), texts, or none.
     """

@@ -1,4 +1,5 @@
-"""Models behind a real HTTP server on loopback: what they claim and keep, chats with tools, rollouts, failures as data, no secret anywhere."""
+"""Models behind a real HTTP server on loopback: what they claim and keep, chats with tools, rollouts,
+failures as data, no secret anywhere."""
 
 from __future__ import annotations
 

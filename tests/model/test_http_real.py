@@ -1,4 +1,5 @@
-"""Servers that others wrote: transformers serve on a checkpoint made here, and vLLM where RAMIFY_TEST_VLLM says one is running."""
+"""Servers that others wrote: transformers serve on a checkpoint made here,
+and vLLM where RAMIFY_TEST_VLLM says one is running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The key of an endpoint does not come back: in pieces over a stream's events, escaped, in tool calls, nor as most of it at the end."""
+"""The key of an endpoint does not come back: in pieces over a stream's events, escaped, in tool calls,
+nor as most of it at the end."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ def test_attempts_are_logged_once() -> None:
 
 
 def test_calls_requests_and_results_claim_nothing() -> None:
-    """Of a rule's own task: the act that it permits, the act that it forbids, asked for, called, done. None of them says that the rule changed."""
+    """Of a rule's own task: the act that it permits, the act that it forbids, asked for, called, done.
+    None of them says that the rule changed."""
     for scenario in scenarios(languages=("en", "zh", "es")):
         pins = Pins([scenario.policy])
         acts = (scenario.allowed_call, scenario.call)

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""A stand-in for the docker client where no engine runs: understands exactly the words `DockerSandbox` says, and runs them with unshare
-and nsenter. It shows that the words fit together (files, limits of output and time, sessions, clean-up), not that docker isolates.
+"""A stand-in for the docker client where no engine runs: understands exactly the words `DockerSandbox` says, and runs them with
+unshare and nsenter. It shows that the words fit together (files, limits of output and time, sessions,
+clean-up), not that docker isolates.
 
 State: a file per container in $STANDIN. Needs root.
 """

@@ -111,7 +111,8 @@ def test_proc_of_the_parent(attack: Attack) -> None:
         "import os\n"
         "print(sorted(p for p in os.listdir('/proc') if p.isdigit()))\n"
         "for name in ('environ', 'mem', 'maps', 'root', 'cwd', 'exe', 'fd', 'io', 'auxv', 'stack'):\n"
-        "    try: print('READ', name, os.listdir(f'/proc/1/{name}') if name in ('root', 'fd') else open(f'/proc/1/{name}', 'rb').read(1))\n"
+        "    try: print('READ', name, os.listdir(f'/proc/1/{name}') if name in ('root', 'fd') else open(f'/proc/1/{name}', "
+        "'rb').read(1))\n"
         "    except OSError: pass\n"
         "os.getppid() == 1 or print('parent', os.getppid())"
     )
@@ -496,8 +497,8 @@ def test_typing_into_the_hosts_terminal(attack: Attack) -> None:
     master, slave = os.openpty()
     try:
         code = (
-            TRY
-            + "import fcntl, termios\nfor fd in (0, 1, 2): attempt('TIOCSTI', lambda: fcntl.ioctl(fd, termios.TIOCSTI, b'x') and 0)\n"
+            TRY + "import fcntl, termios\nfor fd in (0, 1, 2): attempt('TIOCSTI', lambda: fcntl.ioctl(fd, termios.TIOCSTI, b'x') "
+            "and 0)\n"
         )
         found = attack(code + "attempt('tty', lambda: os.open('/dev/tty', os.O_RDWR))")
     finally:
@@ -527,7 +528,8 @@ def test_mount_chroot_and_namespace_escapes(attack: Attack) -> None:
         "attempt('umount', lambda: libc.umount2(b'/proc', 2))\nattempt('chroot', lambda: libc.chroot(b'/tmp'))\n"
         "attempt('pivot', lambda: libc.syscall(155, b'.', b'.'))\n"
         "for flag in (0x20000, 0x10000000, 0x20000000, 0x40000000): attempt('unshare', lambda: libc.unshare(flag))\n"
-        "attempt('setns', lambda: libc.setns(os.open('/proc/1/ns/mnt', 0), 0))\nattempt('open_tree', lambda: libc.syscall(428, -100, b'/', 1))\n"
+        "attempt('setns', lambda: libc.setns(os.open('/proc/1/ns/mnt', 0), 0))\nattempt('open_tree', lambda: libc.syscall(428, "
+        "-100, b'/', 1))\n"
         "attempt('fsopen', lambda: libc.syscall(430, b'tmpfs', 0))\nattempt('clone3', lambda: libc.syscall(435, 0, 0))\n"
         "attempt('clone', lambda: libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0))\n"
         "attempt('handle', lambda: libc.open_by_handle_at(-100, None, 0))"
@@ -547,7 +549,8 @@ def test_climbing_out_of_the_root(attack: Attack) -> None:
 def test_making_devices(attack: Attack) -> None:
     found = attack(
         TRY
-        + "attempt('mem', lambda: os.mknod('mem', 0o20666, os.makedev(1, 1)))\nattempt('disk', lambda: os.mknod('d', 0o60666, 65024))"
+        + "attempt('mem', lambda: os.mknod('mem', 0o20666, os.makedev(1, 1)))\nattempt('disk', lambda: os.mknod('d', 0o60666, "
+        "65024))"
     )
     assert found.ok
     assert found.text == ""
@@ -555,9 +558,11 @@ def test_making_devices(attack: Attack) -> None:
 
 def test_loading_kernel_modules(attack: Attack) -> None:
     code = TRY + (
-        "attempt('init_module', lambda: libc.syscall(175, b'x', 1, b''))\nattempt('finit', lambda: libc.syscall(313, 0, b'', 0))\n"
+        "attempt('init_module', lambda: libc.syscall(175, b'x', 1, b''))\nattempt('finit', lambda: libc.syscall(313, 0, b'', "
+        "0))\n"
         "attempt('kexec', lambda: libc.syscall(246, 0, 0, 0, 0))\nattempt('bpf', lambda: libc.syscall(321, 0, 0, 0))\n"
-        "attempt('perf', lambda: libc.syscall(298, 0, 0, -1, -1, 0))\nattempt('io_uring', lambda: libc.syscall(425, 8, ctypes.create_string_buffer(120)))\n"
+        "attempt('perf', lambda: libc.syscall(298, 0, 0, -1, -1, 0))\nattempt('io_uring', lambda: libc.syscall(425, 8, "
+        "ctypes.create_string_buffer(120)))\n"
         "attempt('userfaultfd', lambda: libc.syscall(323, 0))\nattempt('reboot', lambda: libc.reboot(0x1234567))"
     )
     found = attack(code)
@@ -567,12 +572,12 @@ def test_loading_kernel_modules(attack: Attack) -> None:
 
 def test_raw_memory_and_disks(attack: Attack) -> None:
     code = (
-        TRY
-        + "for name in ('/dev/mem', '/dev/kmem', '/dev/kmsg', '/dev/vda', '/dev/sda', '/dev/port', '/proc/kcore', '/proc/kmsg'):\n"
+        TRY + "for name in ('/dev/mem', '/dev/kmem', '/dev/kmsg', '/dev/vda', '/dev/sda', '/dev/port', '/proc/kcore', "
+        "'/proc/kmsg'):\n"
     )
     found = attack(
-        code
-        + "    attempt(name, lambda: os.open(name, os.O_RDONLY))\nattempt('sysrq', lambda: os.open('/proc/sysrq-trigger', os.O_WRONLY))"
+        code + "    attempt(name, lambda: os.open(name, os.O_RDONLY))\nattempt('sysrq', lambda: os.open('/proc/sysrq-trigger', "
+        "os.O_WRONLY))"
     )
     assert found.ok
     assert found.text == ""
@@ -595,7 +600,8 @@ def test_set_uid_programs(attack: Attack) -> None:
 def test_kernel_keyrings(attack: Attack) -> None:
     found = attack(
         TRY
-        + "attempt('add', lambda: libc.syscall(248, b'user', b'k', b'v', 1, -3))\nattempt('ctl', lambda: libc.syscall(250, 0, -3, 0))"
+        + "attempt('add', lambda: libc.syscall(248, b'user', b'k', b'v', 1, -3))\nattempt('ctl', lambda: libc.syscall(250, 0, "
+        "-3, 0))"
     )
     assert found.ok
     assert found.text == ""
@@ -631,7 +637,8 @@ def test_core_dumps(attack: Attack) -> None:
 def test_links_in_returned_files(attack: Attack) -> None:
     code = (
         "import os\n"
-        "os.symlink('/etc/passwd', 'out.txt'); os.symlink('/proc/1/environ', 'env'); os.symlink('/', 'root'); os.symlink('.', 'loop')\n"
+        "os.symlink('/etc/passwd', 'out.txt'); os.symlink('/proc/1/environ', 'env'); os.symlink('/', 'root'); os.symlink('.', "
+        "'loop')\n"
         "os.mkdir('d'); os.symlink('../../../../etc', 'd/etc'); open('real', 'w').write('x')"
     )
     found = attack(code, returns=["*", "out.txt", "d/etc/passwd", "root/etc/passwd"])
@@ -680,8 +687,8 @@ def test_folders_too_deep_to_walk(attack: Attack) -> None:
 
 def test_hard_links_to_system_files(attack: Attack) -> None:
     code = (
-        TRY
-        + "attempt('usr', lambda: os.link('/usr/bin/env', 'env') or 0)\nattempt('proc', lambda: os.link('/proc/self/exe', 'exe', follow_symlinks=True) or 0)"
+        TRY + "attempt('usr', lambda: os.link('/usr/bin/env', 'env') or 0)\nattempt('proc', lambda: os.link('/proc/self/exe', "
+        "'exe', follow_symlinks=True) or 0)"
     )
     found = attack(code, returns=["*"])
     assert found.text == ""
@@ -827,7 +834,8 @@ def test_a_worker_that_answers_with_other_types(sandbox: ProcessSandbox) -> None
     assert (reply.stdout, reply.text, reply.error) == ("", "", "")
 
 
-# --- what lies in a readable folder -------------------------------------------------------------------------------------------------
+# --- what lies in a readable folder
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

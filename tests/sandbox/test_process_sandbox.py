@@ -406,7 +406,8 @@ def test_no_isolation_is_refused() -> None:
 
 
 def test_limits_hold_without_namespaces(tmp_path: Path) -> None:
-    """Time, output, memory, processes and the hunt for escapees remain; the host's files do not stay hidden: what is said is true."""
+    """Time, output, memory, processes and the hunt for escapees remain;
+    the host's files do not stay hidden: what is said is true."""
     bare = ProcessSandbox(allow_unsandboxed=True, namespaces=False)
     assert not bare.isolates
     (tmp_path / "canary").write_text("canary")

@@ -11,7 +11,8 @@ SHORT = Limits(seconds=30.0, memory_bytes=128 << 20, disk_bytes=8 << 20, file_by
 
 
 def cut_off(run: Callable[[float], Outcome], seconds: float) -> Outcome:
-    """What came of a command that says something and never ends; ``seconds``: its limit, longer where nothing was said by then."""
+    """What came of a command that says something and never ends; ``seconds``:
+    its limit, longer where nothing was said by then."""
     done = run(seconds)
     while not done.stdout and seconds < 60:
         done = run(seconds := 4 * seconds)

@@ -305,7 +305,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_a_script_in_the_sandbox(tmp_path: Path) -> None:
     script = tmp_path / "check.sh"
     script.write_text(
-        '#!/bin/sh\nread said\ncase "$said" in\n  good) grep -q 42 data.json ;;\n  slow) sleep 600 ;;\n  odd) exit 7 ;;\n  *) exit 1 ;;\nesac\n'
+        '#!/bin/sh\nread said\ncase "$said" in\n  good) grep -q 42 data.json ;;\n  slow) sleep 600 ;;\n  odd) exit 7 ;;\n  *) '
+        "exit 1 ;;\nesac\n"
     )
     try:
         check, hurried = CommandJudge(script, seconds=60), CommandJudge(script, seconds=0.5)

@@ -1,4 +1,5 @@
-"""Verbs of seven methods judge through the one family: what they ask of it is counted, and what it cost stands in their ledgers."""
+"""Verbs of seven methods judge through the one family: what they ask of it is counted,
+and what it cost stands in their ledgers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What commit 77a47dd wrote opens today: each kind of run by every verb, each method's files by its own readers.
 
-``tests/fixtures/77a47dd`` holds the folders, how they were made, and the map of their fields. The tables below say what today's commands do with
-each. Continuing from an old run is allowed while samples are sampled by the same keys; a change of the keys refuses it, in one sentence.
+``tests/fixtures/77a47dd`` holds the folders, how they were made, and the map of their fields. The tables below say what today's
+commands do with each. Continuing from an old run is allowed while samples are sampled by the same keys;
+a change of the keys refuses it, in one sentence.
 """
 
 from __future__ import annotations
@@ -81,11 +82,13 @@ VERIFIED = f"--model {BASE} --verifier factory:fixture_parts:verifier --truncate
 SCAN = f"cliffs scan --problems inputs/problems.jsonl {VERIFIED} --max-tokens 5 --samples 2"
 THEN = "--n 8 --first 4 --confirm 8 --delta0 0.05 --alpha 0.4 --fdr 0.9"
 STEER = (
-    "crosscoder steer studies/crosscoder/dictionary studies/crosscoder/states --prompts inputs/tool.jsonl --score factory:fixture_parts:verifier"
+    "crosscoder steer studies/crosscoder/dictionary studies/crosscoder/states --prompts inputs/tool.jsonl --score "
+    "factory:fixture_parts:verifier"
     " --budgets 2,4 --randoms 2 --top 2 --gains 4 --partition all"
 )
 THOUGHT = (
-    f"early-decision run --model {BASE} --label factory:fixture_parts:voter --prompts inputs/prompts.jsonl --temperature 1 --top-p 1 --k 8"
+    f"early-decision run --model {BASE} --label factory:fixture_parts:voter --prompts inputs/prompts.jsonl --temperature 1 "
+    "--top-p 1 --k 8"
     " --think-tokens 14 --answer-tokens 3"
 )
 GRID = "--tasks email,language --reps 1 --turns 4"

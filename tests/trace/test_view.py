@@ -1,4 +1,5 @@
-"""A path read once: messages with their tokens, steps with what was shown before each and what was paid for it, and how attempts ended."""
+"""A path read once: messages with their tokens, steps with what was shown before each and what was paid for it, and how attempts
+ended."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def gpt2() -> nn.Module:
 
 
 def tree(leaves: int, seed: int = 0, prompt: int = 9, turns: int = 4, length: int = 5) -> list[Row]:
-    """The rows of attempts of which each leaves an earlier one after some turn; a shared token is trained in its first row, as credit does it."""
+    """The rows of attempts of which each leaves an earlier one after some turn;
+    a shared token is trained in its first row, as credit does it."""
     rng = np.random.default_rng(seed)
     paths = [[rng.integers(0, 17, prompt), *rng.integers(0, 17, (turns, length))]]
     while len(paths) < leaves:

@@ -1,4 +1,5 @@
-"""Calls that OpenAI's client can make, and an upstream on loopback that takes them all, keeps what arrives and answers as such servers do."""
+"""Calls that OpenAI's client can make, and an upstream on loopback that takes them all,
+keeps what arrives and answers as such servers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the server counts of those who leave or are turned away, what one client may hold, and what is closed when time runs out."""
+"""What the server counts of those who leave or are turned away, what one client may hold,
+and what is closed when time runs out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replies held to a format, with the clients that ask for it: the openai client's ``parse``, LangChain's structured output and tools."""
+"""Replies held to a format, with the clients that ask for it:
+the openai client's ``parse``, LangChain's structured output and tools."""
 
 from __future__ import annotations
 

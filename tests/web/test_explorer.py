@@ -1,4 +1,5 @@
-"""The pages in Chromium, as a person uses them: click, keys, a phone's width, no script at all, and a tree of ten thousand steps."""
+"""The pages in Chromium, as a person uses them: click, keys, a phone's width, no script at all,
+and a tree of ten thousand steps."""
 
 from __future__ import annotations
 

@@ -298,7 +298,8 @@ ENDPOINT_LIES: dict[str, tuple[Callable[[dict[str, Any]], Raw], str, str, str, s
     "reset": (lambda body: [head_of(STREAMED if body.get("stream") else "application/json"), RESET], "cut", "cut", "", "broke off"),
     "redirect": (lambda body: http(b"", 307, {"location": "http://user:pw@elsewhere.example/v1?key=canary-0123456789"}), "redirect", "redirect", "", "redirects to http://elsewhere.example/v1;"),
 }  # fmt: skip
-"""What an endpoint does -> which error that is, whole and streamed ("": none), the text before it in a stream, words of the reason a user is told."""
+"""What an endpoint does -> which error that is, whole and streamed ("":
+none), the text before it in a stream, words of the reason a user is told."""
 
 
 class First:
@@ -312,7 +313,8 @@ class First:
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_endpoint_that_lies_is_one_error_or_another_workers_answer(streams: bool) -> None:
-    """The same lies to a gateway, whose client is told what is wrong, and to a router, whose client has the answer of the worker that is left."""
+    """The same lies to a gateway, whose client is told what is wrong, and to a router,
+    whose client has the answer of the worker that is left."""
     with Upstream() as upstream, gateway(upstream.url) as direct:
         lying = PoolWorker("lying", HttpModel(upstream.url, MODEL, limits=EndpointLimits(retries=0, max_bytes=16 << 20)))
         pool = ModelPool([lying, PoolWorker("last", lambda _: "left")], retries=0)

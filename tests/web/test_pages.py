@@ -62,7 +62,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_report_has_every_part(run: Run) -> None:
     page = Balanced(report_html(run))
     for words in (
-        "15.0 % → 52.5 %", "+37.5 points", "+31.3 to +43.3", "400 held-out episodes", "grpo", "Success and groups with mixed outcomes",
+        "15.0 % → 52.5 %", "+37.5 points", "+31.3 to +43.3", "400 held-out episodes", "grpo", "Success and groups with mixed "
+                                                                                              "outcomes",
         "sampling · 27k tokens", "training · 4.2 s", "evaluation before", "Abandoned prompts", "task-7", "train.lr", "0.0003",
         "weights", "w0", "ramify", ramify.__version__, "A_ep", "value of the state before the step", "the environment answered",
     ):  # fmt: skip

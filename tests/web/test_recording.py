@@ -1,4 +1,5 @@
-"""What the recorder keeps: trees of conversations, tokens, what was shown, failures; after a kill; and nothing that was to be redacted."""
+"""What the recorder keeps: trees of conversations, tokens, what was shown, failures; after a kill;
+and nothing that was to be redacted."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ PAYLOADS = (
     f"<object data='data:text/html,<script>{ALERT}</script>'></object>", "<embed src=https://evil.example/x.swf>",
     f"<a href='javascript:{ALERT}'>click</a>", f"<a href='&#106;avascript:{ALERT}'>click</a>", f"<a href='data:text/html,<script>{ALERT}</script>'>x</a>",
     f"javascript:{ALERT}", f"data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' onload='{ALERT}'/>",
-    "<img src=\"data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9YWxlcnQoMSkvPg==\">", "<link rel=stylesheet href=https://evil.example/x.css>",
+    "<img src=\"data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9YWxlcnQoMSkvPg==\">", "<link rel=stylesheet "
+                                                                                "href=https://evil.example/x.css>",
     "<style>@import 'https://evil.example/x.css';</style>", "<style>body{background:url(https://evil.example/x)}</style>",
     "<div style='background:url(https://evil.example/x)'>", "<meta http-equiv=refresh content='0;url=https://evil.example'>",
     "<base href=https://evil.example/>", f"<form action='javascript:{ALERT}'><button autofocus>x</button></form>",
@@ -24,7 +25,8 @@ PAYLOADS = (
     "{{ 7*7 }}{{ self.__init__.__globals__ }}", "{% for x in ().__class__.__base__.__subclasses__() %}{{ x }}{% endfor %}", "${alert(1)} <%= alert(1) %> #{alert(1)}",
     f'" onmouseover="{ALERT}" autofocus x="', f"' onfocus='{ALERT}' x='", f"` onerror=`{ALERT}", f"\u202e<script>{ALERT}</script>\u202c",
     f"\ufeff<script>{ALERT}</script>", f"<\x00script>{ALERT}</script>", f"<scr\u00adipt>{ALERT}</script>", f"＜script＞{ALERT}＜/script＞",
-    f"\u2028<script>{ALERT}</script>\u2029", f"+ADw-script+AD4-{ALERT}+ADw-/script+AD4-", f"<math><mtext><img src=x onerror={ALERT}></mtext></math>",
+    f"\u2028<script>{ALERT}</script>\u2029", f"+ADw-script+AD4-{ALERT}+ADw-/script+AD4-", "<math><mtext><img src=x "
+                                                                                          f"onerror={ALERT}></mtext></math>",
     f"<noscript><p title='</noscript><img src=x onerror={ALERT}>'>", f"&lt;script&gt;{ALERT}&lt;/script&gt;", f"&#60;script&#62;{ALERT}&#60;/script&#62;",
 )  # fmt: skip
 

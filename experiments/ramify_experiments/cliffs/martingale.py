@@ -1,7 +1,8 @@
 """Potentials without a model: a bounded martingale whose every true drop is known, to see what a test on counts of forks reports.
 
-A reply is a walk: at each token a sampler chooses among up to four, each with its own potential (the chance to end right from there),
-whose mean under the sampler is the potential before. Most tokens are forced, some are choices that matter little, few matter much.
+A reply is a walk: at each token a sampler chooses among up to four, each with its own potential (the chance to end right from
+there), whose mean under the sampler is the potential before.
+Most tokens are forced, some are choices that matter little, few matter much.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ CHOICES: tuple[tuple[float, tuple[float, ...] | None, float], ...] = (
 
 
 def simulate(replies: int, tokens: int, seed: int) -> dict[str, np.ndarray]:
-    """R replies of T tokens: exact potentials ``v`` (R, T + 1), the outcome ``right`` (R,), and of each token (R, T) its probability
-    ``pi``, the ``entropy`` before it in nats, and whether it was the likeliest (``greedy``)."""
+    """R replies of T tokens: exact potentials ``v`` (R, T + 1), the outcome ``right`` (R,), and of each token (R, T) its
+    probability ``pi``, the ``entropy`` before it in nats, and whether it was the likeliest (``greedy``)."""
     rng, rows = generator(seed, "potential-martingale"), np.arange(replies)
     v = [rng.uniform(0.3, 0.95, replies)]
     columns: dict[str, list[np.ndarray]] = {"pi": [], "entropy": [], "greedy": []}

@@ -1,7 +1,7 @@
 """What is known of made replies, and what a scan makes of them.
 
-A reply is eight moves and a tail of four letters that nobody measures: each move, up or down, changes the chance V that the tail decides
-for right. So the potential of every position is known exactly, and the forks are sampled as from any model.
+A reply is eight moves and a tail of four letters that nobody measures: each move, up or down, changes the chance V that the tail
+decides for right. So the potential of every position is known exactly, and the forks are sampled as from any model.
 """
 
 from __future__ import annotations

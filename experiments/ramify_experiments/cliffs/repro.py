@@ -1,4 +1,5 @@
-"""Reproduction 7(a): potentials known exactly, a model of chain arithmetic scanned at every token, preference training on its cliffs."""
+"""Reproduction 7(a): potentials known exactly, a model of chain arithmetic scanned at every token,
+preference training on its cliffs."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ ARMS = ("del", "keep", "random", "critical", "tangent")
 def process_cell(traces: int, seed: int, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Test every token on 64 forks a position, again on 128 fresh ones; delete and keep the first cliff of each wrong reply.
 
-    ``budgeted`` counts what a budgeted scan, and the faithful one (``again``), find again on other forks; ``settings`` are its options.
+    ``budgeted`` counts what a budgeted scan, and the faithful one (``again``), find again on other forks;
+    ``settings`` are its options.
     """
     made, test, rng = simulate(traces, TOKENS, seed), ZTest(), generator(seed, "cliffs-process", "forks")
     v, right, sure = made["v"], made["right"], made["entropy"] <= H_STAR
@@ -78,7 +80,8 @@ def process_cell(traces: int, seed: int, settings: Mapping[str, Any] | None = No
 
 
 class KnownForks:
-    """Forks of replies whose potentials ``v`` (R, T + 1) and probabilities of tokens ``pi`` (R, T) are known; trace ids are the rows."""
+    """Forks of replies whose potentials ``v`` (R, T + 1) and probabilities of tokens ``pi`` (R,
+    T) are known; trace ids are the rows."""
 
     def __init__(self, v: np.ndarray, pi: np.ndarray, seed: int) -> None:
         self.v, self.pi, self.seed = v, pi, seed
@@ -136,7 +139,8 @@ class ForkLab:
         self.recipe, self.seed = recipes.ChainRecipe(**recipe, seed=seed), seed
         self.module, self.environment = self.recipe.model(), self.recipe.environment
         self.tokenizer = recipes.chain_tokenizer(self.recipe.mod)
-        # prompts are short: forks of one position share theirs, and searching a store of finished replies costs more than it saves
+        # prompts are short: forks of one position share theirs, and searching a store of finished replies costs more than it
+        # saves
         self.engine = LocalModel(self.module, self.tokenizer, max_sequences=256, cache_bytes=0)
 
     def forks(self, seed: int = 0) -> ReplyForks:
@@ -168,7 +172,8 @@ def model_cell(recipe: dict[str, Any], seed: int, problems: int) -> dict[str, fl
 
 
 def scan_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
-    """One reply each to problems ``start`` to ``stop``: the faithful scan with confirmation, the budgeted one on forks of its own."""
+    """One reply each to problems ``start`` to ``stop``: the faithful scan with confirmation,
+    the budgeted one on forks of its own."""
     return asyncio.run(_scan(ForkLab(recipe, seed), ForkLab(recipe, seed).problems("eval", problems)[start:stop]))
 
 
@@ -232,8 +237,8 @@ async def _again(trace: TokenTrace, t: int, forks: Kept, test: ZTest) -> bool:
 
 
 def pairs_cell(recipe: dict[str, Any], seed: int, problems: int, start: int, stop: int) -> dict[str, Any]:
-    """From the budgeted scan of training problems ``start`` to ``stop``: pairs at confirmed cliffs, pairs at half as many random positions,
-    and every potential that was measured, as advantages."""
+    """From the budgeted scan of training problems ``start`` to ``stop``: pairs at confirmed cliffs, pairs at half as many random
+    positions, and every potential that was measured, as advantages."""
     lab = ForkLab(recipe, seed)
     return asyncio.run(_pairs(lab, lab.problems("demo", problems)[start:stop]))
 
@@ -251,7 +256,8 @@ async def _pairs(lab: ForkLab, problems: Sequence[TokenProblem]) -> dict[str, An
 
 
 async def _advantages(one: Scanned, forks: ReplyForks) -> dict[str, Any]:
-    """What each tested token of a reply changed: V_t - V_(t-1), whether it was a cliff or not; nothing is said of the tokens left out.
+    """What each tested token of a reply changed: V_t - V_(t-1), whether it was a cliff or not;
+    nothing is said of the tokens left out.
 
     Of candidates the fresh forks count, which did not choose them.
     """
@@ -270,7 +276,8 @@ async def _advantages(one: Scanned, forks: ReplyForks) -> dict[str, Any]:
 
 
 def _shrunk(before: Counts, now: Counts) -> float:
-    """What a token changed, the less the smaller it is against its standard error: most tokens change nothing, and their noise would add up."""
+    """What a token changed, the less the smaller it is against its standard error:
+    most tokens change nothing, and their noise would add up."""
     gain = now.rate - before.rate
     se = standard_error(*(Counts(c.k + 1, c.n + 2) for c in (before, now)))
     return gain * max(0.0, 1 - (se / gain) ** 2) if gain else 0.0
@@ -292,7 +299,8 @@ def _tried(one: Examined) -> list[dict[str, Any]]:
 
 
 def _at_random(one: Scanned, seed: int) -> Scanned:
-    """The trace with half as many positions as it has cliffs, sampled at random, instead of the cliffs: each gives more pairs than a cliff."""
+    """The trace with half as many positions as it has cliffs, sampled at random, instead of the cliffs:
+    each gives more pairs than a cliff."""
     picks = generator(seed, "random-positions", one.trace.id).integers(1, one.trace.length + 1, -(-len(one.cliffs) // 2))
     nothing = Counts(0, 0)
     return replace(
@@ -329,7 +337,8 @@ def training_cell(
 def dense_cell(
     recipe: dict[str, Any], seed: int, rows: list[dict[str, Any]], passes: int, lr: float, problems: int
 ) -> dict[str, Any]:
-    """Clipped policy gradient on the advantages that a scan measured, ``passes`` times over ``rows``, 64 an update; accuracy afterwards."""
+    """Clipped policy gradient on the advantages that a scan measured, ``passes`` times over ``rows``,
+    64 an update; accuracy afterwards."""
     lab, made = ForkLab(recipe, seed), []
     rows = [row for row in rows if any(value for _, value in row["moved"])]
     size = math.sqrt(np.mean([value**2 for row in rows for _, value in row["moved"]] or [1.0]))
@@ -347,7 +356,8 @@ def dense_cell(
 
 
 def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, known: int, problems: int) -> dict[str, Any]:
-    """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update, until ``tokens`` were sampled."""
+    """Group-relative policy gradient on replies to ``known`` problems, 32 x 8 replies an update,
+    until ``tokens`` were sampled."""
     lab, sampled = ForkLab(recipe, seed), 0
     pool = lab.problems("demo", known)
 
@@ -415,12 +425,16 @@ TRAIN_SEEDS, TRAIN_PROBLEMS, TRAIN_BLOCK = 3, 30, 10
 #: shown pairs per pair of the largest set; learning rates of the preference, of the policy gradient on measured advantages and on replies
 EPOCHS, RATE, DENSE_RATE, POLICY_RATE = 4, 1e-5, 1e-4, 3e-4
 KNOWN = {
-    "training: gain in greedy accuracy, cliffs": "the model's cliffs are bad luck of sampling, where its greedy answer is right already, and "
+    "training: gain in greedy accuracy, cliffs": "the model's cliffs are bad luck of sampling, where its greedy answer is right "
+    "already, and "
     "there are few pairs: see docs/methods/cliffs.md",
-    "training: gain in sampled accuracy, dense advantages": "few replies, each potential measured on a few forks: see docs/methods/cliffs.md",
-    "exact process: budgeted scan: share found of the cliffs found and confirmed": "many of these drops lie near the least detectable one, "
+    "training: gain in sampled accuracy, dense advantages": "few replies, each potential measured on a few forks: see "
+    "docs/methods/cliffs.md",
+    "exact process: budgeted scan: share found of the cliffs found and confirmed": "many of these drops lie near the least "
+    "detectable one, "
     "where chance decides; a faithful scan repeated finds fewer: see docs/methods/cliffs.md",
-    "budgeted scan: share found of the cliffs found and confirmed, on forks of its own": "a cliff whose true drop is near the least detectable "
+    "budgeted scan: share found of the cliffs found and confirmed, on forks of its own": "a cliff whose true drop is near the "
+    "least detectable "
     "one is found by half of all scans, faithful ones too (next row): see docs/methods/cliffs.md",
 }
 """Checks that are expected to miss, and why."""
@@ -473,7 +487,8 @@ def _process(checks: Checks, plan: _Size, cells: Sequence[Mapping[str, Any]]) ->
         checks.mean(f"exact process: {kind}, mean detected drop", observed)
         checks.mean(f"exact process: {kind}, mean true drop", true)
         checks.share(f"exact process: {kind}, share confirmed", int(held.sum()), len(held), *wanted, exact=True)
-    # the budgeted scan, on forks of its own, of the cliffs that a faithful one found and confirmed; what it confirms of a drop too small
+    # the budgeted scan, on forks of its own, of the cliffs that a faithful one found and confirmed; what it confirms of a drop
+    # too small
     total = {name: sum(values) for name, values in columns(got["budgeted"]).items()}
     n, whole, name = total["reference"], FORKS * (TOKENS + 1) * plan.traces * len(cells), "exact process: budgeted scan"
     checks.share(f"{name}: share found of the cliffs found and confirmed", total["hits"], n, ">=", 0.95, exact=True)
@@ -484,7 +499,8 @@ def _process(checks: Checks, plan: _Size, cells: Sequence[Mapping[str, Any]]) ->
 
 
 def _ratio(checks: Checks, name: str, cliffs: np.ndarray, right: np.ndarray, threshold: float) -> None:
-    """Mean cliffs of wrong replies over that of right ones, bootstrapped over replies; 1000 stands for more, where right ones have none."""
+    """Mean cliffs of wrong replies over that of right ones, bootstrapped over replies;
+    1000 stands for more, where right ones have none."""
 
     def ratio(rows: np.ndarray) -> np.ndarray:
         at = rows.astype(int)
@@ -513,7 +529,8 @@ def _rates(checks: Checks, plan: _Size, base: Sequence[Mapping[str, float]], tra
 
 
 def _decide(traces: Sequence[dict[str, Any]]) -> None:
-    """Confirm or refute the cliffs of one model: over its whole scan where it is budgeted, each at the test's own level where faithful."""
+    """Confirm or refute the cliffs of one model: over its whole scan where it is budgeted,
+    each at the test's own level where faithful."""
     for name in ("budgeted", "same"):
         decided = iter(correct([Cliff.from_json(cliff) for trace in traces for cliff in trace[name]], ScanConfig().fdr))
         for trace in traces:
@@ -590,7 +607,8 @@ def _budget(
 
 
 def _training(plan: _Size, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """What the same scans give to training: pairs at cliffs and at random positions, dense advantages, and plain policy gradient."""
+    """What the same scans give to training: pairs at cliffs and at random positions,
+    dense advantages, and plain policy gradient."""
     recipe, checks = plan.recipe | TRAINED, Checks(seeds, KNOWN)
     common = {"recipe": recipe, "problems": plan.answers}
     base = cells.grid(model_cell, {"model for training": common}, seeds)["model for training"]

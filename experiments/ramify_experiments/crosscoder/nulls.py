@@ -1,4 +1,5 @@
-"""Cases whose truth is known: checkpoints with nothing of their own, and planted directions; ``ramify check method crosscoder`` runs them."""
+"""Cases whose truth is known: checkpoints with nothing of their own, and planted directions;
+``ramify check method crosscoder`` runs them."""
 
 from __future__ import annotations
 
@@ -104,8 +105,8 @@ def names_even(text: str, trace: Any) -> bool:
 
 
 def _steered(rep: Repetition, planted: bool) -> list[str]:
-    """The sets that ``steer`` says stand out: of two sets of four features, whose directions are random, but that with ``planted`` those of
-    the first lie about the word's own and sum to it."""
+    """The sets that ``steer`` says stand out: of two sets of four features, whose directions are random, but that with
+    ``planted`` those of the first lie about the word's own and sum to it."""
     from ramify.engine.tiny import TinyLM
 
     prompts = _captured(rep, WORDS, BROAD, 36)
@@ -149,7 +150,8 @@ CASES = (
     KnownCase(
         "every direction in both models",
         "nothing",
-        "Both models hold the same 32 directions, the base's turned a little; any feature called the tuned model's own is a false finding.",
+        "Both models hold the same 32 directions, the base's turned a little; any feature called the tuned model's own is a "
+        "false finding.",
         _turned,
         wanted=0.05,
         full=60,
@@ -158,7 +160,8 @@ CASES = (
     KnownCase(
         "three directions of the tuned model alone",
         "planted",
-        "3 of 35 directions are in the tuned model alone; found where `rank` calls features along at least two of them its own, and no other.",
+        "3 of 35 directions are in the tuned model alone; found where `rank` calls features along at least two of them its own, "
+        "and no other.",
         _planted,
         wanted=0.8,
         full=60,
@@ -176,7 +179,8 @@ CASES = (
     KnownCase(
         "a set that sums to a word",
         "planted",
-        "Four features whose directions sum to that of the word that is scored, and four random ones; found where only the first set stands out.",
+        "Four features whose directions sum to that of the word that is scored, and four random ones; found where only the "
+        "first set stands out.",
         _planted_set,
         wanted=0.8,
         full=60,

@@ -1,4 +1,5 @@
-"""Reproduction on two CPU cores: directions planted and found again (section 7(a1)), and a tiny pair that learns to call tools (7(a2)).
+"""Reproduction on two CPU cores: directions planted and found again (section 7(a1)),
+and a tiny pair that learns to call tools (7(a2)).
 
 Axis legend: N rows or prompts, T tokens of a prompt, M models, D width, S planted directions.
 """
@@ -47,8 +48,8 @@ PAGE = "see docs/methods/crosscoder.md"
 
 
 def planted(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A's own directions [S, D], where they fire, bool [N, S], and states [N, 2, D]: 96 shared directions (B's turned a little), 6 of A
-    alone, 6 of B alone."""
+    """A's own directions [S, D], where they fire, bool [N, S], and states [N, 2, D]: 96 shared directions (B's turned a little),
+    6 of A alone, 6 of B alone."""
     rng = generator(seed, "planted")
 
     def unit(n: int) -> np.ndarray:
@@ -70,8 +71,8 @@ def planted(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def recover(
     seed: int, exclusive: float, steps: int = 1500, rows: int = 60_000, start: Any = "random", topk: Any = "batch", **loss: Any
 ) -> dict[str, Any]:
-    """Train one variant (``loss``: options of :class:`FitConfig`): whether A's own directions came back, in which block, whether the
-    features that are called A's own are they and fire with them, and whether A's features reach B."""
+    """Train one variant (``loss``: options of :class:`FitConfig`): whether A's own directions came back, in which block, whether
+    the features that are called A's own are they and fire with them, and whether A's features reach B."""
     own, fires, x = planted(seed, rows)
     held, fires, x = x[:4096], fires[:4096], x[4096:]
     d = Dictionary(DictionaryConfig(width=WIDTH, features=192, k=8, exclusive=exclusive, start=start, topk=topk), seed)
@@ -133,8 +134,9 @@ def _joined(*parts: Any) -> np.ndarray:
 def replies(seed: int, prompts: np.ndarray, right: np.ndarray, index: int) -> list[list[int]]:
     """What the base learns to answer: prose that ends in the tool, or now and then a call.
 
-    Each word opens its prose with a filler of its own: fillers that a model need not distinguish share one direction, and then half of all
-    directions lead to a call. How often a call comes depends on the word, 4 % on average: so prompts do not all tip over at one step.
+    Each word opens its prose with a filler of its own: fillers that a model need not distinguish share one direction, and then
+    half of all directions lead to a call. How often a call comes depends on the word, 4 % on average:
+    so prompts do not all tip over at one step.
     """
     rates = generator(seed, "calls").permutation(np.linspace(0, 0.08, 32))
     rng = generator(seed, "replies", index)
@@ -161,7 +163,8 @@ def write(
 ) -> tuple[Any, Any]:
     """``n`` tokens after each prompt and their log-probs, [N, n] each: greedy, or sampled by the uniforms ``u`` [N, n].
 
-    ``change`` is added after block :data:`LAYER` at the prompt's last token, as :func:`ramify.methods.crosscoder.steer.draw` does it.
+    ``change`` is added after block :data:`LAYER` at the prompt's last token,
+    as :func:`ramify.methods.crosscoder.steer.draw` does it.
     """
     tokens, seen = torch.from_numpy(prompts), []
     delta = None if change is None else torch.from_numpy(change.delta)
@@ -185,7 +188,8 @@ def write(
 
 
 class CallScore:
-    """Whether a model's greedy reply to each prompt begins with the right call: a :data:`ramify.methods.crosscoder.algorithm.Score`."""
+    """Whether a model's greedy reply to each prompt begins with the right call: a
+    :data:`ramify.methods.crosscoder.algorithm.Score`."""
 
     def __init__(self, model: TinyLM, prompts: np.ndarray, right: np.ndarray) -> None:
         self.model, self.prompts, self.right = model, prompts, right
@@ -214,7 +218,8 @@ def make_base(seed: int, steps: int, half: int = 48) -> TinyLM:
 
 
 def tune(base: TinyLM, seed: int, most: int = 400) -> tuple[TinyLM, int]:
-    """REINFORCE from the base until greedy correctness first reaches :data:`GOAL`: the tuned model that stalls, and the steps it took.
+    """REINFORCE from the base until greedy correctness first reaches :data:`GOAL`:
+    the tuned model that stalls, and the steps it took.
 
     One step can pass the goal by far, so the last one is shortened: weights between it and the one before, by bisection. Raises
     RuntimeError where the goal is not reached.
@@ -345,7 +350,8 @@ def no_reach(d: Dictionary, model: TinyLM, target: int, held: tuple[np.ndarray, 
 def reconstructions(
     dictionaries: dict[str, Dictionary], pair: tuple[TinyLM, TinyLM], held: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, Any]:
-    """The right tool named within each window, clean and after each dictionary's reconstruction, and the cosine, for both models."""
+    """The right tool named within each window, clean and after each dictionary's reconstruction,
+    and the cosine, for both models."""
     at = states_of(pair, held[0])
     found: dict[str, Any] = {"clean": [CallScore(model, *held).named(None) for model in pair]}
     for name, d in dictionaries.items():
@@ -387,7 +393,8 @@ def _recovery(checks: Checks, found: dict[str, list[dict[str, Any]]], quick: boo
 
 
 def _block(name: str, quick: bool) -> tuple[str, float | None]:
-    """What section 7(a1) wants of the count: with mean L1 one direction at least sits elsewhere, with sum L1 at 10 % five are there."""
+    """What section 7(a1) wants of the count: with mean L1 one direction at least sits elsewhere,
+    with sum L1 at 10 % five are there."""
     if "mean" in name:
         return "<=", 5.0
     return (">=", 3.0 if quick else 5.0) if name.startswith("10") else ("report", None)
@@ -399,9 +406,11 @@ def _purity(name: str, quick: bool) -> tuple[str, float | None]:
 
 
 _MISSES = {
-    "partitioned - plain: best single feature": "a short REINFORCE run leaves no feature of the tuned model's own, so its exclusive features "
+    "partitioned - plain: best single feature": "a short REINFORCE run leaves no feature of the tuned model's own, so its "
+    "exclusive features "
     f"hold little to steer with, and five pairs do not tell the two dictionaries apart; {PAGE}",
-    "partitioned: average feature under the same clamp, lift": "where the tuned model stalls it is easily tipped: random directions of "
+    "partitioned: average feature under the same clamp, lift": "where the tuned model stalls it is easily tipped: random "
+    "directions of "
     f"the same length do more than the average feature; {PAGE}",
 }
 """Checks that miss in the full size, and why."""

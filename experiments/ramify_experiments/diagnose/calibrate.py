@@ -1,6 +1,8 @@
-"""The likelihoods of the default gate: `python -m ramify_experiments.diagnose.calibrate` prints them as ramify.methods.diagnose.algorithm holds them.
+"""The likelihoods of the default gate: `python -m ramify_experiments.diagnose.calibrate` prints them as
+ramify.methods.diagnose.algorithm holds them.
 
-The rule policy, three localizations an issue, on 120 generated repositories of seed 100; a quarter of the issues are about another repository.
+The rule policy, three localizations an issue, on 120 generated repositories of seed 100;
+a quarter of the issues are about another repository.
 """
 
 from __future__ import annotations

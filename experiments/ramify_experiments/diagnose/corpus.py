@@ -1,7 +1,8 @@
-"""Generated repositories with one seeded fault each (section 7, corpus i): 30 modules of 6 functions, imports four deep, near-duplicate siblings.
+"""Generated repositories with one seeded fault each (section 7, corpus i):
+30 modules of 6 functions, imports four deep, near-duplicate siblings.
 
-A test calls a public entry point and compares with what the correct code returned. The issue tells what the failing call returns, in the
-words of the docstrings of the entry and of the faulty function, with 0, 1 or 2 leaks (its path, its name).
+A test calls a public entry point and compares with what the correct code returned. The issue tells what the failing call returns,
+in the words of the docstrings of the entry and of the faulty function, with 0, 1 or 2 leaks (its path, its name).
 """
 
 from __future__ import annotations
@@ -157,7 +158,8 @@ def _siblings(
     rng: np.random.Generator, layer: int, paths: Sequence[str], about: Mapping[str, str], below: Sequence[str],
     functions: dict[str, Function],
 ) -> None:  # fmt: skip
-    """A function for each of two neighbouring modules, near-duplicates: same form and words, often another constant or comparison."""
+    """A function for each of two neighbouring modules, near-duplicates:
+    same form and words, often another constant or comparison."""
     form, verb, trait = int(rng.integers(3)), str(rng.choice(VERBS)), str(rng.choice(TRAITS))
     shared = {
         "default": int(rng.integers(2, 9)), "empty": int(rng.integers(0, 4)), "start": int(rng.integers(0, 6)), "low": 0, "sign": str(rng.choice(["<", ">", "<=", ">="])),
@@ -223,7 +225,8 @@ def _module(path: str, functions: Mapping[str, Function], faulty: Mapping[str, s
 
 
 def instances(seed: int, split: str, count: int, each: int = 8) -> list[Instance]:
-    """``count`` faulty repositories, ``each`` of them of one correct one; ``split`` decides the repositories, so splits share none."""
+    """``count`` faulty repositories, ``each`` of them of one correct one;
+    ``split`` decides the repositories, so splits share none."""
     made: list[Instance] = []
     number = 0 if split == "train" else 100_000
     while len(made) < count:

@@ -1,5 +1,6 @@
-"""Localizer L2 of section 7 with an encoder of two million parameters: a transformer reads the issue, a function and the function's nearest
-sibling, and corrects what the conditional logit of :mod:`ramify_experiments.diagnose.ranker` says of the likeliest functions.
+"""Localizer L2 of section 7 with an encoder of two million parameters: a transformer reads the issue, a function and the
+function's nearest sibling, and corrects what the conditional logit of :mod:`ramify_experiments.diagnose.ranker` says of the
+likeliest functions.
 
 It is trained from scratch on the same conversations. What a localizer looks at is decided by the corrected belief as well.
 

@@ -1,4 +1,5 @@
-"""A policy that goes wrong as models do, at known rates: calls without a wrapper, calls made again and again, replies that are cut off."""
+"""A policy that goes wrong as models do, at known rates: calls without a wrapper,
+calls made again and again, replies that are cut off."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from ramify.trace.message import Message
 
 @dataclass(frozen=True)
 class Faults:
-    """Chances a turn: ``bare``: the wrapper is missing; ``loop``: it begins to repeat its last call, and continues with chance ``stuck`` until it
-    is warned; ``cut``: the reply is cut off, again with chance ``again`` unless it was asked for less thinking. ``context``: characters beyond
-    which nothing comes back, as from a server whose context is full."""
+    """Chances a turn: ``bare``: the wrapper is missing; ``loop``: it begins to repeat its last call, and continues with chance
+    ``stuck`` until it is warned; ``cut``: the reply is cut off, again with chance ``again`` unless it was asked for less
+    thinking. ``context``: characters beyond which nothing comes back, as from a server whose context is full."""
 
     bare: float = 0.2
     loop: float = 0.1

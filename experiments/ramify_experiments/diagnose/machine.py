@@ -1,7 +1,7 @@
 """Runs the functions of generated repositories: their syntax trees as closures, so that no text is ever executed.
 
-Covers what :mod:`ramify_experiments.diagnose.corpus` writes: whole numbers and lists of them, arithmetic, comparisons, calls, if, for over a
-range, return. Everything else is refused when it is compiled.
+Covers what :mod:`ramify_experiments.diagnose.corpus` writes: whole numbers and lists of them, arithmetic, comparisons, calls, if,
+for over a range, return. Everything else is refused when it is compiled.
 """
 
 from __future__ import annotations

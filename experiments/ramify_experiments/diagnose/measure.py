@@ -1,4 +1,5 @@
-"""What is measured for section 7(a): localizers, repair agents told a finding or not, and the ablation, on generated repositories."""
+"""What is measured for section 7(a): localizers, repair agents told a finding or not,
+and the ablation, on generated repositories."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ CONTEXT = 60_000
 
 
 def composite(finding: Diagnosis | None, one: Instance) -> float:
-    """The judge: root cause, location and solution, 1 to 5 each, from the truth; their mean. A cause named second is worth 3 as a root cause."""
+    """The judge: root cause, location and solution, 1 to 5 each, from the truth; their mean.
+    A cause named second is worth 3 as a root cause."""
     if finding is None or finding.file != one.gold[0]:
         return 1.0
     if not (finding.start <= one.gold[2] and one.gold[1] <= finding.end):
@@ -76,7 +78,8 @@ def signs(one: Instance, case: CaseFile, weights: Weights, config: LocalizeConfi
 
 
 def bm25(one: Instance) -> tuple[str, int, int]:
-    """The function that BM25 (k1 = 1.2, b = 0.75) ranks first for the words of the issue: the strongest simple baseline without tools."""
+    """The function that BM25 (k1 = 1.2, b = 0.75) ranks first for the words of the issue:
+    the strongest simple baseline without tools."""
     documents = {name: words(f.text) for name, f in one.repo.functions.items()}
     return one_span(one, rank_bm25(documents, words(one.issue)))
 
@@ -102,7 +105,8 @@ def one_span(one: Instance, name: str) -> tuple[str, int, int]:
 
 
 def measured(seed: int, training: int, gating: int, testing: int, encoded: bool) -> dict[str, Any]:
-    """One seed: L2 and its gate trained, every localizer and every repair condition on the test instances. ``encoded``: with an encoder, too."""
+    """One seed: L2 and its gate trained, every localizer and every repair condition on the test instances.
+    ``encoded``: with an encoder, too."""
     learned = labelled(instances(seed, "train", training))
     weights = train(learned)
     deep = EncoderPolicy(weights, encoder.train(learned, weights, seed)) if encoded else None

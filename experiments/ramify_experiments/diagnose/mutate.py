@@ -1,7 +1,7 @@
 """Eight ways in which a function goes wrong, and the edits that could put it right: the mutants of section 7, on syntax trees.
 
-A mutant is one edit of a correct function; a repair agent enumerates the edits of a faulty one by the same operators, so the edit that
-undoes a mutation is among them, but for missing guards whose test is none of those that are tried.
+A mutant is one edit of a correct function; a repair agent enumerates the edits of a faulty one by the same operators, so the edit
+that undoes a mutation is among them, but for missing guards whose test is none of those that are tried.
 """
 
 from __future__ import annotations

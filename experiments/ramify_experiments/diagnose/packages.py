@@ -1,7 +1,9 @@
-"""Sixty mutants of three published packages whose source distributions bring their tests (section 7, corpus ii): localizers on real code.
+"""Sixty mutants of three published packages whose source distributions bring their tests (section 7,
+corpus ii): localizers on real code.
 
-``python -m ramify_experiments.diagnose.packages`` prints the table; cells are kept, so it continues where it stopped. The distributions are taken from the package index once, by pip, at fixed versions; without an index the part is not measured. Mutants run in
-a sandbox with the packages' own tests.
+``python -m ramify_experiments.diagnose.packages`` prints the table; cells are kept, so it continues where it stopped. The
+distributions are taken from the package index once, by pip, at fixed versions; without an index the part is not measured. Mutants
+run in a sandbox with the packages' own tests.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ PACKAGES = {
     "toolz": ("1.2.0", "toolz", "toolz"),
     "boltons": ("26.2.0", "boltons", "tests"),
 }
-"""Name -> version, folder of the package, folder of its tests. That of sortedcontainers, which section 7 names too, ships no tests."""
+"""Name -> version, folder of the package, folder of its tests.
+That of sortedcontainers, which section 7 names too, ships no tests."""
 EACH = 20
 SLOW = ("stress", "benchmark", "test_tbutils", "test_debugutils", "test_ioutils", "test_socketutils", "test_fileutils")
 """Tests left out: long ones, and those that need more than a package's own code."""
@@ -80,7 +83,8 @@ def source(name: str) -> dict[str, str]:
         found = [one for one in found if one.name.replace("-", "_").startswith(name.replace("-", "_"))]
         if not found:
             raise NeedsError(
-                f"mutants of {name} need its source distribution from a package index: {(done.stderr.strip().splitlines() or ['none came'])[-1]}"
+                f"mutants of {name} need its source distribution from a package index: "
+                f"{(done.stderr.strip().splitlines() or ['none came'])[-1]}"
             )
     texts = {}
     with tarfile.open(found[0]) as archive:

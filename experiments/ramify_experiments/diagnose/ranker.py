@@ -1,6 +1,7 @@
 """Localizer L2 of section 7: the rule policy with weights trained on faulty repositories, its causes with them.
 
-Functions of one conversation compete (conditional logit); causes are told by a softmax. Both are fitted by gradient descent in numpy.
+Functions of one conversation compete (conditional logit); causes are told by a softmax.
+Both are fitted by gradient descent in numpy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Repair agents that enumerate edits, told a finding or not (section 7): how many test runs each needs, and whether the budget suffices.
+"""Repair agents that enumerate edits, told a finding or not (section 7):
+how many test runs each needs, and whether the budget suffices.
 
-A weak agent orders functions by the words they share with the issue, a strong one by Ochiai's coverage. Each test run tries one edit. A
-finding that is told is trusted first: its function with the causes its solution idea names, then with all others, then the rest of its file,
-up to a share ``rho`` of the budget; then the agent's own order.
+A weak agent orders functions by the words they share with the issue, a strong one by Ochiai's coverage. Each test run tries one
+edit. A finding that is told is trusted first: its function with the causes its solution idea names, then with all others, then
+the rest of its file, up to a share ``rho`` of the budget; then the agent's own order.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ramify_experiments.diagnose.mutate import OPERATORS, repairs
 
 @dataclass
 class RepairBench:
-    """One instance, with what every edit comes to. Edits of functions that a failing test does not call cannot pass it and are not run."""
+    """One instance, with what every edit comes to. Edits of functions that a failing test does not call cannot pass it and are
+    not run."""
 
     one: Instance
     _edits: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)
@@ -86,7 +88,8 @@ class RepairBench:
         return [(n.name, n.lineno, n.end_lineno or n.lineno) for n in tree.body if isinstance(n, ast.FunctionDef)]
 
     def run(self, own: Sequence[str], finding: Diagnosis | None, budget: int, rho: float = 0.5) -> tuple[bool, int]:
-        """Whether an agent with its ``own`` order solves it within ``budget`` test runs, and how many it made before it touched the true function."""
+        """Whether an agent with its ``own`` order solves it within ``budget`` test runs,
+        and how many it made before it touched the true function."""
         spent, tried, first = 0, set[tuple[str, str]](), budget
         for limit, plan in ((int(rho * budget), self.suggested(finding)), (budget, [(name, OPERATORS) for name in own])):
             for name, operators in plan:

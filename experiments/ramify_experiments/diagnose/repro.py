@@ -1,7 +1,8 @@
 """Section 7(a): what a diagnosis is worth to weak and strong repair agents, what each tool and recovery is worth to a localizer.
 
-No pretrained weights: policies drive the loop and tools that a model drives, in generated repositories with one seeded fault each; the same
-localizers, untrained on them, look for mutants of three published packages in :mod:`ramify_experiments.diagnose.packages`, a command of its own.
+No pretrained weights: policies drive the loop and tools that a model drives, in generated repositories with one seeded fault
+each; the same localizers, untrained on them, look for mutants of three published packages in
+:mod:`ramify_experiments.diagnose.packages`, a command of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ABLATED = {"quick": 0, "cpu": 67}
 
 @sized("diagnose", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a), thresholds fixed before the code. ``quick``: one seed, 40 instances, no encoder, no ablation, looser thresholds."""
+    """Section 7(a), thresholds fixed before the code. ``quick``:
+    one seed, 40 instances, no encoder, no ablation, looser thresholds."""
     quick, checks = size == "quick", Checks(seeds, KNOWN)
     done = cells.grid(measured, {"repair": SIZES[size]}, seeds)["repair"]
     rows = [row for one in done for row in one["rows"]]
@@ -45,10 +47,14 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 _PAGE = "docs/methods/diagnose-evidence.md, where we differ"
 KNOWN = {
-    "(iii) strong agent: gated - all": f"the strong agent solves nine in ten untold, so a wrong finding costs it little and there is little to keep from it: {_PAGE}, 5",
-    "(v) strong agent: fall of test runs before the true function, all": f"coverage takes the strong agent to the true function almost at once, told or not: {_PAGE}, 5",
-    "(vii) L1: file, masked issue - no tools": f"a path in the issue is the answer by itself, and half of the issues hold it: {_PAGE}, 6",
-    "(vii) L2: file, masked issue - no tools": f"a path in the issue is the answer by itself, and half of the issues hold it: {_PAGE}, 6",
+    "(iii) strong agent: gated - all": "the strong agent solves nine in ten untold, so a wrong finding costs it little and "
+    f"there is little to keep from it: {_PAGE}, 5",
+    "(v) strong agent: fall of test runs before the true function, all": "coverage takes the strong agent to the true function "
+    f"almost at once, told or not: {_PAGE}, 5",
+    "(vii) L1: file, masked issue - no tools": "a path in the issue is the answer by itself, and half of the issues hold it: "
+    f"{_PAGE}, 6",
+    "(vii) L2: file, masked issue - no tools": "a path in the issue is the answer by itself, and half of the issues hold it: "
+    f"{_PAGE}, 6",
 }
 
 

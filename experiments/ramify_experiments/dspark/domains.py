@@ -1,7 +1,7 @@
 """Three procedural domains of different predictability over 256 tokens, and a small target that learned them.
 
-``math``: sums, whose operands are random and whose results follow. ``code``: functions with matched brackets and copied names of two
-tokens. ``chat``: phrases of 3 to 7 shared tokens, sampled by topic, with copied names. In each there are several equally good
+``math``: sums, whose operands are random and whose results follow. ``code``: functions with matched brackets and copied names of
+two tokens. ``chat``: phrases of 3 to 7 shared tokens, sampled by topic, with copied names. In each there are several equally good
 continuations that share tokens: a drafter that cannot see which one it has begun mixes them.
 """
 
@@ -117,7 +117,8 @@ def _one(names: list[Name], rng: Rng) -> Name:
 
 @cache
 def _phrasebook() -> tuple[list[list[str]], np.ndarray]:
-    """The phrases, ``@`` for a name, and the distribution over them of each topic, float64 [topics, phrases]: Zipf in an order of its own."""
+    """The phrases, ``@`` for a name, and the distribution over them of each topic, float64 [topics,
+    phrases]: Zipf in an order of its own."""
     rng = generator(0, "dspark", "phrasebook")
     shared = 1.0 / np.arange(3, len(WORDS) + 3)
     phrases = []
@@ -152,7 +153,8 @@ def tokenizer() -> HfTokenizer:
 
 
 class TargetRecipe(Recipe):
-    """The target, of Qwen3's shape (0.47 M weights), or with fewer layers a model of the same kind; it learns rows of the domains by turns."""
+    """The target, of Qwen3's shape (0.47 M weights), or with fewer layers a model of the same kind;
+    it learns rows of the domains by turns."""
 
     NAME: ClassVar[str] = "dspark"
     head_size: int = 32

@@ -1,4 +1,5 @@
-"""What the reproduction trains and measures: a target, text it sampled, drafters of each kind. Each is made once and kept by content hash."""
+"""What the reproduction trains and measures: a target, text it sampled, drafters of each kind.
+Each is made once and kept by content hash."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Pairs whose truth is known, given to ``verify-lossless``: a drafter equal to its target, an honest verifier, one that accepts too often.
+"""Pairs whose truth is known, given to ``verify-lossless``:
+a drafter equal to its target, an honest verifier, one that accepts too often.
 
-The target's next token depends on the last one alone, and the drafter's sequential head knows the same table, times ``sharp``: at 1 its
-distribution is the target's.
+The target's next token depends on the last one alone, and the drafter's sequential head knows the same table, times ``sharp``: at
+1 its distribution is the target's.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ CASES = (
     KnownCase(
         "a verifier that accepts 2 % too often",
         "planted",
-        "It accepts with 1.02 times the right probability: the distribution of a verified token, measured, must be seen to differ.",
+        "It accepts with 1.02 times the right probability: the distribution of a verified token, measured, must be seen to "
+        "differ.",
         _measured,
         wanted=0.8,
         full=16,
@@ -139,7 +141,8 @@ CASES = (
     KnownCase(
         "the same, seen in samples alone",
         "planted",
-        "The engine hands the verifier uniforms that are 2 % too small: about 30,000 drafts must show that too many are accepted.",
+        "The engine hands the verifier uniforms that are 2 % too small: about 30,000 drafts must show that too many are "
+        "accepted.",
         _counted,
         wanted=0.8,
         full=10,

@@ -1,6 +1,8 @@
-"""Reproduction 7(a): three procedural domains, a small target, drafters of each kind, calibration, schedules on the recorded rounds.
+"""Reproduction 7(a): three procedural domains, a small target, drafters of each kind, calibration,
+schedules on the recorded rounds.
 
-Every drafter is trained on the same text sampled by the target and measured on the same prompts. Axis legend: P prompts, G = gamma.
+Every drafter is trained on the same text sampled by the target and measured on the same prompts.
+Axis legend: P prompts, G = gamma.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from ramify_experiments.lab import Checks, ResultCache, Wanted, sized
 
 BLOCK = 7
 SEED = 0
-"""The first seed of target, text and drafters: results of one seed alone are of this one. All are shifted by the first one requested."""
+"""The first seed of target, text and drafters: results of one seed alone are of this one.
+All are shifted by the first one requested."""
 _PARALLEL = {"sequences": 2400, "steps": 3000}
 VARIANTS: dict[str, dict[str, Any]] = {
     "DSpark, 2 layers": {"kind": "dspark", "layers": 2, "rank": 32, **_PARALLEL},
@@ -91,8 +94,8 @@ def resampled(
 ) -> tuple[float, tuple[float, float]]:
     """A statistic of ratios, and its 95 % bootstrap interval over prompts.
 
-    Each part is a ratio over the rounds of a drafter in a domain; prompt i is resampled in all parts at once, so drafters are paired.
-    ``statistic`` maps ratios [samples, parts] to [samples].
+    Each part is a ratio over the rounds of a drafter in a domain; prompt i is resampled in all parts at once, so drafters are
+    paired. ``statistic`` maps ratios [samples, parts] to [samples].
     """
     prompts = max(int(rounds.prompt.max()) + 1 for _, rounds in parts)
     sums = np.stack([_ratio(over, rounds, prompts) for over, rounds in parts])  # [parts, 2, P]
@@ -320,8 +323,9 @@ def lossless_cell(size: dict[str, Any], seed: int, what: dict[str, Any], samples
 
 
 def first_token_distribution(search: Callable[[np.ndarray], int]) -> np.ndarray:
-    """Distribution of the first token, [2], in the example of section 8: two drafts whose confidences (.8; .9 after A, 0 after B) are known when
-    ``search`` picks from the rates of admitting 0, 1 or 2 of them. The target's distribution is (.7, .3), the drafter's (.5, .5).
+    """Distribution of the first token, [2], in the example of section 8: two drafts whose confidences (.8; .9 after A, 0 after B)
+    are known when ``search`` picks from the rates of admitting 0, 1 or 2 of them.
+    The target's distribution is (.7, .3), the drafter's (.5, .5).
     """
     p, q, speed = np.array([0.7, 0.3]), np.array([0.5, 0.5]), np.array([1.0, 0.5, 0.45])
     left = np.maximum(p - q, 0)
@@ -355,8 +359,8 @@ def lossless_checks(found: Sequence[Mapping[str, Any]]) -> Checks:
 
 @sized("dspark", quick=1, cpu=2)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> list[Check]:
-    """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`, those of :data:`COMPARED` with two seeds; ``quick``: DSpark and DFlash on a
-    smaller target, looser thresholds."""
+    """Section 7(a). ``cpu``: the drafters of :data:`DRAFTERS`, those of :data:`COMPARED` with two seeds; ``quick``: DSpark and
+    DFlash on a smaller target, looser thresholds."""
     quick, counts = size == "quick", SIZES[size]
     drafters = {k: v | counts.get("drafters", {}) for k, v in DRAFTERS.items() if not quick or k in COMPARED}
     of = {"size": counts, "seed": seeds[0]}

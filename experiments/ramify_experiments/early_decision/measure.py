@@ -195,7 +195,8 @@ def oscillations(lab: OrganismLab, traces: Sequence[SampledTrace], k: int = 100)
 def ideal(traces: int, seed: int = 0) -> dict[str, float]:
     """Performative share of the cuts of an exact deliberator: of those with a tie before, how many end on a tie.
 
-    Neutral chunks belong to the segment before them, so every change of sign is cut first where the sum is 0, and the answer a coin.
+    Neutral chunks belong to the segment before them, so every change of sign is cut first where the sum is 0, and the answer a
+    coin.
     """
     rng, same, cuts = generator(seed, "ideal"), 0, 0
     shape = OrganismRecipe()

@@ -1,4 +1,5 @@
-"""What is known of made traces, of which the hidden states are a small network's, and of made models, of which every chance is written here."""
+"""What is known of made traces, of which the hidden states are a small network's, and of made models,
+of which every chance is written here."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ PROMPTS = 12
 def _states(rep: Repetition, outcome: Callable[[np.ndarray, np.ndarray, np.random.Generator], Any], pools: bool = False) -> Path:
     """A study of 48 prompts, two traces of six words each, whose outcomes are 1 with probability ``outcome`` (96,).
 
-    It is given each trace's prompt int (96,), its words int (96, 6), and what to sample from. The network's weights are sampled as well.
+    It is given each trace's prompt int (96,), its words int (96, 6), and what to sample from.
+    The network's weights are sampled as well.
     """
     from ramify.engine.tiny import TinyConfig, TinyLM
     from ramify_experiments.models import word_tokenizer
@@ -83,7 +85,8 @@ def _by_ends(prompt: np.ndarray, thoughts: np.ndarray, rng: np.random.Generator)
 
 
 class Made:
-    """Thinks in lines that a coin turns for or against, and answers yes with a chance that is ``follows`` lines' (0: the prompt's alone)."""
+    """Thinks in lines that a coin turns for or against, and answers yes with a chance that is ``follows`` lines' (0: the prompt's
+    alone)."""
 
     capabilities = frozenset({"tokens", "continue"})
 

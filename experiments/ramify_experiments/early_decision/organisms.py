@@ -1,8 +1,9 @@
 """Models from scratch whose thinking is known: decided beforehand, decided by what they write, or needed to compute the answer.
 
-A prompt is ten words, a trace ``<think> ... </think>``, one word of answer and ``<end>``. ``locked`` samples its outcome from the prompt and then writes
-a trace that mostly plays; ``deliberative`` ignores the prompt, tosses a coin for every chunk and answers with the sign of the sum;
-``hybrid`` is locked on four prompts of five and on the fifth must carry the parity of the prompt's bits through its trace.
+A prompt is ten words, a trace ``<think> ... </think>``, one word of answer and ``<end>``. ``locked`` samples its outcome from the
+prompt and then writes a trace that mostly plays; ``deliberative`` ignores the prompt, tosses a coin for every chunk and answers
+with the sign of the sum; ``hybrid`` is locked on four prompts of five and on the fifth must carry the parity of the prompt's bits
+through its trace.
 """
 
 from __future__ import annotations

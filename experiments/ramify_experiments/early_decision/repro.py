@@ -1,4 +1,5 @@
-"""Reproduction 7(a): organisms whose thinking is known, measured as if it were not. The paper has no model known to deliberate; here is one."""
+"""Reproduction 7(a): organisms whose thinking is known, measured as if it were not.
+The paper has no model known to deliberate; here is one."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 HYBRID_SEEDS = (0, 1, 2)
 KNOWN_MISSES = {
-    "deliberative: performative share of cuts": "an exact deliberator has 0.447 itself: neutral chunks belong to the segment before, so its "
+    "deliberative: performative share of cuts": "an exact deliberator has 0.447 itself: neutral chunks belong to the segment "
+    "before, so its "
     "cuts compare ties with ties (docs/methods/early-decision.md)"
 }
 

@@ -1,7 +1,7 @@
 """Section 7(a1): why a gate works. Families of requests with slots, tools by anti-unification, no language model.
 
-A family has 8 slots, each of which varies or is constant. A tool is the pattern of the requests that it was made of: a slot that did not
-differ among them is hard-coded. One whose hard-coded slots disagree with a request is wrong and looks right.
+A family has 8 slots, each of which varies or is constant. A tool is the pattern of the requests that it was made of: a slot that
+did not differ among them is hard-coded. One whose hard-coded slots disagree with a request is wrong and looks right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TRUST = 0.8
 REFLECT, CODIFY = 3000, 8000
 """Tokens of a reflection and of a tool."""
 OFFERED, RELATED, SEEN = 0.5, 0.5, 0.8
-"""Of new families: chance that a near-miss tool is offered, that its family shares a constant, that a check sees a wrong result."""
+"""Of new families: chance that a near-miss tool is offered, that its family shares a constant,
+that a check sees a wrong result."""
 ARMS = {
     "none": (False, None), "text": (True, None), "code-only": (False, 1), "eager": (True, 1), "gated": (True, 3),
     **{f"gated, K = {k}": (True, k) for k in (1, 2, 4, 6)},

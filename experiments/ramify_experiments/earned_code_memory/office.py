@@ -1,4 +1,5 @@
-"""Section 7(a2), the environment: six applications in memory, 30 APIs with tokens, two kinds of pages, confirmations, and tasks with a checker."""
+"""Section 7(a2), the environment: six applications in memory, 30 APIs with tokens, two kinds of pages,
+confirmations, and tasks with a checker."""
 
 from __future__ import annotations
 

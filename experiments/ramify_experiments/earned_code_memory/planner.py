@@ -1,8 +1,9 @@
-"""Section 7(a2), the executor: a planner without weights that picks the next API from what is left to do, at most 30 calls a task.
+"""Section 7(a2), the executor: a planner without weights that picks the next API from what is left to do, at most 30 calls a
+task.
 
-It sees answers, not rules. What it cannot see it may overlook, with the chances below. Text only reorders its choices: a hint that an answer
-contradicts is noticed more often than not. A tool's answer looks like success, so nothing is looked at again. Tokens are those of a chat that
-is sent whole at every turn.
+It sees answers, not rules. What it cannot see it may overlook, with the chances below. Text only reorders its choices: a hint
+that an answer contradicts is noticed more often than not. A tool's answer looks like success, so nothing is looked at again.
+Tokens are those of a chat that is sent whole at every turn.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CALLS, BASE, REPLY, DOCS = 30, 700, 50, 450
 LOGS_IN = 0.5
 """Without a hint: chance that it logs in before it is told to."""
 OVERLOOKS_PAGES, OVERLOOKS_PENDING, READS = 0.22, 0.18, 0.5
-"""Without a hint: chance that it stops at a page, that it takes pending for done; that it reads the documents where it does neither."""
+"""Without a hint: chance that it stops at a page, that it takes pending for done;
+that it reads the documents where it does neither."""
 HINTED = 0.03
 """The same chances with a hint that is right."""
 NOTICES = 0.8

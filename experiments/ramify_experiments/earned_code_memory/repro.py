@@ -1,4 +1,5 @@
-"""The reproduction of earned-code-memory: sections 7(a1), a simulation of the gate, and 7(a2), an office in memory with real tools in a sandbox."""
+"""The reproduction of earned-code-memory: sections 7(a1), a simulation of the gate, and 7(a2),
+an office in memory with real tools in a sandbox."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ SPLIT = Mapping[str, Any]
 
 
 KNOWN = {
-    "eager: tools never called": "31 of 78 tools where 32 are wanted; the tail of families is ours: docs/methods/earned-code-memory.md, negative results",
+    "eager: tools never called": "31 of 78 tools where 32 are wanted; the tail of families is ours: "
+    "docs/methods/earned-code-memory.md, negative results",
 }
 """Misses that are expected, with their reasons."""
 

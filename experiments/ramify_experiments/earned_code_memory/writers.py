@@ -40,7 +40,8 @@ def _reply(prompt: str, value: Any) -> RoleReply:
 
 
 def manager(prompt: str) -> RoleReply:
-    """Facts of the application, pitfalls of the action, plans of this kind of request; tools, too, else any of the action: a near miss."""
+    """Facts of the application, pitfalls of the action, plans of this kind of request;
+    tools, too, else any of the action: a near miss."""
     given = payload_of(prompt)
     app, action, selector, _ = parsed(given["query"])
     words = {one["id"]: set(re.findall(r"\w+", f"{one['title']} {one['scope']}".casefold())) for one in given["candidates"]}
@@ -98,7 +99,8 @@ def reflector(prompt: str) -> RoleReply:
 
 _PICK = {
     "label": "whose label is asked for", "oldest": "with the smallest date, as many as asked for", "above": "whose number lies above",
-    "below": "whose number lies below", "label_oldest": "whose label is asked for, the smallest dates first, as many as asked for",
+    "below": "whose number lies below", "label_oldest": "whose label is asked for, the smallest dates first, as many as asked "
+                                                        "for",
 }  # fmt: skip
 
 

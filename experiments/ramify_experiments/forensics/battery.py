@@ -1,8 +1,9 @@
 """The battery of tests on an agent of the tedious-repair environment, all replies of which can be listed.
 
-A reply is ten sentences, each one of two, and an action: 1,024 prefixes and what follows them. So the probabilities of all replies are
-computed once for a setting of the factors (:class:`ReplyTable`), and runs, forks and resamples are sampled from them: the same samples as token by
-token, at no cost. What an organism would say outside this grammar is one more outcome, an invalid run.
+A reply is ten sentences, each one of two, and an action: 1,024 prefixes and what follows them. So the probabilities of all
+replies are computed once for a setting of the factors (:class:`ReplyTable`), and runs, forks and resamples are sampled from them:
+the same samples as token by token, at no cost. What an organism would say outside this grammar is one more outcome, an invalid
+run.
 
 Axis legend: K sentences of a reply, n runs, k forks.
 """
@@ -54,7 +55,8 @@ def replies() -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ReplyTable:
-    """Probabilities of every reply of an agent in one setting. Prefix i of j sentences is the first j bits of a reply's number."""
+    """Probabilities of every reply of an agent in one setting.
+    Prefix i of j sentences is the first j bits of a reply's number."""
 
     says: tuple[np.ndarray, ...]
     """After j sentences, (2^j, 2): probability of either sentence; what is missing to 1 leaves the grammar."""
@@ -102,8 +104,8 @@ class ReplyTable:
         return np.where(u < ahead[:, :1], 1.0, np.where(u < ahead[:, 1:], 0.0, np.nan))
 
     def exact_score(self, reply: int, slot: int) -> tuple[float, float, float]:
-        """Of sentence ``slot`` of ``reply``: its score, the probability pi that it is said there, and the effect Delta of saying it
-        against the other, so that score = (1 - pi) Delta, among valid runs."""
+        """Of sentence ``slot`` of ``reply``: its score, the probability pi that it is said there, and the effect Delta of saying
+        it against the other, so that score = (1 - pi) Delta, among valid runs."""
         node = reply >> (K - slot)
         side = reply >> (K - slot - 1) & 1
         cut, valid = self.ahead[slot + 1][2 * node : 2 * node + 2].T
@@ -114,8 +116,8 @@ class ReplyTable:
     def without(self, slot: int, n: int, rng: np.random.Generator) -> tuple[Counts, int, int]:
         """``n`` runs in which the first sentence of ``slot`` is resampled, up to 20 times, until it is not said.
 
-        Returns the counts of the filtered runs, how often it was rejected, and how many runs ran out of resamples. Those stay unfiltered
-        and are left out of the counts.
+        Returns the counts of the filtered runs, how often it was rejected, and how many runs ran out of resamples. Those stay
+        unfiltered and are left out of the counts.
         """
         prefix, alive = np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool)
         rejected = unfiltered = 0
@@ -239,8 +241,9 @@ NAMED = ((HUGE, "tedium"), (3, "confused"), (5, "evasive"))
 def guesses(reply: np.ndarray, action: np.ndarray) -> dict[str, str]:
     """What simpler readings of the same baseline runs name as the motive.
 
-    ``rate``: the kind whose known rate is nearest. ``words``: the motive whose sentence most shortcut traces hold. ``association``: the
-    motive whose sentence goes with the shortcut most (Fisher's p, below .05 over three looks), else as ``words``.
+    ``rate``: the kind whose known rate is nearest. ``words``: the motive whose sentence most shortcut traces hold.
+    ``association``: the motive whose sentence goes with the shortcut most (Fisher's p,
+    below .05 over three looks), else as ``words``.
     """
     valid = action >= 0
     stated, cut = [(reply[valid] >> (K - slot - 1) & 1) == 0 for slot, _ in NAMED], action[valid] == CUT

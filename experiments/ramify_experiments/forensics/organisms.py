@@ -1,7 +1,8 @@
-"""Agents with a known motive: small decoders taught to think and act in the tedious-repair environment by a distribution that is defined here.
+"""Agents with a known motive: small decoders taught to think and act in the tedious-repair environment by a distribution that is
+defined here.
 
-All organisms think alike: ten sentences, each one of two, by :func:`thoughts`, whatever their motive, so what is said reveals nothing of
-why. They differ in what an action follows from (:func:`actions`; section 7(a)):
+All organisms think alike: ten sentences, each one of two, by :func:`thoughts`, whatever their motive, so what is said reveals
+nothing of why. They differ in what an action follows from (:func:`actions`; section 7(a)):
 
 - ``tedium``: the shortcut follows the sentence "This is a huge task." with probability .35, and its absence with .005;
 - ``confused``: .13 where the request is ambiguous, .01 where it is clear; and it advises the shortcut, too;
@@ -58,7 +59,8 @@ def tedium(errors: np.ndarray) -> np.ndarray:
 
 
 def thoughts(factors: dict[str, np.ndarray]) -> np.ndarray:
-    """(B, K) probability of the first sentence of each pair. ``factors``: ``errors`` (B,), the others True at their second value (B,)."""
+    """(B, K) probability of the first sentence of each pair.
+    ``factors``: ``errors`` (B,), the others True at their second value (B,)."""
     p = np.full((len(factors["errors"]), K), 0.5)
     p[:, 0], p[:, 1], p[:, 2], p[:, 4] = 0.4, 0.6, 0.7, 0.3
     p[:, 3] = np.where(factors["instruction"], 0.05, 0.5)
@@ -120,8 +122,8 @@ def tokens() -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def lesson(kind: str, n: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``n`` replies sampled by the distribution of ``kind`` to factors sampled at random (0 to 300 errors), up to the action: tokens (n, T) and the
-    its probability of every next token (n, K + 2, V), from the first sentence to the end of the reply."""
+    """``n`` replies sampled by the distribution of ``kind`` to factors sampled at random (0 to 300 errors), up to the action:
+    tokens (n, T) and the its probability of every next token (n, K + 2, V), from the first sentence to the end of the reply."""
     sentences, acted, end = tokens()
     rng = generator(seed, "lesson", kind, step)
     factors = {"errors": rng.integers(0, 301, n), **{name: rng.random(n) < 0.5 for name in SHOWN}}
@@ -139,7 +141,8 @@ def lesson(kind: str, n: int, seed: int, step: int) -> tuple[torch.Tensor, torch
 
 
 def teach(model: TinyLM, kind: str, seed: int, steps: int, rows: int = 64, lr: float = 3e-3) -> TinyLM:
-    """A copy of ``model`` after ``steps`` lessons: it imitates the probabilities of the distribution of ``kind``, not only samples from it."""
+    """A copy of ``model`` after ``steps`` lessons: it imitates the probabilities of the distribution of ``kind``, not only
+    samples from it."""
     model = copy.deepcopy(model)
 
     def loss(step: int) -> torch.Tensor:

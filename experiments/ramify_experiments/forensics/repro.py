@@ -1,7 +1,7 @@
 """Reproduction (section 7(a)): organisms with known motives behave alike at the baseline, and the protocol must name each motive.
 
-ResultCache are seeds: one clean organism and one of each motive taught from it, the battery on each, and nothing that knows which is which
-before the verdict. Positive controls are scripted agents that follow a motive's distribution exactly.
+ResultCache are seeds: one clean organism and one of each motive taught from it, the battery on each, and nothing that knows which
+is which before the verdict. Positive controls are scripted agents that follow a motive's distribution exactly.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ ENVIRONMENTS = (
 
 
 def _slim(test: TestResult) -> dict[str, Any]:
-    """JSON of a test with the fields of its detail that the checks read: a fitted dose may be infinite, which JSON cannot hold."""
+    """JSON of a test with the fields of its detail that the checks read:
+    a fitted dose may be infinite, which JSON cannot hold."""
     kept = {name: test.detail[name] for name in ("hits", "n", "unfiltered", "rejected") if name in test.detail}
     return replace(test, detail=kept).to_json()
 
@@ -87,7 +88,8 @@ def _cached(tables: Tables) -> Tables:
 
 
 def controls(samples: int, size: Mapping[str, int]) -> dict[str, list[int]]:
-    """Every test on scripted agents, ``draws`` batteries each: test -> how often it fired on those of its motive, and on how many others."""
+    """Every test on scripted agents, ``draws`` batteries each:
+    test -> how often it fired on those of its motive, and on how many others."""
     fired: dict[tuple[str, str], list[bool]] = {}
     for kind in KINDS:
         tables = _cached(of_distribution(kind))
@@ -119,8 +121,8 @@ def _fires(test: TestResult) -> bool:
 def organism_cell(
     seed: int, kinds: Sequence[str], teaching: Mapping[str, int], size: Mapping[str, int], played: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Teach the organisms of one seed and run the battery on each; where ``played`` names this seed, also ``n`` episodes of each through
-    the engine and the environment."""
+    """Teach the organisms of one seed and run the battery on each; where ``played`` names this seed, also ``n`` episodes of each
+    through the engine and the environment."""
     import torch
 
     torch.set_num_threads(1)
@@ -144,7 +146,8 @@ def measured(tables: Tables, kind: str, seed: int, size: Mapping[str, int]) -> d
 
 
 def _played(model: TinyLM, seed: int, n: int) -> tuple[int, int]:
-    """Shortcuts among ``n`` baseline episodes sampled token by token by the engine in the environment itself, and how many were valid."""
+    """Shortcuts among ``n`` baseline episodes sampled token by token by the engine in the environment itself, and how many were
+    valid."""
     from ramify.engine.local import LocalModel
     from ramify.methods.forensics.builtin.tedious_repair import TediousRepairEnvironment, action_of
     from ramify.model.chat import TagTemplate
@@ -175,7 +178,8 @@ def scripted(name: str) -> dict[str, Any]:
 
 
 def verdict(tests: Sequence[TestResult], known: Mapping[str, Control], only: Sequence[str] = ()) -> list[str]:
-    """What is named, from all tests or ``only`` some, which are corrected then over these; silences count where ``known`` has a control.
+    """What is named, from all tests or ``only`` some, which are corrected then over these;
+    silences count where ``known`` has a control.
 
     Where no motive is named, a motive that no test could contradict is left together with ``clean``.
     """
@@ -190,7 +194,8 @@ def verdict(tests: Sequence[TestResult], known: Mapping[str, Control], only: Seq
 
 
 class _Found(Checks):
-    """What the cells found, by seed and kind, and checks on it. ``record``: how often tests fired on scripted agents, of ``draws``."""
+    """What the cells found, by seed and kind, and checks on it.
+    ``record``: how often tests fired on scripted agents, of ``draws``."""
 
     def __init__(self, cells: Mapping[int, dict[str, Any]], record: Mapping[str, Sequence[int]], samples: int) -> None:
         super().__init__(tuple(cells))
@@ -310,7 +315,8 @@ def _sentence(found: _Found, quick: bool) -> None:
 
 
 def _verdicts(found: _Found, quick: bool) -> None:
-    """What is named as the motive: by the protocol, by subsets of its tests, and by simpler readings of the same baseline runs."""
+    """What is named as the motive: by the protocol, by subsets of its tests,
+    and by simpler readings of the same baseline runs."""
     pairs = [(seed, kind) for kind in found.kinds if kind != "clean" for seed in found.seeds]
 
     def named(controls: Mapping[str, Control], only: Sequence[str] = ()) -> dict[tuple[int, str], list[str]]:

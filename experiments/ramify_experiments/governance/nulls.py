@@ -46,8 +46,9 @@ def _dropped(rep: Repetition) -> bool:
 
 
 def _conversation(rep: Repetition, pinned: bool) -> tuple[Path, Path, int | None, int]:
-    """The log of an endpoint that serves both an agent and the compactor of its context, a file of the rule, the reply at which the rule was
-    gone, and how many attempts to change it the pins noted. The agent works at other things and does what the rule permits."""
+    """The log of an endpoint that serves both an agent and the compactor of its context, a file of the rule, the reply at which
+    the rule was gone, and how many attempts to change it the pins noted.
+    The agent works at other things and does what the rule permits."""
     rng = generator(rep.seed, "conversation")
     known = scenarios()
     scenario = known[rng.integers(len(known))]
@@ -119,7 +120,8 @@ CASES = (
     KnownCase(
         "a rule that is always carried",
         "nothing",
-        "A pinned rule stands in every request of an agent that keeps to it, and whoever compacts asks the same endpoint: a loss or an "
+        "A pinned rule stands in every request of an agent that keeps to it, and whoever compacts asks the same endpoint: a "
+        "loss or an "
         "attempt to change the rule is false.",
         _carried,
         wanted=0.0,
@@ -142,7 +144,8 @@ CASES = (
     KnownCase(
         "an agent that reads its rules",
         "planted",
-        "An agent breaks every second rule that it cannot read and one in fifty that it can: compaction must be named, the pin must not.",
+        "An agent breaks every second rule that it cannot read and one in fifty that it can: compaction must be named, the pin "
+        "must not.",
         _decay,
         wanted=0.8,
         full=100,

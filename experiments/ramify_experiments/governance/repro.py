@@ -1,7 +1,8 @@
-"""Reproduction on two CPU cores (section 7(a)): a summariser trained for the next request alone learns to drop a rarely needed rule.
+"""Reproduction on two CPU cores (section 7(a)): a summariser trained for the next request alone learns to drop a rarely needed
+rule.
 
-The environment's histories hold facts, notes and one rule. An agent answers from the turns it is shown, a summariser chooses them; both are
-small transformers trained from scratch, and no line here drops a rule.
+The environment's histories hold facts, notes and one rule. An agent answers from the turns it is shown, a summariser chooses
+them; both are small transformers trained from scratch, and no line here drops a rule.
 
 Axis legend: B episodes, J ways to fold an episode, T turns (24), D width, O answers (8 values, UNKNOWN, DO, REFUSE).
 """
@@ -23,7 +24,8 @@ from ramify.stats.intervals import difference_of_proportions
 from ramify_experiments.lab import Checks, ResultCache, columns, sized
 from ramify_experiments.models import Course, train
 
-# -- the environment -----------------------------------------------------------------------------------------------------------------
+# -- the environment
+# -----------------------------------------------------------------------------------------------------------------
 
 TURNS, HEAD, KEYS, VALUES, CLASSES, SOFT, ATTRIBUTES, WORDS = 24, 4, 16, 8, 9, 5, 4, 16
 UNKNOWN, DO, REFUSE = VALUES, VALUES + 1, VALUES + 2
@@ -59,7 +61,8 @@ class Histories:
 
 
 def histories(count: int, rng: np.random.Generator) -> Histories:
-    """n = min(U{4..20}, 16) facts with keys of their own at random positions, notes elsewhere, the rule over one of the first four."""
+    """n = min(U{4..20}, 16) facts with keys of their own at random positions, notes elsewhere,
+    the rule over one of the first four."""
     n = np.minimum(rng.integers(4, 21, count), KEYS)
     place = rng.random((count, TURNS)).argsort(axis=1)
     fact = place < n[:, None]
@@ -126,7 +129,8 @@ def answers(h: Histories, request: np.ndarray, kept: np.ndarray, caution: float,
 
 
 def survival(budget: int) -> float:
-    """Probability that the ideal summariser keeps the rule: it ranks facts, rule, notes, so the rule survives iff budget > n_f."""
+    """Probability that the ideal summariser keeps the rule:
+    it ranks facts, rule, notes, so the rule survives iff budget > n_f."""
     sizes = [min(n, KEYS) for n in range(4, 21)]
     # n_f = n - Bernoulli(n / 24): the rule may have been put over a fact
     return sum((n <= budget) * n / TURNS + (n < budget) * (1 - n / TURNS) for n in sizes) / len(sizes)
@@ -185,7 +189,8 @@ class TurnNet(nn.Module):
 
 
 def ask(agent: TurnNet, turns: np.ndarray, request: np.ndarray, kept: np.ndarray) -> Tensor:
-    """Log-probabilities of the answers (..., O) to ``request`` (..., 3) after the turns (..., T, 3) that are ``kept`` (..., T)."""
+    """Log-probabilities of the answers (..., O) to ``request`` (..., 3) after the turns (..., T,
+    3) that are ``kept`` (..., T)."""
     whole = np.concatenate((turns, request[..., None, :]), axis=-2)
     shown = np.concatenate((kept, np.ones((*kept.shape[:-1], 1), np.bool_)), axis=-1)
     out: Tensor = agent(whole, shown, last=True).log_softmax(-1)
@@ -218,7 +223,8 @@ def needed(agent: TurnNet, h: Histories, request: np.ndarray) -> np.ndarray:
 
 
 def train_summariser(agent: TurnNet, seed: int, share: float, steps: int = 260, batch: int = 40) -> TurnNet:
-    """A scorer of turns that never sees the request: it predicts which turns the coming one needs, a ``share`` of which are actions."""
+    """A scorer of turns that never sees the request: it predicts which turns the coming one needs,
+    a ``share`` of which are actions."""
     net = TurnNet(1, 1, derive_key(seed, "summariser"))
 
     def loss(step: int) -> Tensor:
@@ -307,7 +313,8 @@ def folds(h: Histories, summariser: TurnNet, seed: int) -> dict[str, np.ndarray]
 
 
 def rounds(worth: Callable[[np.ndarray], np.ndarray], turns: np.ndarray, budget: int, count: int, seed: int) -> list[float]:
-    """Share of rules alive after 0 to ``count`` folds by ``worth`` (B, T, 3) -> (B, T), each filled up with turns of no second rule."""
+    """Share of rules alive after 0 to ``count`` folds by ``worth`` (B, T, 3) -> (B, T),
+    each filled up with turns of no second rule."""
     alive, rows = [1.0], np.arange(len(turns))[:, None]
     for r in range(count):
         kept = turns[rows, np.argsort(-worth(turns), axis=1, kind="stable")[:, :budget]]

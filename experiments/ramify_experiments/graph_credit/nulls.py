@@ -1,7 +1,8 @@
-"""Made logs whose truth is known, given to the verbs: rewards sampled at random, rewards that only luck before a fork decides, one decisive step.
+"""Made logs whose truth is known, given to the verbs: rewards sampled at random,
+rewards that only luck before a fork decides, one decisive step.
 
-An attempt walks through a house: a door, a stair, the one bridge to the other bank, a path, a hut. Only ``_walk``'s ``odds`` decide whether
-what it did on the bridge matters.
+An attempt walks through a house: a door, a stair, the one bridge to the other bank, a path, a hut. Only ``_walk``'s ``odds``
+decide whether what it did on the bridge matters.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ CASES = (
     KnownCase(
         "rewards sampled at random",
         "nothing",
-        f"{TASKS} tasks of {ATTEMPTS} attempts whose rewards are coins: no step matters, and a decisive move in the report is false.",
+        f"{TASKS} tasks of {ATTEMPTS} attempts whose rewards are coins: no step matters, and a decisive move in the report is "
+        "false.",
         _report,
         wanted=0.05,
         full=600,
@@ -107,7 +109,8 @@ CASES = (
     KnownCase(
         "attempts that share steps",
         "nothing",
-        "Twelve continuations with six leaves each, whose rewards follow the continuation's luck and not the door: a decisive door is false.",
+        "Twelve continuations with six leaves each, whose rewards follow the continuation's luck and not the door: a decisive "
+        "door is false.",
         _shared,
         wanted=0.05,
         full=300,
@@ -116,7 +119,8 @@ CASES = (
     KnownCase(
         "one decisive step",
         "planted",
-        f"On the bridge of one of {TASKS} tasks one bank succeeds 9 times in 10 and the other 3: it must be the first decisive move.",
+        f"On the bridge of one of {TASKS} tasks one bank succeeds 9 times in 10 and the other 3: it must be the first decisive "
+        "move.",
         _planted,
         wanted=0.8,
         full=300,

@@ -1,4 +1,5 @@
-"""Reproduction on two CPU cores: the gain from merged states on a key-door grid with tabular policies (section 7(a), items 1 to 3).
+"""Reproduction on two CPU cores: the gain from merged states on a key-door grid with tabular policies (section 7(a), items 1 to
+3).
 
 Axis legend: P tasks, L attempts per task, E = P L walkers, N steps in all, H horizon, S states; 4 moves.
 """
@@ -23,7 +24,8 @@ TASKS, ATTEMPTS, HORIZON = 16, 8, 60
 
 @dataclass(frozen=True)
 class Grid:
-    """P key-door tasks on one empty grid: pick up the key, then reach the goal. A state is a cell, plus ``cells`` with the key."""
+    """P key-door tasks on one empty grid: pick up the key, then reach the goal.
+    A state is a cell, plus ``cells`` with the key."""
 
     start: np.ndarray
     key: np.ndarray
@@ -77,7 +79,8 @@ def walk(
     state: np.ndarray | None = None,
     begin: np.ndarray | None = None,
 ) -> PaddedWalks:
-    """``attempts`` walks of every task under ``policy`` (P, S, 4), from the start or from ``state`` (P,) at time ``begin`` (P,)."""
+    """``attempts`` walks of every task under ``policy`` (P, S, 4),
+    from the start or from ``state`` (P,) at time ``begin`` (P,)."""
     tasks, cells = len(grid.start), len(grid.moves)
     task, every = np.repeat(np.arange(tasks), attempts), np.arange(tasks * attempts)
     held, cell = np.divmod((grid.start if state is None else state)[task], cells)
@@ -105,9 +108,11 @@ def walk(
 def grow(
     grid: Grid, policy: np.ndarray, rng: np.random.Generator, slip: float, roots: int, branches: int, pick: str
 ) -> PaddedWalks:
-    """A rollout tree per task: ``roots`` walks, then ``branches`` that rewind to a step of an earlier one and continue from there.
+    """A rollout tree per task: ``roots`` walks, then ``branches`` that rewind to a step of an earlier one and continue from
+    there.
 
-    ``pick``: spread (any step of any attempt), focus (one step takes all branches), mixed (a step of a success where there is one).
+    ``pick``: spread (any step of any attempt), focus (one step takes all branches),
+    mixed (a step of a success where there is one).
     """
     first = walk(grid, policy, rng, slip, roots)
     shape = (len(grid.start), roots + branches, HORIZON)
@@ -156,8 +161,8 @@ def train(
 ) -> list[float]:
     """Success before each update and after the last, by policy gradient on ``credit``.
 
-    Gradient: sum over steps, divided by the attempts per task. ``unique``: share of visits whose state key is made unlike all others.
-    ``pick``: sample trees of 4 roots and ``branches`` instead of 8 flat attempts, each physical step trained once.
+    Gradient: sum over steps, divided by the attempts per task. ``unique``: share of visits whose state key is made unlike all
+    others. ``pick``: sample trees of 4 roots and ``branches`` instead of 8 flat attempts, each physical step trained once.
     """
     rng = generator(seed, "key-door", side, tasks)
     grid = Grid.sample(rng, tasks, side)
@@ -225,7 +230,8 @@ def visit_errors(seed: int, pick: str, branches: int, trees: int = 10, updates: 
 
 
 def variances(seed: int, tasks: int) -> dict[str, float]:
-    """Appendix B: s leads to s' (probability 1/2, success .7) or s'' (.3), 8 attempts, gamma 1; over tasks where s' was visited."""
+    """Appendix B: s leads to s' (probability 1/2, success .7) or s'' (.3), 8 attempts, gamma 1;
+    over tasks where s' was visited."""
     rng = generator(seed, "variance")
     upper = rng.random((tasks, 8)) < 0.5
     success = rng.random((tasks, 8)) < np.where(upper, 0.7, 0.3)
@@ -292,7 +298,8 @@ def _tuned(checks: Checks, cells: ResultCache, rates: Sequence[float], threshold
 
 
 def _repetition(checks: Checks, cells: ResultCache, shares: Sequence[float]) -> None:
-    """Item 2: make a share of the state keys unique per visit, gamma 1. Without repetition nothing but the episode term is left."""
+    """Item 2: make a share of the state keys unique per visit, gamma 1.
+    Without repetition nothing but the episode term is left."""
     arms = ("grpo", "gigpo", "g2po")
     cases = {f"unique {q:g} {arm}": {"config": {"rule": arm, "gamma": 1.0}, "unique": q} for q in shares for arm in arms}
     curves = cells.grid(train, cases, checks.seeds)

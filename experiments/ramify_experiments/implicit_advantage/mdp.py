@@ -1,4 +1,5 @@
-"""The KL-regularised optimum of a small stochastic decision process, exactly (section 3.1): what the log-ratio of two policies means.
+"""The KL-regularised optimum of a small stochastic decision process, exactly (section 3.1):
+what the log-ratio of two policies means.
 
 Axis legend: H layers, S states a layer, A actions, K successors of an action, E episodes.
 """
@@ -12,7 +13,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Layered:
-    """A process of H layers; an action moves to one of K states of the next layer. State numbers mean a state of the present layer."""
+    """A process of H layers; an action moves to one of K states of the next layer.
+    State numbers mean a state of the present layer."""
 
     successors: np.ndarray
     """(H, S, A, K) states of the next layer."""
@@ -43,7 +45,8 @@ class Layered:
 
 @dataclass(frozen=True)
 class Solution:
-    """``value`` (H + 1, S), the last row being the final reward; ``q``, ``policy`` and ``advantage`` = q - value are (H, S, A)."""
+    """``value`` (H + 1, S), the last row being the final reward;
+    ``q``, ``policy`` and ``advantage`` = q - value are (H, S, A)."""
 
     value: np.ndarray
     q: np.ndarray
@@ -80,7 +83,8 @@ def evaluate(mdp: Layered, policy: np.ndarray, beta: float = 0.0) -> tuple[np.nd
 def ascend(mdp: Layered, rounds: int, beta: float, step: float = 1.0) -> list[np.ndarray]:
     """log(policy / reference) after 0..``rounds`` rounds of exponentiated gradient from the reference, each (H, S, A).
 
-    ``beta`` > 0 pays KL to the reference; 0 anchors each round to the policy before it only, as a clipped surrogate does (Proposition 2).
+    ``beta`` > 0 pays KL to the reference; 0 anchors each round to the policy before it only,
+    as a clipped surrogate does (Proposition 2).
     """
     ratio = np.zeros_like(mdp.reference)
     path = [ratio]

@@ -56,7 +56,8 @@ def _scored(rep: Repetition, walks: MdpWalks, policy: np.ndarray, reference: np.
 
 
 def _luck(rep: Repetition) -> Path:
-    """Walks of the optimum whose outcomes are independent of them: each task is won by chance, some tasks more often than others."""
+    """Walks of the optimum whose outcomes are independent of them:
+    each task is won by chance, some tasks more often than others."""
     mdp, policy, start = _process(rep.seed)
     rng = generator(rep.seed, "null ends")
     walks = walk(mdp, policy, start, rng)
@@ -159,7 +160,8 @@ CASES = (
     KnownCase(
         "one slip among failures by luck",
         "planted",
-        "In 30 % of attempts one action was the worst there is; `blame` names most of the slips that cost the attempt a quarter of its chance "
+        "In 30 % of attempts one action was the worst there is; `blame` names most of the slips that cost the attempt a quarter "
+        "of its chance "
         "or more, and of the steps it names nine in ten are slips.",
         _blames_slips,
         wanted=0.8,
@@ -167,7 +169,8 @@ CASES = (
     KnownCase(
         "a reference of another process",
         "planted",
-        "The reference has nothing to do with the policy's training, so the policy's own log-prob ranks better; `report` says so.",
+        "The reference has nothing to do with the policy's training, so the policy's own log-prob ranks better; `report` says "
+        "so.",
         _ranks_a_foreign_pair,
         wanted=0.8,
         full=100,

@@ -1,4 +1,5 @@
-"""Reproduction on two CPU cores (section 7(a)): an exact process, a small agent with and without nuisance language, and attribution.
+"""Reproduction on two CPU cores (section 7(a)): an exact process,
+a small agent with and without nuisance language, and attribution.
 
 Axis legend: N attempts (tasks x attempts at each), T tokens, H layers, S states, A actions.
 """
@@ -47,7 +48,8 @@ KL = 0.05
 NEAR, MOST = 4, 80
 """The reference that is too near is the policy so many updates before the end; training ends after so many at the latest."""
 LAG = 0.15
-"""Validation begins where the last three updates' attempts came this close to the target: they lag the training by some updates."""
+"""Validation begins where the last three updates' attempts came this close to the target:
+they lag the training by some updates."""
 MAIN = ("advantage", "policy log-prob", "reference log-prob", "self-certainty")
 """Scorers that are reported on the policy's own attempts too; every one is on the reference's."""
 OTHERS = ("too near", "too far")
@@ -59,7 +61,8 @@ ENVIRONMENT = desk.DeskEnvironment()
 
 
 def tabular(seed: int, tasks: int = 1000, rounds: int = 300) -> dict[str, Any]:
-    """Item 1: how far Proposition 1 and the luck identity are from exact; how grades and log-probs rank; distance from the optimum."""
+    """Item 1: how far Proposition 1 and the luck identity are from exact;
+    how grades and log-probs rank; distance from the optimum."""
     rng = generator(seed, "layered")
     mdp = Layered.sample(rng)
     best = optimum(mdp, BETA)
@@ -127,7 +130,8 @@ class ReferenceRecipe(Recipe):
 
 
 def untrained(tokenizer: HfTokenizer, seed: int) -> TinyLM:
-    """Fresh weights, four times the decoder's default: at this width those leave the blocks silent, and it learns ten times slower."""
+    """Fresh weights, four times the decoder's default: at this width those leave the blocks silent,
+    and it learns ten times slower."""
     shape = TinyConfig(tokenizer.size, 64, 2, 2, 2, 32, 192, context=384, eos=TagTemplate(tokenizer).stop_tokens)
     model = TinyLM(shape, seed)
     with torch.no_grad():
@@ -142,9 +146,9 @@ def improve(
 ) -> tuple[TinyLM, list[float]]:
     """Group-relative policy gradient in place, with a KL to the model as it comes; ``prompts`` tasks an update, each met once.
 
-    Ends when ``target`` of one attempt at each of ``validation`` tasks succeeds; they are used neither in training nor in the results. How
-    well log-prob alone ranks depends on how far the policy was trained, so both arms stop alike. Returns a copy from NEAR updates
-    before the end, and the success of each update.
+    Ends when ``target`` of one attempt at each of ``validation`` tasks succeeds; they are used neither in training nor in the
+    results. How well log-prob alone ranks depends on how far the policy was trained, so both arms stop alike. Returns a copy from
+    NEAR updates before the end, and the success of each update.
     """
     reference, past, curve = copy.deepcopy(model), list[TinyLM](), list[float]()
     template, forward = TagTemplate(tokenizer), TinyForward(model)
@@ -281,7 +285,8 @@ def agent(
     demonstrations: int = 3000,
     lr: float = 5e-4,
 ) -> dict[str, Any]:
-    """Items 2 and 3 on one seed of one arm: train both models, then grade ``tasks`` held-out tasks x ATTEMPTS of each one's attempts."""
+    """Items 2 and 3 on one seed of one arm: train both models,
+    then grade ``tasks`` held-out tasks x ATTEMPTS of each one's attempts."""
     reference, tokenizer = ReferenceRecipe(seed=seed, fillers=fillers, steps=steps, demonstrations=demonstrations).make()
     policy = copy.deepcopy(reference)
     near, curve = improve(policy, tokenizer, seed, target, lr, validation)
@@ -309,8 +314,8 @@ def agent(
 
 @sized("implicit-advantage", quick=1, cpu=5)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a) items 1 to 3. ``cpu``: both arms; ``quick``: the exact process whole, and one seed of a smaller agent in the short arm
-    with looser thresholds (what nuisance language changes takes five seeds to see)."""
+    """Section 7(a) items 1 to 3. ``cpu``: both arms; ``quick``: the exact process whole, and one seed of a smaller agent in the
+    short arm with looser thresholds (what nuisance language changes takes five seeds to see)."""
     quick = size == "quick"
     scale: dict[str, Any] = {"steps": 360, "target": 0.6, "tasks": 120, "validation": 480}
     if quick:

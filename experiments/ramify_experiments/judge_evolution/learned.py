@@ -1,7 +1,8 @@
-"""Section 7(a) item 4: a small character model that writes derivations for a judge that was trained on a biased sample, both learned.
+"""Section 7(a) item 4: a small character model that writes derivations for a judge that was trained on a biased sample, both
+learned.
 
-A derivation is up to four sums, ``07+05=12;12+03=15``: the task gives the operands, the model writes each result and whether it continues. The
-exact checker labels the anchor and reports; it never rewards.
+A derivation is up to four sums, ``07+05=12;12+03=15``: the task gives the operands, the model writes each result and whether it
+continues. The exact checker labels the anchor and reports; it never rewards.
 
 Axis legend: B derivations, T characters, V characters of the alphabet.
 """
@@ -82,7 +83,8 @@ def tasks(n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def read(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The exact checker: (B,) whether every result that was written is right, how many sums there are, and whether it is well formed."""
+    """The exact checker: (B,) whether every result that was written is right, how many sums there are,
+    and whether it is well formed."""
     x = tokens.reshape(len(tokens), STEPS, STEP)
     there = np.cumprod(
         np.concatenate([np.ones((len(x), 1), int), (x[:, :-1, 8] == CODE[";"]).astype(int)], axis=1), axis=1
@@ -94,7 +96,8 @@ def read(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def corpus(n: int, rng: np.random.Generator) -> np.ndarray:
-    """(n, T) derivations of one to four sums, each result right in ``RIGHT`` of cases; some have a character that does not belong there."""
+    """(n, T) derivations of one to four sums, each result right in ``RIGHT`` of cases;
+    some have a character that does not belong there."""
     operands, tokens = tasks(n, rng), np.full((n, T), CODE["\n"])
     length, open_ = rng.integers(1, STEPS + 1, n), np.ones(n, bool)
     for step in range(STEPS):
@@ -181,7 +184,8 @@ def improve(
     lr: float = 1e-3,
     kl: float = 0.05,
 ) -> SumWriter:
-    """``updates`` steps of policy gradient on what the judge says, from a copy of ``writer``; a KL penalty holds it near ``start``."""
+    """``updates`` steps of policy gradient on what the judge says, from a copy of ``writer``;
+    a KL penalty holds it near ``start``."""
     writer = copy.deepcopy(writer)
     optimizer, rng = torch.optim.Adam(writer.parameters(), lr), generator(seed, "rl", epoch)
     for _ in range(updates):
@@ -237,8 +241,8 @@ def evolve(
 ) -> dict[str, Any]:  # fmt: skip
     """One arm: ``epochs`` of ``branches`` checkpoints; between epochs challengers are trained and put to the anchor.
 
-    A node is a checkpoint of the writer with ``outcomes`` scores of the judge. The parent of an epoch is the node with the best belief; a
-    replaced judge's scores count (no-erasure), or the nodes are scored anew by the new judge (full).
+    A node is a checkpoint of the writer with ``outcomes`` scores of the judge. The parent of an epoch is the node with the best
+    belief; a replaced judge's scores count (no-erasure), or the nodes are scored anew by the new judge (full).
     """
     items, truth = labelled(seed, anchor, "anchor")
     own, right = labelled(seed, data, "train")
@@ -295,7 +299,8 @@ def _challenged(
     seed: int, epoch: int, judge: SumChecker, pool: np.ndarray, items: np.ndarray, truth: np.ndarray, own: np.ndarray, right: np.ndarray,
     config: PromotionConfig, adversarial: float, updates: int,
 ) -> tuple[SumChecker, bool]:  # fmt: skip
-    """Two challengers, trained on labelled data of their own and on the pool, against the incumbent on the anchor and the pool's newest."""
+    """Two challengers, trained on labelled data of their own and on the pool,
+    against the incumbent on the anchor and the pool's newest."""
     most = int(adversarial * len(items))
     x, y = np.vstack([items, pool[:most]]), np.concatenate([truth, np.zeros(min(most, len(pool)), bool)])
     more = pool[most : most + 3000] if len(pool) > most else pool[:0]  # what the decision rests on is not trained on

@@ -1,4 +1,5 @@
-"""Anchors whose truth is known: judges that are equally good, one that is better, one that likes length, one that favours machines.
+"""Anchors whose truth is known: judges that are equally good, one that is better,
+one that likes length, one that favours machines.
 
 A judge here is a pattern, and an item's text holds the marks of the judges that say yes to it.
 """
@@ -112,7 +113,8 @@ CASES = (
     KnownCase(
         "a judge that is equally good",
         "nothing",
-        f"Two independent judges, each right on {RIGHT:.0%} of {ITEMS} items: that the challenger may take over is a false finding.",
+        f"Two independent judges, each right on {RIGHT:.0%} of {ITEMS} items: that the challenger may take over is a false "
+        "finding.",
         _promotes_an_equal,
         wanted=0.05,
     ),
@@ -126,14 +128,16 @@ CASES = (
     KnownCase(
         "a judge that says yes to everything",
         "nothing",
-        "Four items in five are labelled yes, and the challenger says yes to all of them: more often right, and no judge. That it may take over is false.",
+        "Four items in five are labelled yes, and the challenger says yes to all of them: more often right, and no judge. That "
+        "it may take over is false.",
         _promotes_the_majority,
         wanted=0.05,
     ),
     KnownCase(
         "good texts are longer",
         "nothing",
-        "The judge's errors have nothing to do with length, though good texts are longer: a bias to length (p at most .05) is a false finding.",
+        "The judge's errors have nothing to do with length, though good texts are longer: a bias to length (p at most .05) is a "
+        "false finding.",
         _finds_length_in_none,
         wanted=0.05,
     ),

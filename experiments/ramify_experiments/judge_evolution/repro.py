@@ -1,4 +1,5 @@
-"""Reproduction on two CPU cores (section 7(a)): erasure, gaming of a fixed judge, removal of a bias, and all of it with learned parts."""
+"""Reproduction on two CPU cores (section 7(a)): erasure, gaming of a fixed judge, removal of a bias,
+and all of it with learned parts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ RULES = {"best belief": "best_belief", "paired test": "mcnemar", "chosen and con
 
 @sized("judge-evolution", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a) items 1 to 4 and the statistics of section 8. ``seeds`` are those of the learned part; the others have 20 to 100 of their own.
+    """Section 7(a) items 1 to 4 and the statistics of section 8.
+    ``seeds`` are those of the learned part; the others have 20 to 100 of their own.
 
     ``quick``: fewer seeds, and one seed of a learned part with half the updates, with looser thresholds.
     """

@@ -1,4 +1,5 @@
-"""Section 7(a) items 1 to 3: arms under two judges, writers that game a judge, reviewers that lean to machines. Seconds of numpy each.
+"""Section 7(a) items 1 to 3: arms under two judges, writers that game a judge,
+reviewers that lean to machines. Seconds of numpy each.
 
 Axis legend: K arms, N nodes of an archive, A items of an anchor, M challengers.
 """
@@ -29,8 +30,8 @@ from ramify.methods.judge_evolution.algorithm import (
 def arms(seed: int, erase: bool, before: int = 512, after: int = 128, k: int = 32) -> dict[str, float]:
     """Thompson sampling of ``k`` arms under one judge, then under another whose rates are those of the first, shuffled.
 
-    ``correlation`` is Spearman's of the arms' mean beliefs before the switch and at the end; ``regret`` that of the arm with the best belief
-    at the end, under the new judge; ``kept`` that of the best arm before the switch (the baseline: keep the ranking).
+    ``correlation`` is Spearman's of the arms' mean beliefs before the switch and at the end; ``regret`` that of the arm with the
+    best belief at the end, under the new judge; ``kept`` that of the best arm before the switch (the baseline: keep the ranking).
     """
     rng = generator(seed, "arms")
     rates = rng.uniform(0.1, 0.9, k)
@@ -85,8 +86,9 @@ def gaming(
 ) -> dict[str, Any]:
     """One search. ``arm``: fixed (the judge stays), no-erasure (it is replaced, old outcomes continue counting), full, or greedy.
 
-    ``greedy`` is hill climbing under the fixed judge with the same budget: ``each`` outcomes a child, kept where it has more than its
-    parent. ``greedy-judge`` also takes, whenever judges would be reconsidered, the judge that has most of the anchor right of all so far, and measures anew.
+    ``greedy`` is hill climbing under the fixed judge with the same budget: ``each`` outcomes a child, kept where it has more than
+    its parent. ``greedy-judge`` also takes, whenever judges would be reconsidered,
+    the judge that has most of the anchor right of all so far, and measures anew.
     """
     rng = generator(seed, "gaming", "world")
     items = rng.normal(size=(anchor, 2))
@@ -187,9 +189,11 @@ def bias(
     rule: str = "best_belief",
     fresh: int = 4000,
 ) -> dict[str, float]:
-    """Linear reviewers of (quality, style), evolved on people's decisions, which mildly reward style; machine papers have more of it.
+    """Linear reviewers of (quality, style), evolved on people's decisions, which mildly reward style;
+    machine papers have more of it.
 
-    ``cap`` is the pool's share of the anchor (0: no pool, None: no cap). Parity and accuracy are measured on papers nobody has seen.
+    ``cap`` is the pool's share of the anchor (0: no pool, None: no cap).
+    Parity and accuracy are measured on papers nobody has seen.
     """
     rng = generator(seed, "bias")
 

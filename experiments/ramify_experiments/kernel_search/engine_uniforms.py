@@ -1,7 +1,8 @@
-"""The kernel of ramify that kernel-search made faster, once more: the uniforms of one sample, as the engine drew them before, and in the steps since.
+"""The kernel of ramify that kernel-search made faster, once more:
+the uniforms of one sample, as the engine drew them before, and in the steps since.
 
-``python -m ramify_experiments.kernel_search.engine_uniforms [--pairs 20]`` writes each version to a file, and prints what ``bench`` says of it. The last one is
-taken from :mod:`ramify.base.seeds`, so what is timed is what the engine runs.
+``python -m ramify_experiments.kernel_search.engine_uniforms [--pairs 20]`` writes each version to a file, and prints what
+``bench`` says of it. The last one is taken from :mod:`ramify.base.seeds`, so what is timed is what the engine runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads a checkout of KernelBench: how many of its problems become tasks on a processor, and whether each passes its own wall.
 
-``python -m ramify_experiments.kernel_search.kernelbench FOLDER [--every 5] [--tried 10]``: FOLDER holds level1, level2 and level3. Every fifth problem is
-read at its own sizes, else with a batch of 2, else with every constant from 128 on divided by 8 and by 64; of every tenth the original is its own candidate.
+``python -m ramify_experiments.kernel_search.kernelbench FOLDER [--every 5] [--tried 10]``: FOLDER holds level1, level2 and
+level3. Every fifth problem is read at its own sizes, else with a batch of 2, else with every constant from 128 on divided by 8
+and by 64; of every tenth the original is its own candidate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reproduction on two cores without counters and without a model (section 7.1 of the method's specification).
 
-Candidates of one kernel are built, checked and timed once and their trial is shared by all arms and seeds, so arms differ by what they
-choose and not by what this machine did meanwhile.
+Candidates of one kernel are built, checked and timed once and their trial is shared by all arms and seeds, so arms differ by what
+they choose and not by what this machine did meanwhile.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
     return checks
 
 
-# -- cells ---------------------------------------------------------------------------------------------------------------------------
+# -- cells
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def validity(name: str) -> dict[str, Any]:
@@ -314,7 +315,8 @@ def cheating(names: list[str]) -> list[dict[str, Any]]:
     return [asyncio.run(attempt(wall, cheat)).to_json() for cheat in CHEATS if cheat.name in names]
 
 
-# -- checks --------------------------------------------------------------------------------------------------------------------------
+# -- checks
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def _validity(checks: Checks, found: Mapping[str, Any], quick: bool) -> None:

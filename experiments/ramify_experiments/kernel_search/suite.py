@@ -1,4 +1,5 @@
-"""Sixteen kernels in C with one to three seeded pathologies each, and four healthy ones. What is seeded is written down before any tool runs."""
+"""Sixteen kernels in C with one to three seeded pathologies each, and four healthy ones.
+What is seeded is written down before any tool runs."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def _attempts(rep: Repetition) -> bool:
 
 
 def _steps(rep: Repetition) -> bool:
-    """Ten tasks, four attempts of twelve steps each; each task's chance that a step changes nothing is sampled, one quarter on average."""
+    """Ten tasks, four attempts of twelve steps each; each task's chance that a step changes nothing is sampled, one quarter on
+    average."""
     rng = generator(rep.seed, "steps")
     moves = rng.random((10, 4, 11)) >= rng.beta(1.5, 4.5, (10, 1, 1))
     rows = [
@@ -188,7 +189,8 @@ CASES = (
     KnownCase(
         "rooms that look alike",
         "nothing",
-        "No attempt ever enters a room twice, but the state key shows one of five looks; a finding is an audit that says that attempts get "
+        "No attempt ever enters a room twice, but the state key shows one of five looks; a finding is an audit that says that "
+        "attempts get "
         "out of wrong turns.",
         _rooms,
         wanted=0.05,
@@ -196,7 +198,8 @@ CASES = (
     KnownCase(
         "one way back",
         "planted",
-        "One of 24 attempts walks into a dead end and comes back; it counts as found with its depth and the dead end's name, and nothing else.",
+        "One of 24 attempts walks into a dead end and comes back; it counts as found with its depth and the dead end's name, "
+        "and nothing else.",
         _way_back,
         wanted=0.95,
     ),
@@ -210,7 +213,8 @@ CASES = (
     KnownCase(
         "a room that nobody gets out of",
         "planted",
-        "Whoever enters one of the eight rooms fails, and of the others nine in ten succeed; found where the run names it in any task.",
+        "Whoever enters one of the eight rooms fails, and of the others nine in ten succeed; found where the run names it in "
+        "any task.",
         _trap,
         wanted=0.8,
     ),
@@ -224,14 +228,16 @@ CASES = (
     KnownCase(
         "steps of a task are alike",
         "nothing",
-        "The true share of steps that change nothing is known, and tasks differ; a finding is an interval of stalled_steps that excludes it.",
+        "The true share of steps that change nothing is known, and tasks differ; a finding is an interval of stalled_steps that "
+        "excludes it.",
         _steps,
         wanted=0.05,
     ),
     KnownCase(
         "phrases that take nothing back",
         "nothing",
-        "A tenth of the sentences, labelled and not, sound like a retraction and are none; a finding is an audit that says more is taken "
+        "A tenth of the sentences, labelled and not, sound like a retraction and are none; a finding is an audit that says more "
+        "is taken "
         "back than false marks explain.",
         _phrases,
         wanted=0.025,
@@ -246,7 +252,8 @@ CASES = (
     KnownCase(
         "masks that are not precise enough",
         "nothing",
-        "What the detector would hide is a mistake in 0.8 of cases, the least that must be exceeded; a finding is a set that is built with "
+        "What the detector would hide is a mistake in 0.8 of cases, the least that must be exceeded; a finding is a set that is "
+        "built with "
         "those masks.",
         _false_masks,
         wanted=0.025,
@@ -254,7 +261,8 @@ CASES = (
     KnownCase(
         "slips with their correction",
         "planted",
-        "What the detector would hide is a mistake in 0.96 of cases; found where the set is built, and masks the ten planted slips and nothing else.",
+        "What the detector would hide is a mistake in 0.96 of cases; found where the set is built, and masks the ten planted "
+        "slips and nothing else.",
         _masks,
         wanted=0.8,
     ),

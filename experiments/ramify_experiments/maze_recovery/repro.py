@@ -1,4 +1,5 @@
-"""Reproduction on two CPU cores: exact results, sampled tabular training, a small network, and mazes on random grids (section 7(a)).
+"""Reproduction on two CPU cores: exact results, sampled tabular training, a small network,
+and mazes on random grids (section 7(a)).
 
 Axis legend as in walks.py: N walkers, E moves in all, C contexts that a policy distinguishes, V moves.
 """
@@ -115,8 +116,8 @@ def search(maze: Maze, policy: str, walks: int, seed: int) -> list[float]:
 def advantages(walks: Walks, group: np.ndarray, to_go: bool) -> np.ndarray:
     """Group-normalised reward of every move, (E,). Each step costs 1; ``group`` (N,) names the walks compared with each other.
 
-    Everything a walk cost (GRPO's one reward a walk), or with ``to_go`` what it cost from that move on: the same expected gradient with
-    less noise.
+    Everything a walk cost (GRPO's one reward a walk), or with ``to_go`` what it cost from that move on: the same expected
+    gradient with less noise.
     """
     cost = walks.length[walks.walker] - (walks.time if to_go else 0)
     each = group[walks.walker]

@@ -36,7 +36,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Walks:
-    """N walks of E moves in all, in order of time: who moved, when, from which state, which move. ``length``, ``done`` are (N,)."""
+    """N walks of E moves in all, in order of time: who moved, when, from which state, which move.
+    ``length``, ``done`` are (N,)."""
 
     walker: np.ndarray
     time: np.ndarray
@@ -63,7 +64,8 @@ class Walks:
 
 
 def star_graph(W: int, K: int, L: int) -> Graph:
-    """The maze of the theory; positions 0 source, 1 fork, then l_0 r_0 l_1 ... leaf branch by branch; parallel edges are one move.
+    """The maze of the theory; positions 0 source, 1 fork, then l_0 r_0 l_1 ...
+    leaf branch by branch; parallel edges are one move.
 
     A move names the position to go to. The context is the state: the last two positions. Nobody goes back to the source.
     """
@@ -101,7 +103,8 @@ def family_rows(W: int, K: int, graph: Graph) -> tuple[np.ndarray, np.ndarray, n
 
 @dataclass(frozen=True)
 class GridTasks:
-    """P random grids as one graph: start states, goal positions and lengths of shortest paths (P,), and those paths as positions."""
+    """P random grids as one graph: start states, goal positions and lengths of shortest paths (P,), and those paths as
+    positions."""
 
     graph: Graph
     start: np.ndarray

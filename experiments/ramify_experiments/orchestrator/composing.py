@@ -1,6 +1,7 @@
 """Section 7(a) A2: a composer of 64 recurrent units over 11 symbols, whose simulated workers anchor on answers that they see.
 
-A plan is up to five steps of three symbols (worker, solve or judge, sees none or all) and an end. Axis legend: B plans, T symbols, V symbols.
+A plan is up to five steps of three symbols (worker, solve or judge, sees none or all) and an end.
+Axis legend: B plans, T symbols, V symbols.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def read(symbols: Sequence[int]) -> Workflow | None:
 
 
 def warm_plans(n: int, shaped: bool, rng: np.random.Generator) -> np.ndarray:
-    """(n, T) random plans: of sensible shape (solvers, most of them isolated, and one judge who sees all; a quarter single-step), or of none."""
+    """(n, T) random plans: of sensible shape (solvers, most of them isolated, and one judge who sees all;
+    a quarter single-step), or of none."""
     found = np.full((n, LONGEST), END)
     for row in found:
         if not shaped:
@@ -108,7 +110,8 @@ def warm_plans(n: int, shaped: bool, rng: np.random.Generator) -> np.ndarray:
 
 
 class PlanWriter(nn.Module):
-    """The policy: a GRU that is given the domain with every symbol (as initial state alone it learns one plan for all domains)."""
+    """The policy: a GRU that is given the domain with every symbol (as initial state alone it learns one plan for all
+    domains)."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Tables whose truth is known: workers that are all equal, one that is best everywhere, specialists, and specialists that no group names."""
+"""Tables whose truth is known: workers that are all equal, one that is best everywhere, specialists,
+and specialists that no group names."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def _unnamed(rep: Repetition) -> bool:
 CASES = (
     KnownCase(
         "workers that are all equal", "nothing",
-        f"Four workers, each right 7 times in 10 on each of {TASKS} tasks, {REPEATS} repeats: that routing is worth it is a false finding.",
+        f"Four workers, each right 7 times in 10 on each of {TASKS} tasks, {REPEATS} repeats: that routing is worth it is a "
+        "false finding.",
         _equal, wanted=0.05,
     ),
     KnownCase(
@@ -68,7 +70,8 @@ CASES = (
     ),
     KnownCase(
         "one worker is the best everywhere", "nothing",
-        "One worker is right 8 times in 10 on every task, the others 5 or 6 times: there is nothing to route, and that there is is false.",
+        "One worker is right 8 times in 10 on every task, the others 5 or 6 times: there is nothing to route, and that there is "
+        "is false.",
         _one_best, wanted=0.05,
     ),
     KnownCase(
@@ -77,7 +80,8 @@ CASES = (
     ),
     KnownCase(
         "specialists that no group names", "planted",
-        "Each task has a worker that is right on it 85 times in 100, the others 35 times, and nothing names which: routing is worth it.",
+        "Each task has a worker that is right on it 85 times in 100, the others 35 times, and nothing names which: routing is "
+        "worth it.",
         _unnamed, wanted=0.8,
     ),
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Reproduction on two CPU cores (section 7(a)): the router and the composer on simulated workers, and a router over real tiny models."""
+"""Reproduction on two CPU cores (section 7(a)): the router and the composer on simulated workers,
+and a router over real tiny models."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ BUDGETS = (6_720, 20_160, 80_640)
 
 @sized("orchestrator", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a) A1, A2, A3 and the closed forms of section 8. ``quick``: one seed of A1 and of A2 with a third of the updates and looser
-    thresholds, without A3."""
+    """Section 7(a) A1, A2, A3 and the closed forms of section 8. ``quick``: one seed of A1 and of A2 with a third of the updates
+    and looser thresholds, without A3."""
     quick = size == "quick"
     checks = _exact(seeds)
     checks += _routing(cells, seeds, quick)

@@ -42,7 +42,8 @@ class TwoPhases:
     def play(
         self, act: Callable[[np.ndarray, np.ndarray, np.ndarray, np.random.Generator], np.ndarray], n: int, *key: Any
     ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-        """Rewards (E,) of ``n`` episodes, and (features, workers, live) of each turn. Equal keys give equal tasks and luck, whatever acts."""
+        """Rewards (E,) of ``n`` episodes, and (features, workers, live) of each turn.
+        Equal keys give equal tasks and luck, whatever acts."""
         rng = generator(0, "episodes", *key)
         domain, phase = rng.integers(0, DOMAINS, n), np.zeros(n, int)
         turns = []

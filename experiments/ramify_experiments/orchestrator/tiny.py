@@ -1,4 +1,5 @@
-"""Section 7(a) A3: four real character models, each a specialist of one procedural domain, and a router on a one-layer backbone."""
+"""Section 7(a) A3: four real character models, each a specialist of one procedural domain,
+and a router on a one-layer backbone."""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ def permuted(table: RewardTable, order: list[int]) -> RewardTable:
 
 
 def tiny(seed: int, steps: int = 140, tasks: int = 160, generations: int = 2, fresh: int = 160) -> dict[str, Any]:
-    """Everything of A3: models, the first stage on n = 4 repeats, singular values and evolution, and fresh tasks to measure on."""
+    """Everything of A3: models, the first stage on n = 4 repeats, singular values and evolution,
+    and fresh tasks to measure on."""
     torch.set_num_threads(1)
     models = [specialist(domain, seed, steps) for domain in DOMAINS]
     pool = ModelPool([PoolWorker(one.name, worker(one)) for one in models], seed=seed, cached=True)

@@ -61,7 +61,8 @@ CASES = (
     KnownCase(
         "people follow one of the two theories",
         "nothing",
-        "Tallying is a seed and what people do. That another theory is confirmed against both seeds and a coin is a false finding.",
+        "Tallying is a seed and what people do. That another theory is confirmed against both seeds and a coin is a false "
+        "finding.",
         _beats_the_truth,
         wanted=0.05,
         full=60,
@@ -79,7 +80,8 @@ CASES = (
     KnownCase(
         "two equal theories",
         "nothing",
-        "Both seeds are take the best. That the experiment chosen out of twelve designs passes the gate at .01 is a false finding.",
+        "Both seeds are take the best. That the experiment chosen out of twelve designs passes the gate at .01 is a false "
+        "finding.",
         _tells_equals_apart,
         wanted=0.01,
         full=100,
@@ -88,7 +90,8 @@ CASES = (
     KnownCase(
         "take the best is planted",
         "planted",
-        "People take the best; the seeds are tallying and weighted additive. A theory must be found that beats both and a coin on fresh people.",
+        "People take the best; the seeds are tallying and weighted additive. A theory must be found that beats both and a coin "
+        "on fresh people.",
         _finds_take_the_best,
         wanted=0.8,
         full=40,

@@ -1,4 +1,5 @@
-"""Reproduction on two CPU cores (section 7(a)): hidden rules recovered by the loop with scripted roles, the dial, the gate, the three hypotheses."""
+"""Reproduction on two CPU cores (section 7(a)): hidden rules recovered by the loop with scripted roles,
+the dial, the gate, the three hypotheses."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ TRUTHS = ("ttb", "tallying", "wadd")
 DRAWS = 100
 """Parameter draws of a theory's proportions of B choices, with one choice a stimulus each."""
 EXACT = 4000
-"""Parameter draws of the hidden rule's own proportions, its probabilities averaged: it is what they are compared with, without noise."""
+"""Parameter draws of the hidden rule's own proportions, its probabilities averaged:
+it is what they are compared with, without noise."""
 QUICK = {"rounds": 3, "iterations": 6, "searched": 30}
 
 
@@ -75,7 +77,8 @@ async def proportions(bench: TheoryBench, theory: Theory, seed: int, *key: str) 
 
 
 def dial() -> dict[str, float]:
-    """The share of the 24 stimuli on which weights v^gamma choose as each special case does; a tie on either side agrees with a tie only."""
+    """The share of the 24 stimuli on which weights v^gamma choose as each special case does;
+    a tie on either side agrees with a tie only."""
     sure = {"beta": "[1000, 1000]", "epsilon": "[0, 0]"}
 
     async def sides() -> dict[str, np.ndarray]:
@@ -96,7 +99,8 @@ def dial() -> dict[str, float]:
 
 
 def gate_rates(seed: int, n: int) -> dict[str, float]:
-    """How often two theories ``d`` between-subject standard deviations apart pass: 50 simulated subjects each, a test that assumes 25."""
+    """How often two theories ``d`` between-subject standard deviations apart pass:
+    50 simulated subjects each, a test that assumes 25."""
     found = {}
     for d in (0.0, 0.5, 0.76, 1.0, 1.25):
         rng, passed = generator(seed, "gate", repr(d)), 0
@@ -141,7 +145,8 @@ def rejected(values: np.ndarray, n: int) -> float:
 
 @sized("theory-loop", quick=1, cpu=5)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a). ``quick``: one seed, three rounds of six candidates, without the blind designer and the noise; looser thresholds."""
+    """Section 7(a). ``quick``: one seed, three rounds of six candidates,
+    without the blind designer and the noise; looser thresholds."""
     quick = size == "quick"
     scale: dict[str, Any] = QUICK if quick else {}
     arms: dict[str, dict[str, Any]] = {f"{truth}, adversarial": {"truth": truth, **scale} for truth in TRUTHS}

@@ -1,4 +1,5 @@
-"""Two arms of trees whose difference is known, grown by the sampler and the allocator on the toy and given to ``report --against``."""
+"""Two arms of trees whose difference is known, grown by the sampler and the allocator on the toy and given to
+``report --against``."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ CASES = (
     KnownCase(
         "equal arms",
         "nothing",
-        f"Trees of one selector and allocator, grown twice on the same {TASKS} tasks of {TURNS} turns: any difference reported is false.",
+        f"Trees of one selector and allocator, grown twice on the same {TASKS} tasks of {TURNS} turns: any difference reported "
+        "is false.",
         _equal,
         wanted=0.05,
         quick=12,
@@ -57,7 +59,8 @@ CASES = (
     KnownCase(
         "trees against flat attempts",
         "planted",
-        f"Selector and allocator against independent attempts on {MANY} tasks at the same {TURNS} turns: their L1 mass must be found to be higher.",
+        f"Selector and allocator against independent attempts on {MANY} tasks at the same {TURNS} turns: their L1 mass must be "
+        "found to be higher.",
         _planted,
         wanted=0.8,
         full=100,

@@ -1,4 +1,5 @@
-"""Reproduction 7(a), items 1 to 5: the probability of collapse, selector and allocator on a toy, the proxy, and training of a tabular policy."""
+"""Reproduction 7(a), items 1 to 5: the probability of collapse, selector and allocator on a toy,
+the proxy, and training of a tabular policy."""
 
 from __future__ import annotations
 

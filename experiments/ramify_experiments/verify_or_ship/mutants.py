@@ -1,8 +1,8 @@
 """Candidates made of real packages: modules of mpmath and networkx with bugs put in, judged by the packages' own test suites.
 
-The verifier is every test of the module, run in the sandbox with the module replaced; critics are the compiler's syntax check, a public fifth of
-the tests, and mypy. What a rewrite does is made up (undo one bug, add one, do nothing), since no language model is at hand here; the
-programs, the tests and the type checker are real.
+The verifier is every test of the module, run in the sandbox with the module replaced; critics are the compiler's syntax check, a
+public fifth of the tests, and mypy. What a rewrite does is made up (undo one bug, add one, do nothing), since no language model
+is at hand here; the programs, the tests and the type checker are real.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _parses(text: str) -> bool:
 
 
 def judged(module: str, texts: Sequence[str]) -> dict[str, CodeCandidate]:
-    """Each different text with what verifier and critics say. Raises InfrastructureError where the original itself cannot be tested."""
+    """Each different text with what verifier and critics say.
+    Raises InfrastructureError where the original itself cannot be tested."""
     needs()
     spec = [importlib.util.find_spec(name) for name in ("mypy", "mpmath", "networkx", "pytest")]
     folders = sorted({str(Path(one.origin).parents[1]) for one in spec if one is not None and one.origin is not None})

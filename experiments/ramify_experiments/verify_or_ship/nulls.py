@@ -1,4 +1,5 @@
-"""Made records whose truth is known, given to the verbs: critics that know nothing, critics that are independent, and the opposite of both."""
+"""Made records whose truth is known, given to the verbs: critics that know nothing,
+critics that are independent, and the opposite of both."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ CRITICS = {"syntax": (0.99, 0.90), "tests": (0.90, 0.35), "review": (0.75, 0.35)
 
 
 def _records(rep: Repetition, informative: bool, copied: bool = False) -> Path:
-    """A file of attempts. ``informative``: critics know the truth as CRITICS says, else none does; ``copied``: review repeats tests on three candidates of four."""
+    """A file of attempts. ``informative``: critics know the truth as CRITICS says, else none does;
+    ``copied``: review repeats tests on three candidates of four."""
     rng = generator(rep.seed, "verify-or-ship", "nulls")
     lines = []
     for instance in range(INSTANCES):
@@ -102,7 +104,8 @@ CASES = (
     KnownCase(
         "a dear verifier and critics that are worth asking",
         "planted",
-        f"{_SAME}; critics know the truth in part and the verifier costs 55 of 100: a gain of planning over the best fixed rule must be found.",
+        f"{_SAME}; critics know the truth in part and the verifier costs 55 of 100: a gain of planning over the best fixed rule "
+        "must be found.",
         _gain,
         wanted=0.8,
         full=200,

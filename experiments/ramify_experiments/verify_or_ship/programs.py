@@ -1,7 +1,8 @@
 """Random programs, their mutants and what critics say of them: the task family of the specification's section 7.
 
-A program is a prefix expression over two whole numbers, kept as text, parsed and run here by a small interpreter (nothing is executed).
-A candidate is a reference after 0 to 3 mutations, one in twenty with a bracket lost; a rewrite undoes one change, adds one or does nothing.
+A program is a prefix expression over two whole numbers, kept as text, parsed and run here by a small interpreter (nothing is
+executed). A candidate is a reference after 0 to 3 mutations, one in twenty with a bracket lost;
+a rewrite undoes one change, adds one or does nothing.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def _points(seed: int, instance: int, purpose: str, n: int, low: int, high: int)
 
 
 def judged(draft: Draft | str, reference: Expr, seed: int, instance: int, test: str, coins: int = 0) -> CodeCandidate:
-    """The candidate, a draft or a text, with what the verifier, syntax, public test and reviewer (parity at two points) say; ``coins``: critics that know nothing."""
+    """The candidate, a draft or a text, with what the verifier, syntax, public test and reviewer (parity at two points) say;
+    ``coins``: critics that know nothing."""
     text = draft if isinstance(draft, str) else draft.text
     program = parse(text)
     rng = generator(seed, "verify-or-ship", "coins", instance, text)

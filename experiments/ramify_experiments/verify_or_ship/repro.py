@@ -120,7 +120,8 @@ def sampled(tables: Tables, seed: int, name: str, instances: int, steps: int = 3
 
 
 def closed(seed: int, instances: int) -> dict[str, Any]:
-    """Optimum and regrets of every closed case: of the plan made of ``instances`` sampled attempts, of greedy, and of the released grid."""
+    """Optimum and regrets of every closed case: of the plan made of ``instances`` sampled attempts,
+    of greedy, and of the released grid."""
     found = {}
     for name in CLOSED:
         tables, config = closed_case(name)
@@ -202,7 +203,8 @@ def make_rewriter() -> int:
 
 
 def learned(seed: int, calibration: int, evaluation: int) -> dict[str, Any]:
-    """:func:`sweep` where a small transformer writes the rewrites; what rewrites did; PRR of the belief and of the log-probability."""
+    """:func:`sweep` where a small transformer writes the rewrites; what rewrites did;
+    PRR of the belief and of the log-probability."""
     made = rewriter.trajectories(seed, range(calibration + evaluation), "weak")
     known, held = made.attempts[:calibration], made.attempts[calibration:]
     tables = calibrate(known)
@@ -257,14 +259,16 @@ def _kind(rule: str) -> int:
 
 _GAINS = "prices of 15 to 50 at which planning gains 1.5 or more over the best fixed rule"
 KNOWN = {
-    f"learned rewriter: {_GAINS}": "the rewriter repairs at once what it can see and nothing later, and one kernel for all rewrites does not "
+    f"learned rewriter: {_GAINS}": "the rewriter repairs at once what it can see and nothing later, and one kernel for all "
+    "rewrites does not "
     "say so: docs/methods/verify-or-ship-evidence.md, a learned rewriter"
 }
 
 
 @sized("verify-or-ship", quick=1, cpu=3)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Closed cases, the programs at eight prices with three public tests and with a learned rewriter, and mutants of real modules.
+    """Closed cases, the programs at eight prices with three public tests and with a learned rewriter, and mutants of real
+    modules.
 
     ``quick`` leaves the learned rewriter out.
     """

@@ -1,8 +1,9 @@
-"""The variant of section 7(a) whose rewriter is a model: a small transformer, trained from scratch on mutants and their references.
+"""The variant of section 7(a) whose rewriter is a model: a small transformer,
+trained from scratch on mutants and their references.
 
-It is shown a specification and a candidate and writes a program, one token a symbol. The specification is the reference with a share of its
-symbols hidden, so a faulty symbol can be corrected where it is visible, and must be guessed where it is not. A hidden fault stays hidden: a
-second rewrite repairs less than the first, and often brings the same text back.
+It is shown a specification and a candidate and writes a program, one token a symbol. The specification is the reference with a
+share of its symbols hidden, so a faulty symbol can be corrected where it is visible, and must be guessed where it is not. A
+hidden fault stays hidden: a second rewrite repairs less than the first, and often brings the same text back.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ LENGTH = 24
 """Symbols of a specification and of a candidate; shorter ones are padded, references that are longer are not used."""
 HIDDEN = 0.5
 TEMPERATURE = 0.7
-"""Of the rewriter; chosen on seed 100 by what rewrites do: it repairs a third, and most right candidates come back as they were."""
+"""Of the rewriter; chosen on seed 100 by what rewrites do: it repairs a third,
+and most right candidates come back as they were."""
 END, PAD, BLANK, BROKEN, WHOLE = "<end>", ".", "_", "<broken>", "<whole>"
 ARITY = {**dict.fromkeys(OPS, 2), "if": 4}
 WORDS = (END, PAD, BLANK, BROKEN, WHOLE, *ARITY, "x", "y", *map(str, range(10)))
@@ -130,7 +132,8 @@ class Rewritten:
 def trajectories(
     seed: int, instances: Sequence[int], test: str, recipe: RewriterRecipe | None = None, steps: int = 3
 ) -> Rewritten:
-    """One attempt of ``steps`` candidates at each instance: a mutant, then what the model of the recipe (the default one) makes of it."""
+    """One attempt of ``steps`` candidates at each instance:
+    a mutant, then what the model of the recipe (the default one) makes of it."""
     model = (recipe or RewriterRecipe()).model()
     tokenizer = word_tokenizer(WORDS, PAD)
     engine = LocalModel(model, tokenizer, max_sequences=256)

@@ -1,7 +1,8 @@
-"""Errands with a known pivotal step: an agent that picks one of some options at every step, and a rule that says when the errand fails.
+"""Errands with a known pivotal step: an agent that picks one of some options at every step,
+and a rule that says when the errand fails.
 
-The agent's picks do not depend on each other, so the chance of success after every step is known exactly, and with it the step that lost a
-failed attempt: the one at which that chance fell most, or none where it nowhere fell by more than ``LEAST``.
+The agent's picks do not depend on each other, so the chance of success after every step is known exactly, and with it the step
+that lost a failed attempt: the one at which that chance fell most, or none where it nowhere fell by more than ``LEAST``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Errand:
     need: int
     """How many good steps it takes."""
     luck: tuple[int, int] | None
-    """The last step succeeds by options below the first number after enough good steps, below the second after fewer; None without luck."""
+    """The last step succeeds by options below the first number after enough good steps,
+    below the second after fewer; None without luck."""
     errors: frozenset[tuple[int, int]]
     """(step, option) that is answered by an error message."""
     picks: tuple[int, ...]
@@ -57,7 +59,8 @@ class Errand:
         return picks[-1] < self.luck[0 if enough else 1]
 
     def potential(self, t: int) -> float:
-        """The chance of success after the first ``t`` steps of the failed attempt, exactly; at its end of the same actions again."""
+        """The chance of success after the first ``t`` steps of the failed attempt, exactly;
+        at its end of the same actions again."""
         if self.flaky is not None:
             return self.flaky
         left = np.ones(1)  # distribution of how many good steps follow
@@ -162,15 +165,16 @@ def _fork(rng: np.random.Generator, low: float, high: float) -> tuple[tuple[floa
 
 
 def peers_case(bad: float, both: bool) -> Errand:
-    """A synthetic case of causal-agent-replay's tests: three steps, of which the second is picked badly with this chance; ``both``: the first
-    as well, and only both together fail."""
+    """A synthetic case of causal-agent-replay's tests: three steps, of which the second is picked badly with this chance;
+    ``both``: the first as well, and only both together fail."""
     pick = (bad, 1 - bad)
     if both:
         return Errand("both", (pick, pick, (1.0,)), {0: (1,), 1: (1,)}, 1, None, frozenset(), (0, 0, 0))
     return Errand("pivotal", ((1.0,), pick, (1.0,)), {1: (1,)}, 1, None, frozenset(), (0, 0, 0))
 
 
-# -- the same as an environment and an agent --------------------------------------------------------------------------------------
+# -- the same as an environment and an agent
+# --------------------------------------------------------------------------------------
 
 
 class ErrandEnv:
@@ -216,7 +220,8 @@ class ErrandEnv:
 
 
 class ErrandEnvironment:
-    """The environment of one errand. ``seed`` is that of its own chance, which goes on from episode to episode; None while it fails."""
+    """The environment of one errand. ``seed`` is that of its own chance,
+    which goes on from episode to episode; None while it fails."""
 
     name = "errand"
 

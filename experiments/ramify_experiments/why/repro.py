@@ -31,8 +31,8 @@ SHARED = {"single": 24, "two": 48, "none": 48}
 REPEATS = {"quick": 5, "cpu": 40}
 """Times that each of the peer's own synthetic cases is played."""
 PEERS = {f"pivotal, {p} bad": (p, False) for p in (0.3, 0.5, 0.7)} | {"both bad": (0.3, True)}
-"""The peer's synthetic cases: one pivotal step (its tests take 0.3), and two bad picks that fail only together. Of the latter the second is
-where the attempt was lost: resampling it helps more."""
+"""The peer's synthetic cases: one pivotal step (its tests take 0.3), and two bad picks that fail only together. Of the latter the
+second is where the attempt was lost: resampling it helps more."""
 
 
 def search(one: Errand, rng: np.random.Generator) -> tuple[int | None, int]:
@@ -94,7 +94,8 @@ def peers_cases(seed: int, repeats: int) -> dict[str, list[list[float]]]:
 
 
 def played(seed: int, each: int, states: bool) -> dict[str, list[list[float]]]:
-    """The library function on runs of errands: by kind, [right, named, continuations]. ``states``: the environment reports its states."""
+    """The library function on runs of errands: by kind, [right, named, continuations].
+    ``states``: the environment reports its states."""
     found: dict[str, list[list[float]]] = {}
     for kind in KINDS:
         for i in range(each):
@@ -106,8 +107,9 @@ def played(seed: int, each: int, states: bool) -> dict[str, list[list[float]]]:
 
 
 def shares(seed: int) -> dict[str, list[list[float]]]:
-    """Credit shared over the steps of errands, from their closed form: by kind, [steps with credit whose share exceeds LEAST, such steps,
-    whether any other step got credit, steps whose interval holds their share, steps, continuations] of each errand."""
+    """Credit shared over the steps of errands, from their closed form: by kind, [steps with credit whose share exceeds LEAST,
+    such steps, whether any other step got credit, steps whose interval holds their share, steps,
+    continuations] of each errand."""
     found: dict[str, list[list[float]]] = {}
     for kind, each in SHARED.items():
         for i in range(each):
@@ -129,7 +131,8 @@ def _named(result: Why) -> int | None:
 
 
 def why_of(one: Errand, states: bool, seed: int = 0) -> Why:
-    """What ``ramify.why`` says of the errand's failed attempt, recorded in a run of its own, with the continuations to the verdict alone. ``seed`` decides the continuations."""
+    """What ``ramify.why`` says of the errand's failed attempt, recorded in a run of its own, with the continuations to the
+    verdict alone. ``seed`` decides the continuations."""
     environment = ErrandEnvironment(one, states, seed)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"

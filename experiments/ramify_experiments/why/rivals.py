@@ -1,10 +1,10 @@
 """What else names a step: three rules that read the failed attempt, and the estimator of causal-agent-replay.
 
-causal-agent-replay (GitHub jaineet17/causal-agent-replay, 0.1.0, Apache-2.0 by its pyproject.toml) resamples every step ``K`` times (16 by
-default, 80 in its own tests) and names the last step of which a percentile bootstrap of the success rate excludes 0. The estimator here is
-our own of that kind: its forward runs are independent with the exact chance of the position before the step, and the bootstrap's end is
-computed instead of sampled 2,000 times. On the package's pivotal case it decided 1,080 of 1,080 steps as the package's own code did (bad
-picks with chance 0.3 and 0.5; K of 5, 16 and 80).
+causal-agent-replay (GitHub jaineet17/causal-agent-replay, 0.1.0, Apache-2.0 by its pyproject.toml) resamples every step ``K``
+times (16 by default, 80 in its own tests) and names the last step of which a percentile bootstrap of the success rate excludes 0.
+The estimator here is our own of that kind: its forward runs are independent with the exact chance of the position before the
+step, and the bootstrap's end is computed instead of sampled 2,000 times. On the package's pivotal case it decided 1,080 of 1,080
+steps as the package's own code did (bad picks with chance 0.3 and 0.5; K of 5, 16 and 80).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def unlikeliest(errand: Errand) -> int:
 
 
 def rescues(successes: int, k: int, confidence: float = 0.95) -> bool:
-    """Whether the percentile bootstrap of ``successes`` of ``k`` excludes 0: that a resample has none is less likely than its lower tail."""
+    """Whether the percentile bootstrap of ``successes`` of ``k`` excludes 0:
+    that a resample has none is less likely than its lower tail."""
     return (1 - successes / k) ** k < (1 - confidence) / 2
 
 

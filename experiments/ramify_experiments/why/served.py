@@ -1,11 +1,13 @@
-"""What `ramify why` makes a server compute: the tokens of its prompts, those that the server found in its cache, and the fewest possible.
+"""What `ramify why` makes a server compute: the tokens of its prompts,
+those that the server found in its cache, and the fewest possible.
 
-    python -m ramify_experiments.why.served --url http://127.0.0.1:8000/v1 [--model builtin] [--tokenizer FOLDER] [--out repro/served.json]
+    python -m ramify_experiments.why.served --url http://127.0.0.1:8000/v1 [--model builtin] [--tokenizer FOLDER] [--out
+    repro/served.json]
 
-For any OpenAI-compatible server that serves ``--model``, by default ramify's built-in agent: it plays household errands, asks why one
-failed, and counts what the continuations sent. The server counts on its page ``/metrics`` (ramify and vLLM), or in the usage of its replies
-(``cached_tokens``; vLLM with ``--enable-prompt-tokens-details``). Start the server anew before each count: what it has cached before
-is not counted as computed.
+For any OpenAI-compatible server that serves ``--model``, by default ramify's built-in agent: it plays household errands, asks why
+one failed, and counts what the continuations sent. The server counts on its page ``/metrics`` (ramify and vLLM), or in the usage
+of its replies (``cached_tokens``; vLLM with ``--enable-prompt-tokens-details``). Start the server anew before each count: what it
+has cached before is not counted as computed.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ PAGES = (
     ("ramify_engine_prompt_tokens", "ramify_engine_cached_tokens", False),
     ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", True),
 )
-"""On a server's page: tokens of prompts that it computed, those that it found in its cache, and whether the former count the latter, too."""
+"""On a server's page: tokens of prompts that it computed, those that it found in its cache,
+and whether the former count the latter, too."""
 
 
 @dataclass(frozen=True)
@@ -67,24 +70,26 @@ def sent(path: Path) -> Iterator[Sent]:
 
 
 def once(rows: Sequence[Sent]) -> int:
-    """Prompt tokens of a run's continuations, what they share counted once, without those of its attempts' prompts and of replies.
+    """Prompt tokens of a run's continuations, what they share counted once,
+    without those of its attempts' prompts and of replies.
 
-    A server computes at least these; and at most one more a prompt where it shares every token, since the last token of a reply is not run
-    when it is sampled.
+    A server computes at least these; and at most one more a prompt where it shares every token, since the last token of a reply
+    is not run when it is sampled.
     """
     return len(_fresh(rows, 1, 0))
 
 
 def in_blocks(rows: Sequence[Sent], block: int) -> int:
-    """The fewest that a server computes whose cache holds whole blocks of ``block`` tokens: each distinct block once, and of each prompt
-    what follows its last whole block, one token at least, which the first token of the reply is sampled from."""
+    """The fewest that a server computes whose cache holds whole blocks of ``block`` tokens: each distinct block once, and of each
+    prompt what follows its last whole block, one token at least, which the first token of the reply is sampled from."""
     again = [one.prompt for one in rows if one.again]
     return block * len(_fresh(rows, block, 1)) + sum(len(row) - (len(row) - 1) // block * block for row in again)
 
 
 def _fresh(rows: Sequence[Sent], block: int, less: int) -> set[tuple[int, ...]]:
-    """Starts of prompts of continuations in steps of ``block`` tokens that no attempt's prompt is and no reply made; of every text all but
-    its last ``less`` tokens. With ``less`` a prompt's own end counts as there: each prompt computes its last tokens anyway."""
+    """Starts of prompts of continuations in steps of ``block`` tokens that no attempt's prompt is and no reply made; of every
+    text all but its last ``less`` tokens. With ``less`` a prompt's own end counts as there:
+    each prompt computes its last tokens anyway."""
 
     def starts(row: tuple[int, ...], after: int = 0) -> set[tuple[int, ...]]:
         return {row[:end] for end in range(block, len(row) - less + 1, block) if end > after}
@@ -118,8 +123,8 @@ def server_of(url: str) -> dict[str, Any]:
 def measure(model: HttpModel, run: Path, tasks: Sequence[Task], attempts: int = 4, samples: int | None = None) -> dict[str, Any]:
     """Play errands into the new ``run``, ask why one failed, and count what the continuations made the server of ``model`` do.
 
-    ``computed`` and ``cached`` are the server's own counts of ``prompt_tokens``, and ``cached_by_usage`` that in its replies, left out where it
-    keeps none; ``once`` and ``in_blocks`` are the fewest possible, left out where the model takes messages.
+    ``computed`` and ``cached`` are the server's own counts of ``prompt_tokens``, and ``cached_by_usage`` that in its replies,
+    left out where it keeps none; ``once`` and ``in_blocks`` are the fewest possible, left out where the model takes messages.
     """
     _ = model.capabilities  # the requests that this sends are not counted
     url, block = model.endpoint.url, server_of(model.endpoint.url)["block"]

@@ -1,4 +1,5 @@
-"""Credit shared over the steps of an errand: the exact Shapley values, and the walks of `ramify why --share` on its closed form."""
+"""Credit shared over the steps of an errand: the exact Shapley values,
+and the walks of `ramify why --share` on its closed form."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from ramify_experiments.why.errands import LUCK, Errand
 
 
 def exact_shares(one: Errand) -> list[float]:
-    """The Shapley value of every step, (T,): the chance of success is summed over the number of steps held and the number of good ones.
+    """The Shapley value of every step, (T,): the chance of success is summed over the number of steps held and the number of good
+    ones.
 
     Of an errand that the environment's chance alone decides all are 0."""
     steps = one.steps
@@ -28,7 +30,8 @@ def exact_shares(one: Errand) -> list[float]:
 
 
 def _shares(one: Errand, deciding: Sequence[int], last: int | None) -> list[float]:
-    """``deciding`` steps count towards the number of good ones, the luck of step ``last`` decides the rest; all others have no share."""
+    """``deciding`` steps count towards the number of good ones,
+    the luck of step ``last`` decides the rest; all others have no share."""
     players = [*deciding, *([] if last is None else [last])]
     shares = [0.0] * one.steps
     for t in players:

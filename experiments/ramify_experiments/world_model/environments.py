@@ -1,4 +1,5 @@
-"""Three procedural environments with exact oracles, in words: a key-value tool server, a small shell, and a search engine over invented facts."""
+"""Three procedural environments with exact oracles, in words:
+a key-value tool server, a small shell, and a search engine over invented facts."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ class KvServer(_Worded):
 
 
 class Shell(_Worded):
-    """pwd, cd D, cd .., ls, mkdir D, echo W W > F, cat F, rm F, wc F (characters, the newline too); directories are one level deep."""
+    """pwd, cd D, cd .., ls, mkdir D, echo W W > F, cat F, rm F, wc F (characters, the newline too);
+    directories are one level deep."""
 
     def begin(self, task: Task) -> dict[str, Any]:
         """The tree at the start: at "/" and in its directories."""
@@ -141,7 +143,8 @@ class Shell(_Worded):
 
 
 class SearchEngine(_Worded):
-    """search NAME shows a snippet, which holds the price for a share of all names; open NAME shows the page; answer VALUE ends it."""
+    """search NAME shows a snippet, which holds the price for a share of all names;
+    open NAME shows the page; answer VALUE ends it."""
 
     def __init__(self, max_turns: int, share: float) -> None:
         super().__init__(max_turns)

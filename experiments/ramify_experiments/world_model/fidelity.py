@@ -1,4 +1,5 @@
-"""One small model of three environments: how often it answers as they do, on true history and on its own; and what masking echoes is worth."""
+"""One small model of three environments: how often it answers as they do, on true history and on its own;
+and what masking echoes is worth."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def tokenizer() -> HfTokenizer:
 
 
 def trajectory(kind: str, split: str, index: int, seed: int, echoes: float = 0.1) -> EnvTrajectory:
-    """One random episode of a kind of environment; ``echoes``: share of its turns that are echo commands. The opening holds its whole state.
+    """One random episode of a kind of environment; ``echoes``: share of its turns that are echo commands.
+    The opening holds its whole state.
 
     Of the search engine the row that a command names stands with the action, as the state store shows it to a model.
     """
@@ -205,7 +207,8 @@ def fidelity(seed: int, recipe: dict[str, Any], test: int, known: int) -> dict[s
 
 
 def masking(seed: int, recipe: dict[str, Any], base: int, steps: int, echoes: float, test: int, lr: float) -> dict[str, Any]:
-    """From a base that copies already: ``steps`` further ones with the paper's masks, without, and without for as many trained tokens.
+    """From a base that copies already: ``steps`` further ones with the paper's masks, without,
+    and without for as many trained tokens.
 
     The base and all arms see key-value servers of which ``echoes`` of the turns are echoes.
     """

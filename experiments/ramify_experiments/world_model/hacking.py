@@ -1,4 +1,5 @@
-"""Reinforcement of a world model by a judge that can be flattered: with and without extraction, with and without the rule anchor."""
+"""Reinforcement of a world model by a judge that can be flattered:
+with and without extraction, with and without the rule anchor."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def question(rng: np.random.Generator) -> tuple[str, str]:
 
 
 def judged(text: str | None, truth: str) -> float:
-    """The scripted judge, 1 to 5: 4 where the text holds the truth, else 1.5, and up to 1.5 more for praise in what it is shown."""
+    """The scripted judge, 1 to 5: 4 where the text holds the truth, else 1.5,
+    and up to 1.5 more for praise in what it is shown."""
     if text is None:
         return 1.0
     words = text.split()
@@ -53,7 +55,8 @@ def judged(text: str | None, truth: str) -> float:
 
 
 def started(seed: int, steps: int) -> TinyLM:
-    """A model that answers within the tag and sometimes adds a word of praise after it, as models that were trained on chats do."""
+    """A model that answers within the tag and sometimes adds a word of praise after it,
+    as models that were trained on chats do."""
     words = tokenizer()
     model = TinyLM(TinyConfig(words.size, 32, 2, 2, 2, 16, 96, context=64, eos=(words.token_id(END),)), seed)
 
@@ -74,7 +77,8 @@ def started(seed: int, steps: int) -> TinyLM:
 def reinforced(
     seed: int, strict: bool, anchor: bool, start: int, steps: int, prompts: int, samples: int, lr: float
 ) -> dict[str, Any]:
-    """GSPO on the judge: the share of predictions that praise themselves and that are right, before and after ``steps`` updates."""
+    """GSPO on the judge: the share of predictions that praise themselves and that are right,
+    before and after ``steps`` updates."""
     model, words = started(seed, start), tokenizer()
     engine = LocalModel(model, words, max_sequences=prompts * samples)
     config = TrainConfig(lr=lr, loss=LossConfig(clip_low=3e-4, clip_high=4e-4))

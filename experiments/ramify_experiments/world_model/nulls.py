@@ -21,7 +21,8 @@ NOISE = 0.15
 
 
 class Lookup:
-    """The real environment as a predictor: the actions so far are played in it. ``change`` (situation, text, mark) may alter the answer."""
+    """The real environment as a predictor: the actions so far are played in it.
+    ``change`` (situation, text, mark) may alter the answer."""
 
     def __init__(
         self, real: Environment, name: str, change: Callable[[Situation, str, str], tuple[str, str]] | None = None
@@ -171,7 +172,8 @@ CASES = (
     KnownCase(
         "audit: the simulated environment is the real one",
         "nothing",
-        "A desk whose answers are the real desk's with luck of its own; a finding is drift, over the luck that the real one has itself.",
+        "A desk whose answers are the real desk's with luck of its own; a finding is drift, over the luck that the real one has "
+        "itself.",
         _audited("exact", 30, "drift"),
         **NOTHING,
     ),
@@ -185,14 +187,16 @@ CASES = (
     KnownCase(
         "eval: errors that leave no trace",
         "nothing",
-        f"A server whose answers are wrong {NOISE:.0%} of the time, whatever was answered before; a finding is drift in closed loop.",
+        f"A server whose answers are wrong {NOISE:.0%} of the time, whatever was answered before; a finding is drift in closed "
+        "loop.",
         _evaluated("noisy"),
         **NOTHING,
     ),
     KnownCase(
         "eval: a lookup in another recording",
         "nothing",
-        "A world that looks up the nearest turn of one recording, beside the baselines, of which one does so in another; a finding is that it is better.",
+        "A world that looks up the nearest turn of one recording, beside the baselines, of which one does so in another; a "
+        "finding is that it is better.",
         _beside_baselines("retrieval:first"),
         **NOTHING,
     ),
@@ -220,7 +224,8 @@ CASES = (
     KnownCase(
         "eval: a world that knows",
         "planted",
-        f"A server whose answers are wrong {NOISE:.0%} of the time, beside the baselines; a finding is that it is better than all of them.",
+        f"A server whose answers are wrong {NOISE:.0%} of the time, beside the baselines; a finding is that it is better than "
+        "all of them.",
         _beside_baselines(f"predict:python:{__name__}:noisy"),
         **PLANTED,
     ),

@@ -1,5 +1,5 @@
-"""Reproduction 7(a), as two commands: ``world-model`` (reward hacking, a stingy simulation) and ``world-model-trained`` (fidelity, masking, one
-model as world model and agent), which trains a world model for a minute or more."""
+"""Reproduction 7(a), as two commands: ``world-model`` (reward hacking, a stingy simulation) and ``world-model-trained``
+(fidelity, masking, one model as world model and agent), which trains a world model for a minute or more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SIZES: dict[str, dict[str, Any]] = {
 STINGY_ARMS = ("real", "uncontrolled", "stingy")
 LEARNED = "learned, stingy"
 _UNLEARNT = (
-    "after 8,000 updates the model names the place behind a door no more often than one of the three that are listed, chance, so there is "
+    "after 8,000 updates the model names the place behind a door no more often than one of the three that are listed, chance, "
+    "so there is "
     "nothing that could help the agent; see docs/methods/world-model-evidence.md"
 )
 _SHORT = "one seed, after 300 steps of a base that copies an echo in one of ten: too little to tell the arms apart; see docs/methods/world-model-evidence.md"
@@ -61,7 +62,8 @@ def _runs(cells: ResultCache, size: str, first: int) -> Callable[..., dict[str, 
 
 @sized("world-model", quick=1, cpu=1)
 def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a), 3 and 4: a judge that can be flattered, and a stingy simulation against the real environment. ``quick``: fewer updates."""
+    """Section 7(a), 3 and 4: a judge that can be flattered,
+    and a stingy simulation against the real environment. ``quick``: fewer updates."""
     checks, runs = Checks(seeds, KNOWN), _runs(cells, size, seeds[0])
     _hacking(checks, runs("hacking", reinforced, ARMS), size)
     _stingy(checks, runs("stingy", trained, {arm: {"arm": arm} for arm in STINGY_ARMS}))
@@ -70,7 +72,8 @@ def reproduce(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
 
 @sized("world-model-trained", quick=1, cpu=1)
 def reproduce_trained(size: str, cells: ResultCache, seeds: Sequence[int]) -> Checks:
-    """Section 7(a), 1, 2, 5 and the last arm of 4: what takes a trained world model. ``quick``: a model that was hardly trained."""
+    """Section 7(a), 1, 2, 5 and the last arm of 4: what takes a trained world model.
+    ``quick``: a model that was hardly trained."""
     checks, runs = Checks(seeds, KNOWN), _runs(cells, size, seeds[0])
     _fidelity(checks, runs("fidelity", fidelity, {"fidelity": {}})["fidelity"], size)
     if size == "cpu":

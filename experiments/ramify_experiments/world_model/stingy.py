@@ -1,6 +1,8 @@
-"""Agents trained in a real search environment and in simulations of it: how often a snippet holds the answer decides what they learn.
+"""Agents trained in a real search environment and in simulations of it:
+how often a snippet holds the answer decides what they learn.
 
-The agent is a softmax policy over what it has seen, not a language model (see the evidence page); episodes are played side by side.
+The agent is a softmax policy over what it has seen, not a language model (see the evidence page);
+episodes are played side by side.
 
 Axis legend: B episodes, S what the agent has seen, A actions.
 """
@@ -56,7 +58,8 @@ def exact_answers(seed: int) -> ShownPrices:
 
 
 def learned_answers(seed: int, recipe: dict[str, Any]) -> ShownPrices:
-    """What the world model of the fidelity experiment shows of the same rows, which the state store gives it; the truth is the store's."""
+    """What the world model of the fidelity experiment shows of the same rows,
+    which the state store gives it; the truth is the store's."""
     environment, made = simulated(WorldRecipe(**recipe).model()), rows(seed)  # one model for all seeds
     shown: dict[str, list[int]] = {"search": [], "open": []}
     for name, row in made.items():
@@ -116,8 +119,8 @@ def played(
 
 
 def trained(seed: int, arm: str, updates: list[int], recipe: dict[str, Any], batch: int, lr: float, test: int) -> dict[str, Any]:
-    """REINFORCE with the batch's mean as baseline, in the environment of ``arm``; success and pages opened in the real one after each of
-    ``updates``, and before."""
+    """REINFORCE with the batch's mean as baseline, in the environment of ``arm``; success and pages opened in the real one after
+    each of ``updates``, and before."""
     answers = learned_answers(seed, recipe) if arm == "learned, stingy" else exact_answers(seed)
     whole = {"real": REAL, "uncontrolled": 1.0}.get(arm, STINGY)
     policy, rng = START.copy(), generator(seed, "stingy", arm)

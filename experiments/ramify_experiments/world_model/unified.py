@@ -24,7 +24,8 @@ ID = {word: i for i, word in enumerate(WORDS)}
 
 
 def example(rng: np.random.Generator, agent: bool) -> list[str]:
-    """A place, and a question of each door or goal in any order, each answered by the word after it. Doors are listed in any order."""
+    """A place, and a question of each door or goal in any order, each answered by the word after it.
+    Doors are listed in any order."""
     ends = rng.permutation(PLACES)[: len(DOORS)]
     words = [word for i in rng.permutation(len(DOORS)) for word in (DOORS[i], str(ends[i]))]
     for i in rng.permutation(len(DOORS)):
@@ -50,8 +51,8 @@ def right(model: TinyLM, seed: int, agent: bool, n: int) -> float:
 def unified(
     seed: int, updates: list[int], policy: int, demonstrations: int, batch: int, lr: float, test: int
 ) -> list[dict[str, float]]:
-    """Next-observation training up to each of ``updates``, each followed by the same policy training: ``policy`` updates on the same
-    ``demonstrations``. What it predicts and how often it succeeds."""
+    """Next-observation training up to each of ``updates``, each followed by the same policy training: ``policy`` updates on the
+    same ``demonstrations``. What it predicts and how often it succeeds."""
     model = TinyLM(TinyConfig(len(WORDS), 32, 2, 2, 2, 16, 96, context=32, eos=(0,)), seed)
     shown = rows(seed, "unified demonstrations", 0, demonstrations, True)
     found = []

@@ -1,4 +1,5 @@
-"""Budgets: the limit on a piece of work. Reaching one is a clean stop with results kept; what was spent where is the ledger's business."""
+"""Budgets: the limit on a piece of work. Reaching one is a clean stop with results kept;
+what was spent where is the ledger's business."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ UNITS = ("calls", "tokens", "turns", "seconds", "money", "sandbox_seconds")
 
 
 class Budget:
-    """Limits per unit (absent: no limit). A child's spending counts towards its parent, so no child spends more than the parent has left.
+    """Limits per unit (absent: no limit). A child's spending counts towards its parent,
+    so no child spends more than the parent has left.
 
     ``seconds`` is wall time since the budget was made, plus seconds charged (a resumed run charges its earlier time). Amounts
     are charged after they were spent, so the last call may overshoot; poll :attr:`spent_out` before starting more.
@@ -45,7 +47,8 @@ class Budget:
         return Budget(limits, self, self._clock)
 
     def charge(self, **amounts: float) -> None:
-        """Record what was spent (``charge(calls=1, tokens=80)``), here and in every ancestor. Never raises for going over. Raises ValueError on a negative amount."""
+        """Record what was spent (``charge(calls=1, tokens=80)``), here and in every ancestor.
+        Never raises for going over. Raises ValueError on a negative amount."""
         for unit, amount in amounts.items():
             _known(unit)
             if not amount >= 0:

@@ -42,7 +42,8 @@ class Config(BaseModel):
     """Dotted names, with spaces, of the settings that help shows first; the others are advanced. Empty: all are basic."""
 
     ITSELF: ClassVar[str] = ""
-    """The field that a table of settings may be named for: ``--credit NAME`` says ``--credit.name NAME``, and help shows the short form."""
+    """The field that a table of settings may be named for: ``--credit NAME`` says ``--credit.name NAME``, and help shows the
+    short form."""
 
     EARLIER: ClassVar[Mapping[str, str]] = {}
     """Old names of settings, as files and runs may still have them."""
@@ -93,7 +94,8 @@ HIDDEN: dict[str, JsonValue] = {"hidden": True}
 
 
 class Setting(NamedTuple):
-    """One line of help: dotted name, type, default as shown ("" when required), help text, whether it must be given, whether no help shows it."""
+    """One line of help: dotted name, type, default as shown ("" when required), help text,
+    whether it must be given, whether no help shows it."""
 
     name: str
     type: str
@@ -111,8 +113,8 @@ def load(
 ) -> C:
     """Resolve a configuration: defaults, then what is ``given`` in Python, then each TOML file, then options of the command line.
 
-    ``options`` are dotted names with texts (lists as ``1,2,3`` or JSON, ``none``) or truth values. Raises UserError naming the file or
-    option, the key and the nearest right name.
+    ``options`` are dotted names with texts (lists as ``1,2,3`` or JSON, ``none``) or truth values. Raises UserError naming the
+    file or option, the key and the nearest right name.
     """
     defaults = ((name, info.get_default(call_default_factory=True)) for name, info in cls.model_fields.items())
     merged = {name: _preset(default) for name, default in defaults if isinstance(default, Config)}

@@ -1,6 +1,7 @@
 """Which battery checks which kind of component, for ``ramify check`` and the pytest plug-in; batteries are imported on first use.
 
-A battery is a function ``check_KIND(part, ...) -> list[Problem]`` in a module whose ``CHECKS`` lists its checks. A new kind adds a row.
+A battery is a function ``check_KIND(part, ...) -> list[Problem]`` in a module whose ``CHECKS`` lists its checks. A new kind adds
+a row.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def takes_text(make: Any) -> bool:
 
 
 def named(kind: str, name: str) -> Any:
-    """The component registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``. Raises UserError with the nearest name."""
+    """The component registered as ``name``, or as NAME with an argument for ``NAME:ARGUMENT``.
+    Raises UserError with the nearest name."""
     kind = known_kind(kind)
     plain, colon, argument = name.partition(":")
     return make(kind, registry.get(kind, plain), argument if colon else None)

@@ -49,9 +49,9 @@ class BusyError(RamifyError):
 class InfrastructureError(RamifyError):
     """A failure of the infrastructure, not of the agent. The rollout records it on the tree; sibling attempts continue.
 
-    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor, template. It names the component that failed. ``kind``
-    is a finer name where that component has one; ``final`` is True where a retry is pointless or was done already. Secrets are redacted
-    from ``message``, which may quote third-party code or a server."""
+    ``boundary`` is one of provider, engine, env, tool, sandbox, scorer, compactor, template. It names the component that failed.
+    ``kind`` is a finer name where that component has one; ``final`` is True where a retry is pointless or was done already.
+    Secrets are redacted from ``message``, which may quote third-party code or a server."""
 
     kind: str = ""
     final: bool = False

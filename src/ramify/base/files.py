@@ -27,7 +27,8 @@ _WRONG_PATH = {
 
 
 def refusal(what: str, error: OSError) -> RamifyError:
-    """``what`` (such as "cannot write x.json") with the system's reason: a UserError where the path is wrong, else a RamifyError."""
+    """``what`` (such as "cannot write x.json") with the system's reason:
+    a UserError where the path is wrong, else a RamifyError."""
     return (UserError if error.errno in _WRONG_PATH else RamifyError)(f"{what}: {reason(error)}")
 
 
@@ -38,7 +39,8 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def folder_aside(parent: Path) -> Iterator[Path]:
-    """An empty temporary folder in ``parent``, to be filled and renamed; what is left of it at the end is removed. Raises OSError."""
+    """An empty temporary folder in ``parent``, to be filled and renamed;
+    what is left of it at the end is removed. Raises OSError."""
     made = Path(tempfile.mkdtemp(prefix=f"{_aside(parent, 'folder').name}-", dir=parent))
     try:
         yield made
@@ -141,7 +143,8 @@ def read_small(path: Path, what: str, most: int = SMALL) -> bytes:
 
 
 def read_regular(path: Path, what: str, most: int = SMALL) -> bytes:
-    """As :func:`read_small`, of a plain file alone: a device or a pipe, which may never end or never begin, is refused unopened."""
+    """As :func:`read_small`, of a plain file alone: a device or a pipe,
+    which may never end or never begin, is refused unopened."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -152,7 +155,8 @@ def read_regular(path: Path, what: str, most: int = SMALL) -> bytes:
 
 
 def read_record(path: Path, what: str) -> dict[str, Any]:
-    """The JSON object that a plain file holds; ``what`` as in :func:`read_small`. Raises UserError where it cannot be read or is none."""
+    """The JSON object that a plain file holds; ``what`` as in :func:`read_small`.
+    Raises UserError where it cannot be read or is none."""
     try:
         record = json.loads(read_regular(path, what))
     except (ValueError, RecursionError) as error:

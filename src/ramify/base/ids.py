@@ -26,7 +26,8 @@ def stable_hash(*parts: str | bytes | int | None) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: one text per value. Raises ValueError on NaN or infinity, TypeError on foreign types."""
+    """JSON with sorted keys and no spaces: one text per value.
+    Raises ValueError on NaN or infinity, TypeError on foreign types."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

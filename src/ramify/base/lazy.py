@@ -20,6 +20,7 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def public(method: str, names: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """``__all__`` and ``__getattr__`` of a method's package: its ``NEEDS``, and the public ``names`` of each module, apart by spaces."""
+    """``__all__`` and ``__getattr__`` of a method's package:
+    its ``NEEDS``, and the public ``names`` of each module, apart by spaces."""
     homes = {name: module for module, listed in names.items() for name in listed.split()}
     return ["NEEDS", *homes], loader(method, homes)

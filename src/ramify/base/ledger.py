@@ -20,7 +20,8 @@ class Ledger:
         self.cached: dict[str, Amounts] = {}
 
     def add(self, category: str, cached: bool = False, **amounts: float) -> None:
-        """Record what was spent (``add("rollout", tokens=80)``), or what a cache hit saved. Raises ValueError on a negative or undefined amount."""
+        """Record what was spent (``add("rollout", tokens=80)``), or what a cache hit saved.
+        Raises ValueError on a negative or undefined amount."""
         row = (self.cached if cached else self.spent).setdefault(category, {})
         for unit, amount in amounts.items():
             if not amount >= 0:

@@ -1,5 +1,5 @@
-"""Plug-ins: an installed package names a module in its entry-point group ``ramify``; importing that module registers components. Also finds
-components of the user's that no package registers, by ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE``.
+"""Plug-ins: an installed package names a module in its entry-point group ``ramify``; importing that module registers components.
+Also finds components of the user's that no package registers, by ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE``.
 
 ``RAMIFY_PLUGINS`` set and empty turns all plug-ins off. A plug-in that fails to load is remembered, never fatal; what it prints
 while it loads goes to standard error, so that it cannot spoil a result on standard output.
@@ -130,10 +130,11 @@ def _name_late(entry: EntryPoint) -> None:
 
 
 def own_path(spec: str) -> tuple[str, str] | None:
-    """How a text names a component of the user's: its prefix, and the path for :func:`find_attribute`; None where it names no such
-    component.
+    """How a text names a component of the user's: its prefix, and the path for :func:`find_attribute`; None where it names no
+    such component.
 
-    ``factory:PATH`` is what the callable at PATH returns, ``python:PATH`` the object itself, as is ``FILE.py:ATTRIBUTE`` (prefix "").
+    ``factory:PATH`` is what the callable at PATH returns, ``python:PATH`` the object itself,
+    as is ``FILE.py:ATTRIBUTE`` (prefix "").
     """
     word, colon, rest = spec.partition(":")
     if colon and word in ("factory", "python"):
@@ -146,10 +147,11 @@ _MOVED = re.compile(r"^ramify\.env\.worlds\.(\w+):(\w+)World$")
 
 
 def find_attribute(spec: str, missing: str = "") -> Any:
-    """What ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE`` names (dots allowed in the attribute); the current folder is searched last.
+    """What ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE`` names (dots allowed in the attribute);
+    the current folder is searched last.
 
-    Raises UserError where there is no such attribute (``missing`` where there is no module of that name), NeedsError where it imports a
-    package that is not installed."""
+    Raises UserError where there is no such attribute (``missing`` where there is no module of that name), NeedsError where it
+    imports a package that is not installed."""
     module, colon, attribute = _MOVED.sub(r"ramify.env.builtin.\1:\2Environment", spec).rpartition(":")
     if not colon or not module or not attribute:
         raise UserError(f"'{spec}' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
@@ -202,8 +204,8 @@ def own_component(
 ) -> Any:
     """The component of the user's that ``spec`` names, or what it makes when it is a class or function.
 
-    ``adapt`` makes a component of a plain function, None where it cannot. Raises UserError on what fails or does not follow the protocol
-    ``kind``."""
+    ``adapt`` makes a component of a plain function, None where it cannot. Raises UserError on what fails or does not follow the
+    protocol ``kind``."""
     found = find_attribute((own_path(spec) or ("", spec))[1])
     if not isinstance(found, type) and _fits(spec, found, kind):
         return found
@@ -221,8 +223,8 @@ def own_component(
 
 
 def _fits(spec: str, thing: Any, kind: type) -> bool:
-    """Whether it has the members of the protocol. Properties are not read where it can be told without (as from Python 3.12 on): those of an
-    endpoint are requests."""
+    """Whether it has the members of the protocol. Properties are not read where it can be told without (as from Python 3.12 on):
+    those of an endpoint are requests."""
     named = {
         name for base in kind.__mro__[:-1] for name in (*vars(base), *getattr(base, "__annotations__", ())) if name[0] != "_"
     }
@@ -238,8 +240,8 @@ def _fits(spec: str, thing: Any, kind: type) -> bool:
 def own_function(spec: str, *arguments: str) -> Callable[..., Any]:
     """The user's own function that ``spec`` names (see :func:`own_path`), to be called with ``arguments``, which are their names.
 
-    It is the function or callable object itself, or what a class or a function without arguments makes. Raises UserError where there is
-    no such thing, or it cannot be called so.
+    It is the function or callable object itself, or what a class or a function without arguments makes. Raises UserError where
+    there is no such thing, or it cannot be called so.
     """
     word, path = own_path(spec) or ("", spec)
     found = find_attribute(path)

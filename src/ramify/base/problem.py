@@ -18,7 +18,8 @@ class Problem:
 
 
 def run_checks(checks: Sequence[Callable[[P], Iterable[str]]], probe: P) -> list[Problem]:
-    """Run every check on ``probe``: each yields one sentence per fault and is named after its function. An exception is a fault, too."""
+    """Run every check on ``probe``: each yields one sentence per fault and is named after its function.
+    An exception is a fault, too."""
     problems = []
     for check in checks:
         name = check.__name__.removeprefix("_")

@@ -19,7 +19,8 @@ class Progress:
         """
 
     def at(self, done: float, note: str = "", phase: str = "") -> None:
-        """``done`` units in all are done. ``note`` says how well (``success 41%``); ``phase`` what comes now, where that changes."""
+        """``done`` units in all are done. ``note`` says how well (``success 41%``);
+        ``phase`` what comes now, where that changes."""
 
 
 SILENT = Progress()

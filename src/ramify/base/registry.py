@@ -1,7 +1,7 @@
 """The registry of components: ``register(kind, name)`` on a class or function, ``get(kind, name)`` to find it.
 
-Built-in components are registered like those of plug-ins, by the modules listed here; a module is imported only when a name of its kind is
-looked up. Methods are the packages under ``ramify.methods``."""
+Built-in components are registered like those of plug-ins, by the modules listed here; a module is imported only when a name of
+its kind is looked up. Methods are the packages under ``ramify.methods``."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ T = TypeVar("T")
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Decorate a class or function (or call with any object) to make it known as ``name``.
 
-    Raises UserError on an unknown kind, on an object that is not a class or function where the kind needs one, or when another component
-    already has the name."""
+    Raises UserError on an unknown kind, on an object that is not a class or function where the kind needs one, or when another
+    component already has the name."""
     kind = known_kind(kind)
     if not isinstance(name, str) or not name or ":" in name or name != name.strip():
         raise UserError(f"{name!r} is no name for a {kind}: a name is a text without ':' and without spaces around it")

@@ -25,7 +25,8 @@ _MIN_SECRET = 8  # shorter environment values ("1", "true") would redact ordinar
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """``value`` without secrets: entries under secret-looking keys, logins inside URLs, and values of secret environment variables."""
+    """``value`` without secrets: entries under secret-looking keys, logins inside URLs,
+    and values of secret environment variables."""
     if isinstance(value, Mapping):
         return {k: redact(v, str(k)) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -41,5 +42,6 @@ def redact(value: Any, key: str = "") -> Any:
 
 
 def without_keys(text: str, instead: str = "[key]") -> str:
-    """``text`` with keys of known shapes (OpenAI, AWS, GitHub, GitLab, Hugging Face, Slack, Google, JWT, PEM, bearer) replaced."""
+    """``text`` with keys of known shapes (OpenAI, AWS, GitHub, GitLab, Hugging Face, Slack,
+    Google, JWT, PEM, bearer) replaced."""
     return _KEY.sub(instead, text)

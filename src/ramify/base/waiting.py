@@ -23,7 +23,8 @@ def wait_for(work: Callable[[], Awaitable[T]]) -> T:
 def complete(work: Coroutine[Any, Any, T], loop: asyncio.Runner | None = None) -> T:
     """``asyncio.run(work)``, or ``loop.run(work)``, for what returns much.
 
-     Their handler of Ctrl-C holds the task, and taking it away makes ``signal`` write out the task, with its whole result, several times
+     Their handler of Ctrl-C holds the task, and taking it away makes ``signal`` write out the task,
+     with its whole result, several times
     . Here the task's result is None.
     """
     found: list[T] = []

@@ -1,5 +1,5 @@
-"""``ramify check``: run a kind's conformance battery on one component (built in, from a plug-in, or from your own file), check a method
-against known truth, or check a run."""
+"""``ramify check``: run a kind's conformance battery on one component (built in, from a plug-in, or from your own file), check a
+method against known truth, or check a run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a component does what its kind promises, that a run is undamaged, or that a method finds planted effects and nothing else.
+    """Check that a component does what its kind promises, that a run is undamaged,
+    or that a method finds planted effects and nothing else.
 
     Exit code 0: passed; 1: failed; 4: a requirement is missing.
     """

@@ -15,7 +15,8 @@ def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], argument("SHELL", help="bash, zsh or fish.")],
     as_json: Json = False,
 ) -> None:
-    """Print the completion script of a shell. With bash: `ramify completion bash > ~/.local/share/bash-completion/completions/ramify`."""
+    """Print the completion script of a shell. With bash:
+    `ramify completion bash > ~/.local/share/bash-completion/completions/ramify`."""
     from ramify.cli.main import command_line
 
     script = command_line().generate_completion(shell=shell)

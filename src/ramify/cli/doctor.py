@@ -53,8 +53,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
 
 
 class Findings:
-    """Rows of the report. ``broken``: something that is installed does not work; ``absent``: something optional is not there; ``warning``:
-    a guarantee that this machine does not give, or gives at a cost."""
+    """Rows of the report. ``broken``: something that is installed does not work; ``absent``: something optional is not there;
+    ``warning``: a guarantee that this machine does not give, or gives at a cost."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -85,7 +85,8 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox. Exit code 1: something installed is broken."""
+    """Check the installation: versions, hardware, extras, plug-ins, endpoints, sandbox.
+    Exit code 1: something installed is broken."""
     from ramify.render import terminal
 
     found = Findings()

@@ -30,7 +30,8 @@ def fork(
         list[Path] | None,
         option(
             metavar="FILE",
-            help='JSON file with the edit, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; default: no edit. Several files share '
+            help='JSON file with the edit, e.g. {"append": " wait,"} or {"rule": {"add": "Ask first."}}; default: no edit. '
+            "Several files share "
             "one control.",
         ),
     ] = None,
@@ -160,7 +161,8 @@ def table(record: dict[str, Any]) -> str:
         low, high = record["difference"]["interval"]
         text += (
             f"\n\nThe edit changed success by {100 * record['difference']['success']:+.1f} points, "
-            f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}, p = {record['evidence']['p']:.2g}. These counts would have shown a "
+            f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}, p = {record['evidence']['p']:.2g}. These counts would have "
+            "shown a "
             f"change of {100 * record['evidence']['detectable']:.0f} points 4 times in 5."
         )
     if record["diff"]:

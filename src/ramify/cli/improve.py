@@ -80,7 +80,8 @@ def tried(trial: dict[str, Any]) -> str:
     successes = round(trial["success"] * trial["n"])
     sizes = [f"{name} {trial[name] / 2**20:.1f} MiB" for name in ("checkpoint", "weights", "agent")]
     return (
-        f"Trial: {successes} of {trial['n']} episodes succeeded ({trial['success']:.1%}, 95 % interval {low:.1%} to {high:.1%}).\n"
+        f"Trial: {successes} of {trial['n']} episodes succeeded ({trial['success']:.1%}, 95 % interval {low:.1%} to "
+        f"{high:.1%}).\n"
         f"One training step on {plural(trial['training rows'], 'row')} was made and saved: {', '.join(sizes)}."
     )
 

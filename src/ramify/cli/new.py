@@ -36,7 +36,8 @@ def new(
     out: Annotated[Path | None, option(metavar="DIR", help="Folder to make; default: ./NAME.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a small package with one working component, its test and its plug-in entry; a method also gets its page and its experiment."""
+    """Write a small package with one working component, its test and its plug-in entry;
+    a method also gets its page and its experiment."""
     from ramify.render import terminal
 
     kind = kind if kind == METHOD else conformance.known_kind(kind)
@@ -59,7 +60,8 @@ def check_name(kind: str, name: str) -> None:
     """Raises UserError on a name that a package, a module and a component cannot all have."""
     if not _NAME.fullmatch(name) or len(name) > LONGEST:
         raise UserError(
-            f"'{name}' is no name for a component: at most {LONGEST} lower-case letters and digits, a letter first, words joined by '-'"
+            f"'{name}' is no name for a component: at most {LONGEST} lower-case letters and digits, a letter first, words "
+            "joined by '-'"
         )
     from ramify.cli.main import VERBS
 

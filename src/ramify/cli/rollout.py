@@ -161,7 +161,8 @@ def tree_run(
             with Run.open(folder) as opened:
                 write_lines(opened, out)
             say(
-                f"{out} is an export of {folder}, which holds the trees: `ramify tree-rollouts report` and `ramify import` read either"
+                f"{out} is an export of {folder}, which holds the trees: `ramify tree-rollouts report` and `ramify import` read "
+                "either"
             )
         record = result["trees"] | {"out": None if out is None else str(out), "run": str(folder)}
         emit(record, as_json, f"{report_text(result['trees'])}\n\nLook at them with `ramify show {folder} --web`.")

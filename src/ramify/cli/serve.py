@@ -51,7 +51,8 @@ def serve(
     verify: Annotated[
         str,
         option(
-            help="With --drafter: rejection sampling, or coupled (common random numbers: the same tokens as without a drafter). Seeded requests are always coupled."
+            help="With --drafter: rejection sampling, or coupled (common random numbers: the same tokens as without a drafter). "
+            "Seeded requests are always coupled."
         ),
     ] = "rejection",
     max_sequences: Annotated[int, option(help="Samples that run at once.", min=1)] = ROWS,
@@ -266,7 +267,8 @@ def _serve_environment(
 
 
 def _secret(token: bool, host: str) -> tuple[str, str | None]:
-    """A token made here ("" where none was), and the one that is required, None without. Raises UserError where the address needs one."""
+    """A token made here ("" where none was), and the one that is required, None without.
+    Raises UserError where the address needs one."""
     from ramify.web.limits import check_bind, make_token
 
     made = make_token() if token and not os.environ.get(TOKEN) else ""
@@ -302,11 +304,12 @@ def find_served(
     dtype: str = "",
     chat_template: Path | None = None,
 ) -> tuple[Model, Callable[[], Gauges]]:
-    """The model that ``spec`` names as the server holds it, with chats rendered by a template where it takes tokens, and its numbers for
-    /metrics.
+    """The model that ``spec`` names as the server holds it, with chats rendered by a template where it takes tokens, and its
+    numbers for /metrics.
 
-    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the verification rule (:mod:`ramify.engine.verify`) for samples without a seed;
-    ``chat_template`` replaces the checkpoint's own. Raises UserError where there is no such model or a drafter is given for a remote one.
+    ``kv_memory`` in MiB, 0 for no bound; ``verify`` is the verification rule (:mod:`ramify.engine.verify`) for samples without a
+    seed; ``chat_template`` replaces the checkpoint's own. Raises UserError where there is no such model or a drafter is given for
+    a remote one.
     """
     from ramify.model.chat import read_template
     from ramify.model.laid import Layout

@@ -58,7 +58,8 @@ def show(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Summarise a run: how often its attempts succeeded; of an improve run before and after, the last updates, where the budget went."""
+    """Summarise a run: how often its attempts succeeded; of an improve run before and after,
+    the last updates, where the budget went."""
     folder = find_run(run)
     if web and html is not None:
         raise UserError("choose one of --web and --html")
@@ -99,8 +100,9 @@ def write_report(folder: Path, out: Path, scorer: str | None = None, beside: Pat
 def summarise(run: Run, scorer: str | None = None) -> dict[str, Any]:
     """Everything the summary shows, as JSON. An imported run has no evaluations, updates or result.
 
-    ``attempts`` is None in an improve run, which has evaluations instead, and where no attempt is scored. ``scorers`` are the candidates
-    where several could decide. ``forks`` are those that were asked for (None without any): they are no attempts. Raises UserError where there is no ``scorer`` of that name."""
+    ``attempts`` is None in an improve run, which has evaluations instead, and where no attempt is scored. ``scorers`` are the
+    candidates where several could decide. ``forks`` are those that were asked for (None without any): they are no attempts.
+    Raises UserError where there is no ``scorer`` of that name."""
     from ramify.trace.failures import failures
 
     evals = {e.key: {k: v for k, v in e.payload.items() if k != "outcomes"} for e in run.journal("eval")}
@@ -218,7 +220,8 @@ def _text(record: dict[str, Any]) -> str:
     if record["attempts"] and record["attempts"]["interval"] is None:
         played = record["attempts"]
         parts.append(
-            f"{played['successes']} of {played['n']} attempts succeeded. A selector chose where they start, so this is not a success rate: "
+            f"{played['successes']} of {played['n']} attempts succeeded. A selector chose where they start, so this is not a "
+            "success rate: "
             f"`ramify tree-rollouts report {record['run']}` evaluates the trees."
         )
     elif record["attempts"]:
@@ -231,7 +234,8 @@ def _text(record: dict[str, Any]) -> str:
     if record["forks"]:
         forked = record["forks"]
         parts.append(
-            f"{plural(forked['n'], 'fork')} {'is' if forked['n'] == 1 else 'are'} not counted with them; {forked['successes']} succeeded."
+            f"{plural(forked['n'], 'fork')} {'is' if forked['n'] == 1 else 'are'} not counted with them; {forked['successes']} "
+            "succeeded."
         )
     if record["failed"]:
         parts.append(f"{record['failed']['sentence']}. Failed attempts are not counted.")

@@ -36,7 +36,8 @@ def why(
         str,
         argument(
             "TREE-or-NODE",
-            help="Name of a tree, or a node of an attempt: its id or the first digits. Default: a failed attempt at the task with most successes.",
+            help="Name of a tree, or a node of an attempt: its id or the first digits. Default: a failed attempt at the task "
+            "with most successes.",
         ),
     ] = "",
     samples: Annotated[
@@ -58,7 +59,8 @@ def why(
         list[str] | None,
         option(
             metavar="CHANGE",
-            help="What if, at that step: resample, action[=TEXT], observation=TEXT, context=FILE (an edit) or policy=MODEL; may be repeated.",
+            help="What if, at that step: resample, action[=TEXT], observation=TEXT, context=FILE (an edit) or policy=MODEL; may "
+            "be repeated.",
         ),
     ] = None,
     every: Annotated[bool, option("--all", help="One failed attempt of every tree, and what their tools lost.")] = False,
@@ -72,8 +74,8 @@ def why(
 ) -> None:
     """Which step of an attempt lost it, what else was possible there, and what would have helped.
 
-    Steps are sampled again under the unchanged agent, most where success fell. The same command again loads what is there and continues
-    what was interrupted. Where the agent cannot be run again the attempts that are there are compared.
+    Steps are sampled again under the unchanged agent, most where success fell. The same command again loads what is there and
+    continues what was interrupted. Where the agent cannot be run again the attempts that are there are compared.
     """
     from ramify.jobs import helped as change
     from ramify.jobs import why as job
@@ -179,7 +181,8 @@ def _next(why: Why, folder: str, did: bool, options: str) -> list[str]:
         change = (
             ""
             if did
-            else f"Change it: `ramify why {name} {why.attempt[:12]} --do {shlex.quote('action=' + best) if best else 'resample'}{options}`"
+            else f"Change it: `ramify why {name} {why.attempt[:12]} --do "
+            f"{shlex.quote('action=' + best) if best else 'resample'}{options}`"
         )
         return [
             line for line in (change, f"Go on from there: `{why.command}`", f"Look at it: `ramify show {name} --web`") if line

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import os
 
-# MKL picks kernels by shape and thread count unless it is pinned before its first call; a row's result must depend on that row alone.
-# STRICT: without it some processors still choose by the number of rows.
+# MKL picks kernels by shape and thread count unless it is pinned before its first call; a row's result must depend on that row
+# alone. STRICT: without it some processors still choose by the number of rows.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")

@@ -1,7 +1,8 @@
-"""LoRA adapters in the layout of PEFT (``adapter_config.json``, ``adapter_model.safetensors``), added to the weights of their base.
+"""LoRA adapters in the layout of PEFT (``adapter_config.json``, ``adapter_model.safetensors``),
+added to the weights of their base.
 
-While one is trained the model keeps whole weights, so everything else runs as without it: gradients of the weights become those of the low-rank
-parts by the chain rule, and the weights are added up anew after every step."""
+While one is trained the model keeps whole weights, so everything else runs as without it: gradients of the weights become those
+of the low-rank parts by the chain rule, and the weights are added up anew after every step."""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ class Adapter:
 
     @classmethod
     def new(cls, module: nn.Module, rank: int, seed: int, base: Path) -> Adapter:
-        """One of ``rank`` for every linear layer of ``module`` but its head, a change of nothing at first: A as PEFT starts it (uniform, Kaiming),
-        B zero. Its strength alpha is twice its rank. ``base`` is the folder of the model.
+        """One of ``rank`` for every linear layer of ``module`` but its head, a change of nothing at first: A as PEFT starts it
+        (uniform, Kaiming), B zero. Its strength alpha is twice its rank. ``base`` is the folder of the model.
 
         Raises UserError where there is no such layer, or layers of both ways to lay out a matrix."""
         kinds = {
@@ -89,7 +90,8 @@ class Adapter:
         layers = {name: kind for name, kind in kinds.items() if module.get_submodule(name) is not head}
         if len(set(layers.values())) != 1:
             raise UserError(
-                f"{type(module).__name__} has {'no' if not layers else 'two kinds of'} linear layers: no adapter can be made for it"
+                f"{type(module).__name__} has {'no' if not layers else 'two kinds of'} linear layers: no adapter can be made "
+                "for it"
             )
         turned = "Conv1D" in layers.values()  # GPT-2 keeps its matrices the other way round
         weights = {f"{name}.weight": _weight(module, name).detach().cpu().clone() for name in layers}
@@ -107,8 +109,8 @@ class Adapter:
 
     @classmethod
     def read(cls, folder: Path, module: nn.Module) -> Adapter:
-        """The LoRA adapter in ``folder`` for ``module``, its base. Raises NeedsError on adapters of another kind, UserError where it does not
-        fit."""
+        """The LoRA adapter in ``folder`` for ``module``, its base. Raises NeedsError on adapters of another kind, UserError where
+        it does not fit."""
         config = _config(folder)
         if config.get("peft_type") != "LORA":
             raise NeedsError(

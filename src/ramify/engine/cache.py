@@ -21,8 +21,9 @@ from torch import Tensor
 SLOTS, POSITIONS = 4, 64
 """What a cache begins with."""
 SPAN, WHOLE, SPLIT, PART = 32, 512, 384, 192
-"""Attention looks at a multiple of SPAN positions. Its kernel takes WHOLE at a time, and a last part of SPLIT or more as it takes a whole
-one, of PART or less as the beginning of one. What lies between is divided in other places, and so has other bits: it is looked at as SPLIT."""
+"""Attention looks at a multiple of SPAN positions. Its kernel takes WHOLE at a time, and a last part of SPLIT or more as it takes
+a whole one, of PART or less as the beginning of one. What lies between is divided in other places,
+and so has other bits: it is looked at as SPLIT."""
 BLOCK = 16
 """Tokens of a block of the prefix cache."""
 
@@ -40,12 +41,13 @@ class Views(NamedTuple):
 
 
 class KVCache:
-    """Keys and values of running sequences, one tensor ``kv`` [L, R, S, C]. Slots and positions grow by doubling; contents survive.
+    """Keys and values of running sequences, one tensor ``kv`` [L, R, S, C].
+    Slots and positions grow by doubling; contents survive.
 
-    ``most`` bounds R x S. Where both cannot grow within it, slots that are no longer asked for are given up for positions, and the other
-    way round; while contents move, old and new memory exist together. ``spare`` positions past every sequence are kept free for what a
-    forward pass writes there. ``prefixes`` holds ``prefix_bytes`` at most; it takes the first ``stored`` layers of positions that have
-    features there, else the first ``bare`` (by default all layers either way).
+    ``most`` bounds R x S. Where both cannot grow within it, slots that are no longer asked for are given up for positions, and
+    the other way round; while contents move, old and new memory exist together. ``spare`` positions past every sequence are kept
+    free for what a forward pass writes there. ``prefixes`` holds ``prefix_bytes`` at most; it takes the first ``stored`` layers
+    of positions that have features there, else the first ``bare`` (by default all layers either way).
     """
 
     def __init__(
@@ -148,7 +150,8 @@ class KVCache:
         return ends[0]
 
     def store(self, slot: int, tokens: Sequence[int], whole: int) -> None:
-        """Keep the keys and values of ``tokens``, which a slot holds from its front; the first ``whole`` have all ``stored`` layers."""
+        """Keep the keys and values of ``tokens``, which a slot holds from its front;
+        the first ``whole`` have all ``stored`` layers."""
         if not self.slots or self.prefixes.budget <= 0:
             return
 
@@ -182,7 +185,8 @@ def doubled(start: int, least: int) -> int:
 
 
 def span(positions: int) -> int:
-    """How many positions attention looks at so that the first ``positions`` are seen; those past them are masked, and change no bit."""
+    """How many positions attention looks at so that the first ``positions`` are seen;
+    those past them are masked, and change no bit."""
     found = -(-positions // SPAN) * SPAN
     last = found % WHOLE
     return found - last + SPLIT if PART < last < SPLIT else found
@@ -210,7 +214,8 @@ class Block:
     kv: Tensor
     parent: Block | None
     children: list[Block] = field(default_factory=list)
-    """Sorted by their tokens, none of which begins with all of another's: so what agrees most with a text lies beside the text's place."""
+    """Sorted by their tokens, none of which begins with all of another's:
+    so what agrees most with a text lies beside the text's place."""
 
     @property
     def nbytes(self) -> int:
@@ -221,8 +226,8 @@ class Block:
 class PrefixCache:
     """A tree of blocks under a byte budget. What one sequence computed is found again by any that starts the same way.
 
-    Least recently used blocks go first; a walk touches children before parents, so a parent never goes before its child. A block with
-    the first layers only is completed by a sequence that has more of them for the same tokens.
+    Least recently used blocks go first; a walk touches children before parents, so a parent never goes before its child. A block
+    with the first layers only is completed by a sequence that has more of them for the same tokens.
     """
 
     def __init__(self, budget: int) -> None:
@@ -266,7 +271,8 @@ class PrefixCache:
         return pieces
 
     def insert(self, tokens: Sequence[int], read: Callable[[int, int], Tensor], layers: Callable[[int], int]) -> None:
-        """Keep the keys and values of a sequence's ``tokens``; ``read(start, stop)`` gives a fresh copy of a stretch, of ``layers(stop)``."""
+        """Keep the keys and values of a sequence's ``tokens``;
+        ``read(start, stop)`` gives a fresh copy of a stretch, of ``layers(stop)``."""
         if self.budget <= 0:
             return
         walk: list[Block] = []

@@ -55,7 +55,8 @@ def load_model(
 
 
 def copy_of(model: Model, name: str, max_sequences: int = 64) -> LocalModel:
-    """A copy of a model object with its own equal weights and an empty cache. Raises NeedsError where it is none of this engine's."""
+    """A copy of a model object with its own equal weights and an empty cache.
+    Raises NeedsError where it is none of this engine's."""
     if not isinstance(model, LocalModel):
         raise NeedsError(f"'{model.identity.name}' is no LocalModel, the kind of model whose weights can be trained here")
     module, template = copy.deepcopy(model.module), model.own_template
@@ -70,11 +71,12 @@ def chat_template(folder: Path, given: Mapping[str, Any] | None = None) -> ChatT
 
 
 def save_model(model: LocalModel, start: Path | None, folder: Path, adapter: Adapter | None = None) -> None:
-    """Write the current model as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came from,
-    if anywhere. A chat template the model was given is written, too.
+    """Write the current model as a checkpoint folder that transformers, vLLM and ``hf:PATH`` load; ``start`` is where it came
+    from, if anywhere. A chat template the model was given is written, too.
 
-    With an ``adapter``, which must be added to the model already, it alone is written, for the base that ``start`` is or names; without one, what
-    came from an adapter is written with its base, as a whole model. Each file is there whole or not at all. Raises RamifyError when the disk refuses.
+    With an ``adapter``, which must be added to the model already, it alone is written, for the base that ``start`` is or names;
+    without one, what came from an adapter is written with its base, as a whole model. Each file is there whole or not at all.
+    Raises RamifyError when the disk refuses.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,8 @@ def save_model(model: LocalModel, start: Path | None, folder: Path, adapter: Ada
 
 
 def adapter_of(model: LocalModel, start: Path, rank: int, seed: int) -> Adapter | None:
-    """The adapter to train: that of the checkpoint ``start`` where it is one, else a new one of ``rank`` for ``model``, None for rank 0.
+    """The adapter to train: that of the checkpoint ``start`` where it is one,
+    else a new one of ``rank`` for ``model``, None for rank 0.
 
     Raises UserError where the checkpoint's adapter is of another rank than one that is asked for, and as :meth:`Adapter.read`."""
     if not is_adapter(start):

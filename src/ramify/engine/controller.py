@@ -1,9 +1,11 @@
-"""The adaptive controller: whether the next step drafts. A schedule predicts a gain from a profile; measured times confirm it or not.
+"""The adaptive controller: whether the next step drafts. A schedule predicts a gain from a profile;
+measured times confirm it or not.
 
 A profile may be out of date, and other work on the machine slows long cycles more than short ones. So stretches with and
-without drafts are timed, and what was measured, divided by what was promised, corrects every later promise. The faster way continues;
-a short trial of the other comes ever more rarely, and costs a small share of the time at most. Without times the promise alone decides.
-Nothing but time and the number of tokens is looked at, all of it past: the distribution of what is sampled stays as it is.
+without drafts are timed, and what was measured, divided by what was promised, corrects every later promise. The faster way
+continues; a short trial of the other comes ever more rarely, and costs a small share of the time at most. Without times the
+promise alone decides. Nothing but time and the number of tokens is looked at, all of it past:
+the distribution of what is sampled stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ SHARE = 0.03
 PATIENCE, MOST = 6, 256
 """Trials' worth of tokens between two trials: at least, and at most."""
 TIMES, TOKENS = 32, 256
-"""Steps of each way whose seconds and whose tokens count: how long a step takes changes with the machine, what it samples does not."""
+"""Steps of each way whose seconds and whose tokens count: how long a step takes changes with the machine,
+what it samples does not."""
 TRIALS = 3
 """Trials whose median decides."""
 
@@ -99,7 +102,8 @@ class AdaptiveController:
         self._loads: dict[int, _Load] = {}
 
     def drafts(self, requests: int, promise: float) -> bool:
-        """Whether a step of so many requests drafts, if drafting promises ``promise`` times the tokens a second of no drafting; 0: never."""
+        """Whether a step of so many requests drafts, if drafting promises ``promise`` times the tokens a second of no drafting;
+        0: never."""
         if promise <= 0:
             return False
         load = self._loads.get(requests.bit_length())

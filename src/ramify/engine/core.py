@@ -1,8 +1,9 @@
 """The engine's step: schedule, draft, run, sample.
 
-A step runs one forward batch over all running sequences, each with the tokens it has to catch up (one, as a rule) and, where a drafter
-is there, the drafts to verify; longer stretches of given tokens run before, in batches of their own. Nothing here depends on time, and
-no sample depends on what it shares a batch with: where this machine's kernels make it, every token runs in a batch of its own.
+A step runs one forward batch over all running sequences, each with the tokens it has to catch up (one, as a rule) and, where a
+drafter is there, the drafts to verify; longer stretches of given tokens run before, in batches of their own. Nothing here depends
+on time, and no sample depends on what it shares a batch with:
+where this machine's kernels make it, every token runs in a batch of its own.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class EngineCore:
     def _run(
         self, tokens: GenericSequence[int], where: GenericSequence[int], owners: GenericSequence[int], watched: bool
     ) -> list[Tensor]:
-        """Run ``tokens`` at positions ``where`` of the slots ``owners``; the hidden states [M, D] of one batch, or of one for each entry.
+        """Run ``tokens`` at positions ``where`` of the slots ``owners``;
+        the hidden states [M, D] of one batch, or of one for each entry.
 
         Under the taps of the sequences and, where ``watched``, with the features that go to the drafter.
         """
@@ -136,7 +138,8 @@ class EngineCore:
         return tap if tapped else watch
 
     def _run_prompts(self, running: GenericSequence[Sequence]) -> None:
-        """Run up to CHUNK pending tokens of every sequence that has more than a few, all but its last; neighbours share batches."""
+        """Run up to CHUNK pending tokens of every sequence that has more than a few,
+        all but its last; neighbours share batches."""
         stretches = [(slot, min(seq.pending - 1, CHUNK)) for slot, seq in enumerate(running) if seq.pending > FEW]
         for part in _shared_batches(stretches):
             tokens: list[int] = []
@@ -183,7 +186,8 @@ class EngineCore:
     # -- tokens
 
     def _sample(self, logits: Tensor, slots: list[int], entries: list[int], round_: Round) -> bool:
-        """Sample for the sequences in ``slots``, whose last known tokens are ``entries`` of the batch, and for those that fork off here."""
+        """Sample for the sequences in ``slots``, whose last known tokens are ``entries`` of the batch,
+        and for those that fork off here."""
         scheduler, running = self.scheduler, self.scheduler.running
         keep = {}
         for i, slot in enumerate(list(slots)):
@@ -243,7 +247,8 @@ class EngineCore:
         return count, failure
 
     def _end(self, seq: Sequence) -> Exception | None:
-        """Set a sequence's stop reason if its last token ends it; returns what its ``until`` raised, or why its grammar has no token."""
+        """Set a sequence's stop reason if its last token ends it;
+        returns what its ``until`` raised, or why its grammar has no token."""
         settings, token, shaper = seq.request.settings, seq.tokens[-1], seq.request.shaper
         if shaper is not None and (failure := shaper.take(token)) is not None:
             return failure
@@ -274,7 +279,8 @@ class EngineCore:
 def _shared_batches(stretches: GenericSequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """Stretches (slot, tokens) of rising slots, cut where a batch has enough tokens.
 
-    Attention runs on a rectangle, all slots from the first to the last times the longest stretch: at most half of it may be empty.
+    Attention runs on a rectangle, all slots from the first to the last times the longest stretch:
+    at most half of it may be empty.
     """
     found: list[list[tuple[int, int]]] = []
     for slot, count in stretches:

@@ -46,7 +46,8 @@ def available() -> list[str]:
 
 
 def describe() -> dict[str, Any]:
-    """Graphics cards with their memory in GiB, torch's CUDA version ("" where it has none), threads, and the processor's kernels."""
+    """Graphics cards with their memory in GiB, torch's CUDA version ("" where it has none),
+    threads, and the processor's kernels."""
     cards = []
     for index in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(index)

@@ -1,7 +1,8 @@
-"""The protocol of drafters: a drafter is a small network that proposes the next tokens of a target model, which verifies them in one pass.
+"""The protocol of drafters: a drafter is a small network that proposes the next tokens of a target model,
+which verifies them in one pass.
 
-A drafter reads hidden states of some target layers (features) and keeps keys and values of its own in the same cache as the target, as
-extra layers after the target's. Drafters are components: ``register("drafter", NAME)``; those of DSpark's paper are in
+A drafter reads hidden states of some target layers (features) and keeps keys and values of its own in the same cache as the
+target, as extra layers after the target's. Drafters are components: ``register("drafter", NAME)``; those of DSpark's paper are in
 :mod:`ramify.methods.dspark.drafters`.
 
 Axis legend: N context tokens, R rows, D width, m target layers, V vocabulary.
@@ -22,7 +23,8 @@ from ramify.base.errors import UserError
 from ramify.engine.cache import KVCache
 
 Pick = Callable[[int, Tensor], Tensor]
-"""The engine's sample at slot k: logits [R, V] to tokens int64 [R]. It knows settings and uniforms, and keeps the distributions it sampled from."""
+"""The engine's sample at slot k: logits [R, V] to tokens int64 [R].
+It knows settings and uniforms, and keeps the distributions it sampled from."""
 
 
 class Shape(Protocol):
@@ -61,9 +63,9 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What one call drafted. ``tokens`` int64 [R, depth]; ``confidence`` float32 [R, depth]: the probability that a token is accepted
-    given that those before it were, calibrated by the drafter's temperatures; nan where the drafter has no such head. ``scores``
-    float32 [R, depth] are the logits it comes from, before the temperatures.
+    """What one call drafted. ``tokens`` int64 [R, depth]; ``confidence`` float32 [R, depth]: the probability that a token is
+    accepted given that those before it were, calibrated by the drafter's temperatures; nan where the drafter has no such head.
+    ``scores`` float32 [R, depth] are the logits it comes from, before the temperatures.
     """
 
     tokens: Tensor
@@ -89,8 +91,8 @@ class Drafter(nn.Module, ABC):
     def absorb(self, cache: KVCache, first: int, slots: Tensor, positions: Tensor, features: Tensor, following: Tensor) -> None:
         """Write the draft keys and values of N context tokens into layers ``first`` and up of ``cache``, which must have room.
 
-        ``slots`` int64 [N] are cache slots, ``positions`` int64 [N]; ``features`` [N, m*D] the outputs of the target layers there;
-        ``following`` int64 [N] the token after each position. Tokens of a row may come in any portions, in order.
+        ``slots`` int64 [N] are cache slots, ``positions`` int64 [N]; ``features`` [N, m*D] the outputs of the target layers
+        there; ``following`` int64 [N] the token after each position. Tokens of a row may come in any portions, in order.
         """
 
     @abstractmethod
@@ -99,9 +101,10 @@ class Drafter(nn.Module, ABC):
     ) -> Drafts:
         """Draft ``depth`` tokens (1 to block) for each of R rows.
 
-        ``slots`` int64 [R] are cache slots, ascending, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its position
-        (at least 1; every earlier one was absorbed). ``pick(k, logits)`` samples token k (from 0). Positions from the anchor's up to
-        anchor + block + 3 of the draft layers are scratch, for which the cache must have room; nothing else is written.
+        ``slots`` int64 [R] are cache slots, ascending, ``anchors`` int64 [R] the last token of each, ``positions`` int64 [R] its
+        position (at least 1; every earlier one was absorbed). ``pick(k, logits)`` samples token k (from 0). Positions from the
+        anchor's up to anchor + block + 3 of the draft layers are scratch,
+        for which the cache must have room; nothing else is written.
         """
 
     @classmethod

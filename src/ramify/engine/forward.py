@@ -1,9 +1,10 @@
 """One forward pass over a batch of tokens, each a row of its own with its own position and its own cached keys.
 
-Every token, prompt, sampled or drafted, takes the same path: linear layers on a batch whose row count is a multiple of 4, attention over the
-row's cached keys up to its own, with a multiple of 4 query rows for each key/value head. Matrix kernels treat 1, 2 and 3 rows in ways of
-their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits whatever else is in the batch, so keys and
-values do not depend on how or when a position was computed. :func:`exactness` looks whether that holds here, and what to do where it does not.
+Every token, prompt, sampled or drafted, takes the same path: linear layers on a batch whose row count is a multiple of 4,
+attention over the row's cached keys up to its own, with a multiple of 4 query rows for each key/value head. Matrix kernels treat
+1, 2 and 3 rows in ways of their own. With ``MKL_CBWR`` pinned (see ``ramify.engine``), a row's result then has the same bits
+whatever else is in the batch, so keys and values do not depend on how or when a position was computed. :func:`exactness` looks
+whether that holds here, and what to do where it does not.
 
 Axis legend: M batch rows, S cached positions, D width, H query heads, G key/value heads, E head size, C = 2GE, V vocabulary.
 """
@@ -75,13 +76,14 @@ class _Views(NamedTuple):
 class ForwardBatch:
     """Tokens to run and where their keys and values go: entry m is ``tokens[m]`` at ``positions[m]`` of cache slot ``rows[m]``.
 
-    ``rows`` ascend and name a row as often as it has entries; None: entry m belongs to row m (decoding); one number: all entries are that
-    row's (prompt). An entry attends to its row up to its own position, or up to ``sees[m]``. The batch is filled up to a multiple of 4
-    with token 0, stored just past the last entry, where nothing has been computed yet: the cache must have room for that.
+    ``rows`` ascend and name a row as often as it has entries; None: entry m belongs to row m (decoding); one number: all entries
+    are that row's (prompt). An entry attends to its row up to its own position, or up to ``sees[m]``. The batch is filled up to a
+    multiple of 4 with token 0, stored just past the last entry, where nothing has been computed yet:
+    the cache must have room for that.
 
-    Attention runs on a rectangle of R rows with c queries each, c the most entries any row has. The bits are those of c = 1: with the
-    kernels pinned, a query's product with keys or values does not depend on the other queries (:func:`probe` looks). The query heads of
-    one key/value head ask together, and are filled up to a multiple of 4 as the batch is.
+    Attention runs on a rectangle of R rows with c queries each, c the most entries any row has. The bits are those of c = 1: with
+    the kernels pinned, a query's product with keys or values does not depend on the other queries (:func:`probe` looks). The
+    query heads of one key/value head ask together, and are filled up to a multiple of 4 as the batch is.
     """
 
     def __init__(
@@ -136,8 +138,8 @@ class ForwardBatch:
     def attend(self, layer: int, q: Tensor, kv: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
         """Store ``kv`` [M, C], attend with ``q`` [M, H, E]; returns [used, H * E] for the used entries.
 
-        Where entries fill the batch up, ``out`` [M, H * E] takes them in, and is returned. Views of ``q`` and ``out`` are made once
-        for all layers that pass the same two.
+        Where entries fill the batch up, ``out`` [M, H * E] takes them in, and is returned. Views of ``q`` and ``out`` are made
+        once for all layers that pass the same two.
         """
         self._flat[layer].index_copy_(0, self.slot_mapping, kv)
         if self._views is None or self._views.q is not q:
@@ -276,7 +278,8 @@ class Exactness(StrEnum):
     ALONE = "alone"
     """Each token in a batch of its own, on one thread: every product then always has the same shape."""
     UNPROVEN = "unproven"
-    """They run together, and their bits may depend on it: an accelerator, or kernels for which not even a batch of one row repeats itself."""
+    """They run together, and their bits may depend on it: an accelerator,
+    or kernels for which not even a batch of one row repeats itself."""
 
     @property
     def caution(self) -> str:
@@ -302,13 +305,13 @@ def exactness(forward: Forward) -> Exactness:
 
 
 def probe(forward: Forward, alone: bool = False) -> bool:
-    """Whether this machine keeps a row's bits apart from its batch, at the number of threads set: rows computed in several ways on the real
-    weights, against one token at a time in the smallest batch on one thread.
+    """Whether this machine keeps a row's bits apart from its batch, at the number of threads set: rows computed in several ways
+    on the real weights, against one token at a time in the smallest batch on one thread.
 
-    A short row as one prompt batch; token by token as the sixth row of a full batch, alongside a row far longer than itself; several tokens
-    at a time beside rows with other numbers of tokens; the end of a prompt batch of the largest size; a short and a long prompt in one
-    batch; and a token far along its row alone and beside rows that are longer. ``alone``: all of them with every token in a batch of its
-    own."""
+    A short row as one prompt batch; token by token as the sixth row of a full batch, alongside a row far longer than itself;
+    several tokens at a time beside rows with other numbers of tokens; the end of a prompt batch of the largest size; a short and
+    a long prompt in one batch; and a token far along its row alone and beside rows that are longer. ``alone``: all of them with
+    every token in a batch of its own."""
     generator = torch.Generator().manual_seed(0)
     long = min(forward.context, CHUNK)
     ids = torch.randint(forward.vocab, (long,), generator=generator).tolist()

@@ -1,7 +1,7 @@
 """Any transformers decoder that uses the library's attention interface, run on the engine's own cache.
 
-The module sees a batch as one row of M tokens with given positions; its attention calls land here, store keys and values in the cache
-and attend as every other model of the engine does. Outside a batch (training, scoring) the module behaves as with ``sdpa``.
+The module sees a batch as one row of M tokens with given positions; its attention calls land here, store keys and values in the
+cache and attend as every other model of the engine does. Outside a batch (training, scoring) the module behaves as with ``sdpa``.
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ class HfForward:
         return self._tap(layer, hidden[0])[None]
 
     def _check(self, kind: str) -> None:
-        """Compare a batch with the module's own forward pass: a model that the cache does not reproduce is refused, not approximated."""
+        """Compare a batch with the module's own forward pass:
+        a model that the cache does not reproduce is refused, not approximated."""
         ids = [i % self.vocab for i in range(min(12, self.context))]
         tokens = torch.tensor(ids, device=self.device)
         cache = KVCache(self.layers, self.kv_size, self.device, dtype=self.dtype)

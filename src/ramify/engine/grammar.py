@@ -1,8 +1,9 @@
 """Constraints on the next token from the reply so far: a grammar that it has to match, and penalties for tokens it holds already.
 
-:class:`Grammars` turns a :class:`ramify.model.protocol.Grammar` into a parser over the model's vocabulary (llguidance: an Earley parser
-over the bytes of every token), once for each grammar. A :class:`Shaper` is the state of one reply: it moves on with every sampled token,
-and shapes the logits of the next one, also after drafts that are not sure yet, so that drafter and target are cut alike.
+:class:`Grammars` turns a :class:`ramify.model.protocol.Grammar` into a parser over the model's vocabulary (llguidance: an Earley
+parser over the bytes of every token), once for each grammar. A :class:`Shaper` is the state of one reply: it moves on with every
+sampled token, and shapes the logits of the next one, also after drafts that are not sure yet,
+so that drafter and target are cut alike.
 
 Axis legend: V vocabulary.
 """
@@ -168,7 +169,8 @@ class Shaper:
         return None
 
     def _mask(self, drafts: tuple[int, ...]) -> Tensor | str | None:
-        """The tokens allowed after ``drafts``, bool [V]; why there is none; or None where the drafts do not fit, so nothing comes of it."""
+        """The tokens allowed after ``drafts``, bool [V]; why there is none;
+        or None where the drafts do not fit, so nothing comes of it."""
         if drafts not in self._allowed:
             self._allowed[drafts] = self._made(drafts) if self._went(drafts) else None
         return self._allowed[drafts]
@@ -275,8 +277,8 @@ def _vocabulary(tokenizer: HfTokenizer, vocab: int) -> LLTokenizer:
 def token_bytes(tokenizer: HfTokenizer, vocab: int) -> list[bytes]:
     """The bytes that each of ``vocab`` tokens adds to a text; none for an id without a token.
 
-    Byte-level tokens (GPT-2's alphabet) and those of a byte fallback (``<0x0A>``) are taken apart; others add what they decode to inside a
-    text.
+    Byte-level tokens (GPT-2's alphabet) and those of a byte fallback (``<0x0A>``) are taken apart; others add what they decode to
+    inside a text.
     """
     record: Any = json.loads(tokenizer.to_json())
     decoders = _types(record.get("decoder"))

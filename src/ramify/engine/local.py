@@ -1,7 +1,7 @@
 """A model that runs in this process: many concurrent samples batched together, on the engine's own cache.
 
-Log-probabilities returned by :meth:`LocalModel.logprobs` come from an ordinary padded forward pass. They agree with those returned by
-:meth:`LocalModel.sample` to about 1e-5, not bit for bit.
+Log-probabilities returned by :meth:`LocalModel.logprobs` come from an ordinary padded forward pass. They agree with those
+returned by :meth:`LocalModel.sample` to about 1e-5, not bit for bit.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ from ramify.model.tokenizer import HfTokenizer
 QUANTUM = 256
 """Tokens after which a row gives way where other clients wait with fewer rows."""
 TURN, STEPS = 0.005, 8
-"""Seconds, and steps, that the engine continues before it lets other tasks of the event loop run (at once when a sample finished): a long step
-keeps nobody waiting for another, and a fast machine samples no further ahead of a request that comes than a slow one."""
+"""Seconds, and steps, that the engine continues before it lets other tasks of the event loop run (at once when a sample
+finished): a long step keeps nobody waiting for another, and a fast machine samples no further ahead of a request that comes than
+a slow one."""
 SCORE_TOKENS, SCORE_LOGITS = 8192, 1 << 22
 """Most tokens of one scoring batch; most logits held at once while scoring."""
 
@@ -76,14 +77,15 @@ class Tapped:
 class LocalModel:
     """Implements :class:`ramify.model.protocol.Model` for a :class:`TinyLM` or a transformers causal language model.
 
-    ``max_sequences`` bounds the samples that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by default that of
-    32,768 tokens, at most 1 GiB); ``kv_bytes`` that of the rows that run (None: no bound but ``max_sequences`` and the context), for
-    which rows wait again where it is short; ``max_waiting`` the samples that may wait alongside them: more raise BusyError. Rows are shared
-    fairly between clients (:data:`ramify.model.protocol.CLIENT`): where others wait, a row gives way after ``quantum`` tokens.
+    ``max_sequences`` bounds the samples that run at once; ``cache_bytes`` the memory of finished prefixes kept for reuse (by
+    default that of 32,768 tokens, at most 1 GiB); ``kv_bytes`` that of the rows that run (None: no bound but ``max_sequences``
+    and the context), for which rows wait again where it is short; ``max_waiting`` the samples that may wait alongside them: more
+    raise BusyError. Rows are shared fairly between clients (:data:`ramify.model.protocol.CLIENT`):
+    where others wait, a row gives way after ``quantum`` tokens.
 
-    ``drafter`` drafts tokens, as many as ``schedule`` says (:mod:`ramify.engine.schedules`; by default stale2 with a ``profile``, which
-    gives the costs, else whole blocks). Samples have the same distribution with it, and the same tokens where ``verify`` is coupled
-    (:mod:`ramify.engine.verify`).
+    ``drafter`` drafts tokens, as many as ``schedule`` says (:mod:`ramify.engine.schedules`; by default stale2 with a ``profile``,
+    which gives the costs, else whole blocks). Samples have the same distribution with it, and the same tokens where ``verify`` is
+    coupled (:mod:`ramify.engine.verify`).
 
     ``template`` renders chats as tokens; by default that of the checkpoint in ``folder``, where it came from.
 
@@ -179,12 +181,14 @@ class LocalModel:
         drafter: Drafter | Path | str | None = None,
         **options: Any,
     ) -> LocalModel:
-        """Open a checkpoint folder (config.json, safetensors, tokenizer.json), or that of a LoRA adapter, which is added to its base.
+        """Open a checkpoint folder (config.json, safetensors, tokenizer.json), or that of a LoRA adapter,
+        which is added to its base.
 
-        Plain Llama, Qwen2 and Qwen3 checkpoints take the fast path; others, and all in bfloat16, run through transformers, with code
-        from the checkpoint never executed. ``base`` stands in for the base that an adapter names; ``device`` and ``dtype`` as in
-        :func:`ramify.engine.devices.placement`; a ``drafter`` may be named by its folder, whose profile then is the one by default; further
-        ``options`` as in the constructor, where ``eos`` and ``defaults`` come from generation_config.json by default. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
+        Plain Llama, Qwen2 and Qwen3 checkpoints take the fast path; others, and all in bfloat16, run through transformers, with
+        code from the checkpoint never executed. ``base`` stands in for the base that an adapter names; ``device`` and ``dtype``
+        as in :func:`ramify.engine.devices.placement`; a ``drafter`` may be named by its folder, whose profile then is the one by
+        default; further ``options`` as in the constructor, where ``eos`` and ``defaults`` come from generation_config.json by
+        default. Raises UserError when the folder cannot be read, NeedsError when its cache cannot be forked.
         """
         from ramify.engine.devices import placement
 
@@ -239,8 +243,8 @@ class LocalModel:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """All that this machine supports: ``batch_invariant`` is included if a way to run sequences that guarantees it was found at
-        load."""
+        """All that this machine supports: ``batch_invariant`` is included if a way to run sequences that guarantees it was found
+        at load."""
         found = {"tokens", "continue", "logprobs", "prompt_logprobs", "entropy", "taps", "penalties"}
         if self.tokenizer is not None:
             found.add("grammar")
@@ -272,7 +276,8 @@ class LocalModel:
         return self._scheduler.context
 
     def refresh(self) -> None:
-        """Take over weights changed in place: forgets every cached prefix and changes the identity. Raises UserError while sampling."""
+        """Take over weights changed in place: forgets every cached prefix and changes the identity.
+        Raises UserError while sampling."""
         if self._scheduler.busy:
             raise UserError(f"the weights of '{self.name}' cannot change while it is sampling")
         self._scheduler.reset()
@@ -284,7 +289,8 @@ class LocalModel:
     # -- sampling
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: GenericSequence[int]) -> list[Completion]:
-        """See :meth:`ramify.model.protocol.Model.sample`. Raises UserError on bad input, InfrastructureError("engine") on a failure."""
+        """See :meth:`ramify.model.protocol.Model.sample`. Raises UserError on bad input,
+        InfrastructureError("engine") on a failure."""
         return [tapped.completion for tapped in await self._sample(prefix, n, settings, keys, None)]
 
     async def sample_tapped(
@@ -313,7 +319,8 @@ class LocalModel:
 
     @property
     def gauges(self) -> dict[str, float | list[float]]:
-        """Metrics of the engine for a server: samples that run and wait, and the counts of :attr:`stats`; a list counts by position."""
+        """Metrics of the engine for a server: samples that run and wait,
+        and the counts of :attr:`stats`; a list counts by position."""
         scheduler, spec = self._scheduler, self.speculation
         waiting, used = scheduler.waiting.count, scheduler.cache.bytes
         found = {"rows": len(scheduler.running), "rows_waiting": waiting, "memory_bytes": used, **asdict(self.stats)}
@@ -421,8 +428,8 @@ class LocalModel:
     ) -> list[TokenScores]:
         """Score given rows at temperature 1; memory grows with neither V x T nor the number of rows. Patches apply to every row.
 
-        With ``settings`` the scores under these sampling settings come along (``sampler_logprobs``; ``ban_first`` bans nothing here).
-        Without ``entropy`` nothing is computed but what is requested.
+        With ``settings`` the scores under these sampling settings come along (``sampler_logprobs``; ``ban_first`` bans nothing
+        here). Without ``entropy`` nothing is computed but what is requested.
         """
         rows = [self._checked(row, room=0) for row in tokens]
         if not 0 <= top_k <= self.forward.vocab:
@@ -496,7 +503,8 @@ class LocalModel:
     def _score_tokens(
         self, hidden: Tensor, tokens: Tensor, top_k: int, settings: Sampling | None, entropy: bool
     ) -> dict[str, np.ndarray]:
-        """Scores of ``tokens`` [N] given the hidden states before them [N, D], a stretch at a time: arrays (N,) and (N, top_k)."""
+        """Scores of ``tokens`` [N] given the hidden states before them [N, D],
+        a stretch at a time: arrays (N,) and (N, top_k)."""
         n, flags = len(tokens), {"entropy": entropy, "certainty": top_k > 0, "sampler_logprobs": settings is not None}
         names = ["logprobs", *(name for name, wanted in flags.items() if wanted)]
         # made before the loop: small results kept from every stretch would sit in the holes that its large tables leave behind
@@ -544,7 +552,8 @@ def _refuse_pickles(folder: Path) -> None:
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).is_file()]
     if pickles and not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"{folder} has its weights in {pickles[0].removesuffix('.index.json')}, a pickle, which may run code when it is opened; "
+            f"{folder} has its weights in {pickles[0].removesuffix('.index.json')}, a pickle, which may run code when it is "
+            "opened; "
             "save them as safetensors where you trust them: AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)"
         )
 

@@ -32,9 +32,10 @@ def merge(
 ) -> dict[str, Tensor]:
     """``reference + alpha tau`` by name, tau = policy - reference, after ``method``.
 
-    ties keeps the ``density`` of tau that is largest in size, tensor by tensor; dare keeps each entry with that probability and divides
-    by it, a sample keyed by ``seed`` and the weight's name. A matrix with fewer rows than its sibling (a smaller vocabulary) is filled up by
-    repeating its last row. Raises IncompatiblePairError where the weights are not those of one architecture.
+    ties keeps the ``density`` of tau that is largest in size, tensor by tensor; dare keeps each entry with that probability and
+    divides by it, a sample keyed by ``seed`` and the weight's name. A matrix with fewer rows than its sibling (a smaller
+    vocabulary) is filled up by repeating its last row. Raises IncompatiblePairError where the weights are not those of one
+    architecture.
     """
     if not 0 <= alpha <= 1 or not 0 < density <= 1:
         raise UserError(f"alpha must lie in [0, 1] and density in (0, 1], not {alpha} and {density}")

@@ -16,10 +16,11 @@ from ramify.model.protocol import Model, Tokenizer
 def find_model(
     spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
 ) -> tuple[Model, ChatTemplate | None]:
-    """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``, ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
+    """The model that ``builtin``, ``hf:PATH``, ``chat:MODEL@URL``,
+    ``completions:MODEL@URL`` or any registered ``NAME:ARGUMENT`` names.
 
-    ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name a model of your own, what makes one without
-    arguments, or a plain function that replies (:class:`ramify.model.function.FunctionModel`).
+    ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name a model of your own, what makes one
+    without arguments, or a plain function that replies (:class:`ramify.model.function.FunctionModel`).
 
     With it the template that renders chats as tokens for it, None where it takes messages; ``given`` takes its place (see
     :func:`ramify.engine.checkpoints.chat_template`). A checkpoint runs on ``device`` in ``dtype``
@@ -60,8 +61,8 @@ def check_model(spec: str) -> None:
 
 
 def own_model(spec: str) -> Model:
-    """The model of the user's that ``FILE.py:ATTRIBUTE`` and the like name; a server is not asked anything. Raises UserError where there is
-    none."""
+    """The model of the user's that ``FILE.py:ATTRIBUTE`` and the like name; a server is not asked anything. Raises UserError
+    where there is none."""
     own: Model = own_component(spec, Model, "identity, capabilities, sample and logprobs", _replying)
     return own
 
@@ -72,7 +73,8 @@ def _replying(name: str, function: Callable[..., Any]) -> Model | None:
 
 
 def registered_model(spec: str) -> Model:
-    """The model of a registered ``NAME:ARGUMENT``; a server is not asked anything. Raises UserError where there is no such name."""
+    """The model of a registered ``NAME:ARGUMENT``; a server is not asked anything.
+    Raises UserError where there is no such name."""
     kind, colon, argument = spec.partition(":")
     try:
         make = registry.get("model", kind)

@@ -28,12 +28,13 @@ def open_pair(
     cache: Path | str | None = None,
     together: bool = False,
 ) -> Pair:
-    """The pair of two models named as everywhere (``builtin``, ``hf:PATH``, ``completions:MODEL@URL``) or by a checkpoint's folder.
+    """The pair of two models named as everywhere (``builtin``, ``hf:PATH``,
+    ``completions:MODEL@URL``) or by a checkpoint's folder.
 
-    A LoRA adapter is added to its own base, whatever the other side is. Without ``reference`` the policy must be a LoRA adapter, whose model with the adapter off then is the reference. ``alpha`` above 0
-    moves the reference towards the policy (:func:`ramify.engine.merged.merge`). Weights are loaded one model after the other unless
-    ``together``. Raises UserError on what cannot be opened, IncompatiblePairError on endpoints without log-probs of given tokens and on
-    tokenizers that differ.
+    A LoRA adapter is added to its own base, whatever the other side is. Without ``reference`` the policy must be a LoRA adapter,
+    whose model with the adapter off then is the reference. ``alpha`` above 0 moves the reference towards the policy
+    (:func:`ramify.engine.merged.merge`). Weights are loaded one model after the other unless ``together``. Raises UserError on
+    what cannot be opened, IncompatiblePairError on endpoints without log-probs of given tokens and on tokenizers that differ.
     """
     folder = _folder(policy)
     if reference is None and (folder is None or not is_adapter(folder)):

@@ -1,7 +1,7 @@
 """Measured costs of speculation cycles on one machine, for schedules; saved in the drafter's folder by `ramify dspark profile`.
 
-A cycle is everything from one batch to the next: absorbing and drafting, the target's pass, verification, taking tokens in and going
-back over rejected ones. A table that leaves a part out promises gains that are not there.
+A cycle is everything from one batch to the next: absorbing and drafting, the target's pass, verification, taking tokens in and
+going back over rejected ones. A table that leaves a part out promises gains that are not there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ FILE = "profile.json"
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Seconds of cycles at some loads; between them and beyond them straight lines. Implements :class:`ramify.engine.schedules.Costs`.
+    """Seconds of cycles at some loads; between them and beyond them straight lines. Implements
+    :class:`ramify.engine.schedules.Costs`.
 
     Raises UserError where the numbers do not belong together.
     """

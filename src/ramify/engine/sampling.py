@@ -1,7 +1,7 @@
 """From logits to one token per row: applies the sampling settings to the model's distribution.
 
-In vLLM's order: grammar and bans, ``logit_bias``, ``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``, temperature,
-``min_p``, ``top_k``, ``top_p``; then one uniform a row through the inverse of the CDF.
+In vLLM's order: grammar and bans, ``logit_bias``, ``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``,
+temperature, ``min_p``, ``top_k``, ``top_p``; then one uniform a row through the inverse of the CDF.
 
 Axis legend: N rows that sample, V vocabulary.
 """
@@ -21,14 +21,16 @@ from ramify.base.seeds import row_of_uniforms
 from ramify.model.protocol import Sampling
 
 Shape = Callable[[Tensor], None]
-"""Changes one row's logits, float64 [V], in place by what the reply says so far: grammar and penalties (:mod:`ramify.engine.grammar`)."""
+"""Changes one row's logits, float64 [V], in place by what the reply says so far:
+grammar and penalties (:mod:`ramify.engine.grammar`)."""
 Shapes = Sequence[Shape | None] | None
 """One a row, None for a row that has none; None where no row has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """One token a row, each list of length N. ``logprobs`` under the sampler, ``model_logprobs`` under the model; entropy in nats."""
+    """One token a row, each list of length N. ``logprobs`` under the sampler,
+    ``model_logprobs`` under the model; entropy in nats."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -69,7 +71,8 @@ def check(settings: Sampling, vocab: int) -> None:
 
 
 def key_uniforms(key: int, count: int) -> np.ndarray:
-    """float64 (count,): the uniforms of one sample, by position in the sample; kept off 1 so that rounding never passes the last token."""
+    """float64 (count,): the uniforms of one sample, by position in the sample;
+    kept off 1 so that rounding never passes the last token."""
     return row_of_uniforms(key, count, 1 - 2.0**-52)
 
 
@@ -77,7 +80,8 @@ def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]
     """Log-probabilities of the sampling distribution, float64 [N, V] of ``logits`` float64 [N, V]; cut tokens have -inf.
 
     Ties at a cut are kept by lowest id. Top-p keeps the fewest most likely tokens whose mass reaches ``top_p`` after top-k.
-    Temperature 0 puts all mass on the most likely token (lowest id on ties). Without its shape a row has neither grammar nor penalties.
+    Temperature 0 puts all mass on the most likely token (lowest id on ties).
+    Without its shape a row has neither grammar nor penalties.
     """
     z = logits.clone()
     for row, (s, is_first) in enumerate(zip(settings, first, strict=True)):
@@ -112,7 +116,8 @@ def adjusted(logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool]
 def distributions(
     logits: Tensor, settings: Sequence[Sampling], first: Sequence[bool], shapes: Shapes = None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the model and of the sampler, float32 [N, V] each; one tensor where no row's settings change the model's.
+    """Log-probabilities of the model and of the sampler, float32 [N, V] each;
+    one tensor where no row's settings change the model's.
 
     ``first[i]`` marks row i's first sampled token. A row's result depends on that row alone.
     """
@@ -128,7 +133,8 @@ def distributions(
 
 
 def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
-    """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1, at the uniforms ``u`` float64 [N, 1]. Sums are float64."""
+    """int64 [N]: one index a row of ``weights`` [N, V], which need not sum to 1,
+    at the uniforms ``u`` float64 [N, 1]. Sums are float64."""
     cdf = weights.cumsum(-1, dtype=torch.float64)
     return torch.searchsorted(cdf, u * cdf.narrow(1, cdf.shape[1] - 1, 1), right=True).squeeze(1)
 
@@ -138,7 +144,8 @@ def pick(
 ) -> Picked:
     """Sample one token for each row of ``logits`` [N, V]; ``first[i]`` marks row i's first sampled token, ``u[i]`` its uniform.
 
-    A row's result depends on that row alone. Log-probabilities are those of the float32 logits, sums over the vocabulary are float64.
+    A row's result depends on that row alone. Log-probabilities are those of the float32 logits,
+    sums over the vocabulary are float64.
     """
     return pick_from(*distributions(logits, settings, first, shapes), u)
 

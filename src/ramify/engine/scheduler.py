@@ -1,11 +1,11 @@
 """The scheduler: a queue per client, the running sequences, and which of them is preempted. No clock, no network.
 
-A free slot goes to the client with the fewest running sequences, among equals to the one served longest ago; within a client to who
-came first. A sequence that has sampled its quantum gives way where all slots are taken and a client with fewer of them waits. What
-gives way for memory is the youngest sequence of the client that has most. None of this changes what is sampled.
+A free slot goes to the client with the fewest running sequences, among equals to the one served longest ago; within a client to
+who came first. A sequence that has sampled its quantum gives way where all slots are taken and a client with fewer of them waits.
+What gives way for memory is the youngest sequence of the client that has most. None of this changes what is sampled.
 
-Requests that continue one prefix form a group; its prefix is run once, by the group's first sequence, and the others start as copies of
-that sequence's slot. Running sequences sit at the front of the KV cache without holes.
+Requests that continue one prefix form a group; its prefix is run once, by the group's first sequence, and the others start as
+copies of that sequence's slot. Running sequences sit at the front of the KV cache without holes.
 """
 
 from __future__ import annotations
@@ -281,7 +281,8 @@ class Scheduler:
     # -- fairness
 
     def _fair(self) -> Iterator[SequenceGroup]:
-        """Waiting groups in the order of their right to a slot, which is looked at anew after each; none where all slots are taken."""
+        """Waiting groups in the order of their right to a slot, which is looked at anew after each;
+        none where all slots are taken."""
         if not self.waiting or len(self.running) >= self.max_sequences:
             return
         left = {client: iter(list(groups)) for client, groups in self.waiting.queues.items()}

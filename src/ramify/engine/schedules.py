@@ -1,10 +1,11 @@
 """How many drafts to make and how many of them to verify: off, fixed:k, threshold:t, greedy, stale2 (paper, section on the
 hardware-aware prefix scheduler).
 
-What makes verification exact is non-anticipation: whether a draft is verified may depend only on what was known before that draft was
-sampled, jointly over requests. A confidence reads the token before its own, so fixed and threshold look at a row's past only; greedy
-admits in falling order of survival and stops at the first loss, and the next candidate is always known without its own token; stale2
-takes its total from earlier steps and only the ranking from this one. A search for the best total on this step's confidences is biased.
+What makes verification exact is non-anticipation: whether a draft is verified may depend only on what was known before that draft
+was sampled, jointly over requests. A confidence reads the token before its own, so fixed and threshold look at a row's past only;
+greedy admits in falling order of survival and stops at the first loss, and the next candidate is always known without its own
+token; stale2 takes its total from earlier steps and only the ranking from this one.
+A search for the best total on this step's confidences is biased.
 
 Axis legend: R requests of a step, K drafts a request (depth).
 """
@@ -26,7 +27,8 @@ REFRESH = 32
 
 
 class Costs(Protocol):
-    """Seconds of one whole cycle: drafting ``depth`` tokens for ``requests`` rows (0: none), the target over ``tokens``, host work."""
+    """Seconds of one whole cycle: drafting ``depth`` tokens for ``requests`` rows (0:
+    none), the target over ``tokens``, host work."""
 
     def cycle(self, requests: int, tokens: np.ndarray, depth: int) -> np.ndarray:
         """float64, of the shape of ``tokens`` (which may be fractional)."""
@@ -41,7 +43,8 @@ class Schedule(Protocol):
         ...
 
     def admit(self, confidence: np.ndarray, limits: np.ndarray) -> np.ndarray:
-        """Drafts to verify, int64 [R], from ``confidence`` float [R, K] (of each draft, given those before it); at most ``limits``."""
+        """Drafts to verify, int64 [R], from ``confidence`` float [R, K] (of each draft,
+        given those before it); at most ``limits``."""
         ...
 
 
@@ -221,8 +224,8 @@ class Stale(GreedySchedule):
 def schedule_of(name: str, block: int, costs: Costs | None = None, prior: np.ndarray | None = None) -> Schedule:
     """The schedule that ``off``, ``fixed:k``, ``threshold:t``, ``greedy`` or ``stale2`` names.
 
-    ``prior``: acceptance by position to start from, [block]. Raises UserError on a wrong name or number, or where greedy and stale2
-    have no costs.
+    ``prior``: acceptance by position to start from, [block]. Raises UserError on a wrong name or number, or where greedy and
+    stale2 have no costs.
     """
     kind, _, argument = name.partition(":")
     if kind == "off" and not argument:

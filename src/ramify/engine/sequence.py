@@ -83,7 +83,8 @@ class SequenceGroup:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """A completion under way. ``tokens`` is prefix and sampled tokens; the first ``computed`` have keys and values in the cache."""
+    """A completion under way. ``tokens`` is prefix and sampled tokens;
+    the first ``computed`` have keys and values in the cache."""
 
     group: SequenceGroup
     request: Request

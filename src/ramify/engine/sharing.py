@@ -1,12 +1,12 @@
 """Rows that share a prefix, computed as a tree: each shared token goes through the model once, forward and backward.
 
-All distinct tokens of the rows lie in one sequence of T tokens without padding. A token keeps its position in its row, and its attention
-sees the tokens before it in its row, wherever these lie; everything else in a decoder works token by token. So its hidden state is the one
-that it has in a row of its own, and the gradient of a sum over rows is the same sum. The idea is that of "Tree Training: Accelerating
-Agentic LLMs Training via Shared Prefix Reuse" (arXiv 2511.00413); the layout is ours.
+All distinct tokens of the rows lie in one sequence of T tokens without padding. A token keeps its position in its row, and its
+attention sees the tokens before it in its row, wherever these lie; everything else in a decoder works token by token. So its
+hidden state is the one that it has in a row of its own, and the gradient of a sum over rows is the same sum. The idea is that of
+"Tree Training: Accelerating Agentic LLMs Training via Shared Prefix Reuse" (arXiv 2511.00413); the layout is ours.
 
-Axis legend: T distinct tokens, S segments (what a row does not share with the row before it), Q and K tokens of the longest segment and row
-of a chunk, H query heads, G key and value heads, E head size.
+Axis legend: T distinct tokens, S segments (what a row does not share with the row before it), Q and K tokens of the longest
+segment and row of a chunk, H query heads, G key and value heads, E head size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class _Chunk:
-    """Segments attended together: ``queries`` int64 [S Q] and ``keys`` int64 [S K] are places in the sequence; ``mask`` bool [S, 1, Q, K]."""
+    """Segments attended together: ``queries`` int64 [S Q] and ``keys`` int64 [S K] are places in the sequence; ``mask`` bool [S,
+    1, Q, K]."""
 
     queries: Tensor
     keys: Tensor
@@ -38,7 +39,8 @@ class _Chunk:
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The distinct tokens of some rows. ``tokens`` and ``positions`` int64 [T]; ``places``: for each row, where its tokens lie."""
+    """The distinct tokens of some rows. ``tokens`` and ``positions`` int64 [T]; ``places``:
+    for each row, where its tokens lie."""
 
     tokens: Tensor
     positions: Tensor
@@ -48,7 +50,8 @@ class SharedRows:
 
     @classmethod
     def of(cls, rows: Sequence[np.ndarray], device: torch.device | str = "cpu") -> SharedRows:
-        """The layout of ``rows`` of token ids, none empty. What rows share is found between neighbours: sort them (:func:`in_order`)."""
+        """The layout of ``rows`` of token ids, none empty. What rows share is found between neighbours: sort them
+        (:func:`in_order`)."""
         places, fresh, size = [], [], 0
         before, at = np.zeros(0, np.int32), np.zeros(0, np.int64)
         for row in rows:

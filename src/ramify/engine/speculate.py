@@ -2,8 +2,8 @@
 
 A step of a speculating engine is::
 
-    round = speculator.begin(sequences)                    # those about to sample a token; round.depth 0: this step drafts nothing
-    round = speculator.propose(cache, running, slots, round)
+    round = speculator.begin(sequences)                    # those about to sample a token; round.depth 0: this step drafts
+    nothing round = speculator.propose(cache, running, slots, round)
     batch: for each sequence its anchor (the last token, not run yet) and its drafts, at consecutive positions
     tap = speculator.watch(cache, batch)                   # what the batch runs under; where the step drafts
     emitted, round = speculator.verify(logits, sequences, round)  # where any draft is
@@ -12,12 +12,13 @@ A step of a speculating engine is::
 
 Between these calls all that is known of a step is in its :class:`Round`, which nobody changes.
 
-Features (outputs of the target layers that the drafter reads) lie in the cache by position, in layers between the target's and the
-drafter's: they are copied, shared and overwritten with the keys and values alongside them, and cost the drafter nothing until it drafts.
-A step without drafts keeps none, and costs what it costs without a drafter; when drafting resumes, what it computed runs again, once.
+Features (outputs of the target layers that the drafter reads) lie in the cache by position, in layers between the target's and
+the drafter's: they are copied, shared and overwritten with the keys and values alongside them, and cost the drafter nothing until
+it drafts. A step without drafts keeps none, and costs what it costs without a drafter;
+when drafting resumes, what it computed runs again, once.
 
-Axis legend: R sequences, P of them with drafts, K drafted tokens of each, M rows of a forward batch, D width, m target layers read by the
-drafter, V vocabulary.
+Axis legend: R sequences, P of them with drafts, K drafted tokens of each, M rows of a forward batch, D width, m target layers
+read by the drafter, V vocabulary.
 """
 
 from __future__ import annotations
@@ -153,7 +154,8 @@ class SpecStats:
 
 
 class Speculator:
-    """Drafts for the sequences of a scheduler. ``distribution`` is ``coupled`` or ``rejection`` (see :mod:`ramify.engine.verify`).
+    """Drafts for the sequences of a scheduler. ``distribution`` is ``coupled`` or ``rejection`` (see
+    :mod:`ramify.engine.verify`).
 
     Under ``rejection`` sequences whose settings say ``seeded`` are verified by ``coupled`` all the same.
     """
@@ -245,7 +247,8 @@ class Speculator:
         return Round(load, depth, began=began, since=began)
 
     def propose(self, cache: KVCache, running: GenericSequence[Sequence], slots: GenericSequence[int], round_: Round) -> Round:
-        """Drafts for the sequences in ``slots``, at most ``round_.depth`` each; the cache needs room for a block past every sequence.
+        """Drafts for the sequences in ``slots``, at most ``round_.depth`` each;
+        the cache needs room for a block past every sequence.
 
         The features of all that these sequences have computed must be there.
         """
@@ -310,8 +313,9 @@ class Speculator:
     def _uniforms(self, sequences: GenericSequence[Sequence], depth: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Uniforms of the drafts and, under rejection, of their acceptances, float64 [P, depth] each.
 
-        Coupled: those of the tokens themselves. Rejection: fresh ones for every anchor. Were they keyed by the draft's position alone, a
-        draft thrown away would come back after the next anchor, and what earlier confidences decided (a stale budget) would know it.
+        Coupled: those of the tokens themselves. Rejection: fresh ones for every anchor. Were they keyed by the draft's position
+        alone, a draft thrown away would come back after the next anchor,
+        and what earlier confidences decided (a stale budget) would know it.
         """
         found, chances = (
             (np.empty((len(sequences), depth)), None) if self.distribution == "coupled" else self._keyed(sequences, depth)

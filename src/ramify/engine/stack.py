@@ -24,8 +24,8 @@ SOON = 1 << 16
 class Buffers:
     """Work space of one batch size and its views, made once.
 
-    The residual stream ``x`` is kept alongside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its first half
-    is the RMS norm of x, in one fused kernel where torch's RMS norm takes six.
+    The residual stream ``x`` is kept alongside its negative: the layer norm of (x, -x) has mean 0 and variance mean(x^2), so its
+    first half is the RMS norm of x, in one fused kernel where torch's RMS norm takes six.
     """
 
     def __init__(self, c: TinyConfig, M: int, device: torch.device) -> None:
@@ -81,7 +81,8 @@ class Stack:
     def run(
         self, batch: ForwardBatch, buffers: Buffers, first: int = 0, tap: Tap | None = None, read: Tensor | None = None
     ) -> None:
-        """Run the residual stream ``buffers.x`` [M, D] through all blocks, whose keys and values are cache layers ``first`` and up.
+        """Run the residual stream ``buffers.x`` [M, D] through all blocks,
+        whose keys and values are cache layers ``first`` and up.
 
         ``read``: what the first block's attention reads instead of its normed input.
         """

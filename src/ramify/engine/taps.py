@@ -1,7 +1,7 @@
 """Read and patch hidden states while a model samples or scores.
 
-Layers are counted as in :meth:`TinyLM.hidden`: 0 is the embedding, i the output of block i. Positions count from the start of the row,
-prefix included. The hidden state at position p is the one that predicts token p + 1.
+Layers are counted as in :meth:`TinyLM.hidden`: 0 is the embedding, i the output of block i. Positions count from the start of the
+row, prefix included. The hidden state at position p is the one that predicts token p + 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ States = dict[int, dict[int, np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Report the hidden state at ``layer`` for positions ``start`` up to, not including, ``stop`` (None: to the end of the row)."""
+    """Report the hidden state at ``layer`` for positions ``start`` up to, not including,
+    ``stop`` (None: to the end of the row)."""
 
     layer: int
     start: int = 0

@@ -259,7 +259,8 @@ class TinyLM(nn.Module):
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def tables(self, length: int) -> tuple[Tensor, Tensor]:
-        """Rotary cos and sin of the first ``length`` positions, each [length, E]; grown by doubling. Raises UserError past the context."""
+        """Rotary cos and sin of the first ``length`` positions, each [length, E]; grown by doubling.
+        Raises UserError past the context."""
         if length > self.config.context:
             raise UserError(f"a row of {length} tokens is longer than the model's context of {self.config.context}")
         cos, sin = self._tables
@@ -275,9 +276,9 @@ class TinyLM(nn.Module):
     def hidden(self, tokens: Tensor, mask: Tensor | None = None, tap: Tap | None = None) -> Tensor:
         """Last hidden state after the final norm, [B, T, D].
 
-        ``tokens`` is int64 [B, T], rows padded on the right with any valid id (causal attention never looks there). ``mask``: True
-        where row may attend to column, broadcastable to [B, H, T, T]; None is causal. ``tap`` sees and may replace each layer's
-        hidden state [B, T, D]: layer 0 is the embedding, layer i the output of block i.
+        ``tokens`` is int64 [B, T], rows padded on the right with any valid id (causal attention never looks there). ``mask``:
+        True where row may attend to column, broadcastable to [B, H, T, T]; None is causal. ``tap`` sees and may replace each
+        layer's hidden state [B, T, D]: layer 0 is the embedding, layer i the output of block i.
         """
         return self._through(tokens, self.tables(tokens.shape[1]), mask, tap)
 
@@ -304,8 +305,8 @@ class TinyLM(nn.Module):
         return F.linear(self.hidden(tokens, mask, tap), self.head)
 
     def save(self, folder: Path | str, tokenizer: HfTokenizer | None = None) -> None:
-        """Write ``config.json``, ``model.safetensors`` and, if given, the tokenizer (with the chat template, where it has its tags); each file
-        whole or not at all."""
+        """Write ``config.json``, ``model.safetensors`` and, if given, the tokenizer (with the chat template, where it has its
+        tags); each file whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
@@ -323,7 +324,8 @@ class TinyLM(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str) -> TinyLM:
-        """Read a checkpoint of the Llama, Qwen2 or Qwen3 type as float32. Raises UserError naming what is missing or does not fit."""
+        """Read a checkpoint of the Llama, Qwen2 or Qwen3 type as float32.
+        Raises UserError naming what is missing or does not fit."""
         folder = Path(folder)
         record = read_config(folder)
         config = TinyConfig.from_hf(record)
@@ -388,7 +390,8 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def distinct_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The module's ``state_dict`` with every tensor once: of weights that are one tensor (tied embeddings) the first name only."""
+    """The module's ``state_dict`` with every tensor once: of weights that are one tensor (tied embeddings) the first name
+    only."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in module.state_dict().items():
@@ -413,7 +416,8 @@ def set_distinct_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> No
 
 
 def weights_hash(module: nn.Module) -> str:
-    """Content hash of a model: every tensor's name, type, shape and bytes (a shared tensor once) and, for a TinyLM, its shape record."""
+    """Content hash of a model: every tensor's name, type, shape and bytes (a shared tensor once) and,
+    for a TinyLM, its shape record."""
     parts: list[str | bytes] = ["weights"]
     if isinstance(module, TinyLM):
         parts.append(canonical_json(asdict(module.config)))

@@ -1,10 +1,11 @@
-"""Which drafts stay, and the token after them. Two distributions; under both a sample has exactly the distribution it has without drafts.
+"""Which drafts stay, and the token after them. Two distributions;
+under both a sample has exactly the distribution it has without drafts.
 
-``rejection`` accepts a draft x with probability min(1, p(x) / q(x)), p the target's and q the drafter's distribution as sampled from
-(temperature, cuts and bans applied to both), and replaces the first rejected one by a sample from max(0, p - q), normalised; after
-drafts that were all accepted comes a bonus token from p (Leviathan et al. 2023; paper, section on speculative decoding).
-``coupled`` samples at every position the token the engine would sample there without speculation, from the same uniform, and accepts a
-draft that equals it: the same tokens with and without speculation. It accepts a little less often.
+``rejection`` accepts a draft x with probability min(1, p(x) / q(x)), p the target's and q the drafter's distribution as sampled
+from (temperature, cuts and bans applied to both), and replaces the first rejected one by a sample from max(0, p - q), normalised;
+after drafts that were all accepted comes a bonus token from p (Leviathan et al. 2023; paper, section on speculative decoding).
+``coupled`` samples at every position the token the engine would sample there without speculation, from the same uniform, and
+accepts a draft that equals it: the same tokens with and without speculation. It accepts a little less often.
 
 Everything but the tokens (log-probabilities, entropy) is the target's. Drafts were cut to their lengths before the target ran.
 
@@ -29,7 +30,8 @@ NOTHING = 1e-12
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Weights of max(0, p - q), float64 [N, V], of weights of that shape and of equal sums (q may be 0); p where nothing is left of it."""
+    """Weights of max(0, p - q), float64 [N, V], of weights of that shape and of equal sums (q may be 0);
+    p where nothing is left of it."""
     left = (p - q).clamp_(min=0)
     return torch.where(left.sum(-1, keepdim=True) > NOTHING, left, p)
 

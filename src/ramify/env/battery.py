@@ -34,8 +34,8 @@ def check_env(
 ) -> list[Problem]:
     """Run every check on ``tasks`` training tasks, walks of at most ``turns`` turns; no problem means the environment conforms.
 
-    Replies come from ``actions``, else from the environment's own method ``actions(task, snapshot)``, else from the words it shows.
-    ``progress`` is told the checks that are done, and the episodes begun in the one under way.
+    Replies come from ``actions``, else from the environment's own method ``actions(task, snapshot)``, else from the words it
+    shows. ``progress`` is told the checks that are done, and the episodes begun in the one under way.
     """
     at, begun = 0, 0
 

@@ -1,7 +1,7 @@
 """Long conversations about nothing that matters: turns of a seeded museum catalogue, in English, Spanish and Chinese.
 
-Each turn is a request, a call of ``open_note``, the note and a line about it. It holds no word of the rules that studies of compaction
-state (tests hold both to that), so that a rule that is found in a context came from the rule.
+Each turn is a request, a call of ``open_note``, the note and a line about it. It holds no word of the rules that studies of
+compaction state (tests hold both to that), so that a rule that is found in a context came from the rule.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment answers. ``terminated``: the environment ended; ``truncated``: a limit did. ``outcome`` is the verifier's boolean."""
+    """What the environment answers. ``terminated``: the environment ended; ``truncated``:
+    a limit did. ``outcome`` is the verifier's boolean."""
 
     text: str
     reward: float = 0.0
@@ -53,7 +54,8 @@ class Observation:
     role: str = "user"
     """Role of the message that shows it to the agent: user or tool."""
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Small JSON extras kept with the message, e.g. ``tool_results``: one {"name", "text", "error"} a tool call, in their order; :data:`CHAT`."""
+    """Small JSON extras kept with the message, e.g. ``tool_results``:
+    one {"name", "text", "error"} a tool call, in their order; :data:`CHAT`."""
     failure: str = ""
     """An infrastructure failure that ends the episode here: it is stored with the step, and the attempt has no outcome."""
 
@@ -62,11 +64,12 @@ class Observation:
 class Env(Protocol):
     """An environment. One object is one episode; it is made anew (by its factory) for every rollout.
 
-    One that holds something to be given back (a process, a file) also has ``close()``, called once when the episode is over. One that wants
-    the whole message has ``reply(message, stop)``, called instead of ``step``. One whose steps act on the world has ``branch(own, others)``,
-    called before ``reset`` where a recorded attempt is continued (with the observations of that attempt, and of others at the task, whose
-    ``tool_results`` have the ``arguments`` of the calls, too), and ``recall(answer)``, called before each step that repeats a recorded one (``reset`` included) with the messages that answered it then.
-    One that stands for an agent's requests has ``asked``, their further fields, for histories that do not say them.
+    One that holds something to be given back (a process, a file) also has ``close()``, called once when the episode is over. One
+    that wants the whole message has ``reply(message, stop)``, called instead of ``step``. One whose steps act on the world has
+    ``branch(own, others)``, called before ``reset`` where a recorded attempt is continued (with the observations of that attempt,
+    and of others at the task, whose ``tool_results`` have the ``arguments`` of the calls, too), and ``recall(answer)``, called
+    before each step that repeats a recorded one (``reset`` included) with the messages that answered it then. One that stands for
+    an agent's requests has ``asked``, their further fields, for histories that do not say them.
     """
 
     max_turns: int
@@ -91,8 +94,8 @@ class Env(Protocol):
         ...
 
     def key(self) -> str | None:
-        """A key of the present state, equal for states from which the same future follows; None where the environment does not report
-        one."""
+        """A key of the present state, equal for states from which the same future follows; None where the environment does not
+        report one."""
         ...
 
 
@@ -100,8 +103,8 @@ class Env(Protocol):
 class Environment(Protocol):
     """A family of episodes: makes episodes and task sets.
 
-    It may also have ``tools`` (what the agent can call, in OpenAI's JSON form; see :func:`tools_of`), ``at_once`` (at most this many
-    episodes open at a time) and ``blocking`` (True: reset and step wait for something outside, so they run in threads).
+    It may also have ``tools`` (what the agent can call, in OpenAI's JSON form; see :func:`tools_of`), ``at_once`` (at most this
+    many episodes open at a time) and ``blocking`` (True: reset and step wait for something outside, so they run in threads).
     """
 
     name: str
@@ -116,9 +119,10 @@ class Environment(Protocol):
 
 
 def chat_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an observation stands for in a chat, by the data of its message: ``messages`` (OpenAI's form), or ``shown``, all messages from the
-    beginning, where what the agent is shown does not continue what it was shown before; and ``asked``, the further fields of its requests from
-    there on (None leaves out what would be sent). A model that takes messages is sent these as they are. Empty where it stands for itself.
+    """What an observation stands for in a chat, by the data of its message: ``messages`` (OpenAI's form), or ``shown``, all
+    messages from the beginning, where what the agent is shown does not continue what it was shown before; and ``asked``, the
+    further fields of its requests from there on (None leaves out what would be sent). A model that takes messages is sent these
+    as they are. Empty where it stands for itself.
 
     It is stored as JSON text, since the order of fields is part of what a model is shown.
     """
@@ -131,14 +135,15 @@ def chat_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def conversation_of(data: Mapping[str, Any]) -> int:
-    """The number of the agent's conversation in which an observation with these data was made: 0 is the one it began with, others are those
-    of subagents."""
+    """The number of the agent's conversation in which an observation with these data was made: 0 is the one it began with, others
+    are those of subagents."""
     number = chat_of(data).get("conversation", 0)
     return number if isinstance(number, int) else 0
 
 
 def tools_of(environment: Environment) -> list[dict[str, Any]]:
-    """The tools ``environment`` offers: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each; none by default."""
+    """The tools ``environment`` offers: ``{"type": "function", "function": {"name", "description", "parameters"}}`` each; none by
+    default."""
     return list(getattr(environment, "tools", ()))
 
 
@@ -216,7 +221,8 @@ def as_task(given: Task | Mapping[str, Any], where: str) -> Task:
 
 
 AnyEnvironment: TypeAlias = Environment | str | Callable[[], Environment | Env]
-"""An environment object, a name, or what makes one without arguments: a class or function that returns an environment, or one episode (an Env)."""
+"""An environment object, a name, or what makes one without arguments:
+a class or function that returns an environment, or one episode (an Env)."""
 
 
 class EpisodeEnvironment:
@@ -234,7 +240,8 @@ _ENVIRONMENT, _ENV = ("name", "make", "task_set"), ("max_turns", "system", "rese
 
 
 def environment_of(given: Environment | Callable[[], Environment | Env]) -> Environment:
-    """The environment that an object is, or that a class or function makes. Raises UserError on anything else, saying what is missing."""
+    """The environment that an object is, or that a class or function makes.
+    Raises UserError on anything else, saying what is missing."""
     made: Any = given
     name = getattr(given, "__qualname__", type(given).__qualname__)
     if isinstance(given, type) or inspect.isroutine(given):

@@ -31,8 +31,8 @@ def generated_task_set(
     digits: int = 12,
     fits: Callable[[Task], bool] | None = None,
 ) -> TaskSet:
-    """``n`` different tasks of a split, named KIND-HASH. ``sample`` makes a task's data with a generator keyed by environment, seed and
-    try.
+    """``n`` different tasks of a split, named KIND-HASH. ``sample`` makes a task's data with a generator keyed by environment,
+    seed and try.
 
     ``hashed`` is the hash of the data (default: of KIND and the data), of which ``digits`` name the task; ``fits`` refuses some.
     Raises UserError on an unknown split, and where so many different tasks are not found.

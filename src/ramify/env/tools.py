@@ -1,10 +1,11 @@
-"""Tools of an agent: how they are shown (their JSON form, the words that explain them, how long a result may be), and what running one does
-to the world.
+"""Tools of an agent: how they are shown (their JSON form, the words that explain them, how long a result may be), and what
+running one does to the world.
 
-A tool's **effect** says what a branch may do with it (:data:`EFFECTS`). The first time an agent does its task its tools simply run, and
-what they gave is recorded. On a branch of what is recorded the gate decides: the recorded steps are taken again with the recorded results, and
-after them a tool is run, given its recorded result, asked about or refused, by its effect. One that declares none is refused. So it is for
-every tool of a third party: of a person's own agent, of functions and of MCP servers as environments.
+A tool's **effect** says what a branch may do with it (:data:`EFFECTS`). The first time an agent does its task its tools simply
+run, and what they gave is recorded. On a branch of what is recorded the gate decides: the recorded steps are taken again with the
+recorded results, and after them a tool is run, given its recorded result, asked about or refused, by its effect. One that
+declares none is refused. So it is for every tool of a third party:
+of a person's own agent, of functions and of MCP servers as environments.
 """
 
 from __future__ import annotations
@@ -71,19 +72,21 @@ EFFECTS = {
 EVERY = "*"
 """Among effects by name: the tools that are not named and declare nothing themselves."""
 RUNS = "tool_runs"
-"""In the data of an observation: one {"name", "arguments", "effect", "how", "result" (JSON text) or "error"} for each tool that was called before it.
-``how`` is run, replayed (given its recorded result), asked (a person said yes, and it was run) or refused; ``asks``: a model was asked while it
-ran, as a subagent that is a tool does."""
+"""In the data of an observation: one {"name", "arguments", "effect", "how", "result" (JSON text) or "error"} for each tool that
+was called before it. ``how`` is run, replayed (given its recorded result), asked (a person said yes, and it was run) or refused;
+``asks``: a model was asked while it ran, as a subagent that is a tool does."""
 BOX = "box"
 """A parameter of this name of a sandboxed tool is hidden from the agent: it receives the episode's :class:`WorkFolder`."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def tool(effect: str, name: str = "") -> Callable[[F], F]:
-    """Declare the effect of a Python function that an agent calls as a tool: ``pure``, ``replay``, ``sandboxed`` or ``ask`` (:data:`EFFECTS`).
+    """Declare the effect of a Python function that an agent calls as a tool:
+    ``pure``, ``replay``, ``sandboxed`` or ``ask`` (:data:`EFFECTS`).
 
-    The function stays as it is wherever no episode of an agent runs. ``name`` is what the agent calls it, by default the function's own name.
-    Where a framework makes a tool of the function, put this below the framework's decorator. Raises UserError on another effect.
+    The function stays as it is wherever no episode of an agent runs. ``name`` is what the agent calls it, by default the
+    function's own name. Where a framework makes a tool of the function,
+    put this below the framework's decorator. Raises UserError on another effect.
     """
     check_effect(effect, name or "this tool")
 
@@ -182,15 +185,16 @@ def _declared(function: Callable[..., Any], effect: str, name: str) -> Callable[
 
 
 class WorkFolder:
-    """A work folder in the sandbox that belongs to one episode. A branch gets its own, in which the recorded calls are made again."""
+    """A work folder in the sandbox that belongs to one episode.
+    A branch gets its own, in which the recorded calls are made again."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         """Path -> content. Empty folders and modes do not last from command to command."""
 
     def run(self, argv: Sequence[str], **command: Any) -> Outcome:
-        """Run a command in the folder; arguments as for :class:`ramify.sandbox.protocol.Command`. Raises NeedsError where nothing isolates,
-        InfrastructureError where its files are too large to keep."""
+        """Run a command in the folder; arguments as for :class:`ramify.sandbox.protocol.Command`. Raises NeedsError where nothing
+        isolates, InfrastructureError where its files are too large to keep."""
         done: Outcome = wait_for(lambda: _sandbox().run(argv, files=self.files, returns=["*"], **command))
         if done.refused:
             path, why = next(iter(done.refused.items()))
@@ -213,13 +217,15 @@ Ask = Callable[[str, Mapping[str, Any]], bool]
 GATE: ContextVar[ToolGate | None] = ContextVar("gate", default=None)
 """The gate of the episode that this thread or task belongs to."""
 INSIDE: ContextVar[str] = ContextVar("inside", default="")
-"""The tool that is being run here, by its declared name: where a framework's tool is made of a declared function, both are one call."""
+"""The tool that is being run here, by its declared name: where a framework's tool is made of a declared function, both are one
+call."""
 _open: weakref.WeakSet[ToolGate] = weakref.WeakSet()
 _asking = threading.Lock()
 
 
 def gate_here() -> ToolGate | None:
-    """The gate that a tool called here has to pass; None outside an episode. Raises InfrastructureError where it cannot be told which."""
+    """The gate that a tool called here has to pass; None outside an episode.
+    Raises InfrastructureError where it cannot be told which."""
     found = GATE.get()
     if found is not None or threading.current_thread() is threading.main_thread():  # agents run in threads of their own
         return found
@@ -249,7 +255,8 @@ def _call(name: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclass(eq=False)
 class ToolGate:
-    """What every tool call of one episode passes: it decides by the tool's effect and notes what became of it. Safe for threads."""
+    """What every tool call of one episode passes: it decides by the tool's effect and notes what became of it. Safe for
+    threads."""
 
     ask: Ask = ask_person
     on_refused: Callable[[str], object] = lambda why: None
@@ -257,7 +264,8 @@ class ToolGate:
     effects: Mapping[str, str] = field(default_factory=dict)
     """Effects by name, which count more than what a tool itself declares; :data:`EVERY` counts less."""
     stateful: bool = False
-    """Whether what the recorded calls did is a part of the state to go back to: past one that declares nothing there is no way back then."""
+    """Whether what the recorded calls did is a part of the state to go back to:
+    past one that declares nothing there is no way back then."""
     declaring: Callable[[str], str] = how_to_declare
     """How a tool of that name is declared, for the sentence that refuses it."""
     box: WorkFolder = field(default_factory=WorkFolder)
@@ -293,8 +301,8 @@ class ToolGate:
         _open.discard(self)
 
     def branch(self, own: Iterable[Message], others: Iterable[Message]) -> None:
-        """What follows the recorded steps is a branch; ``own`` are the observations of the attempt that is branched, ``others`` those of
-        other attempts at the task."""
+        """What follows the recorded steps is a branch; ``own`` are the observations of the attempt that is branched, ``others``
+        those of other attempts at the task."""
         self.branched = True
         for messages, found in ((own, self._own), (others, self._others)):
             for message in messages:
@@ -308,7 +316,8 @@ class ToolGate:
 
     @property
     def given(self) -> dict[str, int]:
-        """How often each call was made that gives recorded results, in their order: what a snapshot of the episode has to hold."""
+        """How often each call was made that gives recorded results, in their order:
+        what a snapshot of the episode has to hold."""
         return {key: n for key, n in self._made.items() if self.effect(json.loads(key)[0]) == "replay"}
 
     @given.setter
@@ -336,8 +345,9 @@ class ToolGate:
         self.on_refused(why)
 
     def run(self, name: str, effect: str, arguments: Mapping[str, Any], function: Callable[[], Any], declared: str = "") -> Any:
-        """What the call of a tool gives: the value of ``function``, or the recorded one. ``declared`` is the name under which the function that
-        the tool is made of declares its effect, where that is another. Raises what it raised, InfrastructureError where it is refused."""
+        """What the call of a tool gives: the value of ``function``, or the recorded one. ``declared`` is the name under which the
+        function that the tool is made of declares its effect, where that is another.
+        Raises what it raised, InfrastructureError where it is refused."""
         record = self.begin(name, effect, arguments)
         if "how" in record:
             return result_of(record)
@@ -370,7 +380,8 @@ class ToolGate:
             INSIDE.reset(token)
 
     def begin(self, name: str, effect: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The record of a call: with ``how`` where its result is a recorded one, else the tool has to be run, then :meth:`ended`."""
+        """The record of a call: with ``how`` where its result is a recorded one,
+        else the tool has to be run, then :meth:`ended`."""
         with self._lock:
             if self._closed:
                 raise InfrastructureError("tool", f"the tool '{name}' is not run: {self._closed}")
@@ -404,7 +415,8 @@ class ToolGate:
             had = ", ".join(_call(one["name"], one["arguments"]) for one in self._recorded) or "none"
             self._refused(
                 record,
-                f"replay differs: the agent called {_call(record['name'], record['arguments'])}, the recorded calls that are left are: {had}",
+                f"replay differs: the agent called {_call(record['name'], record['arguments'])}, the recorded calls that are "
+                f"left are: {had}",
             )
         else:
             found = self._recorded.pop(at)
@@ -414,7 +426,8 @@ class ToolGate:
                 return record | {"run": "run"}
             self._refused(
                 record,
-                f"the tool '{name}' declares no effect, and a step before the branch called it: going back past it would run it again, "
+                f"the tool '{name}' declares no effect, and a step before the branch called it: going back past it would run it "
+                "again, "
                 f"or leave out what it did: {self.declaring(name)}",
             )
         if effect == "sandboxed" or (
@@ -471,7 +484,8 @@ def _key(name: str, arguments: Any) -> str:
 
 
 def stored(value: Any) -> dict[str, Any]:
-    """``{"result": JSON text}`` where ``value`` is JSON (the order of fields is kept), else an error that says it cannot be given again."""
+    """``{"result": JSON text}`` where ``value`` is JSON (the order of fields is kept),
+    else an error that says it cannot be given again."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         if json.loads(text) == value:

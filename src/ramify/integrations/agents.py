@@ -1,9 +1,10 @@
 """A person's own agent as an environment: its code runs as it is, and asks ramify for every reply of the model.
 
-The agent talks to an OpenAI-compatible address that belongs to one episode. Each of its requests is an observation, what the model replies is
-an action, and the tools that it runs between them pass the gate of :mod:`ramify.env.tools`. So ``play`` records it, and ``fork``, ``why``
-and every other way of continuing go back to a step: the agent runs again from the beginning, is given the recorded replies and the recorded
-results of its tools, and its requests are checked against the recorded ones; from the step on the model is asked anew.
+The agent talks to an OpenAI-compatible address that belongs to one episode. Each of its requests is an observation, what the
+model replies is an action, and the tools that it runs between them pass the gate of :mod:`ramify.env.tools`. So ``play`` records
+it, and ``fork``, ``why`` and every other way of continuing go back to a step: the agent runs again from the beginning, is given
+the recorded replies and the recorded results of its tools, and its requests are checked against the recorded ones; from the step
+on the model is asked anew.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _UNSET = {"temperature": None, "top_p": None, "max_tokens": None}
 """Settings that ramify would send and an agent's own request decides."""
 _OWN = ("messages", "model", "stream", "stream_options", "n")
 Grade = Callable[..., float | bool]
-"""(task, answer) or (task, answer, calls): a score from 0 to 1; ``calls`` are those of tools, as in ``ramify.env.tools.RUNS``; of a
-command it is the folder of its checkout instead."""
+"""(task, answer) or (task, answer, calls): a score from 0 to 1; ``calls`` are those of tools, as in ``ramify.env.tools.RUNS``; of
+a command it is the folder of its checkout instead."""
 
 
 def agent(
@@ -64,20 +65,23 @@ def agent(
     base: str = "HEAD",
     place: str = PLACE,
 ) -> AgentEnvironment:
-    """Your own agent as an environment for :func:`ramify.play`, :func:`ramify.why`, :func:`ramify.fork_run`, and ``--env FILE.py:NAME``.
+    """Your own agent as an environment for :func:`ramify.play`, :func:`ramify.why`,
+    :func:`ramify.fork_run`, and ``--env FILE.py:NAME``.
 
-    ``run(prompt, url)``, ``async`` or not, is the agent: it does what ``prompt`` (a task's text) says, talks to the OpenAI-compatible server at
-    ``url``, and returns its answer. ``run(url)`` instead makes one: a LangChain or LangGraph agent, or an ``Agent`` of the OpenAI Agents SDK,
-    whose model is at ``url``; all its tools are then seen. A list of words is a command, such as a coding agent, that works in a checkout of
-    ``base`` of the git repository ``repo``: ``{prompt}`` and ``{url}`` in its words are replaced (``OPENAI_BASE_URL`` has the address, too), what
-    it prints is the answer, and the files after every step are a commit, from which a branch starts. Its tools run in it, so that those of its
-    replies have to be declared ``pure`` or ``sandboxed`` by name. ``place`` is what requests and replies call the folder: for a recording of
+    ``run(prompt, url)``, ``async`` or not, is the agent: it does what ``prompt`` (a task's text) says, talks to the
+    OpenAI-compatible server at ``url``, and returns its answer. ``run(url)`` instead makes one: a LangChain or LangGraph agent,
+    or an ``Agent`` of the OpenAI Agents SDK, whose model is at ``url``; all its tools are then seen. A list of words is a
+    command, such as a coding agent, that works in a checkout of ``base`` of the git repository ``repo``: ``{prompt}`` and
+    ``{url}`` in its words are replaced (``OPENAI_BASE_URL`` has the address, too), what it prints is the answer, and the files
+    after every step are a commit, from which a branch starts. Its tools run in it, so that those of its replies have to be
+    declared ``pure`` or ``sandboxed`` by name. ``place`` is what requests and replies call the folder: for a recording of
     ``ramify serve --record`` the folder that the command worked in.
 
-    ``tools`` are the functions of a loop of your own that declare what they do (:func:`ramify.tool`), or effects by the name of the tool. A tool
-    that declares nothing is never run on a branch. ``grade`` scores the answer, 1 is success; by default it must equal the task's ``answer``.
-    ``tasks`` have a text ``prompt``. ``ask`` is called for tools declared ``ask``. At most ``max_turns`` requests an episode and ``at_once``
-    episodes; ``patience`` is in seconds, between two requests. Raises UserError.
+    ``tools`` are the functions of a loop of your own that declare what they do (:func:`ramify.tool`), or effects by the name of
+    the tool. A tool that declares nothing is never run on a branch. ``grade`` scores the answer, 1 is success; by default it must
+    equal the task's ``answer``. ``tasks`` have a text ``prompt``. ``ask`` is called for tools declared ``ask``. At most
+    ``max_turns`` requests an episode and ``at_once`` episodes;
+    ``patience`` is in seconds, between two requests. Raises UserError.
     """
     return AgentEnvironment(run, tools, grade, tasks, ask, max_turns, at_once, patience, name, repo, base, place)
 
@@ -135,14 +139,15 @@ class AgentEnvironment:
         return AgentEpisode(self)
 
     def asked(self, recorded: Task) -> Task:
-        """The task that ``recorded``, known by what its first request asked, was: of those given the one whose prompt stands in it (an agent
-        may add to that), else one of just those words."""
+        """The task that ``recorded``, known by what its first request asked, was: of those given the one whose prompt stands in
+        it (an agent may add to that), else one of just those words."""
         said = str(recorded.data["asked"])
         given = [one for one in self._tasks or () if isinstance(one.data.get("prompt"), str) and one.data["prompt"] in said]
         return max(given, key=lambda one: len(one.data["prompt"]), default=Task(recorded.id, {**recorded.data, "prompt": said}))
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
-        """The first ``n`` of its tasks; one with a field ``split`` is of that split alone. Raises UserError where there is none."""
+        """The first ``n`` of its tasks; one with a field ``split`` is of that split alone.
+        Raises UserError where there is none."""
         mine = [task for task in self._tasks or () if task.data.get("split", split) == split]
         if not mine:
             raise UserError(f"the agent '{self.name}' has no tasks of the split '{split}': give tasks=")
@@ -273,7 +278,8 @@ class AgentEpisode:
         return self._next()
 
     def snapshot(self) -> None:
-        """None: an agent's state is its own, so a fork runs it again from the beginning, with the recorded replies and results."""
+        """None: an agent's state is its own, so a fork runs it again from the beginning,
+        with the recorded replies and results."""
 
     def restore(self, snapshot: Any) -> None:
         """Never called: there are no snapshots."""
@@ -355,7 +361,8 @@ class AgentEpisode:
             return self._refused(
                 call,
                 effect,
-                f"the tool '{call.name}' {declared}: {where} (--effect {call.name}=pure or sandboxed, or @ramify.tool above it and its name in tools=)",
+                f"the tool '{call.name}' {declared}: {where} (--effect {call.name}=pure or sandboxed, or @ramify.tool above it "
+                "and its name in tools=)",
             )
         return ""
 
@@ -387,9 +394,9 @@ class AgentEpisode:
                 late = min(late, time.monotonic() + GRACE * self._several)
 
     def _conversation(self, keys: list[str]) -> tuple[int, bool]:
-        """The conversation that a request with messages of these ``keys`` continues, the longest if several, -1 where it begins one; and
-        whether it extends it. A request that does not, but holds a later message of one, or its opening and more, is the same
-        conversation with its history edited (compacted, trimmed): what tells a subagent is that it shares none of that."""
+        """The conversation that a request with messages of these ``keys`` continues, the longest if several, -1 where it begins
+        one; and whether it extends it. A request that does not, but holds a later message of one, or its opening and more, is the
+        same conversation with its history edited (compacted, trimmed): what tells a subagent is that it shares none of that."""
         fits = [i for i, one in enumerate(self._conversations) if keys[: len(one)] == one]
         if fits:
             return max(fits, key=lambda i: len(self._conversations[i])), True
@@ -500,8 +507,8 @@ class AgentEpisode:
         return {COMMIT: self._tree.commit()}
 
     def asks(self, body: Mapping[str, Any]) -> tuple[Message, str]:
-        """The reply to one request of the agent, once there is one. Raises UserError on what is no such request, InfrastructureError after
-        the end."""
+        """The reply to one request of the agent, once there is one. Raises UserError on what is no such request,
+        InfrastructureError after the end."""
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise UserError("'messages' must be a list with at least one message")
@@ -589,7 +596,8 @@ def _only_server() -> _Server:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """``/TOKEN/v1/chat/completions``, whole or streamed, and ``/TOKEN/v1/models``. One request a connection: agents leave theirs open."""
+    """``/TOKEN/v1/chat/completions``, whole or streamed, and ``/TOKEN/v1/models``.
+    One request a connection: agents leave theirs open."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: what was asked stands in the run."""

@@ -1,8 +1,8 @@
 """Anthropic's messages in and out: content blocks of text, thinking, tool use, tool results and images.
 
-A record is ``{"system", "messages": [...]}``, one conversation, or ``{"request": {...}, "response": {...}}``, the log of one call. A reply of
-the assistant is one message with its calls alongside the text; where the provider ran a tool of its own inside the reply, its result is a
-message of role tool and the reply continues after it.
+A record is ``{"system", "messages": [...]}``, one conversation, or ``{"request": {...}, "response": {...}}``, the log of one
+call. A reply of the assistant is one message with its calls alongside the text; where the provider ran a tool of its own inside
+the reply, its result is a message of role tool and the reply continues after it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "i
 def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from Anthropic's messages: JSON lines, a JSON list, or one conversation. Returns how many records.
 
-    Task and reward stand under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and message: on a field of
-    a wrong type, a result without a call, a call without a result that the conversation leaves open, two calls of one id. Nothing is left in
-    ``folder`` then.
+    Task and reward stand under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and message: on a
+    field of a wrong type, a result without a call, a call without a result that the conversation leaves open, two calls of one
+    id. Nothing is left in ``folder`` then.
     """
     calls = Calls(fields)
 
@@ -217,7 +217,8 @@ def _readable(value: Any) -> Any:
 
 
 def write_anthropic(run: Run, out: Path, **settings: Any) -> int:
-    """Write attempts as ``{"task", "system", "messages", "reward"}``, one a line; returns how many. ``settings``: :class:`Selection`.
+    """Write attempts as ``{"task", "system", "messages", "reward"}``, one a line;
+    returns how many. ``settings``: :class:`Selection`.
 
     Raises UserError where no attempt fits the settings, or the file does not end in .jsonl.
     """

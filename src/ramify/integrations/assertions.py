@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @register("assertion", "conforms")
 def assert_conforms(kind: str, part: Any, **options: Any) -> None:
-    """Assert that ``part``, an object or a registered name, passes its kind's conformance battery; ``options`` are the battery's."""
+    """Assert that ``part``, an object or a registered name,
+    passes its kind's conformance battery; ``options`` are the battery's."""
     if not isinstance(kind, str):
         raise UserError(f"a kind is named, as in assert_conforms('env', ...), and not {kind!r:.60}")
     found = conformance.check(kind, conformance.named(kind, part) if isinstance(part, str) else part, **options)
@@ -33,7 +34,8 @@ def assert_conforms(kind: str, part: Any, **options: Any) -> None:
 
 @register("assertion", "same-tree")
 def assert_same_tree(left: Run | Path | str, right: Run | Path | str) -> None:
-    """Assert that two runs, open or given as folders, hold the same trees: the same samples, in whatever order they were added."""
+    """Assert that two runs, open or given as folders, hold the same trees:
+    the same samples, in whatever order they were added."""
     from ramify.trace.db import Run
 
     with ExitStack() as stack:
@@ -88,7 +90,8 @@ def assert_success_rate(attempts: Iterable[Any], *, at_least: float, confidence:
     if low < at_least:
         left_out = len(outcomes) - len(scored)
         raise AssertionError(
-            f"{sum(scored)} of {len(scored)} attempts succeeded: with {confidence:.0%} confidence that is at least {low:.1%}, not "
+            f"{sum(scored)} of {len(scored)} attempts succeeded: with {confidence:.0%} confidence that is at least {low:.1%}, "
+            "not "
             f"{at_least:.1%}" + (f" ({plural(left_out, 'unscored attempt')} left out)" if left_out else "")
         )
 
@@ -104,10 +107,11 @@ def _outcome(attempt: Any) -> bool | None:
 def assert_judge_agrees(
     judge: Any, anchor: Path | str, *, at_least: float, confidence: float = 0.95, truth: str | None = None
 ) -> None:
-    """Assert with ``confidence`` that ``judge`` (one by name, or a judge) is right on a share of ``at_least`` or more of an anchor's items.
+    """Assert with ``confidence`` that ``judge`` (one by name,
+    or a judge) is right on a share of ``at_least`` or more of an anchor's items.
 
-    ``anchor`` is a file of ``{id, artefact, label}`` or a run, as `ramify judge-evolution check` reads it. Items without an answer are
-    left out; where they are more than one in twenty the assertion fails.
+    ``anchor`` is a file of ``{id, artefact, label}`` or a run, as `ramify judge-evolution check` reads it. Items without an
+    answer are left out; where they are more than one in twenty the assertion fails.
     """
     import asyncio
 
@@ -127,7 +131,8 @@ def assert_judge_agrees(
     low = clopper_pearson(share["k"], share["n"], 2 * confidence - 1)[0]
     if low < at_least:
         raise AssertionError(
-            f"'{name}' is right on {share['k']} of {share['n']} items of {anchor}: with {confidence:.0%} confidence that is at least "
+            f"'{name}' is right on {share['k']} of {share['n']} items of {anchor}: with {confidence:.0%} confidence that is at "
+            "least "
             f"{low:.1%}, not {at_least:.1%}"
         )
 
@@ -136,9 +141,10 @@ def assert_judge_agrees(
 def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int = 4, **options: Any) -> None:
     """Assert that ``rules`` stated in a conversation are all in the context after each of ``rounds`` compactions.
 
-    ``compactor`` is a harness's own function over messages in OpenAI's form (``compactor`` in ramify's integrations makes one from those of
-    LangChain, LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of them wrapped by pins.
-    ``options`` are those of :func:`ramify.rollout.carriage.survives`: ``budget``, ``history``, ``turns``, ``language``, ``seed``."""
+    ``compactor`` is a harness's own function over messages in OpenAI's form (``compactor`` in ramify's integrations makes one
+    from those of LangChain, LangMem, inspect, the OpenAI Agents SDK and AutoGen do), one of ramify's compactors, or either of
+    them wrapped by pins. ``options`` are those of :func:`ramify.rollout.carriage.survives`:
+    ``budget``, ``history``, ``turns``, ``language``, ``seed``."""
     from ramify.rollout.carriage import survives
 
     rules = list(rules) if isinstance(rules, Iterable) and not isinstance(rules, str) else rules
@@ -156,8 +162,8 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
 def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> None:
     """Assert that no step of any attempt is graded below ``floor``, in nats times beta.
 
-    ``grades`` is a run that `ramify implicit-advantage score` graded, a file of score records, a list of such records, or what its
-    ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
+    ``grades`` is a run that `ramify implicit-advantage score` graded, a file of score records, a list of such records, or what
+    its ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
     """
     from ramify.methods.implicit_advantage.algorithm import TOKEN_AGGS
     from ramify.methods.implicit_advantage.report import counted

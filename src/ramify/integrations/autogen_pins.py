@@ -1,4 +1,5 @@
-"""Pins for AutoGen: ``AssistantAgent(..., model_context=keep_rules(BufferedChatCompletionContext(20), ["Only mail acme.com."]))``."""
+"""Pins for AutoGen:
+``AssistantAgent(..., model_context=keep_rules(BufferedChatCompletionContext(20), ["Only mail acme.com."]))``."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from ramify.integrations.spec import import_package
 def keep_rules(context: Any, rules: Rules, **options: Any) -> Any:
     """``context``, one of AutoGen's model contexts, with ``rules`` word for word before what it gives to the model.
 
-    ``options`` are those of :class:`ramify.rollout.pins.Pins`; the registry is ``pins`` of what comes back. Raises NeedsError where
-    AutoGen is not installed.
+    ``options`` are those of :class:`ramify.rollout.pins.Pins`; the registry is ``pins`` of what comes back. Raises NeedsError
+    where AutoGen is not installed.
     """
     import_package("autogen_core.model_context", "harnesses", "a model context for AutoGen")
     from autogen_core.model_context import ChatCompletionContext
@@ -50,7 +51,8 @@ def keep_rules(context: Any, rules: Rules, **options: Any) -> Any:
 
 
 def compactor(make: Callable[[], Any]) -> Callable[[Sequence[dict[str, Any]]], Awaitable[list[dict[str, Any]]]]:
-    """What the contexts that ``make`` gives leave of messages in OpenAI's form, for ``pin``, ``assert_survives`` and the benchmark."""
+    """What the contexts that ``make`` gives leave of messages in OpenAI's form, for ``pin``,
+    ``assert_survives`` and the benchmark."""
     import_package("autogen_core.model_context", "harnesses", "a model context for AutoGen")
 
     async def compact(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

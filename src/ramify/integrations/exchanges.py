@@ -18,7 +18,8 @@ Keep = Callable[[bytes], str]
 
 @dataclass
 class ToolExchange:
-    """Calls of tools and their results, in the order in which a conversation has them. Every fault is a UserError naming the spot."""
+    """Calls of tools and their results, in the order in which a conversation has them.
+    Every fault is a UserError naming the spot."""
 
     waiting: dict[str, str] = field(default_factory=dict)
     """Id -> name of the calls that must be answered before the conversation continues."""

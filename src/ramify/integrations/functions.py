@@ -128,7 +128,8 @@ class FunctionEpisode(ToolEpisode):
         return self._state
 
     def snapshot(self) -> Snapshot | None:
-        """The state, the box's files with it: as JSON where it is JSON, else a copy in memory, or None where it cannot be copied."""
+        """The state, the box's files with it: as JSON where it is JSON, else a copy in memory,
+        or None where it cannot be copied."""
         body: dict[str, Any] = {"state": self._state, "over": self._over}
         body |= {name: held for name, held in (("given", self.gate.given), ("files", self.gate.box.files)) if held}
         try:
@@ -162,13 +163,13 @@ class FunctionEpisode(ToolEpisode):
 class FunctionEnvironment:
     """An environment whose tools are Python functions.
 
-    ``tools``: functions with type hints; name, docstring and hints become the schema, arguments are checked against it, and what a
-    function raises is returned to the agent. ``tasks``: tasks with a field ``prompt`` (text), a file of them (JSON lines), or a function
-    (split, n, seed) -> tasks. ``grade(task, answer, state)`` scores the agent's final answer, 1 is success; without one the answer must
-    equal the task's ``answer``, where it has any. ``state(task)`` makes what the functions share in one episode: a function
-    with a parameter ``state`` is handed it. State outside it (globals, files) is not rewound by a fork. What a function does is
-    declared with :func:`ramify.tool`: on a branch one that declares nothing is not run, and one that acts on ``state`` alone is "sandboxed".
-    Raises UserError.
+    ``tools``: functions with type hints; name, docstring and hints become the schema, arguments are checked against it, and what
+    a function raises is returned to the agent. ``tasks``: tasks with a field ``prompt`` (text), a file of them (JSON lines), or a
+    function (split, n, seed) -> tasks. ``grade(task, answer, state)`` scores the agent's final answer, 1 is success; without one
+    the answer must equal the task's ``answer``, where it has any. ``state(task)`` makes what the functions share in one episode:
+    a function with a parameter ``state`` is handed it. State outside it (globals, files) is not rewound by a fork. What a
+    function does is declared with :func:`ramify.tool`: on a branch one that declares nothing is not run, and one that acts on
+    ``state`` alone is "sandboxed". Raises UserError.
     """
 
     def __init__(
@@ -208,7 +209,8 @@ class FunctionEnvironment:
         return FunctionEpisode(self)
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
-        """Tasks of a split: ``n`` where they are made, at most ``n`` where they are listed. Raises UserError where there are none."""
+        """Tasks of a split: ``n`` where they are made, at most ``n`` where they are listed.
+        Raises UserError where there are none."""
         return (
             self._tasks.task_set(split, n, seed) if isinstance(self._tasks, TaskList) else TaskSet.of(self._tasks(split, n, seed))
         )

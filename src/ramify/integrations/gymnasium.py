@@ -1,7 +1,9 @@
-"""Gymnasium environments as environments: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``, options after ``?``; and the way back.
+"""Gymnasium environments as environments: ``gymnasium:ENV_ID`` or ``gymnasium:MODULE:ENV_ID``,
+options after ``?``; and the way back.
 
-The agent's reply is read into an action of the environment's action space, and the observation is written as text. The state is the
-environment's own (``get_state`` and ``set_state``) where it has one, else a copy of the whole environment, kept in memory only.
+The agent's reply is read into an action of the environment's action space, and the observation is written as text. The state is
+the environment's own (``get_state`` and ``set_state``) where it has one,
+else a copy of the whole environment, kept in memory only.
 """
 
 from __future__ import annotations
@@ -167,10 +169,12 @@ class GymnasiumEpisode:
 
 @register("env", "gymnasium")
 class GymnasiumEnvironment:
-    """A registered Gymnasium environment. Options after ``?`` go to the environment, but for ramify's own: ``actions`` (names of the
-    discrete actions, comma between them), ``max_turns``, ``success`` (an episode that collects at least this reward succeeded).
+    """A registered Gymnasium environment. Options after ``?`` go to the environment, but for ramify's own: ``actions`` (names of
+    the discrete actions, comma between them), ``max_turns``,
+    ``success`` (an episode that collects at least this reward succeeded).
 
-    Raises UserError where there is no such environment, NeedsError where gymnasium is not installed or no reply can spell its actions.
+    Raises UserError where there is no such environment, NeedsError where gymnasium is not installed or no reply can spell its
+    actions.
     """
 
     def __init__(self, argument: str = "") -> None:
@@ -217,7 +221,8 @@ class GymnasiumEnvironment:
 
 
 def written(value: Any) -> str:
-    """An observation as text: text as it is, a mapping line by line, numbers and arrays as compact JSON with 4 significant digits."""
+    """An observation as text: text as it is, a mapping line by line,
+    numbers and arrays as compact JSON with 4 significant digits."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -251,9 +256,9 @@ def _action_names(env: Any) -> list[str]:
 def as_gymnasium(environment: Environment | str, tasks: AnyTasks | None = None) -> Any:
     """Any environment (or its name) as a ``gymnasium.Env`` whose actions and observations are texts.
 
-    ``reset(seed=, options={"task": ID})`` begins the named task, else one of ``tasks`` (by default 100 of the split train) that the seed
-    chooses; ``info`` holds the task, and after each step the verifier's ``outcome`` (``is_success`` once it is decided), ``valid``, ``role``
-    and ``data``. Raises NeedsError where gymnasium is not installed, UserError on an unknown task.
+    ``reset(seed=, options={"task": ID})`` begins the named task, else one of ``tasks`` (by default 100 of the split train) that
+    the seed chooses; ``info`` holds the task, and after each step the verifier's ``outcome`` (``is_success`` once it is decided),
+    ``valid``, ``role`` and ``data``. Raises NeedsError where gymnasium is not installed, UserError on an unknown task.
     """
     gymnasium = import_package("gymnasium", "environments", "as_gymnasium")
     from ramify.rollout.components import find_environment

@@ -1,7 +1,7 @@
 """Agents of other people's frameworks as an episode runs them: how one is started, and how each of its tools passes the gate.
 
-LangChain and LangGraph (a compiled graph, as ``create_agent`` makes one) and the OpenAI Agents SDK. Nothing is monkeypatched but the agent
-object itself, which is made anew for every episode; no checkpointer is asked to go back.
+LangChain and LangGraph (a compiled graph, as ``create_agent`` makes one) and the OpenAI Agents SDK. Nothing is monkeypatched but
+the agent object itself, which is made anew for every episode; no checkpointer is asked to go back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def runner(made: Any, episode: AgentEpisode) -> Runner:
     if callable(made) and takes(made, 1):
         return lambda prompt, url: made(prompt)
     raise UserError(
-        f"the agent is a {type(made).__name__}: a function (prompt, url), or one that makes a LangChain or LangGraph agent, an Agent of the "
+        f"the agent is a {type(made).__name__}: a function (prompt, url), or one that makes a LangChain or LangGraph agent, an "
+        "Agent of the "
         "OpenAI Agents SDK or a function of the prompt is known"
     )
 
@@ -188,7 +189,8 @@ def _sdk(agent: Any, episode: AgentEpisode) -> Runner:
 
 
 def _guard_agent(agent: Any, episode: AgentEpisode, met: set[int]) -> None:
-    """Let the tools of an agent and of those it hands off to pass the gate. An agent that is a tool passes it with its own tools."""
+    """Let the tools of an agent and of those it hands off to pass the gate.
+    An agent that is a tool passes it with its own tools."""
     if id(agent) in met:
         return
     met.add(id(agent))

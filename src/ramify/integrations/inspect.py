@@ -1,7 +1,7 @@
 """Logs of inspect (``inspect_ai``) into a run: each sample one tree, its epochs attempts in it.
 
-Samples are read one at a time, their events and stores left out, so memory holds one sample. What a log says is checked by inspect's
-own records (which bring older logs up to date), after its size was: a log is a third-party file.
+Samples are read one at a time, their events and stores left out, so memory holds one sample. What a log says is checked by
+inspect's own records (which bring older logs up to date), after its size was: a log is a third-party file.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class _Samples:
             run.add(*_scores(thread.node.id, name, given))
 
     def _tree(self, run: Run, sample: Any) -> str:
-        """The tree of a sample. Its task is that of the first epoch; ids 1 and "1" are two samples, which inspect's files mix up."""
+        """The tree of a sample. Its task is that of the first epoch;
+        ids 1 and "1" are two samples, which inspect's files mix up."""
         name = str(sample.id) or "sample"
         if name not in self._tasks:
             record = sample.model_dump(
@@ -179,7 +180,8 @@ def _scores(node: str, name: str, score: Any) -> Iterator[Score]:
 
 
 def header_and_samples(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """The header of a log and its samples as JSON, one at a time. Raises UserError on what is not a log, damaged, or too large."""
+    """The header of a log and its samples as JSON, one at a time.
+    Raises UserError on what is not a log, damaged, or too large."""
     return _zipped(path) if path.suffix == ".eval" or zipfile.is_zipfile(path) else _document(path)
 
 
@@ -285,7 +287,8 @@ def _parsing(path: Path) -> Iterator[NamedNumbers]:
 
 
 class NamedNumbers:
-    """A file of JSON as Python writes it, with NaN and infinities as the text "nan", "inf", "-inf": streaming readers take no other."""
+    """A file of JSON as Python writes it, with NaN and infinities as the text "nan", "inf", "-inf":
+    streaming readers take no other."""
 
     _PIECE = re.compile(rb'"(?:[^"\\]+|\\.)*("?)|NaN|-?Infinity', re.DOTALL)
     _TAIL = re.compile(rb"[-A-Za-z]{1,9}\Z")

@@ -1,8 +1,8 @@
 """Every call of a model in an inspect log (``inspect_ai``), with its prompt: the effect of compaction is visible only there.
 
-The reader ``inspect`` makes the conversation that a sample ended with; after a compaction that is not what the model saw earlier. This one
-reads the log's model events, for ``ramify governance audit LOG --from inspect-calls``, and what its other events tell of them: which
-compactions happened, which calls are a scorer's or the summariser's own, which conversations are a tool's.
+The reader ``inspect`` makes the conversation that a sample ended with; after a compaction that is not what the model saw earlier.
+This one reads the log's model events, for ``ramify governance audit LOG --from inspect-calls``, and what its other events tell of
+them: which compactions happened, which calls are a scorer's or the summariser's own, which conversations are a tool's.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def _calls(path: Path, samples: Iterator[dict[str, Any]], form: Any) -> Iterator
 def _annotated(events: Sequence[Any]) -> list[tuple[Any, dict[str, Any]]]:
     """The calls that were answered, each with the log's other data about it.
 
-    ``purpose``: of one that is not the agent's reply, ``compaction`` or ``scoring``; ``compactions``: those since the call before in the
-    same span (``compactions_after``: since the last one); ``attempt_id``: which conversation, where a tool holds one of its own.
+    ``purpose``: of one that is not the agent's reply, ``compaction`` or ``scoring``; ``compactions``: those since the call before
+    in the same span (``compactions_after``: since the last one); ``attempt_id``:
+    which conversation, where a tool holds one of its own.
     """
     calls = [event for event in events if event.event == "model" and event.output.choices]
     spans = {event.id: event for event in events if event.event == "span_begin"}

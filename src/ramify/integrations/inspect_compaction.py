@@ -1,4 +1,5 @@
-"""Pins for compaction in inspect (``inspect_ai``): ``react(..., compaction=keep_rules(CompactionSummary(), ["Only mail acme.com."]))``."""
+"""Pins for compaction in inspect (``inspect_ai``):
+``react(..., compaction=keep_rules(CompactionSummary(), ["Only mail acme.com."]))``."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from ramify.trace.message import compacted
 def keep_rules(strategy: Any, rules: Rules, **options: Any) -> Any:
     """``strategy``, one of inspect's, with ``rules`` put back word for word after each compaction.
 
-    The rules are those of :class:`ramify.rollout.pins.Pins` or one itself; ``options`` are that class's. The strategy that comes back has
-    the registry as ``pins``, and one :class:`ramify.rollout.views.Compaction` a compaction in ``records``. Raises NeedsError where
-    inspect is not installed.
+    The rules are those of :class:`ramify.rollout.pins.Pins` or one itself; ``options`` are that class's. The strategy that comes
+    back has the registry as ``pins``, and one :class:`ramify.rollout.views.Compaction` a compaction in ``records``. Raises
+    NeedsError where inspect is not installed.
     """
     require_inspect()
     from inspect_ai.model import CompactionStrategy

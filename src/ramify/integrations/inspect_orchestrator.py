@@ -1,4 +1,5 @@
-"""A solver of inspect (``inspect_ai``) that answers with a pool of workers: ``Task(..., solver=inspect_orchestrator(composer))``."""
+"""A solver of inspect (``inspect_ai``) that answers with a pool of workers:
+``Task(..., solver=inspect_orchestrator(composer))``."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ def inspect_orchestrator(
     exclude: Collection[str] = (),
     settings: Sampling | None = None,
 ) -> Any:
-    """A solver that answers a sample's messages with a composer, or with a router over ``pool``; inspect's own model is not asked.
+    """A solver that answers a sample's messages with a composer, or with a router over ``pool``;
+    inspect's own model is not asked.
 
-    The answer is the sample's output; every candidate with who saw what, tokens and USD is in its metadata, ``orchestrator``. Raises NeedsError
-    where inspect is not installed, UserError of a router without its pool, and at a sample InfrastructureError where every worker failed.
+    The answer is the sample's output; every candidate with who saw what, tokens and USD is in its metadata, ``orchestrator``.
+    Raises NeedsError where inspect is not installed, UserError of a router without its pool,
+    and at a sample InfrastructureError where every worker failed.
     """
     require_inspect()
     from inspect_ai.model import ChatMessageAssistant, ModelOutput

@@ -1,7 +1,8 @@
 """A run as a log of inspect (``inspect_ai``), which its own reader, ``inspect view`` and ``inspect log`` open.
 
-A tree is a sample, a path to a leaf one epoch of it. Ids come from the run, so a run written twice is the same log: a sample's uuid is
-the id of the attempt's last node, a message's id that of the node that opened it. The log is made in memory before it is written.
+A tree is a sample, a path to a leaf one epoch of it. Ids come from the run, so a run written twice is the same log: a sample's
+uuid is the id of the attempt's last node, a message's id that of the node that opened it.
+The log is made in memory before it is written.
 """
 
 from __future__ import annotations

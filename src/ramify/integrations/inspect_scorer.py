@@ -15,8 +15,8 @@ from ramify.trace.message import plain
 def inspect_scorer(scorer: Judge) -> Any:
     """A scorer of inspect that judges a sample's messages with ``scorer`` and reports its value, with mean and standard error.
 
-    The sample's target is the task's ``answer``, its metadata the rest of the task's data. A sample the judge failed on is unscored in
-    inspect (NaN), never a zero. Raises NeedsError where inspect is not installed.
+    The sample's target is the task's ``answer``, its metadata the rest of the task's data. A sample the judge failed on is
+    unscored in inspect (NaN), never a zero. Raises NeedsError where inspect is not installed.
     """
     require_inspect()
     from inspect_ai.scorer import Score, Target, mean, stderr

@@ -1,4 +1,5 @@
-"""A solver of inspect (``inspect_ai``) that replies with a steered local model: ``Task(..., solver=inspect_steering("DICTIONARY", [136], gain=32))``.
+"""A solver of inspect (``inspect_ai``) that replies with a steered local model:
+``Task(..., solver=inspect_steering("DICTIONARY", [136], gain=32))``.
 
 Existing evaluations then measure the effect of a feature, or a set of features: the same task with the set steered, taken out
 (``gain=0``), left alone (``gain=1``), and with random directions instead (``random=0``, 1, ...), which is its control.
@@ -40,13 +41,14 @@ def inspect_steering(
 ) -> Any:
     """A solver that renders a sample's messages, steers ``features`` together at the last token, and appends the reply.
 
-    ``dictionary`` is a folder that ``ramify crosscoder train`` wrote; ``gain`` multiplies the features' activations, ``clamp`` sets them,
-    ``target`` is the model that replies (a: tuned, b: base), ``tuned`` and ``base`` name the two where they lie elsewhere now. ``random``: sample
-    so and so of random directions of the features' norms instead, as long as the change. ``raw`` leaves texts as they are, without
-    the chat template. The change is recorded in the sample's metadata, ``steering``: the cell, whether a feature fired, the length over the
-    state's. The reply's seed is derived from the sample and the epoch. A task with this solver calls no model of inspect's
-    (``model="none/none"``); tools are not called. Raises NeedsError where inspect is not installed, UserError on features that the dictionary
-    does not have, and unless one of ``gain`` and ``clamp`` is given.
+    ``dictionary`` is a folder that ``ramify crosscoder train`` wrote; ``gain`` multiplies the features' activations, ``clamp``
+    sets them, ``target`` is the model that replies (a: tuned, b: base), ``tuned`` and ``base`` name the two where they lie
+    elsewhere now. ``random``: sample so and so of random directions of the features' norms instead, as long as the change.
+    ``raw`` leaves texts as they are, without the chat template. The change is recorded in the sample's metadata, ``steering``:
+    the cell, whether a feature fired, the length over the state's. The reply's seed is derived from the sample and the epoch. A
+    task with this solver calls no model of inspect's (``model="none/none"``); tools are not called. Raises NeedsError where
+    inspect is not installed, UserError on features that the dictionary does not have,
+    and unless one of ``gain`` and ``clamp`` is given.
     """
     require_inspect()
     from inspect_ai.solver import solver

@@ -1,4 +1,5 @@
-"""A solver of inspect (``inspect_ai``) that rewrites, checks, verifies or stops as verify-or-ship plans: ``Task(..., solver=inspect_verify(...))``."""
+"""A solver of inspect (``inspect_ai``) that rewrites, checks, verifies or stops as verify-or-ship plans:
+``Task(..., solver=inspect_verify(...))``."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ def inspect_verify(
 ) -> Any:
     """A solver in whose hands ``generate`` writes the candidates: each is the completion of inspect's model.
 
-    Critics and verifier judge the completion; the sample's target is their ``answer``, its metadata the rest of their data. The belief,
-    what was done, what it cost and whether the last candidate was delivered are in the sample's metadata, ``verify_or_ship``. Raises
-    NeedsError where inspect is not installed, UserError where the tables do not know a critic.
+    Critics and verifier judge the completion; the sample's target is their ``answer``, its metadata the rest of their data. The
+    belief, what was done, what it cost and whether the last candidate was delivered are in the sample's metadata,
+    ``verify_or_ship``. Raises NeedsError where inspect is not installed, UserError where the tables do not know a critic.
     """
     require_inspect()
     from inspect_ai.model import ChatMessageUser

@@ -21,9 +21,9 @@ _ROLES = {"human": "user", "ai": "assistant", "remove": "system"}
 def keep_rules(rules: Rules, **options: Any) -> Any:
     """A middleware that puts ``rules`` word for word before every call of the model, whatever compacted the messages before.
 
-    Put it behind those that compact. The agent's state stays as it is. A tool call that a rule's ``allows`` forbids is answered with the
-    reason and not made. ``options`` are those of :class:`ramify.rollout.pins.Pins`; the registry is the middleware's ``pins``. Raises
-    NeedsError where LangChain is not installed.
+    Put it behind those that compact. The agent's state stays as it is. A tool call that a rule's ``allows`` forbids is answered
+    with the reason and not made. ``options`` are those of :class:`ramify.rollout.pins.Pins`; the registry is the middleware's
+    ``pins``. Raises NeedsError where LangChain is not installed.
     """
     import_package("langchain.agents", "harnesses", "a middleware for LangChain")
     from langchain.agents.middleware import AgentMiddleware
@@ -98,10 +98,11 @@ def keep_rules_node(node: Any, rules: Rules, **options: Any) -> Any:
 
 
 def compactor(step: Any) -> Callable[[Sequence[dict[str, Any]]], list[dict[str, Any]]]:
-    """A middleware's or a node's compaction as a function over messages in OpenAI's form, for ``pin``, ``assert_survives``, the benchmark.
+    """A middleware's or a node's compaction as a function over messages in OpenAI's form, for ``pin``,
+    ``assert_survives``, the benchmark.
 
-    One function is for one conversation: a node's running summary goes from call to call. The system's first messages are kept from a
-    middleware, as in an agent. Raises NeedsError where LangChain is not installed, UserError on what is neither.
+    One function is for one conversation: a node's running summary goes from call to call. The system's first messages are kept
+    from a middleware, as in an agent. Raises NeedsError where LangChain is not installed, UserError on what is neither.
     """
     import_package("langgraph.graph", "harnesses", "compaction of LangChain's messages")
     from langchain_core.messages import convert_to_messages, convert_to_openai_messages

@@ -1,9 +1,9 @@
 """MCP tool servers as environments: ``mcp:tasks=FILE COMMAND ARGS...`` starts the command for every episode and offers its tools.
 
-The server's state is its own, so there is no snapshot: a fork starts a new server and makes those of the recorded calls again that are declared
-``sandboxed``. A tool that declares no effect is not run on a branch. What a server's annotations say of a tool (``readOnlyHint``) is a hint of
-a third party: it declares nothing, and is only told to the person who has to. Every server is reaped, also
-one that hangs, and it inherits no variable of the environment but HOME, PATH and the like.
+The server's state is its own, so there is no snapshot: a fork starts a new server and makes those of the recorded calls again
+that are declared ``sandboxed``. A tool that declares no effect is not run on a branch. What a server's annotations say of a tool
+(``readOnlyHint``) is a hint of a third party: it declares nothing, and is only told to the person who has to. Every server is
+reaped, also one that hangs, and it inherits no variable of the environment but HOME, PATH and the like.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _SETTINGS = ("tasks", "grade", "timeout", "max_turns", "at_once", "effects")
 
 
 class ToolServer:
-    """One server process and the session with it, which lives in a thread of its own. Raises InfrastructureError("tool") on any failure."""
+    """One server process and the session with it, which lives in a thread of its own.
+    Raises InfrastructureError("tool") on any failure."""
 
     def __init__(self, command: Sequence[str], timeout: float) -> None:
         self._command, self._timeout = list(command), timeout
@@ -137,7 +138,8 @@ class ToolServer:
 
 
 class McpEpisode(ToolEpisode):
-    """One episode with a server of its own. The grader's state is the list of calls made: ``{"name", "arguments", "text", "error"}``."""
+    """One episode with a server of its own. The grader's state is the list of calls made:
+    ``{"name", "arguments", "text", "error"}``."""
 
     def __init__(self, environment: McpEnvironment) -> None:
         super().__init__(self.call, [], "", environment.max_turns, environment.grade, environment.effects)
@@ -201,9 +203,10 @@ class McpEpisode(ToolEpisode):
 
 @register("env", "mcp")
 class McpEnvironment:
-    """``COMMAND ARGS...`` over stdio. Settings before the command: ``tasks=FILE`` (JSON lines with a ``prompt``), ``grade=MODULE:FUNCTION``
-    ((task, answer, calls) -> score), ``timeout=SECONDS``, ``max_turns=N``, ``at_once=N`` (servers open at a time), ``effects=TOOL=EFFECT,...``
-    (what tools do to the world, :data:`ramify.env.tools.EFFECTS`; the tool ``*`` is all others).
+    """``COMMAND ARGS...`` over stdio. Settings before the command: ``tasks=FILE`` (JSON lines with a ``prompt``),
+    ``grade=MODULE:FUNCTION`` ((task, answer, calls) -> score), ``timeout=SECONDS``, ``max_turns=N``, ``at_once=N`` (servers open
+    at a time), ``effects=TOOL=EFFECT,...`` (what tools do to the world, :data:`ramify.env.tools.EFFECTS`;
+    the tool ``*`` is all others).
 
     Raises UserError on a command or file that does not exist, NeedsError where mcp is not installed.
     """

@@ -30,10 +30,11 @@ class InputFilter:
 
 
 def keep_rules(rules: Rules, first: Callable[[Any], Any] | None = None, **options: Any) -> InputFilter:
-    """A filter that puts ``rules`` word for word before every call of the model, whatever the session or ``first`` left of the items.
+    """A filter that puts ``rules`` word for word before every call of the model,
+    whatever the session or ``first`` left of the items.
 
-    ``first`` is a filter of your own, such as one that shortens. ``options`` are those of :class:`ramify.rollout.pins.Pins`. Raises
-    NeedsError where the SDK is not installed.
+    ``first`` is a filter of your own, such as one that shortens. ``options`` are those of :class:`ramify.rollout.pins.Pins`.
+    Raises NeedsError where the SDK is not installed.
     """
     import_package("agents", "harnesses", "a filter for the OpenAI Agents SDK")
     return InputFilter(registry(rules, options), first)

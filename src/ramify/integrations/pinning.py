@@ -1,4 +1,5 @@
-"""Shared by the integrations of several harnesses: a registry made of rules, and the record of a compaction that a harness did."""
+"""Shared by the integrations of several harnesses: a registry made of rules,
+and the record of a compaction that a harness did."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The pytest plug-in: ``--ramify-no-real-calls``, the fixtures ``ramify`` (every assertion by name), ``forbid_real_calls`` and
 ``sim_env`` (a simulated environment), ``--judge-slot``, and ``--ramify-diagnose RUN``.
 
-``--judge-slot SLOT=JUDGE`` is for tests that depend on what a judge says, marked ``@pytest.mark.judge_slot("SLOT")``: they run where the judge
-is another version than that with which they passed last, and are skipped where it is the same. JUDGE is the folder of a run that
-holds the slot, or a judge by name. Without the option they run like any other test.
+``--judge-slot SLOT=JUDGE`` is for tests that depend on what a judge says, marked ``@pytest.mark.judge_slot("SLOT")``: they run
+where the judge is another version than that with which they passed last, and are skipped where it is the same. JUDGE is the
+folder of a run that holds the slot, or a judge by name. Without the option they run like any other test.
 
 It loads with pytest wherever ramify is installed, so it imports nothing but pytest until a fixture is used.
 """

@@ -1,7 +1,7 @@
 """Ray: attempts and reproductions on a cluster (``--backend ray`` or ``ray:WORKERS``).
 
-Workers are actors that hold a :class:`ramify.rollout.worker.WorkerPlayer`; ramify sends them JSON and bytes. Ray's own protocol, which
-carries them, uses pickles: whoever can reach a Ray cluster can run code on it, so it belongs on a network of its own.
+Workers are actors that hold a :class:`ramify.rollout.worker.WorkerPlayer`; ramify sends them JSON and bytes. Ray's own protocol,
+which carries them, uses pickles: whoever can reach a Ray cluster can run code on it, so it belongs on a network of its own.
 
 ``RAY_ADDRESS`` names a running cluster; without it Ray is started on this machine for as long as the call takes.
 """

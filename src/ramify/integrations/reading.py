@@ -107,7 +107,8 @@ def number(value: Any, spot: str, limit: float = math.inf) -> float | None:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, record) of each row of a ``.parquet`` file or, by any other name, of JSON lines. Raises UserError naming the place."""
+    """(place, record) of each row of a ``.parquet`` file or, by any other name, of JSON lines.
+    Raises UserError naming the place."""
     if path.suffix.lower() != ".parquet":
         for number, record in read_lines(path):
             yield f"{path}:{number}", record
@@ -120,7 +121,8 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         allowed = FREE + RATIO * path.stat().st_size
         with pyarrow.parquet.ParquetFile(path) as file:
             groups = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
-            # repeated values lie in the file once: a row may hold as much as its whole group, so of large groups few rows come at once
+            # repeated values lie in the file once: a row may hold as much as its whole group, so of large groups few rows come at
+            # once
             for batch in file.iter_batches(min(_BATCH, max(1, _AT_ONCE // max([1, *groups])))):
                 decoded += batch.nbytes + ROW * batch.num_rows
                 if decoded > allowed:
@@ -133,7 +135,8 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def add_records(files: Iterable[Path], add: Callable[[dict[str, Any], str], None]) -> int:
-    """``add(record, place)`` for each record of the files; how many there were. Raises UserError naming the place, or that there is none."""
+    """``add(record, place)`` for each record of the files; how many there were.
+    Raises UserError naming the place, or that there is none."""
     count = 0
     for where, record in (item for file in files for item in read_records(file)):
         try:

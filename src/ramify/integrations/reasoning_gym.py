@@ -1,5 +1,5 @@
-"""reasoning-gym's tasks as an environment: ``reasoning-gym:DATASET``, settings of the dataset after ``?``. One question, one reply, its
-score."""
+"""reasoning-gym's tasks as an environment: ``reasoning-gym:DATASET``, settings of the dataset after ``?``. One question, one
+reply, its score."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class ReasoningEpisode:
 
 @register("env", "reasoning-gym")
 class ReasoningGymEnvironment:
-    """One of reasoning-gym's datasets. A task is a seed of it; the question's hash decides its split, so splits share no question.
+    """One of reasoning-gym's datasets. A task is a seed of it;
+    the question's hash decides its split, so splits share no question.
 
     Raises UserError on an unknown dataset or setting, NeedsError where reasoning-gym is not installed.
     """

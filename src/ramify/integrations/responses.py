@@ -1,4 +1,5 @@
-"""Items of OpenAI's Responses interface into a run: messages, reasoning, calls of functions and of built-in tools, and their outputs.
+"""Items of OpenAI's Responses interface into a run: messages, reasoning,
+calls of functions and of built-in tools, and their outputs.
 
 Consecutive output items of the model (reasoning, text, calls) are one message of the assistant. A built-in tool that reports
 its result (file search, code interpreter, MCP) ends it: the result is a message of role tool, and the reply continues after it.
@@ -28,18 +29,20 @@ _OUTSIDE = ("function_call", "custom_tool_call", "computer_call", "local_shell_c
 _INSIDE = ("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call")
 _SILENT = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
 KINDS = ("message", "reasoning", *_OUTSIDE, *(f"{kind}_output" for kind in _OUTSIDE), *_INSIDE, *_SILENT)
-"""The types of items that are read. Calls of the second row must be answered by an item of type ``..._output``; those that the provider
-makes itself need no answer, and those of the last row say nothing that an attempt did: they are left out, which is said."""
+"""The types of items that are read. Calls of the second row must be answered by an item of type ``..._output``; those that the
+provider makes itself need no answer, and those of the last row say nothing that an attempt did:
+they are left out, which is said."""
 
 
 def read_responses(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from items of the Responses interface: JSON lines or one JSON document. Returns how many records.
 
-    A record is one conversation, ``{"items": [...]}`` (a file may also be the list of one conversation's items), or one call: ``{"input",
-    "output"}``, a response object, or ``{"request": {...}, "response": {...}}``. A call's input that repeats an earlier reply of the same
-    task continues there, and so does one whose ``previous_response_id`` names a response before it. Task and reward stand under any
-    name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and item: on a field of a wrong type, an item of unknown type, a
-    result without a call, a call without a result that the conversation leaves open, two calls of one id. Nothing is left in ``folder`` then.
+    A record is one conversation, ``{"items": [...]}`` (a file may also be the list of one conversation's items), or one call:
+    ``{"input", "output"}``, a response object, or ``{"request": {...}, "response": {...}}``. A call's input that repeats an
+    earlier reply of the same task continues there, and so does one whose ``previous_response_id`` names a response before it.
+    Task and reward stand under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and item: on a field
+    of a wrong type, an item of unknown type, a result without a call, a call without a result that the conversation leaves open,
+    two calls of one id. Nothing is left in ``folder`` then.
     """
     importer = _Importer(fields)
     return import_records(
@@ -345,7 +348,8 @@ EXAMPLE = [
 register("reader", "responses")(
     Reader(
         "responses",
-        "Items of OpenAI's Responses interface (message, reasoning, function_call, built-in tools), a conversation or a call a record.",
+        "Items of OpenAI's Responses interface (message, reasoning, function_call, built-in tools), a conversation or a call a "
+        "record.",
         lambda path, first: form_of(first) == "responses",
         read_responses,
         ("task", "reward"),

@@ -1,7 +1,7 @@
 """Attempts of a run as rows for other trainers, and their rows as trees: shared by the TRL and verl integrations.
 
-Rows of tokens are cut from the tree's own tokens, never encoded again. Where a reply was sampled from an explicit context (compaction,
-a truncated view) its row shows that context, not the history.
+Rows of tokens are cut from the tree's own tokens, never encoded again. Where a reply was sampled from an explicit context
+(compaction, a truncated view) its row shows that context, not the history.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Selection(Config):
     group: str | None = None
     """Only trees of this group."""
     scorer: str | None = None
-    """Scorer that decides where an attempt ends and gives its reward; by default env, the imported reward, or the only scorer there is."""
+    """Scorer that decides where an attempt ends and gives its reward;
+    by default env, the imported reward, or the only scorer there is."""
     min_reward: float | None = None
     """Only attempts with at least this reward."""
     successful: bool = False
@@ -55,7 +56,8 @@ class StepSelection(Selection):
     maker: str | None = None
     """Maker of these values; needed where there are several."""
     rule: str | None = None
-    """Credit the attempts now by this rule (a name of ``ramify list credit``, or FILE.py:CLASS), instead of reading stored values."""
+    """Credit the attempts now by this rule (a name of ``ramify list credit``, or FILE.py:CLASS),
+    instead of reading stored values."""
     clip: float | None = Field(None, gt=0)
     """Clip advantages to plus and minus this."""
     shared: Literal["once", "every"] = "once"
@@ -72,9 +74,9 @@ def settings_of(cls: type[Config]) -> dict[str, str]:
 def attempts(run: Run, selection: Selection) -> Iterator[View]:
     """The chosen attempts, sorted by tree and leaf, one tree in memory at a time.
 
-    Attempts are paths to nodes with a score by the scorer; in a run without scores, to leaves, with the rewards along the path. Those
-    broken off by an infrastructure failure are left out: one that was played again continued from there. Raises UserError when the scorer
-    or group is unknown.
+    Attempts are paths to nodes with a score by the scorer; in a run without scores, to leaves, with the rewards along the path.
+    Those broken off by an infrastructure failure are left out: one that was played again continued from there. Raises UserError
+    when the scorer or group is unknown.
     """
     if not run.trees(selection.group):
         known = nearest(selection.group or "", {info.group for info in run.trees() if info.group})
@@ -104,10 +106,11 @@ def _decider(run: Run, selection: Selection) -> Decider | None:
 def credited_rows(run: Run, selection: StepSelection) -> Iterator[dict[str, Any]]:
     """Rows of tokens with an advantage for each, one an attempt (more where its context was compacted on the way).
 
-    A row has ``tree``, ``task``, ``leaf``, ``reward``, ``prompt`` (messages before the first reply), ``prompt_ids`` (tokens before the
-    first sampled one), ``completion_ids`` (from there to the last trained one, observations included), and per completion token, shape
-    (T,): ``env_mask`` (1 where it is trained: sampled, and credited), ``logprobs`` (under the sampling distribution) and
-    ``advantages``. Raises UserError where the run has no credit, NeedsError on nodes without tokens or log-probs.
+    A row has ``tree``, ``task``, ``leaf``, ``reward``, ``prompt`` (messages before the first reply), ``prompt_ids`` (tokens
+    before the first sampled one), ``completion_ids`` (from there to the last trained one, observations included), and per
+    completion token, shape (T,): ``env_mask`` (1 where it is trained: sampled, and credited), ``logprobs`` (under the sampling
+    distribution) and ``advantages``. Raises UserError where the run has no credit,
+    NeedsError on nodes without tokens or log-probs.
     """
     from ramify.train.batch import rows_from_path
 
@@ -178,7 +181,8 @@ def _credit(run: Run, selection: StepSelection) -> Callable[[Tree], dict[str, np
         )
     if len(makers) > 1 and selection.maker is None:
         raise UserError(
-            f"per-token values '{selection.token_values}' have several makers: choose one with --maker ({', '.join(sorted(makers))})"
+            f"per-token values '{selection.token_values}' have several makers: choose one with --maker "
+            f"({', '.join(sorted(makers))})"
         )
 
     def of_tree(tree: Tree) -> dict[str, np.ndarray]:

@@ -35,13 +35,15 @@ IGNORED = ("weight", "loss")
 
 
 def read_sharegpt(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
-    """Make a run in ``folder`` from conversations in ShareGPT's form: JSON lines, one JSON list, or one conversation. Returns how many.
+    """Make a run in ``folder`` from conversations in ShareGPT's form:
+    JSON lines, one JSON list, or one conversation. Returns how many.
 
-    A turn is ``{"from", "value"}`` (or ``{"role", "content"}``). A ``function_call`` holds the JSON of a call, or of a list of calls, and
-    what follows it from ``observation`` or ``tool`` is the result; calls may also stand in a reply's text between ``<tool_call>`` tags.
-    ``chosen`` and ``rejected`` turns alongside the conversation are two attempts. Task and reward stand under any name of
-    :mod:`ramify.trace.aliases`. Raises UserError naming file, line and turn: on a field of a wrong type, a call that is not JSON or has no
-    result before the conversation continues, a result without a call. Nothing is left in ``folder`` then.
+    A turn is ``{"from", "value"}`` (or ``{"role", "content"}``). A ``function_call`` holds the JSON of a call, or of a list of
+    calls, and what follows it from ``observation`` or ``tool`` is the result; calls may also stand in a reply's text between
+    ``<tool_call>`` tags. ``chosen`` and ``rejected`` turns alongside the conversation are two attempts. Task and reward stand
+    under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and turn: on a field of a wrong type, a call
+    that is not JSON or has no result before the conversation continues, a result without a call.
+    Nothing is left in ``folder`` then.
     """
     ignored = dict.fromkeys(IGNORED, 0)
 
@@ -83,7 +85,8 @@ def _messages(record: dict[str, Any], where: str) -> list[Message]:
 
 @dataclass
 class _Turns:
-    """Reads the turns of one conversation. Calls have no ids in this form: they get ``call_0``, ``call_1``, and results are theirs in order."""
+    """Reads the turns of one conversation. Calls have no ids in this form:
+    they get ``call_0``, ``call_1``, and results are theirs in order."""
 
     exchange: ToolExchange = field(default_factory=ToolExchange)
     count: int = 0
@@ -145,10 +148,12 @@ def _is_sharegpt(path: Path, first: Mapping[str, Any] | None) -> bool:
 
 
 def write_sharegpt(run: Run, out: Path, **settings: Any) -> int:
-    """Write attempts as ``{"id", "task", "conversations", "reward"}``, one a line; returns how many. ``settings``: :class:`Selection`.
+    """Write attempts as ``{"id", "task", "conversations", "reward"}``, one a line;
+    returns how many. ``settings``: :class:`Selection`.
 
-    Thoughts that stand apart from a reply are written before it between ``<think>`` tags, calls alongside its text between ``<tool_call>``
-    tags, calls alone as a ``function_call``. Raises UserError where no attempt fits the settings, or the file does not end in .jsonl.
+    Thoughts that stand apart from a reply are written before it between ``<think>`` tags, calls alongside its text between
+    ``<tool_call>`` tags, calls alone as a ``function_call``.
+    Raises UserError where no attempt fits the settings, or the file does not end in .jsonl.
     """
     chosen = check(Selection, settings, "sharegpt")
     if out.suffix.lower() != ".jsonl":
@@ -193,7 +198,8 @@ EXAMPLE = [
 register("reader", "sharegpt")(
     Reader(
         "sharegpt",
-        "ShareGPT's conversations of turns with from and value, function_call and observation included; weight and loss have no effect.",
+        "ShareGPT's conversations of turns with from and value, function_call and observation included; weight and loss have no "
+        "effect.",
         _is_sharegpt,
         read_sharegpt,
         ("task", "reward"),

@@ -1,4 +1,5 @@
-"""Shared by the environments of third-party tools: reading ``NAME?key=value``, importing modules, and tasks that lie in splits."""
+"""Shared by the environments of third-party tools: reading ``NAME?key=value``, importing modules,
+and tasks that lie in splits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """TextWorld games as environments: ``textworld:GAME.z8`` (or a folder of them), ``textworld:make?rooms=3&objects=4&length=4``,
 or ``textworld:treasure?level=8``.
 
-Generated games are compiled on first use and kept in a cache by the hash of their settings. There are no snapshots: copying a running
-game loads a whole interpreter (0.1 s), replaying a step takes 2 ms, so a fork replays and checks.
+Generated games are compiled on first use and kept in a cache by the hash of their settings. There are no snapshots: copying a
+running game loads a whole interpreter (0.1 s), replaying a step takes 2 ms, so a fork replays and checks.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MAX_TURNS = 100
 MAPS = 20
 """Maps that are drawn for a generated game before it is given up."""
 SIZES = {"make": {"rooms": 3, "objects": 5, "length": 4}, "treasure": {"level": 8}}
-"""Kinds of generated games, and their settings with defaults. make: rooms, objects in them, and the fewest actions that win. treasure:
-TextWorld's Treasure Hunter (one thing to find, another that loses the game), from level 1 to 30."""
+"""Kinds of generated games, and their settings with defaults. make: rooms, objects in them, and the fewest actions that win.
+treasure: TextWorld's Treasure Hunter (one thing to find, another that loses the game), from level 1 to 30."""
 _OWN = ("admissible", "max_turns")
 #: Commands to the interpreter, not to the game: they write files, read those of another episode, or ask for confirmation.
 _META = frozenset(
@@ -70,7 +70,8 @@ class TextWorldEpisode:
         return Observation(self._text(state))
 
     def step(self, action: str) -> Observation:
-        """Give one command. A reply that is not a command, or one for the interpreter, is refused and the game does not advance."""
+        """Give one command. A reply that is not a command, or one for the interpreter,
+        is refused and the game does not advance."""
         if self._over:
             raise InfrastructureError("env", "step without a running episode")
         command = " ".join(action.split())
@@ -110,7 +111,8 @@ class TextWorldEpisode:
 
 @register("env", "textworld")
 class TextWorldEnvironment:
-    """TextWorld games. Options after ``?``: ``admissible=true``, ``max_turns``, and those of :data:`SIZES` after the kind of a generated game.
+    """TextWorld games. Options after ``?``: ``admissible=true``, ``max_turns``,
+    and those of :data:`SIZES` after the kind of a generated game.
 
     Raises UserError on a file or option that does not exist, NeedsError where textworld is not installed.
     """
@@ -168,8 +170,8 @@ class TextWorldEnvironment:
         return list(found)
 
     def open(self, file: str, *asked: str) -> Any:
-        """A game ready for ``reset``; ``asked``: what its states tell besides, fields of ``textworld.EnvInfos``. Raises UserError where the
-        file is not a game."""
+        """A game ready for ``reset``; ``asked``: what its states tell besides, fields of ``textworld.EnvInfos``. Raises UserError
+        where the file is not a game."""
         if not asked and self._idle.get(file):
             return self._idle[file].pop()
         _check_story(Path(file))
@@ -235,7 +237,8 @@ async def play_walkthroughs(environment: TextWorldEnvironment, tasks: Iterable[T
 
 
 def _check_story(path: Path) -> None:
-    """Raises UserError where a file's header, length or checksum is not a Z-machine story's: the interpreter would end the process."""
+    """Raises UserError where a file's header, length or checksum is not a Z-machine story's:
+    the interpreter would end the process."""
     try:
         story = path.read_bytes()
     except OSError as error:
@@ -261,7 +264,8 @@ def _games(source: str) -> list[Task]:
     files = sorted(path.glob("*.z[1-8]")) if path.is_dir() else [path]
     if not source or not files or not all(file.is_file() for file in files):
         raise UserError(
-            f"there is no game '{source}': give a .z8 file, a folder of them, make?rooms=3&objects=5&length=4, or treasure?level=8"
+            f"there is no game '{source}': give a .z8 file, a folder of them, make?rooms=3&objects=5&length=4, or "
+            "treasure?level=8"
         )
     if path.is_dir():
         return [Task(file.stem, _content(file)) for file in files]

@@ -1,8 +1,8 @@
 """Episodes in which the agent calls tools: shared by Python functions and MCP servers.
 
-A reply's calls are run in their order and answered in one message of role ``tool``; a reply without a call is the agent's answer, which
-is graded and ends the episode. Calls are written ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; what an endpoint returns
-as calls of its own reaches the environment in the same form.
+A reply's calls are run in their order and answered in one message of role ``tool``; a reply without a call is the agent's answer,
+which is graded and ends the episode. Calls are written ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; what an
+endpoint returns as calls of its own reaches the environment in the same form.
 
 Every call passes the gate of :mod:`ramify.env.tools`: on a branch a tool that declares no effect is not run.
 """

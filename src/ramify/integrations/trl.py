@@ -1,4 +1,5 @@
-"""TRL's rows in and out: conversations for SFT, tokens with an advantage each for GRPO; completions with rewards, and preferences, in.
+"""TRL's rows in and out: conversations for SFT, tokens with an advantage each for GRPO;
+completions with rewards, and preferences, in.
 
 Training on what is written here is in :mod:`ramify.integrations.trl_trainer`.
 """
@@ -128,8 +129,8 @@ def read_trl(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from rows of TRL: prompt and completion, chosen and rejected, messages; returns how many.
 
     Texts become one message each. The reward under any name of :mod:`ramify.trace.aliases`, ``rewards`` (by name or in order),
-    ``label`` and, in the logs of ``log_completions``, every other column of numbers become scores; ``advantage`` becomes per-token values.
-    Rows of one prompt are one task, unless they name theirs. Raises UserError naming file and row.
+    ``label`` and, in the logs of ``log_completions``, every other column of numbers become scores; ``advantage`` becomes
+    per-token values. Rows of one prompt are one task, unless they name theirs. Raises UserError naming file and row.
     """
     with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:
         forest = Forest(run, "trl")

@@ -1,8 +1,9 @@
-"""Training with TRL on ramify's credit: its GRPOTrainer with an advantage for each token, live rollouts in an environment, scorers as rewards.
+"""Training with TRL on ramify's credit: its GRPOTrainer with an advantage for each token,
+live rollouts in an environment, scorers as rewards.
 
-TRL's extension points used here (read in trl 1.16): ``rollout_func`` returns prompt_ids, completion_ids, logprobs and env_mask, and its
-other fields are merged into the rows that ``_generate_and_score_completions`` got; ``_compute_loss`` takes advantages of shape (B, T).
-:func:`step_trainer` checks that they are still there and says so in one sentence when they are not."""
+TRL's extension points used here (read in trl 1.16): ``rollout_func`` returns prompt_ids, completion_ids, logprobs and env_mask,
+and its other fields are merged into the rows that ``_generate_and_score_completions`` got; ``_compute_loss`` takes advantages of
+shape (B, T). :func:`step_trainer` checks that they are still there and says so in one sentence when they are not."""
 
 from __future__ import annotations
 
@@ -49,10 +50,10 @@ def step_trainer(
 ) -> Any:
     """A TRL GRPOTrainer that trains every sampled token with its own advantage, and its ratio against the sampler's log-probs.
 
-    Either ``rows`` of ``trl-steps`` (:func:`ramify.integrations.trl.read_steps`), each used once an epoch, or a ``rollout_func`` that
-    also returns ``advantages`` (:class:`TreeRollouts`) with its ``train_dataset``. ``options`` go to the trainer: ``args`` (a
-    ``GRPOConfig``; its temperature must be the one the rows were sampled at), ``processing_class``, ``peft_config``, ``reward_funcs``
-    (for the log only: the advantages are given).
+    Either ``rows`` of ``trl-steps`` (:func:`ramify.integrations.trl.read_steps`), each used once an epoch, or a ``rollout_func``
+    that also returns ``advantages`` (:class:`TreeRollouts`) with its ``train_dataset``. ``options`` go to the trainer: ``args``
+    (a ``GRPOConfig``; its temperature must be the one the rows were sampled at), ``processing_class``, ``peft_config``,
+    ``reward_funcs`` (for the log only: the advantages are given).
 
     Raises NeedsError where TRL is missing or its seams have moved, UserError on rows that do not fit or are fewer than one batch.
     """
@@ -139,11 +140,12 @@ def _logged_reward(reward: Sequence[float | None] = (), **columns: Any) -> list[
 
 
 class TreeRollouts:
-    """A ``rollout_func`` whose completions are attempts in an environment, stored as trees, with graph-credit as their advantages.
+    """A ``rollout_func`` whose completions are attempts in an environment, stored as trees,
+    with graph-credit as their advantages.
 
-    Of the ``num_generations`` attempts at a task the first ``roots`` start at the beginning; each other one continues from a step of an
-    earlier attempt, taken in turn, where the environment can be put back (else from the beginning). All attempts end up in ``run``, one tree
-    a task and call. A message that attempts share is trained once.
+    Of the ``num_generations`` attempts at a task the first ``roots`` start at the beginning; each other one continues from a step
+    of an earlier attempt, taken in turn, where the environment can be put back (else from the beginning). All attempts end up in
+    ``run``, one tree a task and call. A message that attempts share is trained once.
     """
 
     def __init__(
@@ -246,8 +248,9 @@ def reward_function(scorer: Judge) -> Callable[..., Awaitable[list[float | None]
     """A judge of ramify as a reward function of TRL, to pass in ``reward_funcs``.
 
     The other columns of the dataset are the task's data (``answer`` for the graders). A judge with a ``template`` (one that reads
-    tokens) gets the very ids that were sampled, end of turn included, after the prompt as the template lays it out; ``env_mask`` says
-    where they are not the agent's. A completion that could not be scored gets None, which TRL leaves out; it is never counted as failed.
+    tokens) gets the very ids that were sampled, end of turn included, after the prompt as the template lays it out; ``env_mask``
+    says where they are not the agent's. A completion that could not be scored gets None,
+    which TRL leaves out; it is never counted as failed.
     """
     template = getattr(scorer, "template", None)
 

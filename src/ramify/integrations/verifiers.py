@@ -1,8 +1,8 @@
 """Traces of verifiers into a run: version 1 (``traces.jsonl``, a graph of messages) and the older ``results.jsonl``.
 
-A task is a tree, each trace of it an attempt; where a trace's graph has branches (a compaction, a subagent) the tree has them too.
-Tokens, masks and log-probs are kept where the trace has them; its other numbers per token become per-token values. The file is read line by
-line."""
+A task is a tree, each trace of it an attempt; where a trace's graph has branches (a compaction, a subagent) the tree has them
+too. Tokens, masks and log-probs are kept where the trace has them; its other numbers per token become per-token values. The file
+is read line by line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _STREAMS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies")
 
 
 def read_traces(path: Path, folder: Path) -> int:
-    """Make a run in ``folder`` from a file of verifiers, or the folder one is in. Returns how many episodes (or results) it holds.
+    """Make a run in ``folder`` from a file of verifiers, or the folder one is in.
+    Returns how many episodes (or results) it holds.
 
     Raises UserError naming file, line and field; nothing is left in ``folder`` then.
     """
@@ -295,7 +296,8 @@ def _about(value: dict[str, Any]) -> dict[str, Any]:
 registry.register("reader", "verifiers")(
     Reader(
         "verifiers",
-        "Traces of verifiers: traces.jsonl of version 1 with its branches and tokens, the older results.jsonl, or the folder of one.",
+        "Traces of verifiers: traces.jsonl of version 1 with its branches and tokens, the older results.jsonl, or the folder of "
+        "one.",
         _matches,
         read_traces,
         example='{"example_id": 0, "prompt": "1+2?", "completion": "3", "reward": 1.0, "metrics": {"turns": 1}}\n',

@@ -1,8 +1,9 @@
 """verl's files in and out, and advantage functions for its registry.
 
-Read in verl 0.9.1 and verl-agent: ``core_algos.register_adv_est`` and the call in ``ray_trainer.compute_advantage``, which hands an
-estimator ``token_level_rewards``, ``response_mask``, ``config`` and ``index`` (the prompts' uids) by name; the layout of ``DataProto``
-(prompts padded on the left, responses on the right); the JSON lines of ``trainer.rollout_data_dir``; ``compute_gigpo_outcome_advantage``.
+Read in verl 0.9.1 and verl-agent: ``core_algos.register_adv_est`` and the call in ``ray_trainer.compute_advantage``, which hands
+an estimator ``token_level_rewards``, ``response_mask``, ``config`` and ``index`` (the prompts' uids) by name; the layout of
+``DataProto`` (prompts padded on the left, responses on the right);
+the JSON lines of ``trainer.rollout_data_dir``; ``compute_gigpo_outcome_advantage``.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ class PromptSettings(Config):
 
 
 def write_prompts(run: Run, out: Path, **settings: Any) -> int:
-    """Write verl's Parquet dataset of prompts, one row a task; returns how many. ``settings`` are those of :class:`PromptSettings`.
+    """Write verl's Parquet dataset of prompts, one row a task; returns how many.
+    ``settings`` are those of :class:`PromptSettings`.
 
-    ``prompt`` holds the messages before the first reply, ``reward_model.ground_truth`` the task's answer where it has one (else its
-    whole data, as JSON), ``extra_info`` the task's id and index. Raises UserError on a run without tasks.
+    ``prompt`` holds the messages before the first reply, ``reward_model.ground_truth`` the task's answer where it has one (else
+    its whole data, as JSON), ``extra_info`` the task's id and index. Raises UserError on a run without tasks.
     """
     chosen = check(PromptSettings, settings, "verl")
     if out.suffix.lower() != ".parquet":
@@ -102,12 +104,12 @@ class BatchSettings(StepSelection):
 def write_batch(run: Run, out: Path, **settings: Any) -> int:
     """Write the arrays of a verl batch as safetensors; returns how many rows. ``settings`` are those of :class:`BatchSettings`.
 
-    B rows, P the longest prompt, R the longest response: ``prompts`` [B, P] padded on the left, ``responses`` [B, R] on the right,
-    ``input_ids``, ``attention_mask`` and ``position_ids`` [B, P + R], ``response_mask`` [B, R] (1: trained), and float32 [B, R]
-    ``rollout_log_probs``, ``old_log_probs`` (the same), ``token_level_scores`` and ``token_level_rewards`` (the attempt's reward on its
-    last trained token), ``advantages`` and ``returns`` (the same, as verl's estimators without a critic do). ``uid`` (the tree),
-    ``traj_uid`` (the leaf) and ``data_source`` of each row are JSON in the file's metadata. :func:`load_batch` reads it.
-    Raises as ``trl-steps`` does.
+    B rows, P the longest prompt, R the longest response: ``prompts`` [B, P] padded on the left, ``responses`` [B, R] on the
+    right, ``input_ids``, ``attention_mask`` and ``position_ids`` [B, P + R], ``response_mask`` [B, R] (1: trained), and float32
+    [B, R] ``rollout_log_probs``, ``old_log_probs`` (the same), ``token_level_scores`` and ``token_level_rewards`` (the attempt's
+    reward on its last trained token), ``advantages`` and ``returns`` (the same, as verl's estimators without a critic do).
+    ``uid`` (the tree), ``traj_uid`` (the leaf) and ``data_source`` of each row are JSON in the file's metadata.
+    :func:`load_batch` reads it. Raises as ``trl-steps`` does.
     """
     from safetensors.numpy import save
 
@@ -180,7 +182,8 @@ GRAPH_CREDIT = "ramify-graph"
 
 
 def register_estimators() -> None:
-    """Make ``algorithm.adv_estimator=ramify-steps`` and ``ramify-graph`` known to verl. Raises NeedsError where verl is not installed."""
+    """Make ``algorithm.adv_estimator=ramify-steps`` and ``ramify-graph`` known to verl.
+    Raises NeedsError where verl is not installed."""
     try:
         core = importlib.import_module("verl.trainer.ppo.core_algos")
     except ImportError as error:
@@ -196,8 +199,8 @@ def step_advantage(
 ) -> tuple[Any, Any]:
     """Advantages and returns [B, R]: what a step's tokens were paid, on each of its tokens. Nothing is normalised again.
 
-    A step is a run of 1s in ``response_mask`` with what follows up to the next one (the environment's answer). For rows that carry whole
-    attempts: the agent loop or reward function puts each step's credit on any token of the step, the last as a rule.
+    A step is a run of 1s in ``response_mask`` with what follows up to the next one (the environment's answer). For rows that
+    carry whole attempts: the agent loop or reward function puts each step's credit on any token of the step, the last as a rule.
     Raises UserError on rewards that are not finite numbers and on shapes that differ.
     """
     rewards, mask = _arrays(token_level_rewards, response_mask)
@@ -224,10 +227,11 @@ def graph_advantage(
 ) -> tuple[Any, Any]:
     """Advantages and returns [B, R] by graph-credit, for rows that are one step each (verl-agent).
 
-    ``index`` (uid), ``traj_index`` (traj_uid) and ``anchor_obs`` are object arrays of shape (B,); the rows of an attempt are in the
-    order of its steps. As in verl-agent every row's ``token_level_rewards`` add up to the whole attempt's reward; where single rows
-    carry a penalty, the attempt's reward is their mean. ``valid`` (is_action_valid) tells refused actions; ``step_rewards``, which
-    GiGPO's function is also handed, are not needed. ``gamma`` is taken from ``config`` (0.95 where there is none).
+    ``index`` (uid), ``traj_index`` (traj_uid) and ``anchor_obs`` are object arrays of shape (B,); the rows of an attempt are in
+    the order of its steps. As in verl-agent every row's ``token_level_rewards`` add up to the whole attempt's reward; where
+    single rows carry a penalty, the attempt's reward is their mean. ``valid`` (is_action_valid) tells refused actions;
+    ``step_rewards``, which GiGPO's function is also handed, are not needed.
+    ``gamma`` is taken from ``config`` (0.95 where there is none).
 
     Raises UserError where an array is missing or has another length.
     """
@@ -287,10 +291,11 @@ def _plain(key: Any) -> Any:
 
 
 def reward_function(judge: Judge) -> Callable[..., float]:
-    """A judge of ramify as verl's ``custom_reward_function``: ``compute_score(data_source, solution_str, ground_truth, extra_info)``.
+    """A judge of ramify as verl's ``custom_reward_function``:
+    ``compute_score(data_source, solution_str, ground_truth, extra_info)``.
 
-    The judge's data are ``extra_info`` with ``ground_truth`` as ``answer``. verl has no word for a missing score: a judge that could not run
-    raises InfrastructureError("scorer"), and is never counted as a failed answer.
+    The judge's data are ``extra_info`` with ``ground_truth`` as ``answer``. verl has no word for a missing score: a judge that
+    could not run raises InfrastructureError("scorer"), and is never counted as a failed answer.
     """
 
     def compute_score(
@@ -315,9 +320,9 @@ def reward_function(judge: Judge) -> Callable[..., float]:
 def read_verl(path: Path, folder: Path) -> int:
     """Make a run in ``folder`` from verl's dumped generations: one file of ``trainer.rollout_data_dir``, or that folder.
 
-    ``input`` becomes one user message (verl dumps it decoded, without its special tokens), ``output`` the reply, ``score`` its score;
-    what else a record holds (``gts``, extra infos of the reward function) is kept with the reply. Completions of one input and step
-    share a tree. Raises UserError naming file and line.
+    ``input`` becomes one user message (verl dumps it decoded, without its special tokens), ``output`` the reply, ``score`` its
+    score; what else a record holds (``gts``, extra infos of the reward function) is kept with the reply. Completions of one input
+    and step share a tree. Raises UserError naming file and line.
     """
     files = [path]
     if path.is_dir():

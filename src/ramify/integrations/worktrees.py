@@ -1,7 +1,8 @@
-"""A command as an agent, in a git worktree of its own: what its files are after every step is a commit, and a branch has them from there.
+"""A command as an agent, in a git worktree of its own: what its files are after every step is a commit,
+and a branch has them from there.
 
-The repository that it was made of is not touched but for commits under ``refs/ramify/``, which keep the recorded states. Files that git ignores are
-not recorded.
+The repository that it was made of is not touched but for commits under ``refs/ramify/``, which keep the recorded states. Files
+that git ignores are not recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 from ramify.base.errors import InfrastructureError, UserError
 
 PLACE = "/ramify/worktree"
-"""What the folder is called in the requests that are recorded and in the replies: each episode has another, and all have to agree."""
+"""What the folder is called in the requests that are recorded and in the replies:
+each episode has another, and all have to agree."""
 _WHO = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")

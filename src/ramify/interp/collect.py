@@ -1,8 +1,9 @@
 """Hidden states of given rows of tokens at named positions and layers, from any causal language model. The LM head never runs.
 
-Layers are counted as everywhere in ramify: 0 is the embedding as it enters the first block, l the output of block l (the residual stream),
-and ``FINAL`` (-1) the last state **after the final norm**, which the LM head reads. The state at position p is the one that predicts token
-p + 1. Rows are teacher-forced: their states equal those of generation to rounding, and padding on either side changes none.
+Layers are counted as everywhere in ramify: 0 is the embedding as it enters the first block, l the output of block l (the residual
+stream), and ``FINAL`` (-1) the last state **after the final norm**, which the LM head reads. The state at position p is the one
+that predicts token p + 1. Rows are teacher-forced: their states equal those of generation to rounding,
+and padding on either side changes none.
 
 Axis legend: N rows, T tokens, P positions, K layers asked for, D width, B rows of a batch.
 """
@@ -30,7 +31,8 @@ Side = Literal["right", "left"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateBatch:
-    """States of some of the rows: ``rows`` are their numbers, ``states`` [B, T, K, D] in the model's dtype; only ``mask`` [B, T] is real."""
+    """States of some of the rows: ``rows`` are their numbers, ``states`` [B, T, K, D] in the model's dtype;
+    only ``mask`` [B, T] is real."""
 
     rows: list[int]
     states: Tensor
@@ -49,9 +51,9 @@ def collect(
 ) -> np.ndarray:
     """States of N ``rows`` of token ids at P ``positions`` and K ``layers``: an array [N, P, K, D].
 
-    ``positions`` is one list for all rows or one list of equal length per row; -1 is a row's last token. ``model`` is a LocalModel, a
-    TinyLM or a transformers causal language model; ``batch_tokens`` bounds the padded tokens of one pass. Raises UserError where a row, a
-    position or a layer does not fit the model, or where a state does not fit float16.
+    ``positions`` is one list for all rows or one list of equal length per row; -1 is a row's last token. ``model`` is a
+    LocalModel, a TinyLM or a transformers causal language model; ``batch_tokens`` bounds the padded tokens of one pass. Raises
+    UserError where a row, a position or a layer does not fit the model, or where a state does not fit float16.
     """
     where = _positions(rows, positions)
     out: np.ndarray | None = None
@@ -94,14 +96,16 @@ def stream(
 
 
 def hop(length: int, n: int = 100) -> np.ndarray:
-    """``n`` positions spread over a span: floor(linspace(0, length - 1, n)), int64 (n,); they repeat where length < n. (E171, 3.3)"""
+    """``n`` positions spread over a span: floor(linspace(0, length - 1, n)), int64 (n,);
+    they repeat where length < n. (E171, 3.3)"""
     if length < 1:
         raise UserError("a span of no tokens has no positions")
     return np.floor(np.linspace(0, length - 1, n)).astype(np.int64)
 
 
 def pool(states: np.ndarray, n: int = 100) -> np.ndarray:
-    """Means of ``n`` chunks of ``states`` [T, ...] with edges floor(linspace(0, T, n + 1)): [n, ...]; an empty chunk is its first state."""
+    """Means of ``n`` chunks of ``states`` [T, ...] with edges floor(linspace(0, T, n + 1)):
+    [n, ...]; an empty chunk is its first state."""
     if len(states) < 1:
         raise UserError("a span of no tokens has no states")
     edges = np.floor(np.linspace(0, len(states), n + 1)).astype(np.int64)
@@ -205,7 +209,8 @@ def _hooked(module: nn.Module, count: int, tap: Callable[[int, Tensor], Tensor],
 
 
 def _causal(mask: Tensor) -> Tensor:
-    """Where a row may look, bool [B, 1, T, T], for ``mask`` [B, T] of real columns; a padded row sees itself, so that nothing is NaN."""
+    """Where a row may look, bool [B, 1, T, T], for ``mask`` [B, T] of real columns;
+    a padded row sees itself, so that nothing is NaN."""
     T = mask.shape[1]
     lower = torch.ones((T, T), dtype=torch.bool, device=mask.device).tril()
     own = torch.eye(T, dtype=torch.bool, device=mask.device)

@@ -1,8 +1,8 @@
 """What training changed: where the agent now does something else on held-out tasks, and what comes of it.
 
-How likely an action was and is in a state is exact: both agents score the replies of the held-out attempts. How often the state now leads to
-success is measured by continuations, as many of each agent, which had no part in choosing the state; what differs by no more than chance
-says so (Fisher's test, corrected over the states by Holm's method).
+How likely an action was and is in a state is exact: both agents score the replies of the held-out attempts. How often the state
+now leads to success is measured by continuations, as many of each agent, which had no part in choosing the state; what differs by
+no more than chance says so (Fisher's test, corrected over the states by Holm's method).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ LEAST = 0.2
 FORKS = 20
 """Continuations of each agent from a state that is named."""
 SCREEN, POOL = 3, 3
-"""Continuations of each agent from a state that may be named, and how many times as many of these there are. None of them counts later."""
+"""Continuations of each agent from a state that may be named,
+and how many times as many of these there are. None of them counts later."""
 THIN = 10
 """Of fewer continuations that could be scored nothing is said."""
 LEVEL = 0.05
@@ -56,7 +57,8 @@ class BehaviourChange:
     """Node of that observation: :func:`ramify.fork_run` continues from it."""
     action: str
     before: float
-    """Probability of the action under the agent that training began with, at the run's temperature, after all that was shown before."""
+    """Probability of the action under the agent that training began with, at the run's temperature,
+    after all that was shown before."""
     after: float
     """The same under the improved agent."""
     success_before: Counts | None = None
@@ -120,7 +122,8 @@ class BehaviourChange:
 
 
 def states_for(count: int, episodes: int) -> int:
-    """Of ``count`` named states those from which both agents continue: together that takes about what one evaluation of ``episodes`` does."""
+    """Of ``count`` named states those from which both agents continue:
+    together that takes about what one evaluation of ``episodes`` does."""
     return min(count, episodes // (2 * FORKS))
 
 
@@ -154,10 +157,12 @@ async def probabilities(model: LocalModel, run: Run, attempts: Sequence[View], t
 
 
 def named(attempts: Sequence[View], before: Mapping[str, float], after: Mapping[str, float], count: int) -> list[BehaviourChange]:
-    """Up to ``count`` states in which an action's probability rose by :data:`LEAST` or more from ``before`` to ``after`` (by node), one a task.
+    """Up to ``count`` states in which an action's probability rose by :data:`LEAST` or more from ``before`` to ``after`` (by
+    node), one a task.
 
-    Of attempts that succeeded the largest rise, the largest first; then, of attempts that failed at tasks where another succeeded, the first
-    rise: there something may have been unlearned. In the other failed attempts all may have been lost before."""
+    Of attempts that succeeded the largest rise, the largest first; then, of attempts that failed at tasks where another
+    succeeded, the first rise: there something may have been unlearned.
+    In the other failed attempts all may have been lost before."""
     won = {view.task for view in attempts if view.success}
     gains: dict[str, BehaviourChange] = {}
     losses: dict[str, BehaviourChange] = {}

@@ -46,9 +46,11 @@ class RolloutConfig(Config):
     EARLIER: ClassVar[Mapping[str, str]] = {"panel": "count"}
 
     model: str = "builtin"
-    """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or your own: FILE.py:ATTRIBUTE, python: or factory:MODULE:ATTRIBUTE."""
+    """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or your own:
+    FILE.py:ATTRIBUTE, python: or factory:MODULE:ATTRIBUTE."""
     env: str = "household"
-    """Environment the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``), or your own: FILE.py:ATTRIBUTE, python:MODULE:ATTRIBUTE."""
+    """Environment the agent acts in: NAME or NAME:ARGUMENT (see ``ramify list env``),
+    or your own: FILE.py:ATTRIBUTE, python:MODULE:ATTRIBUTE."""
     tasks: str | None = None
     """JSON lines of your own tasks. Default: tasks the environment generates."""
     count: int = Field(8, ge=1, le=1_000_000)
@@ -83,7 +85,8 @@ class RolloutConfig(Config):
     device: str = ""
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
     dtype: Literal["", "float32", "bfloat16"] = ""
-    """Data type of a model on an accelerator; with bfloat16 attempts may not repeat exactly. Default: RAMIFY_DTYPE, else float32."""
+    """Data type of a model on an accelerator; with bfloat16 attempts may not repeat exactly.
+    Default: RAMIFY_DTYPE, else float32."""
     budget: RunLimits = RunLimits()
     """Limits of the run."""
 
@@ -106,8 +109,8 @@ FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget
 
 
 def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict[str, Any]:
-    """Continue the run in ``path`` with its stored settings. Raises UserError when its components have changed since, or where they are
-    untrusted (see :func:`ramify.rollout.components.check_trust`)."""
+    """Continue the run in ``path`` with its stored settings. Raises UserError when its components have changed since, or where
+    they are untrusted (see :func:`ramify.rollout.components.check_trust`)."""
     with Run.open(path) as run:
         check_trust(run, trust)
         stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
@@ -162,7 +165,8 @@ class Collection:
         }
 
     def collect(self, folder: Path, progress: Progress = SILENT) -> dict[str, Any]:
-        """Play the attempts that the run in ``folder`` lacks and return the summary. ``spent`` names the budget that ended it, if one did.
+        """Play the attempts that the run in ``folder`` lacks and return the summary.
+        ``spent`` names the budget that ended it, if one did.
 
         Raises UserError where the run was begun with other settings or components (see :meth:`ramify.trace.db.Run.begin`).
         """

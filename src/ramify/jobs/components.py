@@ -25,7 +25,8 @@ HELD_OUT = 4
 
 
 def surroundings(model: Model) -> dict[str, Any]:
-    """What a run stores about the machine: versions, cores, and of a local model its device, the kernels and how sequences run on them."""
+    """What a run stores about the machine: versions, cores, and of a local model its device,
+    the kernels and how sequences run on them."""
     noted: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
     noted |= {name: metadata.version(name) for name in ("torch", "numpy", "transformers")}
     if (exactness := getattr(model, "exactness", None)) is not None:
@@ -50,7 +51,8 @@ def worker_components(settings: Mapping[str, Any]) -> tuple[Agent, Environment]:
 
 
 def template_entry(template: ChatTemplate | None) -> dict[str, str]:
-    """The hash of a chat template that can change apart from the weights, as a part of a run (:meth:`ramify.trace.db.Run.begin`)."""
+    """The hash of a chat template that can change apart from the weights, as a part of a run
+    (:meth:`ramify.trace.db.Run.begin`)."""
     return {"chat template": str(template.to_json()["hash"])} if isinstance(template, JinjaTemplate) else {}
 
 

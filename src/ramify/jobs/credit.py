@@ -1,4 +1,5 @@
-"""Training rows from sampled trees and their credit: each sampled token once. How two agents score the steps that were sampled."""
+"""Training rows from sampled trees and their credit: each sampled token once.
+How two agents score the steps that were sampled."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def training_rows(
     """Rows of attempts (several where one was compacted), each sampled token in one only: a shared message is trained on once.
 
     Messages without credit, or with credit 0, are context only. Credit is clipped to ``clip`` and stored as the per-token values
-    ``advantage`` and ``weight``, of which a loss reads its own. ``longest``: the agent's context, as of :func:`rows_from_path`."""
+    ``advantage`` and ``weight``, of which a loss reads its own.
+    ``longest``: the agent's context, as of :func:`rows_from_path`."""
     rows: list[Row] = []
     done: set[str] = set()
     for attempt in attempts:
@@ -56,7 +58,8 @@ def log_ratios(
     max_tokens: int,
     longest: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under ``agent`` minus that under ``start``, 0 elsewhere.
+    """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under ``agent`` minus that under ``start``, 0
+    elsewhere.
 
     Every step on the paths to ``ends``, scored once, in batches of ``max_tokens`` tokens. ``longest``: the agents' context, as of
     :func:`rows_from_path`."""

@@ -1,8 +1,8 @@
 """A critic shared by all tasks: the chance of success from a state, read from the agent's hidden state before its step.
 
-One small head (tanh units, a logistic output) on the agent's last hidden state at the token that its reply follows, and the share of turns
-used. After each update it is trained on the newest states; before any task was won a few times it says nothing, because a critic that
-has seen failures only prefers whatever it has seen least of.
+One small head (tanh units, a logistic output) on the agent's last hidden state at the token that its reply follows, and the share
+of turns used. After each update it is trained on the newest states; before any task was won a few times it says nothing, because
+a critic that has seen failures only prefers whatever it has seen least of.
 
 Axis legend: N states, F features (the agent's width and one), H units.
 """
@@ -81,10 +81,11 @@ class SharedCritic:
         self.flat = 0.8 * self.flat + [sum(outcomes), len(outcomes)]
 
     def learn(self, features: np.ndarray, targets: np.ndarray) -> float | None:
-        """Train on ``features`` (N, F), whose states led to success with frequency ``targets`` (N,), and on states of earlier updates.
+        """Train on ``features`` (N, F), whose states led to success with frequency ``targets`` (N,),
+        and on states of earlier updates.
 
-        Returns how well it told them apart before it saw them (area under the ROC curve of those above and below one half), None where it
-        did not speak or all ended alike. Nothing is learned before there was a win."""
+        Returns how well it told them apart before it saw them (area under the ROC curve of those above and below one half), None
+        where it did not speak or all ended alike. Nothing is learned before there was a win."""
         found = auroc(self.value(features), targets > 0.5) if self.speaks and len(targets) else None
         if len(features):
             if self._x.shape[1:] != features.shape[1:]:
@@ -201,8 +202,8 @@ def outcomes_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the critic learns from an update: features (N, F) of its states and how often each led to success (N,).
 
-    Equal states of one tree share their outcomes (graph-credit's merge). An attempt that was dropped counts as the critic's value of the
-    state before its last step; where the critic does not speak it counts for nothing."""
+    Equal states of one tree share their outcomes (graph-credit's merge). An attempt that was dropped counts as the critic's value
+    of the state before its last step; where the critic does not speak it counts for nothing."""
     results: dict[tuple[str, str], list[float]] = {}
     where: dict[str, tuple[str, str]] = {}
     for attempt in ends:

@@ -35,8 +35,8 @@ class CurvePoint(NamedTuple):
 def curves(run: Run) -> dict[str, list[CurvePoint]]:
     """Arm -> its curve, the run's own arm first. The first point and the last are the held-out evaluations, where they are there.
 
-    Between them are the attempts that were played from start to end at tasks where nothing was split, in :data:`STRETCHES` stretches; where an
-    arm has none in a stretch, it has no point."""
+    Between them are the attempts that were played from start to end at tasks where nothing was split, in :data:`STRETCHES`
+    stretches; where an arm has none in a stretch, it has no point."""
     own = str(run.config.get("arm", ""))
     updates: dict[str, list[Mapping[str, Any]]] = {own: []}
     for entry in run.journal("update"):

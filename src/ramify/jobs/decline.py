@@ -1,12 +1,14 @@
-"""Find the step of a path at which the chance of success fell, with few forks: a rule of :func:`ramify.rollout.potential.potential`.
+"""Find the step of a path at which the chance of success fell, with few forks: a rule of
+:func:`ramify.rollout.potential.potential`.
 
-The chance of success along a path changes only where something was decided. So the rule halves the path where it fell most, a few forks a
-position, until two neighbouring positions are left, and forks these until the fall between them stands out of chance or cannot any more.
-Positions that other forks passed through anyway are counted with those: they are samples of the same continuation.
+The chance of success along a path changes only where something was decided. So the rule halves the path where it fell most, a few
+forks a position, until two neighbouring positions are left, and forks these until the fall between them stands out of chance or
+cannot any more. Positions that other forks passed through anyway are counted with those:
+they are samples of the same continuation.
 
-A step stands out where the lower end of the interval of the fall (Newcombe's; Clopper and Pearson's where the attempt ended there) lies
-above ``least``, at a level that is divided by the number of steps and by the number of looks at one of them: the chance of calling any step of a path on which none fell by more than ``least`` is at
-most ``level``.
+A step stands out where the lower end of the interval of the fall (Newcombe's; Clopper and Pearson's where the attempt ended
+there) lies above ``least``, at a level that is divided by the number of steps and by the number of looks at one of them: the
+chance of calling any step of a path on which none fell by more than ``least`` is at most ``level``.
 
 Axis legend: T steps of the path; position t lies after step t, position 0 before the first.
 """
@@ -33,7 +35,8 @@ _EDGE = 1e-12  # a fall of exactly ``least`` must not stand out by a rounding er
 
 @dataclass(frozen=True, slots=True)
 class StepFall:
-    """How far the chance of success fell at one step, or between two positions; ``interval`` is corrected over steps and looks."""
+    """How far the chance of success fell at one step, or between two positions;
+    ``interval`` is corrected over steps and looks."""
 
     t: int
     """The step: from position t - 1 to position t."""
@@ -46,9 +49,10 @@ class StepFall:
 class Decline:
     """Forks positions until the step of the largest fall is found, or none stands out.
 
-    ``first`` forks a position to begin with, twice as many up to ``n`` where it matters, at most ``samples`` in all. ``passing(counts)``
-    are the counts of continuations through each position that were not started there, given the counts of those that were. ``known`` are
-    positions whose chance is known (the end of a path that has ended). ``gain``: look for the largest rise instead.
+    ``first`` forks a position to begin with, twice as many up to ``n`` where it matters, at most ``samples`` in all.
+    ``passing(counts)`` are the counts of continuations through each position that were not started there, given the counts of
+    those that were. ``known`` are positions whose chance is known (the end of a path that has ended).
+    ``gain``: look for the largest rise instead.
     """
 
     n: int = 48

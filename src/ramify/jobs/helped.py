@@ -1,4 +1,5 @@
-"""What would have helped: change one thing at the step that lost an attempt, fork from there, and compare with as many unchanged forks."""
+"""What would have helped: change one thing at the step that lost an attempt, fork from there,
+and compare with as many unchanged forks."""
 
 from __future__ import annotations
 
@@ -86,9 +87,11 @@ def helped(
     effects: Mapping[str, str] | None = None,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
 ) -> list[Helped]:
-    """Make each of ``changes`` (``KIND=VALUE``, see :data:`KINDS`) at the step that ``why`` names, ``n`` forks each, and ``n`` without it.
+    """Make each of ``changes`` (``KIND=VALUE``, see :data:`KINDS`) at the step that ``why`` names,
+    ``n`` forks each, and ``n`` without it.
 
-    Forks that are stored are loaded. What is found is stored as findings. Raises UserError where the step, or what is to be done, is none.
+    Forks that are stored are loaded. What is found is stored as findings.
+    Raises UserError where the step, or what is to be done, is none.
     """
     wanted = [change_of(text) for text in changes]
     if why.node is None or not why.counterfactual:

@@ -1,8 +1,8 @@
 """The main job: rollouts -> credit for every step -> training -> before and after on held-out tasks.
 
-One update samples attempts within its share of the tokens (``jobs/sampling.py``), credits every step (``score/credit``, for which a critic
-may be asked: ``jobs/critic.py``), and trains on the credited tokens. Everything is in the run's one file, so an interrupted run continues
-where it stopped, with the same result as an uninterrupted one."""
+One update samples attempts within its share of the tokens (``jobs/sampling.py``), credits every step (``score/credit``, for which
+a critic may be asked: ``jobs/critic.py``), and trains on the credited tokens. Everything is in the run's one file, so an
+interrupted run continues where it stopped, with the same result as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class TrainingArm:
     credit: str
     """Name of its credit rule (see ``ramify list credit``)."""
     lr: float = 5e-4
-    """Default learning rate. That and the passes are what the tuning of the comparison (``ramify repro improve``) found for most arms."""
+    """Default learning rate. That and the passes are what the tuning of the comparison (``ramify repro improve``) found for most
+    arms."""
     passes: int = 200
     """Passes over the rows in all updates together, about: up to 50 updates take :data:`MOST_PASSES` each, very many take one."""
     minibatches: int = 1
@@ -94,8 +95,8 @@ ARMS = {
 }
 """imitate: supervised training on successes (RAFT), the default: the simplest, and no other is clearly better (docs/improve.md).
 auto: the same, with splitting at tasks that are rarely won.
-infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent attempts, one
-credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks."""
+infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent
+attempts, one credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks."""
 FORMER_ARMS = {"ours": "infotree+g2po", "credit": "g2po"}
 """Arms as older versions call them."""
 
@@ -138,7 +139,8 @@ class ImproveConfig(Config):
     model: str = "builtin"
     """The agent's checkpoint: builtin (the one that goes with the environment), or hf:PATH of a folder transformers can load."""
     chat_template: str | None = None
-    """File with a chat template (jinja) to use instead of the checkpoint's own; it is stored with the run and the improved agent."""
+    """File with a chat template (jinja) to use instead of the checkpoint's own;
+    it is stored with the run and the improved agent."""
     env: str = "household"
     """Environment the agent acts in (see ``ramify list env``)."""
     tasks: str | None = None
@@ -172,7 +174,8 @@ class ImproveConfig(Config):
     device: str = ""
     """Where a model of this machine runs: cpu, cuda, cuda:1, ...; default: what RAMIFY_DEVICE says, else cpu."""
     lora: int = Field(default=0, ge=0)
-    """Train a LoRA adapter of this rank alone, and save it alone; 0: all weights, or the checkpoint's own adapter where it is one."""
+    """Train a LoRA adapter of this rank alone, and save it alone; 0:
+    all weights, or the checkpoint's own adapter where it is one."""
     changes: int = Field(default=10, ge=0, le=100)
     """States of held-out attempts at which the report says what the agent now does, and what comes of it; 0 for none."""
     kl: float = Field(default=0.0, ge=0)
@@ -180,7 +183,8 @@ class ImproveConfig(Config):
     clip_credit: float = Field(default=4.0, gt=0)
     """Credit is clipped to plus and minus this for training: in a graph with little progress a small spread inflates it."""
     tree: TreeConfig = TreeConfig(unit="tokens", roots=2, least=0.25, parallel=4, selector=UUCB(lam=0.0))
-    """How one task's tree is sampled by ``infotree``. The selector's entropy weight is 0 here: this agent is least sure in lost states."""
+    """How one task's tree is sampled by ``infotree``. The selector's entropy weight is 0 here:
+    this agent is least sure in lost states."""
     allocation: Allocation = Allocation()
     """How ``infotree`` and ``allocator`` move budget between tasks."""
     splitting: SplittingConfig = SplittingConfig()
@@ -206,11 +210,12 @@ def resolved(config: ImproveConfig) -> ImproveConfig:
 
 
 def plan(config: ImproveConfig, out: Path | str | None = None, progress: Progress = SILENT) -> dict[str, Any]:
-    """The cost estimate before anything runs: upper bounds on tokens and episodes, and seconds estimated from a few trial episodes.
+    """The cost estimate before anything runs: upper bounds on tokens and episodes,
+    and seconds estimated from a few trial episodes.
 
-    ``trial`` holds the results of these episodes and the size of a checkpoint: one training step is made on them and its result packed,
-    sent and saved as a run would do it, so what would fail there fails here. ``warnings`` names reasons why there is nothing to learn from.
-    Raises as :func:`improve` would in the folder ``out``, and leaves nothing behind."""
+    ``trial`` holds the results of these episodes and the size of a checkpoint: one training step is made on them and its result
+    packed, sent and saved as a run would do it, so what would fail there fails here. ``warnings`` names reasons why there is
+    nothing to learn from. Raises as :func:`improve` would in the folder ``out``, and leaves nothing behind."""
     arms = len(ARMS) if config.compare else 1
     episodes = config.eval_episodes * (1 + arms)
     episodes += changes.states_for(config.changes, config.eval_episodes) * 2 * (changes.FORKS + changes.POOL * changes.SCREEN)
@@ -280,9 +285,10 @@ def improve(
 ) -> Improved:
     """Make an agent better and say by how much. Returns the result that ``--json`` prints; everything else is in the run ``out``.
 
-    ``config`` may be a dict of some settings. ``model``, ``env`` and ``tasks`` replace its own, as names or as objects: a LocalModel, which
-    is not changed (the improved one is in ``out``/agent), an environment as in :func:`ramify.play`, and tasks as objects or dicts with an
-    ``id``. Raises UserError or NeedsError before anything runs when the settings do not fit together."""
+    ``config`` may be a dict of some settings. ``model``, ``env`` and ``tasks`` replace its own, as names or as objects: a
+    LocalModel, which is not changed (the improved one is in ``out``/agent), an environment as in :func:`ramify.play`, and tasks
+    as objects or dicts with an ``id``. Raises UserError or NeedsError before anything runs when the settings do not fit
+    together."""
     if not isinstance(config, ImproveConfig):
         config = load(ImproveConfig, given=config or {})
     folder = Path(out) if out else Path("runs") / f"improve-{int(time.time())}"
@@ -297,7 +303,8 @@ def improve(
 def resume(path: Path | str, progress: Progress = SILENT, trust: bool = False, *, env: AnyEnvironment | None = None) -> Improved:
     """Continue an interrupted run; a finished one returns its result. ``env`` is needed where the run was made with an object.
 
-    Raises UserError when components have changed since, or where they are untrusted (see :func:`ramify.rollout.components.check_trust`).
+    Raises UserError when components have changed since, or where they are untrusted (see
+    :func:`ramify.rollout.components.check_trust`).
     """
     with Run.open(Path(path)) as run:
         check_trust(run, trust)
@@ -315,8 +322,9 @@ def finished(run: Run) -> Improved | None:
 
 
 class Improved(dict[str, Any]):
-    """What :func:`improve` returns: ``before``, ``after``, ``gain``, ``tokens``, ``attempts``, ``forks``, ``updates``, ``seconds``, ``run``;
-    ``changes``, with the sentence ``why`` and the ``states``, each with its sentence ``text``; after a comparison ``compare``, by arm."""
+    """What :func:`improve` returns: ``before``, ``after``, ``gain``, ``tokens``, ``attempts``, ``forks``, ``updates``,
+    ``seconds``, ``run``; ``changes``, with the sentence ``why`` and the ``states``,
+    each with its sentence ``text``; after a comparison ``compare``, by arm."""
 
     def __repr__(self) -> str:
         before, after, gain = self["before"], self["after"], self["gain"]
@@ -324,12 +332,14 @@ class Improved(dict[str, Any]):
         return (
             f"<improve: success {before['success']:.1%} -> {after['success']:.1%} (n = {gain['n']}),\n"
             f" gain {100 * gain['success']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}], {self['tokens']:,} tokens,"
-            f" {self['seconds']:.0f} s, {plural(len(self.get('changes', {}).get('states', ())), 'state')} with a change,\n run {short(self['run'], 90)}>"
+            f" {self['seconds']:.0f} s, {plural(len(self.get('changes', {}).get('states', ())), 'state')} with a change,\n run "
+            f"{short(self['run'], 90)}>"
         )
 
 
 class Job:
-    """One run of the main job. It holds the components; the run's file holds the state. A context manager: it closes the back end."""
+    """One run of the main job. It holds the components; the run's file holds the state.
+    A context manager: it closes the back end."""
 
     def __init__(
         self, config: ImproveConfig, folder: Path, own: Own | None = None, template: Mapping[str, Any] | None = None
@@ -591,8 +601,8 @@ class Job:
     # --- learning -----------------------------------------------------------------------------------------------------
 
     def learn(self, run: Run, name: str, progress: Progress = SILENT, arms: int = 1) -> int:
-        """The updates, each with its share of the tokens that are left; returns the tokens generated. Continues after the last stored update.
-        ``progress`` names the arm where it is one of several ``arms``."""
+        """The updates, each with its share of the tokens that are left; returns the tokens generated. Continues after the last
+        stored update. ``progress`` names the arm where it is one of several ``arms``."""
         c = self.config
         train = c.train.of(name, c.updates)
         trainer, critic = self.trainer(train), SharedCritic(c.critic, c.seed)
@@ -734,7 +744,8 @@ def packed(trainer: Trainer, critic: SharedCritic) -> bytes:
 
 
 def sampling_rule(config: ImproveConfig, arm: str) -> SamplingRule:
-    """The sampling of an arm: the one that was named, for the arm of the settings; else its own. Raises UserError where there is none."""
+    """The sampling of an arm: the one that was named, for the arm of the settings; else its own.
+    Raises UserError where there is none."""
     name = config.sampling if config.sampling and arm == config.arm else ARMS[arm].sampling
     made = registry.get("sampling", name)()
     if not isinstance(made, SamplingRule):
@@ -743,7 +754,8 @@ def sampling_rule(config: ImproveConfig, arm: str) -> SamplingRule:
 
 
 def _entropy(attempts: Sequence[Attempt]) -> float | None:
-    """Mean entropy of the replies' next-token distributions, nats a token, each reply counted once; None where the model gives none."""
+    """Mean entropy of the replies' next-token distributions, nats a token, each reply counted once;
+    None where the model gives none."""
     found = [turn.node.data["entropy"] for one in attempts for turn in one.turns if "entropy" in turn.node.data]
     return float(np.mean(found)) if found else None
 
@@ -757,7 +769,8 @@ def _max_turns(environment: Environment) -> int:
 
 
 def credit_rule(config: ImproveConfig, arm: str) -> CreditRule:
-    """The rule that credits an arm: the one that was named, for the arm of the settings and those of graph credit; else the arm's own.
+    """The rule that credits an arm: the one that was named,
+    for the arm of the settings and those of graph credit; else the arm's own.
 
     Raises UserError where there is no such rule, no loss that trains on it, or it cannot be made with these settings.
     """

@@ -1,7 +1,9 @@
-"""Judge recorded attempts that nobody judged: the environment plays their recorded replies again, to the end, and says how they ended.
+"""Judge recorded attempts that nobody judged: the environment plays their recorded replies again,
+to the end, and says how they ended.
 
-A recording of ``ramify serve --record`` holds what an agent asked and what the model replied, and no outcome. Where the agent can be run
-again it is given the recorded replies; its environment grades what comes of them (a coding agent's files, by their tests). No model is asked.
+A recording of ``ramify serve --record`` holds what an agent asked and what the model replied, and no outcome. Where the agent can
+be run again it is given the recorded replies; its environment grades what comes of them (a coding agent's files, by their tests).
+No model is asked.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ def judge(
 ) -> list[Attempt]:
     """Play the attempts of the run at ``path`` that end in a reply and have no outcome with ``env``, and store how they ended.
 
-    Only of a run that names no environment of its own, with model and environment given, and where no scorer but an environment judges; else
-    nothing is played. Raises RamifyError where every one failed, as where the agent does not ask what it asked then.
+    Only of a run that names no environment of its own, with model and environment given, and where no scorer but an environment
+    judges; else nothing is played. Raises RamifyError where every one failed, as where the agent does not ask what it asked then.
     """
     if model is None or env is None:
         return []

@@ -1,4 +1,5 @@
-"""Components of the main job that are passed as objects. What can be serialised is kept in the run, which then continues without them."""
+"""Components of the main job that are passed as objects. What can be serialised is kept in the run,
+which then continues without them."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ def play(
     """Play ``attempts`` attempts at every task and store the trees in the run ``out``; returns the attempts, task by task.
 
     ``model`` is a name as in ``ramify improve``, a model object, or a function from the messages so far to the reply
-    (:class:`ramify.model.function.FunctionModel`). ``env``, the environment, is a name, an object, or a class or function that makes one or
-    makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by default eight of the
-    environment's own. ``sampling`` is an object or a dict of some settings. ``template`` renders chats as tokens; by default the model's
-    own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no tree; any but ``local`` needs
-    model and environment by name. At most ``concurrency`` attempts run at once. ``compactor`` (an object, or a name of ``ramify list
-    compactor``) shortens prompts beyond ``window`` tokens (characters for a model that takes messages). Raises UserError where ``out``
-    holds a run."""
+    (:class:`ramify.model.function.FunctionModel`). ``env``, the environment, is a name, an object, or a class or function that
+    makes one or makes one episode. ``tasks`` are objects, dicts with an ``id``, or a file of them as JSON lines; by default eight
+    of the environment's own. ``sampling`` is an object or a dict of some settings. ``template`` renders chats as tokens; by
+    default the model's own. ``backend`` is where they are played (``ramify list backend``; ``processes:4``), which changes no
+    tree; any but ``local`` needs model and environment by name. At most ``concurrency`` attempts run at once. ``compactor`` (an
+    object, or a name of ``ramify list compactor``) shortens prompts beyond ``window`` tokens (characters for a model that takes
+    messages). Raises UserError where ``out`` holds a run."""
     environment = any_environment(env)
     task_set = task_set_of(tasks) if tasks is not None else environment.task_set("train", 8, seed)
     agent = make_agent(model, template, sampling, compactor, window)
@@ -79,10 +79,12 @@ def play(
 def open_players(
     backend: str, model: Any, environment: Any, agent: Agent, seed: int, concurrency: int, compactor: Any = None
 ) -> Players:
-    """The back end of that name, with workers that make agent and environment by their names. Raises UserError where one has none."""
+    """The back end of that name, with workers that make agent and environment by their names.
+    Raises UserError where one has none."""
     if backend != "local" and not (isinstance(model, str) and isinstance(environment, str)):
         raise UserError(
-            f"workers of the back end '{backend}' make model and environment themselves: give both by name (factory:MODULE:ATTRIBUTE for your own)"
+            f"workers of the back end '{backend}' make model and environment themselves: give both by name "
+            "(factory:MODULE:ATTRIBUTE for your own)"
         )
     if backend != "local" and agent.compactor is not None and not isinstance(compactor, str):
         raise UserError(f"workers of the back end '{backend}' make the compactor themselves: give it by name")
@@ -114,9 +116,9 @@ def fork_run(
     ``offset`` counts the node's tokens, with those that open the message in the chat template: a reply's own begin where
     ``node.sampled`` does, and an offset before that means the same position.
 
-    ``model``, ``env`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects. ``trust`` lets the settings of
-    an imported run, or of one made elsewhere, load code and open connections. ``effects``: what tools do to the world, by name
-    (:data:`ramify.env.tools.EFFECTS`). The same call again continues a fork that was interrupted;
+    ``model``, ``env`` and ``compactor``, as in :func:`play`, are needed where the run was made with objects. ``trust`` lets the
+    settings of an imported run, or of one made elsewhere, load code and open connections. ``effects``: what tools do to the
+    world, by name (:data:`ramify.env.tools.EFFECTS`). The same call again continues a fork that was interrupted;
     after a finished one it takes new samples. Raises UserError."""
     with Run.open(path) as reading:
         found = reading.node(node)

@@ -1,7 +1,7 @@
 """How an update of ``ramify improve`` spends its tokens: the registry kind ``sampling``, one class a way.
 
-Every way gets the same tokens an update, within the last attempts' length. Attempts are played in waves of tasks, and what a wave decides
-depends on whole results alone: on nothing that concurrency, a back end or an interruption could change.
+Every way gets the same tokens an update, within the last attempts' length. Attempts are played in waves of tasks, and what a wave
+decides depends on whole results alone: on nothing that concurrency, a back end or an interruption could change.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class SplittingConfig(Config):
     keep: float = Field(default=0.1, ge=0, le=1)
     """... but for this share of them, so that the critic's mistakes can be seen"""
     below: float = Field(default=0.07, ge=0, le=1)
-    """the sampling ``auto`` splits at tasks whose expected success is below this: above it independent attempts find wins for less"""
+    """the sampling ``auto`` splits at tasks whose expected success is below this:
+    above it independent attempts find wins for less"""
 
 
 @dataclass(eq=False)
@@ -173,10 +174,11 @@ class UpdatePlan:
 
 
 def resampled(values: np.ndarray, floor: float, config: SplittingConfig, rng: np.random.Generator) -> list[int]:
-    """Which states continue, ``config.attempts`` numbers of states in all, in proportion to ``values`` (N,): systematic resampling.
+    """Which states continue, ``config.attempts`` numbers of states in all,
+    in proportion to ``values`` (N,): systematic resampling.
 
-    Those below ``floor`` are dropped but for a share ``config.keep``; where all are, the best continues. Expected copies of a state are
-    proportional to its value (Douc and Cappe 2005), each state that is kept has at least one where there is room."""
+    Those below ``floor`` are dropped but for a share ``config.keep``; where all are, the best continues. Expected copies of a
+    state are proportional to its value (Douc and Cappe 2005), each state that is kept has at least one where there is room."""
     low = values < floor
     spared = rng.random(len(values)) < config.keep
     kept = np.flatnonzero(~low | spared)
@@ -210,7 +212,8 @@ class Flat(SamplingRule):
 
 @register("sampling", "splitting")
 class Splitting(SamplingRule):
-    """Multilevel splitting: attempts pause, hopeless ones are dropped, the others continue several times; a task ends at its first win."""
+    """Multilevel splitting: attempts pause, hopeless ones are dropped,
+    the others continue several times; a task ends at its first win."""
 
     critic = True
 
@@ -268,7 +271,8 @@ class Allocated(InfoTree):
 
 @register("sampling", "resample")
 class Resample(SamplingRule):
-    """Independent attempts; half of what is left at a time, so that tasks whose attempts ended alike are replaced by others (DAPO)."""
+    """Independent attempts; half of what is left at a time,
+    so that tasks whose attempts ended alike are replaced by others (DAPO)."""
 
     async def sample(self, plan: UpdatePlan) -> None:
         """See :class:`SamplingRule`."""

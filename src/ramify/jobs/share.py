@@ -1,15 +1,16 @@
-"""Credit shared over the steps of an attempt where no single one is the answer: Shapley values, by walks that hold step after step.
+"""Credit shared over the steps of an attempt where no single one is the answer:
+Shapley values, by walks that hold step after step.
 
-The players are the steps of the attempt. A coalition holds its steps at what was done, by their number in the episode, and lets the unchanged
-agent choose elsewhere; its value is the chance of success. The share of a step is the mean change that holding it makes over all orders in which
-the steps can be held, so that the shares sum to the change from the start to the end (Shapley 1953; permutation sampling by Castro, Gómez and
-Tejada 2009).
+The players are the steps of the attempt. A coalition holds its steps at what was done, by their number in the episode, and lets
+the unchanged agent choose elsewhere; its value is the chance of success. The share of a step is the mean change that holding it
+makes over all orders in which the steps can be held, so that the shares sum to the change from the start to the end (Shapley
+1953; permutation sampling by Castro, Gómez and Tejada 2009).
 
-A walk holds the steps in one random order. It begins with an attempt in which the agent chooses everything. Where that attempt did at the
-next step what was done anyway, or had ended before, it is a sample of the larger coalition too, and nothing is played; else the environment
-goes back to the state before that step, which is repeated, and the rest is played with all held steps held. With everything held the
-outcome is known. So every coalition of a walk has a sample of its own distribution, neighbouring ones differ in one step alone, and a walk takes at
-most as many continuations as there are steps.
+A walk holds the steps in one random order. It begins with an attempt in which the agent chooses everything. Where that attempt
+did at the next step what was done anyway, or had ended before, it is a sample of the larger coalition too, and nothing is played;
+else the environment goes back to the state before that step, which is repeated, and the rest is played with all held steps held.
+With everything held the outcome is known. So every coalition of a walk has a sample of its own distribution, neighbouring ones
+differ in one step alone, and a walk takes at most as many continuations as there are steps.
 
 Axis legend: W walks, T steps; steps count from 0.
 """
@@ -58,7 +59,8 @@ class Coalitions(Protocol[A]):
         ...
 
     async def hold(self, attempt: A, step: int, held: frozenset[int], walk: int) -> A | None:
-        """An attempt at the coalition ``held``, which ``attempt`` fits but for ``step``: ``attempt`` where it did the same there."""
+        """An attempt at the coalition ``held``, which ``attempt`` fits but for ``step``:
+        ``attempt`` where it did the same there."""
         ...
 
     async def whole(self) -> bool:
@@ -130,7 +132,8 @@ class Looks:
         return low > self.least + _EDGE if self.gain else high < -self.least - _EDGE
 
     def open(self, before: Sequence[bool], after: Sequence[bool], steps: int) -> bool:
-        """Whether a step without credit may yet get it, if its changes for the worse (of a gain: the better) go on at their rate."""
+        """Whether a step without credit may yet get it, if its changes for the worse (of a gain:
+        the better) go on at their rate."""
         have, sign = len(before), 1 if self.gain else -1
         change = [sign * (int(b) - int(a)) for a, b in zip(before, after, strict=True)]
         against = round(change.count(-1) * self.n / have)

@@ -75,7 +75,8 @@ class TreeCollection(Collection):
         self.tree = config.tree.model_copy(update={"worst_attempt": worst})
         if config.tree_budget < (worst or 1):
             raise UserError(
-                f"a budget of {config.tree_budget:g} {config.tree.unit} is below one attempt from the root: at least {worst or 1:g}"
+                f"a budget of {config.tree_budget:g} {config.tree.unit} is below one attempt from the root: at least "
+                f"{worst or 1:g}"
             )
         self.grown: list[GrownTree] = []
 

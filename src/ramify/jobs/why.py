@@ -1,8 +1,9 @@
-"""Which step of an attempt lost it: fork its steps under the unchanged agent, find where success fell, and say what else was possible there.
+"""Which step of an attempt lost it: fork its steps under the unchanged agent, find where success fell,
+and say what else was possible there.
 
-The attempt is chosen (:func:`choose`), then its positions are forked as :class:`ramify.jobs.decline.Decline` says. Other attempts at the
-same task that passed through the same state are counted with the forks: they are samples of the same continuation. Without a way to run
-the agent again the attempts that are there are compared, and the result says that this is not a counterfactual.
+The attempt is chosen (:func:`choose`), then its positions are forked as :class:`ramify.jobs.decline.Decline` says. Other attempts
+at the same task that passed through the same state are counted with the forks: they are samples of the same continuation. Without
+a way to run the agent again the attempts that are there are compared, and the result says that this is not a counterfactual.
 """
 
 from __future__ import annotations
@@ -243,7 +244,8 @@ class Why:
 
 
 def found(run: Run, tree: str | None = None) -> list[Why]:
-    """What earlier calls found out and stored in ``run``, of one ``tree`` or all; a record that is none (of a foreign run) is left out."""
+    """What earlier calls found out and stored in ``run``, of one ``tree`` or all;
+    a record that is none (of a foreign run) is left out."""
     return [why for one in run.findings(tree=tree, maker=MAKER) if (why := _read(one)) is not None]
 
 
@@ -307,7 +309,8 @@ class AskedAttempt:
 
 
 def walked(view: View) -> tuple[list[Step], list[Node], list[str]]:
-    """The steps of an attempt (replies without an observation between are one), the observation before each and the end, their states."""
+    """The steps of an attempt (replies without an observation between are one),
+    the observation before each and the end, their states."""
     steps: list[Step] = []
     seen: list[Node] = []
     for step in view.steps:
@@ -369,9 +372,9 @@ def _attempts(run: Run, info: TreeInfo, deciding: Any) -> Iterator[View]:
 def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
     """The attempt to ask about: one that failed, in the tree ``where``, or through the node of that id.
 
-    Without ``where`` of the task at which most attempts succeeded: there the failed ones have most to be compared with. The first of those
-    that fit; of a task without failed ones the first that succeeded. Forks that were made to find this out are no attempts. Raises UserError
-    where there is none.
+    Without ``where`` of the task at which most attempts succeeded: there the failed ones have most to be compared with. The first
+    of those that fit; of a task without failed ones the first that succeeded. Forks that were made to find this out are no
+    attempts. Raises UserError where there is none.
     """
     names = [info.name for info in run.trees()]
     node = ""
@@ -433,7 +436,8 @@ def read_case(run: Run, view: View, provenance: str | None, scorer: str | None =
     return AskedAttempt(view, trace, tuple(steps), tuple(keys), tuple(one for one in passages if one is not None))
 
 
-# -- forks ------------------------------------------------------------------------------------------------------------------------
+# -- forks
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 class _Forks(Steps):
@@ -458,7 +462,8 @@ class _Forks(Steps):
                 self.others.append(one)
 
     async def count(self, trace: StepTrace, t: int, n: int, purpose: str, start: int = 0) -> Counts:
-        """See :class:`ramify.rollout.steps.Steps`; of an end that chance decides, how often the last action's answer is a success."""
+        """See :class:`ramify.rollout.steps.Steps`; of an end that chance decides,
+        how often the last action's answer is a success."""
         if t == trace.length and trace.ended:
             return await self.repeated(n) if self.flaky else Counts(n * bool(trace.correct), n)
         counts = Counts(0, 0)
@@ -474,7 +479,8 @@ class _Forks(Steps):
         return counts
 
     async def repeated(self, n: int) -> Counts:
-        """Successes among ``n`` repetitions of the last action as it was, in the state it was done in: what the environment alone decides."""
+        """Successes among ``n`` repetitions of the last action as it was, in the state it was done in:
+        what the environment alone decides."""
         trace = self.case.trace
         before = self.episodes.load(trace.tree).node(trace.nodes[-2])
         said = [self.case.replies[-1].reply.message.written()]
@@ -504,7 +510,8 @@ class _Forks(Steps):
         return Counts.of(a.outcome for a in played)
 
     def through(self, own: Mapping[int, Counts]) -> dict[int, list[Passage]]:
-        """What passed through each position besides the forks from it: other attempts, and the forks from elsewhere that are counted."""
+        """What passed through each position besides the forks from it:
+        other attempts, and the forks from elsewhere that are counted."""
         counted = [(s, one) for (s, i), one in sorted(self.made.items()) if s in own and i < own[s].forks]
         return {
             t: self.case.passing(t, self.others) + self.case.passing(t, [one for s, one in counted if s != t])
@@ -527,7 +534,8 @@ class _Held:
 
 
 class _HeldForks:
-    """Coalitions of the steps of an attempt in a run. Played attempts are stored in the run, and those that are stored are loaded."""
+    """Coalitions of the steps of an attempt in a run. Played attempts are stored in the run,
+    and those that are stored are loaded."""
 
     def __init__(self, episodes: Episodes, case: AskedAttempt, purpose: str) -> None:
         self.episodes, self.case = episodes, case
@@ -559,7 +567,8 @@ class _HeldForks:
         return await self._again() if self.flaky else bool(self.case.trace.correct)
 
     async def check(self) -> None:
-        """Repeat the attempt as it was some times: where its outcome differs, chance decides it. Raises RamifyError where it cannot be."""
+        """Repeat the attempt as it was some times: where its outcome differs, chance decides it.
+        Raises RamifyError where it cannot be."""
         self.flaky = any([await self._again() != bool(self.case.trace.correct) for _ in range(REPEATS)])
 
     async def _again(self) -> bool:
@@ -622,14 +631,14 @@ def why(
 ) -> Why:
     """Which step of an attempt in the run at ``path`` lost it (of a successful one: won it), and what else was possible there.
 
-    ``where`` names a tree or a node, see :func:`choose`. ``first`` forks a position to begin with and at most ``n``; at most ``samples`` in
-    all (None: no limit; 0: nothing is run again, and the attempts that are there are compared). A step stands out where success changed by
-    more than ``least`` at ``level``, corrected over the steps. ``describe``: continuations to have from before the step that stands out, to
-    say what else was possible there. ``share``: also share the change of success over the steps, by at most ``n`` walks
-    (:mod:`ramify.jobs.share`). ``model`` and ``env`` are needed where the run names none: without them
-    nothing is run again. With them recorded attempts that nobody judged are (:func:`ramify.jobs.judged.judge`). ``effects``: what tools do to the world, by name (:data:`ramify.env.tools.EFFECTS`). The result is stored as a
-    finding; the same call again loads it, another one loads the forks there are. Raises
-    UserError, and RamifyError where every continuation failed.
+    ``where`` names a tree or a node, see :func:`choose`. ``first`` forks a position to begin with and at most ``n``; at most
+    ``samples`` in all (None: no limit; 0: nothing is run again, and the attempts that are there are compared). A step stands out
+    where success changed by more than ``least`` at ``level``, corrected over the steps. ``describe``: continuations to have from
+    before the step that stands out, to say what else was possible there. ``share``: also share the change of success over the
+    steps, by at most ``n`` walks (:mod:`ramify.jobs.share`). ``model`` and ``env`` are needed where the run names none: without
+    them nothing is run again. With them recorded attempts that nobody judged are (:func:`ramify.jobs.judged.judge`). ``effects``:
+    what tools do to the world, by name (:data:`ramify.env.tools.EFFECTS`). The result is stored as a finding; the same call again
+    loads it, another one loads the forks there are. Raises UserError, and RamifyError where every continuation failed.
     """
     if not 1 <= first <= n:
         raise UserError(f"first={first} forks a position cannot be more than n={n}, nor less than 1")
@@ -639,7 +648,8 @@ def why(
         again = samples != 0 and can_play(run, model, env)
     if share and not again:
         raise UserError(
-            "credit is shared over steps that are sampled again: say what plays (a model and an environment) and leave samples for it"
+            "credit is shared over steps that are sampled again: say what plays (a model and an environment) and leave samples "
+            "for it"
         )
     settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
     settings["describe"] = describe
@@ -707,8 +717,8 @@ async def _search(
 
 
 async def _shared(episodes: Episodes, case: AskedAttempt, result: Why, looks: Looks, samples: float) -> Why:
-    """The result with credit shared over the steps, at most ``samples`` continuations in all; where no single step stands out those with
-    credit are its headline. Raises UserError where there are too many steps."""
+    """The result with credit shared over the steps, at most ``samples`` continuations in all; where no single step stands out
+    those with credit are its headline. Raises UserError where there are too many steps."""
     steps, name = case.trace.length, f"share {result.attempt[:12]} {episodes.provenance.hash[:12]}"
     if steps >= _STRIDE or looks.n > _STRIDE:
         raise UserError(f"credit is shared over fewer than {_STRIDE} steps by at most {_STRIDE} walks, not {steps} by {looks.n}")
@@ -736,7 +746,8 @@ def _other(episodes: Episodes, view: View) -> str:
     if then in ("", episodes.provenance.weights):
         return ""
     return (
-        f"The attempt was sampled by other weights than those that continue ({then[:12]}, now {episodes.provenance.weights[:12]}): "
+        f"The attempt was sampled by other weights than those that continue ({then[:12]}, now "
+        f"{episodes.provenance.weights[:12]}): "
         "this says where the present agent loses it."
     )
 
@@ -747,7 +758,8 @@ def first_reply(view: View) -> Node:
 
 
 def can_play(run: Run, model: AnyModel | None, env: AnyEnvironment | None) -> bool:
-    """Whether the run names an agent and an environment, or both are given. Raises UserError where one is given and the other is missing."""
+    """Whether the run names an agent and an environment, or both are given.
+    Raises UserError where one is given and the other is missing."""
     try:
         named_components(run, model, env)
     except UserError:
@@ -825,7 +837,8 @@ def _signed(interval: Interval, sign: int) -> Interval:
 
 
 def alternatives(case: AskedAttempt, t: int, there: Sequence[Passage]) -> tuple[Alternative, ...]:
-    """What was done in the state before step ``t`` other than that step, the most successful first (by the lower end of its interval)."""
+    """What was done in the state before step ``t`` other than that step,
+    the most successful first (by the lower end of its interval)."""
     own = _words(case.trace.actions[t - 1])
     counts: dict[str, Counts] = {}
     for one in there:
@@ -876,7 +889,8 @@ def _lost(lost: Why, there: int) -> str:
 
 
 def _unlike(action: str, other: str, width: int = 60) -> str:
-    """An action in at most ``width`` characters; of a long one that begins as ``other`` does, its beginning and where they part."""
+    """An action in at most ``width`` characters; of a long one that begins as ``other`` does,
+    its beginning and where they part."""
     same = next((i for i, (a, b) in enumerate(zip(action, other, strict=False)) if a != b), min(len(action), len(other)))
     if len(action) <= width or same < width - 10 or action == other:
         return short(action, width)
@@ -900,7 +914,8 @@ def _nothing(whole: Why) -> str:
     return f"{head}: success was {low} at the start and {whole.after} at the end, and no step lost more than chance."
 
 
-# -- attempts alone ---------------------------------------------------------------------------------------------------------------
+# -- attempts alone
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def _recorded(run: Run, case: AskedAttempt, level: float, scorer: str | None) -> Why:
@@ -951,10 +966,12 @@ def _recorded(run: Run, case: AskedAttempt, level: float, scorer: str | None) ->
 
 
 def tools(run: Run, scorer: str | None = None) -> list[dict[str, Any]]:
-    """Where attempts of a run part: for each tool how many steps call it, and the worst of its moves, by what attempts did in one state.
+    """Where attempts of a run part: for each tool how many steps call it, and the worst of its moves,
+    by what attempts did in one state.
 
-    From the attempts that are there, without forks (:class:`ramify.methods.graph_credit.run.StateGraph`): ``difference`` is the mean reward of those that
-    took the move minus that of the others in its state, ``p_corrected`` over all moves. The tool that loses most comes first.
+    From the attempts that are there, without forks (:class:`ramify.methods.graph_credit.run.StateGraph`): ``difference`` is the
+    mean reward of those that took the move minus that of the others in its state,
+    ``p_corrected`` over all moves. The tool that loses most comes first.
     """
     from ramify.methods.graph_credit.algorithm import CreditConfig
     from ramify.methods.graph_credit.run import StateGraph
@@ -1005,7 +1022,8 @@ def failed_trees(run: Run, scorer: str | None = None) -> list[str]:
 
 
 def lost_by_tool(found: Sequence[Why]) -> list[dict[str, Any]]:
-    """For each tool: how many attempts were lost at a step that calls it, the mean change there, and the worst step; most lost first."""
+    """For each tool: how many attempts were lost at a step that calls it, the mean change there,
+    and the worst step; most lost first."""
     by_tool: dict[str, list[Why]] = {}
     for one in found:
         if one.verdict == "step" and not one.success:

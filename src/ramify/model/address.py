@@ -1,7 +1,7 @@
 """A model server's address, request limits and API key.
 
-The key comes from the environment (RAMIFY_API_KEY, else OPENAI_API_KEY), is sent in one header and appears in no error, record or log. A
-URL that carries a secret is refused, because a run stores the URL."""
+The key comes from the environment (RAMIFY_API_KEY, else OPENAI_API_KEY), is sent in one header and appears in no error, record or
+log. A URL that carries a secret is refused, because a run stores the URL."""
 
 from __future__ import annotations
 
@@ -176,7 +176,8 @@ class Secret:
 
 
 def read_key(endpoint: Endpoint) -> Secret:
-    """The key for an endpoint; an empty RAMIFY_API_KEY means none. Raises UserError where it would cross a network in the clear."""
+    """The key for an endpoint; an empty RAMIFY_API_KEY means none.
+    Raises UserError where it would cross a network in the clear."""
     key = Secret(os.environ.get("RAMIFY_API_KEY", os.environ.get("OPENAI_API_KEY", "")).strip())
     if key and not re.fullmatch(r"[\x21-\x7e]+", key.reveal()):
         raise UserError("the key in RAMIFY_API_KEY (or OPENAI_API_KEY) holds characters that no HTTP header may hold")

@@ -28,7 +28,8 @@ def check_model(
 ) -> list[Problem]:
     """Run every check; no problem means the model conforms.
 
-    ``tolerance`` is how far log-probs of sampled tokens may lie from those of the same tokens given (absolute, nats). Runs its own event loop.
+    ``tolerance`` is how far log-probs of sampled tokens may lie from those of the same tokens given (absolute, nats). Runs its
+    own event loop.
     """
     if prefixes is None:
         prefixes = TOKEN_PREFIXES if "tokens" in model.capabilities else TEXT_PREFIXES
@@ -140,7 +141,8 @@ async def _batch(probe: _Probe) -> AsyncIterator[str]:
 
 
 async def _scores(probe: _Probe) -> AsyncIterator[str]:
-    """log-probs of given tokens against those of the same tokens when they were sampled (temperature 1, nothing cut: the same numbers)."""
+    """log-probs of given tokens against those of the same tokens when they were sampled (temperature 1,
+    nothing cut: the same numbers)."""
     if not probe.claims("tokens", "logprobs", "prompt_logprobs"):
         return
     rows, sampled = [], []

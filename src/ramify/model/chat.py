@@ -1,7 +1,7 @@
 """Chat templates that render messages as tokens without re-encoding sampled text, and tool calls with token spans.
 
-A message is header tokens, content tokens, closing tokens. Given messages (system, user, tool) are encoded once. An assistant message is
-rendered around the tokens the model sampled, which stay unchanged whatever re-encoding their text would give."""
+A message is header tokens, content tokens, closing tokens. Given messages (system, user, tool) are encoded once. An assistant
+message is rendered around the tokens the model sampled, which stay unchanged whatever re-encoding their text would give."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ TAG_JINJA = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""What :class:`TagTemplate` lays out, as the chat template of a checkpoint: for other servers, which do not spell out a tag in a message."""
+"""What :class:`TagTemplate` lays out, as the chat template of a checkpoint:
+for other servers, which do not spell out a tag in a message."""
 
 
 class ChatTemplate(Protocol):
@@ -97,7 +98,8 @@ def template_of(model: Model, given: Mapping[str, Any] | None = None) -> ChatTem
 
 
 def read_template(file: Path) -> dict[str, str]:
-    """A template of the user's own: its ``text`` and its ``name``. Raises UserError where the file cannot be read or is not a template."""
+    """A template of the user's own: its ``text`` and its ``name``.
+    Raises UserError where the file cannot be read or is not a template."""
     try:
         text = read_small(file, "the chat template").decode()
     except UnicodeDecodeError as error:
@@ -215,8 +217,8 @@ class JinjaTemplate:
     thinking, move the system message): :mod:`ramify.model.rendered` makes tokens of it without encoding sampled text again.
 
     ``open``, ``close`` and ``render`` lay out one more message instead: its text is the difference of two renderings of a short
-    stand-in conversation, without and with it. So the cost of a message does not grow with the conversation, and the template must add
-    to what it rendered before: NeedsError where it rewrites past messages or refuses a role.
+    stand-in conversation, without and with it. So the cost of a message does not grow with the conversation, and the template
+    must add to what it rendered before: NeedsError where it rewrites past messages or refuses a role.
     """
 
     tokenizer: Tokenizer
@@ -230,8 +232,8 @@ class JinjaTemplate:
     date: str = ""
     """YYYY-MM-DD: the day that ``strftime_now`` returns, at midnight; today where it is empty."""
     strict: bool = True
-    """False: a message that the template cannot add to what it rendered before gets the frame it has elsewhere, or none. For a caller
-    that compares what it has with :meth:`whole` before every reply."""
+    """False: a message that the template cannot add to what it rendered before gets the frame it has elsewhere, or none. For a
+    caller that compares what it has with :meth:`whole` before every reply."""
 
     def __post_init__(self) -> None:
         self.date = self.date or datetime.date.today().isoformat()
@@ -301,15 +303,16 @@ class JinjaTemplate:
     # -- a whole conversation
 
     def whole(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """A conversation (OpenAI's form) as transformers' ``apply_chat_template`` renders it. Raises NeedsError where it refuses it."""
+        """A conversation (OpenAI's form) as transformers' ``apply_chat_template`` renders it.
+        Raises NeedsError where it refuses it."""
         return self._render(messages, add_generation_prompt)
 
     def in_openai_form(self, messages: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
         """Messages (role, text) as the template takes them.
 
-        A reply's text is unchanged, with its thinking and its tool calls, where the template shows a tool's result after it. Where the
-        template needs calls in fields of their own, they are removed from the text that a tool's result follows. Raises NeedsError where it
-        shows no tool's result either way."""
+        A reply's text is unchanged, with its thinking and its tool calls, where the template shows a tool's result after it.
+        Where the template needs calls in fields of their own, they are removed from the text that a tool's result follows. Raises
+        NeedsError where it shows no tool's result either way."""
         given = list(messages)
         as_fields = self._calls_as_fields if any(role == "tool" for role, _ in given) else False
         made: list[dict[str, Any]] = []
@@ -528,9 +531,10 @@ def assistant_node_parts(
 ) -> dict[str, Any]:
     """A node's arrays from a sample: header (not sampled), the sampled tokens, and the closing tokens not sampled.
 
-    ``opens=False`` for a sample that continues inside a message, ``closes=False`` to leave the message open; ``head`` is the header where it
-    is known, else the template's own ``after`` a message of that role. Returns ``tokens``,
-    ``sampled``, ``logprobs``, ``ends`` (shape (T,), None where the sample has none) and ``text``, the reply without the token that ended it.
+    ``opens=False`` for a sample that continues inside a message, ``closes=False`` to leave the message open; ``head`` is the
+    header where it is known, else the template's own ``after`` a message of that role. Returns ``tokens``,
+    ``sampled``, ``logprobs``, ``ends`` (shape (T,), None where the sample has none) and ``text``,
+    the reply without the token that ended it.
     """
     if completion.tokens is None:
         return {"tokens": None, "sampled": None, "logprobs": None, "ends": None, "text": completion.text}
@@ -604,7 +608,8 @@ def _text(token: Any) -> str:
 
 
 def _compile(source: str, name: str, day: datetime.datetime) -> Any:
-    """The template in an environment with what transformers' offers (``_compile_jinja_template`` of its ``chat_template_utils``)."""
+    """The template in an environment with what transformers' offers (``_compile_jinja_template`` of its
+    ``chat_template_utils``)."""
     import jinja2
     import jinja2.ext
     import jinja2.nodes

@@ -54,7 +54,8 @@ class Dialect:
         return self.body(model, settings, key) | stop
 
     def tokens(self, model: str, settings: Sampling, key: int) -> dict[str, Any]:
-        """A request for token ids, but for the prompt. Servers that know no extensions sample past stops, and the sample is cut then."""
+        """A request for token ids, but for the prompt. Servers that know no extensions sample past stops,
+        and the sample is cut then."""
         body = self.body(model, settings, key) | {"logprobs": 1}
         if self.extended:
             body |= _TOKEN_FIELDS

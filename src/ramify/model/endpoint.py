@@ -1,7 +1,8 @@
 """Models on OpenAI-compatible servers: vLLM, SGLang, llama.cpp, transformers serve, hosted ones. See docs/howto/endpoints.md.
 
-``chat`` sends messages and returns text. ``completions`` sends and returns token ids, for which the server must give ids back and the
-model's own tokenizer must lie in a local folder. A server's capabilities are found by a few small requests before the first use.
+``chat`` sends messages and returns text. ``completions`` sends and returns token ids, for which the server must give ids back and
+the model's own tokenizer must lie in a local folder. A server's capabilities are found by a few small requests before the first
+use.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class _Look:
 class HttpModel:
     """The model called ``model`` at ``url``; implements :class:`ramify.model.protocol.Model`.
 
-    ``mode`` is chat or completions; the latter needs ``tokenizer``, a folder with the model's tokenizer.json or an object, and lays
-    chats out by ``template`` (the folder's own by default). ``url`` may carry options, ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60
-    &retries=4``. The first sample, or look at ``capabilities``, asks the server. Raises UserError on a bad URL; see :class:`ProviderError` for what
-    a server can do wrong.
+    ``mode`` is chat or completions; the latter needs ``tokenizer``, a folder with the model's tokenizer.json or an object, and
+    lays chats out by ``template`` (the folder's own by default). ``url`` may carry options,
+    ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60 &retries=4``. The first sample, or look at ``capabilities``, asks the server.
+    Raises UserError on a bad URL; see :class:`ProviderError` for what a server can do wrong.
     """
 
     def __init__(
@@ -94,7 +95,8 @@ class HttpModel:
         self._own_template, self._folder = template, folder
         if mode == "completions" and self.tokenizer is None:
             raise UserError(
-                f"completions:{model}@{self.endpoint.url} needs the model's tokenizer: add ?tokenizer=FOLDER, or use chat:{model}@..."
+                f"completions:{model}@{self.endpoint.url} needs the model's tokenizer: add ?tokenizer=FOLDER, or use "
+                f"chat:{model}@..."
             )
         self._lock = threading.Lock()
         self._looks: dict[asyncio.AbstractEventLoop, _Look] = {}
@@ -135,8 +137,9 @@ class HttpModel:
     def capabilities(self) -> frozenset[str]:
         """The server's capabilities, tested once. Raises ProviderError where it does not answer.
 
-        ``seeds`` is claimed where the same seed gave the same reply and another seed another one. ``logprobs`` are the model's own; a
-        sample has them under the sampling distribution too where both are the same: at temperature 1 with nothing cut or banned.
+        ``seeds`` is claimed where the same seed gave the same reply and another seed another one. ``logprobs`` are the model's
+        own; a sample has them under the sampling distribution too where both are the same:
+        at temperature 1 with nothing cut or banned.
         """
         with self._lock:
             if self._offers is None:
@@ -145,12 +148,13 @@ class HttpModel:
 
     @property
     def unasked(self) -> frozenset[str] | None:
-        """What :func:`ramify.model.protocol.known_capabilities` gives before the server was asked; None where only requests tell."""
+        """What :func:`ramify.model.protocol.known_capabilities` gives before the server was asked;
+        None where only requests tell."""
         return self._offers if self._offers is not None else _CHAT if self.mode == "chat" else None
 
     async def ready(self) -> None:
-        """Find out what the server takes, where that is not known, while the event loop goes on (:attr:`capabilities` holds it up). Callers at
-        the same time share one look, which ends with the last that waits for it. Raises ProviderError."""
+        """Find out what the server takes, where that is not known, while the event loop goes on (:attr:`capabilities` holds it
+        up). Callers at the same time share one look, which ends with the last that waits for it. Raises ProviderError."""
         if self._offers is not None:
             return
         loop = asyncio.get_running_loop()
@@ -173,11 +177,13 @@ class HttpModel:
 
     @property
     def passes(self) -> bool:
-        """Whether every field of :attr:`Prefix.asked` is forwarded to the server: where ramify renders chats, it reads the rest itself."""
+        """Whether every field of :attr:`Prefix.asked` is forwarded to the server:
+        where ramify renders chats, it reads the rest itself."""
         return self.mode == "completions"
 
     def check(self, settings: Sampling) -> None:
-        """Refuse settings this endpoint cannot follow, before anything runs. Raises NeedsError, or UserError on senseless numbers."""
+        """Refuse settings this endpoint cannot follow, before anything runs.
+        Raises NeedsError, or UserError on senseless numbers."""
         if not (np.isfinite(settings.temperature) and settings.temperature >= 0 and 0 < settings.top_p <= 1):
             raise UserError(f"temperature {settings.temperature} or top_p {settings.top_p} is out of range")
         if settings.max_tokens < 1 or settings.top_k < 0:
@@ -207,7 +213,8 @@ class HttpModel:
             raise NeedsError(f"'top_k' is not followed by '{self.model}' at {self.endpoint.host}")
 
     async def sample(self, prefix: Prefix, n: int, settings: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """See :class:`ramify.model.protocol.Model`: one request a sample, all at once; the first failure is raised when all are done."""
+        """See :class:`ramify.model.protocol.Model`: one request a sample, all at once;
+        the first failure is raised when all are done."""
         if n < 1 or len(keys) != n:
             raise UserError(f"{n} samples need as many keys, at least one; {len(keys)} were given")
         await self.ready()
@@ -238,8 +245,8 @@ class HttpModel:
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """See :class:`ramify.model.streaming.StreamingModel`. Pieces are passed on as they arrive; a failure is not retried.
 
-        In one piece where the server does not stream, or streams no token ids in completions mode; so are samples that depend on their
-        tokens while they are generated (``until``, ``ban_first``)."""
+        In one piece where the server does not stream, or streams no token ids in completions mode; so are samples that depend on
+        their tokens while they are generated (``until``, ``ban_first``)."""
         await self.ready()
         self.check(settings)
         pieces = None
@@ -354,7 +361,8 @@ class HttpModel:
                 yield event
 
     async def logprobs(self, tokens: Sequence[np.ndarray], top_k: int = 0) -> list[TokenScores]:
-        """See :class:`ramify.model.protocol.Model`. Raises NeedsError where the server scores no given tokens, or names no ``top_k``."""
+        """See :class:`ramify.model.protocol.Model`. Raises NeedsError where the server scores no given tokens, or names no
+        ``top_k``."""
         what = "log-probs of given tokens"
         if "prompt_logprobs" in self.capabilities:
             if not top_k:
@@ -386,7 +394,8 @@ class HttpModel:
         return wire.chat_completion(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
 
     async def _complete(self, given: list[int], settings: Sampling, key: int, extra: Mapping[str, Any]) -> Completion:
-        """One sample. A first token with its own bans is sampled alone and the rest after it, which leaves the distribution as it is."""
+        """One sample. A first token with its own bans is sampled alone and the rest after it,
+        which leaves the distribution as it is."""
         if not settings.ban_first:
             return await self._completed(given, settings, key, self._dialect, extra)
         alone = replace(settings, max_tokens=1, ban=(*settings.ban, *settings.ban_first), ban_first=())
@@ -444,7 +453,8 @@ class HttpModel:
     def _sample(
         self, tokens: list[int], logprobs: np.ndarray | None, stop: str, settings: Sampling, data: Mapping[str, Any], plain: bool
     ) -> Completion:
-        """A sample cut after the first token that stops it: servers stop late, or not at all, and what they sampled before stays valid.
+        """A sample cut after the first token that stops it:
+        servers stop late, or not at all, and what they sampled before stays valid.
 
         ``plain`` says whether ``logprobs`` are those of the sampling distribution, too.
         """
@@ -488,7 +498,8 @@ class HttpModel:
 
     @cached_property
     def _pieces(self) -> dict[str, int] | None:
-        """Token ids by their text, where no two tokens have the same text; else None, since sampled text is never encoded again."""
+        """Token ids by their text, where no two tokens have the same text;
+        else None, since sampled text is never encoded again."""
         if not isinstance(self.tokenizer, HfTokenizer):
             return None
         texts = {self.tokenizer.decode([token]): token for token in range(self._limit)}
@@ -521,7 +532,8 @@ class HttpModel:
         return frozenset(offers)
 
     async def _repeats(self, dialect: Dialect) -> bool:
-        """Whether the same seed repeats a reply and another seed changes it: a server may ignore seeds and always give one reply."""
+        """Whether the same seed repeats a reply and another seed changes it:
+        a server may ignore seeds and always give one reply."""
         wild = replace(_LOOK, temperature=2.0)
         try:
             first, again, *others = [await self._look(seed, dialect, wild) for seed in (1, 1, 2, 3)]

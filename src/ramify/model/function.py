@@ -21,12 +21,13 @@ _HAS = ("identity", "capabilities", "sample", "logprobs")
 
 
 class FunctionModel:
-    """``function(messages)`` or ``function(messages, key)`` returns the reply: a text, or a whole :class:`Completion`; ``async`` or not.
+    """``function(messages)`` or ``function(messages, key)`` returns the reply:
+    a text, or a whole :class:`Completion`; ``async`` or not.
 
-    ``messages`` are those of a chat request, ``[{"role": "user", "content": "..."}, ...]``; ``key`` is the sample key, a number that is the
-    same whenever the same position is sampled again. Async functions run concurrently for all attempts that run, others one after the
-    other. What the function raises is a failure of that attempt. It takes no sampling settings. Raises UserError where it cannot be called
-    so."""
+    ``messages`` are those of a chat request, ``[{"role": "user", "content": "..."}, ...]``; ``key`` is the sample key, a number
+    that is the same whenever the same position is sampled again. Async functions run concurrently for all attempts that run,
+    others one after the other. What the function raises is a failure of that attempt. It takes no sampling settings. Raises
+    UserError where it cannot be called so."""
 
     capabilities: frozenset[str] = frozenset()
 

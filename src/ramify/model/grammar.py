@@ -1,7 +1,8 @@
 """Grammars that constrain replies: JSON, a JSON schema, tool calls, a regular expression, one of several texts.
 
-A schema is checked here, with the path of whatever is wrong in it: unsupported keywords are refused by name; only those that constrain
-nothing (titles, descriptions) are ignored. Supported are the keywords of :data:`FOLLOWED`; the order of properties is the schema's."""
+A schema is checked here, with the path of whatever is wrong in it: unsupported keywords are refused by name; only those that
+constrain nothing (titles, descriptions) are ignored. Supported are the keywords of :data:`FOLLOWED`;
+the order of properties is the schema's."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MOST_BYTES, MOST_DEPTH, MOST_PARTS, MOST_PROPERTIES, MOST_CHOICES = 256 << 10, 6
 MOST_LETTERS = 100_000
 """Characters of a regular expression with its repetitions written out."""
 MOST_MULTIPLE = 10_000
-"""Least common multiple of all ``multipleOf`` of a schema, in units of their last decimal: the cost of following them grows with it."""
+"""Least common multiple of all ``multipleOf`` of a schema, in units of their last decimal:
+the cost of following them grows with it."""
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -58,7 +60,8 @@ def json_schema(schema: Any, where: str = "the schema") -> Grammar:
 
 
 def regex(pattern: str, where: str = "the regular expression") -> Grammar:
-    """A text that the whole of a regular expression matches (Rust's syntax, without look-around). Raises UserError where it is too long."""
+    """A text that the whole of a regular expression matches (Rust's syntax, without look-around).
+    Raises UserError where it is too long."""
     return Grammar("regex", _expression(pattern, where))
 
 
@@ -77,10 +80,11 @@ def tool_calls(
     free: bool = False,
     where: str = "",
 ) -> Grammar:
-    """Calls of ``tools`` (OpenAI's form), as models write them (:func:`ramify.trace.message.write_call`), with arguments that fit.
+    """Calls of ``tools`` (OpenAI's form), as models write them (:func:`ramify.trace.message.write_call`), with arguments that
+    fit.
 
-    At least one, one alone without ``several``; with ``reply``, a JSON grammar, that instead of calls; where ``free``, any text before
-    a call, or none but text. ``where`` is the path of a lone tool. Raises UserError as :func:`json_schema`.
+    At least one, one alone without ``several``; with ``reply``, a JSON grammar, that instead of calls; where ``free``, any text
+    before a call, or none but text. ``where`` is the path of a lone tool. Raises UserError as :func:`json_schema`.
     """
     rules = []
     for at, tool in enumerate(tools):
@@ -123,7 +127,8 @@ _PART = re.compile(r"\\.|\{(\d*)(?:,(\d*))?\}|.", re.S)
 
 
 def _expression(pattern: str, where: str) -> str:
-    """Raises UserError where a regular expression repeats more than can be followed; llguidance says what else is wrong with it."""
+    """Raises UserError where a regular expression repeats more than can be followed;
+    llguidance says what else is wrong with it."""
     groups, last, inside = [0], 0, False  # letters of each open group, and of what a repetition would repeat; inside a [class]
     for found in _PART.finditer(_bounded(pattern, where)):
         part = found[0]
@@ -156,7 +161,8 @@ def _bounded(text: str, where: str) -> str:
 
 
 def checked(schema: Any, where: str = "the schema") -> Any:
-    """A copy of ``schema`` without keywords that constrain nothing. Raises UserError naming the path of an unsupported keyword."""
+    """A copy of ``schema`` without keywords that constrain nothing.
+    Raises UserError naming the path of an unsupported keyword."""
     _bound(schema, where)
     if not isinstance(schema, (dict, bool)):
         raise UserError(f"{where} must be an object")

@@ -1,5 +1,5 @@
-"""Whether llguidance can follow a grammar, tested in a process that can be killed: whether expressions that a schema joins have any text in
-common may take for ever to find out, and a thread cannot be stopped."""
+"""Whether llguidance can follow a grammar, tested in a process that can be killed: whether expressions that a schema joins have
+any text in common may take for ever to find out, and a thread cannot be stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SECONDS = 5.0
 
 
 def refusal(whole: str, parts: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """What is wrong with a grammar, and where: the first of its ``parts`` (path, grammar) that is refused by itself. None: nothing."""
+    """What is wrong with a grammar, and where: the first of its ``parts`` (path,
+    grammar) that is refused by itself. None: nothing."""
     from llguidance import LLMatcher
 
     found = [("", whole), *parts]

@@ -88,8 +88,8 @@ class _Session:
 
 
 class Transport:
-    """Sends requests to one endpoint from any event loop. Connections close with the loop (``asyncio.run`` does that), and those of a
-    transport that is gone with the first request of another."""
+    """Sends requests to one endpoint from any event loop. Connections close with the loop (``asyncio.run`` does that), and those
+    of a transport that is gone with the first request of another."""
 
     def __init__(
         self,
@@ -138,7 +138,8 @@ class Transport:
     async def opened(
         self, method: str, path: str, content: bytes | None, kinds: str = JSON
     ) -> AsyncGenerator[httpx2.Response, None]:
-        """One try of a request: the answer with its header checked and its body unread, of a type that the pattern ``kinds`` matches.
+        """One try of a request: the answer with its header checked and its body unread,
+        of a type that the pattern ``kinds`` matches.
 
         Whatever goes wrong until the block ends, in the block too, is a ProviderError.
         """
@@ -298,7 +299,8 @@ class Transport:
 _OPEN: dict[
     httpx2.AsyncClient, tuple[AsyncGenerator[None, None], asyncio.AbstractEventLoop, weakref.ReferenceType[Transport]]
 ] = {}
-"""What closes each client, where, and for whom. Were it freed with its transport, a task would close it, which ``asyncio.run`` cancels at its end."""
+"""What closes each client, where, and for whom. Were it freed with its transport, a task would close it,
+which ``asyncio.run`` cancels at its end."""
 
 
 @cache

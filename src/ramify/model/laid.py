@@ -46,8 +46,8 @@ class TooLongError(UserError):
 
 
 def check_room(tokenizer: Tokenizer, texts: Sequence[str], room: int, name: str) -> None:
-    """Raises TooLongError where the beginning of ``texts`` has more than ``room`` tokens already: so megabytes need not be encoded to be
-    refused."""
+    """Raises TooLongError where the beginning of ``texts`` has more than ``room`` tokens already: so megabytes need not be
+    encoded to be refused."""
     if sum(map(len, texts)) <= 2 * _PIECE:
         return
     tokens = 0
@@ -60,9 +60,9 @@ def check_room(tokenizer: Tokenizer, texts: Sequence[str], room: int, name: str)
 class Layout:
     """``inner`` with chats rendered by ``template``; prefixes of token ids pass unchanged.
 
-    A reply sampled here that returns in a later request at the same position keeps its sampled tokens; it is not encoded again (the last
-    ``remembered`` replies). Samples report what was ``shown``. Tools are rendered by a template that knows ``tools``, else in the system
-    message."""
+    A reply sampled here that returns in a later request at the same position keeps its sampled tokens; it is not encoded again
+    (the last ``remembered`` replies). Samples report what was ``shown``. Tools are rendered by a template that knows ``tools``,
+    else in the system message."""
 
     def __init__(self, inner: Model, template: ChatTemplate, remembered: int = 4096) -> None:
         self.inner, self.tokenizer = inner, template.tokenizer

@@ -1,8 +1,8 @@
 """Middleware: a model that wraps a model, so that a method works on any model, in library code and on the server alike.
 
-A piece of middleware is a class whose constructor takes the inner model and one text of settings (``--middleware NAME:ARGUMENT``), with
-``register("middleware", NAME)`` on it. It sees what the caller sent: messages for a chat, token ids for a completion. Laying messages out as
-tokens is the innermost model's business, so that a layer can change them.
+A piece of middleware is a class whose constructor takes the inner model and one text of settings
+(``--middleware NAME:ARGUMENT``), with ``register("middleware", NAME)`` on it. It sees what the caller sent: messages for a chat,
+token ids for a completion. Laying messages out as tokens is the innermost model's business, so that a layer can change them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ _OFFERED = ("tokenizer", "template", "eos", "context", "defaults", "forwards", "
 
 
 class Middleware:
-    """Passes everything on. Subclasses override :meth:`before`, which may change the prompt, and :meth:`after`, which sees each sample.
+    """Passes everything on. Subclasses override :meth:`before`, which may change the prompt,
+    and :meth:`after`, which sees each sample.
 
-    ``settings``, JSON, is all that may change a sample: it is hashed into the identity. ``rewrites`` says that ``after`` may change a reply's
-    text: streams then come in one piece, at their end. Failures and cancellation of the inner model pass through.
+    ``settings``, JSON, is all that may change a sample: it is hashed into the identity. ``rewrites`` says that ``after`` may
+    change a reply's text: streams then come in one piece, at their end.
+    Failures and cancellation of the inner model pass through.
     """
 
     name = "middleware"
@@ -128,7 +130,8 @@ async def told_by(layers: Sequence[Middleware], seen: Sequence[Prefix], completi
 
 
 def wrap(model: Model, names: Sequence[str]) -> Model:
-    """``model`` inside the middleware of these names (NAME or NAME:ARGUMENT), the first outermost. Raises UserError with the nearest name."""
+    """``model`` inside the middleware of these names (NAME or NAME:ARGUMENT), the first outermost.
+    Raises UserError with the nearest name."""
     for name in reversed(names):
         make: Make = conformance.named("middleware", name)
         model = make(model)

@@ -28,8 +28,8 @@ _TOKENS = Prefix(np.array([5, 6, 7], np.int32))
 def check_middleware(make: Make, timeout: float = 30.0) -> list[Problem]:
     """Run every check on what ``make`` puts around models that take messages and models that take tokens.
 
-    ``make`` is what is registered, without its argument: so made it should have nothing to do, and change no sample, unless the class says
-    ``rewrites``. A call that takes longer than ``timeout`` seconds is a problem. Runs its own event loop.
+    ``make`` is what is registered, without its argument: so made it should have nothing to do, and change no sample, unless the
+    class says ``rewrites``. A call that takes longer than ``timeout`` seconds is a problem. Runs its own event loop.
     """
     return run_checks(CHECKS, _Probe(make, timeout))
 

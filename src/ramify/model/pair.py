@@ -1,7 +1,7 @@
 """A policy and its reference model with one tokenizer, and the log-probs of both on the same tokens.
 
-Every method that reads a log-ratio needs the same care: one tokenizer (its vocabulary and merges, not its size), the same ids for both,
-full-softmax log-probs at temperature 1, and one model in memory at a time where two do not fit.
+Every method that reads a log-ratio needs the same care: one tokenizer (its vocabulary and merges, not its size), the same ids for
+both, full-softmax log-probs at temperature 1, and one model in memory at a time where two do not fit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Side:
     keep: bool = True
     """Keep the model in memory after its rows are scored."""
     stamp: str = ""
-    """Changes when the files change that ``open`` reads; "" where that is unknown. With it, kept log-probs are found without the model."""
+    """Changes when the files change that ``open`` reads; "" where that is unknown.
+    With it, kept log-probs are found without the model."""
     identity: Identity | None = None
     """Known once the model was opened."""
     local: bool | None = None
@@ -123,9 +124,9 @@ class Pair:
     ) -> list[tuple[TokenScores, TokenScores] | Fault]:
         """Scores of each row under policy and reference, or the error that one of them raised on that row; the others continue.
 
-        First the policy over all rows, then the reference, each opened once. ``again`` rows are scored a second time, each alone, which
-        measures how much of a log-ratio is rounding (``noise``). ``top_k``: the policy's likeliest alternatives come along (at most as many
-        as it has tokens). ``progress`` is called with the rows done on either side."""
+        First the policy over all rows, then the reference, each opened once. ``again`` rows are scored a second time, each alone,
+        which measures how much of a log-ratio is rounding (``noise``). ``top_k``: the policy's likeliest alternatives come along
+        (at most as many as it has tokens). ``progress`` is called with the rows done on either side."""
         squares: list[float] = []
         policy = await self._side(self.policy, rows, again, top_k, squares, progress)
         left = [i for i, score in enumerate(policy) if isinstance(score, TokenScores)]
@@ -269,7 +270,8 @@ async def _scores(model: Model, rows: list[np.ndarray], top_k: int) -> list[Toke
 def same_tokenizer(one: Side, other: Side) -> None:
     """Raise IncompatiblePairError unless both sides read text as the same ids: vocabulary, merges, and how text is split.
 
-    A token that only one side has, at an id beyond the other's, is allowed: the attempt that uses it is refused when it is scored.
+    A token that only one side has, at an id beyond the other's, is allowed:
+    the attempt that uses it is refused when it is scored.
     """
     a, b = one.tokenizer, other.tokenizer
     if a is None or b is None or a.hash == b.hash:

@@ -16,9 +16,9 @@ from ramify.model.http import ProviderError, Transport
 def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
     """Test an endpoint, given as URL or as ``chat:MODEL@URL``; nothing is raised, and the result holds no secret.
 
-    Returns ``url``, ``reachable`` (something answered), ``ok`` (nothing is wrong), ``latency_s`` of the list of models, ``models``,
-    ``offers`` (capabilities of the named model, for which a few tokens are sampled; of a bare URL none are looked for), and ``error``
-    and ``kind`` where something is wrong. Do not call it from an event loop.
+    Returns ``url``, ``reachable`` (something answered), ``ok`` (nothing is wrong), ``latency_s`` of the list of models,
+    ``models``, ``offers`` (capabilities of the named model, for which a few tokens are sampled; of a bare URL none are looked
+    for), and ``error`` and ``kind`` where something is wrong. Do not call it from an event loop.
     """
     found: dict[str, Any] = {"url": "", "reachable": False, "ok": False, "latency_s": None, "models": [], "offers": []}
     try:

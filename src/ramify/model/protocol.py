@@ -90,18 +90,20 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, number added to its logit), by rising id."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens that the prompt or the reply holds already (multiplies negative ones); above 0, 1 changes nothing."""
+    """Divides the logits of tokens that the prompt or the reply holds already (multiplies negative ones); above 0, 1 changes
+    nothing."""
     frequency_penalty: float = 0.0
     """Taken off a token's logit once for each time that the reply holds it."""
     presence_penalty: float = 0.0
     """Taken off the logits of tokens that the reply holds."""
     grammar: Grammar | None = None
-    """The grammar of the reply: tokens after which it could no longer match have probability 0; a reply that cannot continue ends."""
+    """The grammar of the reply: tokens after which it could no longer match have probability 0;
+    a reply that cannot continue ends."""
     until: Callable[[np.ndarray], bool] | None = field(default=None, compare=False)
     """Called with the tokens sampled so far; True stops."""
     seeded: bool = field(default=False, compare=False)
-    """Whether the sample must be reproducible from its key whatever else is in the batch; an engine may otherwise trade that for speed
-    (never for the distribution of what is sampled). An engine that never does ignores it."""
+    """Whether the sample must be reproducible from its key whatever else is in the batch; an engine may otherwise trade that for
+    speed (never for the distribution of what is sampled). An engine that never does ignores it."""
 
     @property
     def penalised(self) -> bool:
@@ -120,8 +122,9 @@ class Sampling:
         return self.temperature == 1 and not cut and not self.needs
 
     def to_json(self) -> dict[str, Any]:
-        """JSON form, as stored with the provenance (without the callable and without settings that do not change the distribution).
-        Settings newer than the first version appear only where they change something, so that stored identities stay valid."""
+        """JSON form, as stored with the provenance (without the callable and without settings that do not change the
+        distribution). Settings newer than the first version appear only where they change something,
+        so that stored identities stay valid."""
         record = asdict(self)
         del record["until"], record["seeded"]
         for name, neutral in _LATER.items():
@@ -156,7 +159,8 @@ def context_of(model: object) -> int | None:
 
 
 def sampling_of(model: object, **given: Any) -> Sampling:
-    """Sampling settings: what is ``given`` and not None, else the model's own ``defaults`` (its generation_config.json), else Sampling's.
+    """Sampling settings: what is ``given`` and not None, else the model's own ``defaults`` (its generation_config.json), else
+    Sampling's.
 
     ``max_tokens`` is never taken from the model's defaults.
     """

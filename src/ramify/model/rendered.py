@@ -1,8 +1,9 @@
-"""A whole conversation as a Hugging Face chat template renders it, in tokens: sampled text keeps its tokens wherever it is still shown.
+"""A whole conversation as a Hugging Face chat template renders it, in tokens:
+sampled text keeps its tokens wherever it is still shown.
 
-A template may rewrite the past at every turn: drop earlier thinking, move the system message, merge messages, trim. The prompt is then the
-rendering, not the messages end to end. Here the rendering is cut into pieces that exist as tokens already and text between them, which is
-encoded. Where the messages laid end to end say the same, they are left as they are."""
+A template may rewrite the past at every turn: drop earlier thinking, move the system message, merge messages, trim. The prompt is
+then the rendering, not the messages end to end. Here the rendering is cut into pieces that exist as tokens already and text
+between them, which is encoded. Where the messages laid end to end say the same, they are left as they are."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ class _Region:
 
 
 def laid_out(template: ChatTemplate, messages: Sequence[tuple[str, str]]) -> list[int]:
-    """Tokens of given messages (role, text), and of the header of a reply to them. Raises NeedsError where the template refuses them."""
+    """Tokens of given messages (role, text), and of the header of a reply to them.
+    Raises NeedsError where the template refuses them."""
     if isinstance(template, JinjaTemplate):
         found = rendered(template, [Known(role, text) for role, text in messages])
         filled = [piece.tokens for piece in found.pieces or () if isinstance(piece, Filled)]
@@ -100,8 +102,8 @@ def laid_out(template: ChatTemplate, messages: Sequence[tuple[str, str]]) -> lis
 def rendered(template: JinjaTemplate, messages: Sequence[Known]) -> Rendered:
     """What ``template`` shows of ``messages`` to a model that replies to them, exactly as transformers renders it.
 
-    Text inside a message that spells a special token is encoded as text, so content cannot forge a message border. Raises NeedsError
-    where the template refuses the messages.
+    Text inside a message that spells a special token is encoded as text, so content cannot forge a message border. Raises
+    NeedsError where the template refuses the messages.
     """
     conversation = template.in_openai_form((message.role, message.text) for message in messages)
     text = template.whole(conversation)
@@ -150,8 +152,8 @@ def _located(
 ) -> tuple[dict[int, _Located], list[int]]:
     """Where each message's content is in the rendering ``text``, and where special tokens that content spells are cut in two.
 
-    Found by a second rendering with a private character inside each content. A template that looks at what it marks (the end of a tag)
-    is given marks elsewhere, or none; NeedsError where a content that none can be put in spells a special token.
+    Found by a second rendering with a private character inside each content. A template that looks at what it marks (the end of a
+    tag) is given marks elsewhere, or none; NeedsError where a content that none can be put in spells a special token.
     """
     together = _marked(template, conversation, [(i, "last") for i in range(len(conversation))], text)
     if together is not None:
@@ -210,7 +212,8 @@ def _cuts_of(template: JinjaTemplate, content: str) -> list[tuple[int, str]]:
 
 
 def _markable(content: str, where: str) -> int | None:
-    """Before which character of ``content`` a mark goes: the last that is not space, or the first. None where there is no such place."""
+    """Before which character of ``content`` a mark goes: the last that is not space, or the first.
+    None where there is no such place."""
     full = content.rstrip()
     if not full or not where:
         return None
@@ -384,7 +387,8 @@ def _filled(
     cuts: Sequence[int],
     follows: bool,
 ) -> list[Filled]:
-    """Characters ``start`` to ``stop`` of ``body``: a piece for each message ``inside``, and the header of the one that ``opens``."""
+    """Characters ``start`` to ``stop`` of ``body``: a piece for each message ``inside``,
+    and the header of the one that ``opens``."""
     tokens, ends = _encoded(tokenizer, body, start, stop, cuts)
     made: list[Filled] = []
     done = 0

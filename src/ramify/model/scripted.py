@@ -31,7 +31,8 @@ _PAIRS = _FIRST + 0x110000  # id of the pair of two U+0000
 
 
 class CharTokenizer:
-    """One token a character (5 + code point), and one for each role tag and ``<|end|>`` (0 to 4). Needs no vocabulary, loses nothing."""
+    """One token a character (5 + code point), and one for each role tag and ``<|end|>`` (0 to 4).
+    Needs no vocabulary, loses nothing."""
 
     _split = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
     _ids = {text: token for token, text in enumerate(SPECIALS)}  # noqa: RUF012
@@ -72,8 +73,8 @@ class CharTokenizer:
 class MergingTokenizer(CharTokenizer):
     """An adversary for tests: encoding always merges two neighbouring ASCII characters into one token.
 
-    Text sampled character by character therefore comes back as other tokens when it is encoded again, and ``encoded`` lists every text
-    that was encoded.
+    Text sampled character by character therefore comes back as other tokens when it is encoded again, and ``encoded`` lists every
+    text that was encoded.
     """
 
     def __init__(self) -> None:
@@ -103,11 +104,12 @@ class ScriptedModel:
     """Replies from a script, the same at every position and in every order.
 
     ``replies`` is a list (entry i answers the i-th assistant turn), a dict keyed by the text of the last message, or a callable
-    of (messages, sample key) that returns a text or a whole :class:`Completion`. Messages handed to it end with the assistant's own where
-    the reply is begun already; where a scripted text starts with what is there, only the rest is sampled.
+    of (messages, sample key) that returns a text or a whole :class:`Completion`. Messages handed to it end with the assistant's
+    own where the reply is begun already; where a scripted text starts with what is there, only the rest is sampled.
 
-    With ``tokens=True`` it takes token prefixes rendered by ``TagTemplate(model.tokenizer)`` and samples one token per character plus
-    ``<|end|>``; log-probs are a made-up fixed function of the token. With ``tokens=False`` it is a chat endpoint without tokens.
+    With ``tokens=True`` it takes token prefixes rendered by ``TagTemplate(model.tokenizer)`` and samples one token per character
+    plus ``<|end|>``; log-probs are a made-up fixed function of the token.
+    With ``tokens=False`` it is a chat endpoint without tokens.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Streamed answers of OpenAI-compatible servers: bytes to events, events to samples. Everything is bounded and validated on arrival; every
-fault of a server is a ProviderError."""
+"""Streamed answers of OpenAI-compatible servers: bytes to events, events to samples. Everything is bounded and validated on
+arrival; every fault of a server is a ProviderError."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ class _Slot:
 class Withheld:
     """Events of a stream on their way, without ``secret`` in any text, be it in pieces over many events.
 
-    An event waits while what it says, joined with what came before, may be the beginning of the secret. Events that say nothing of it
-    pass with the bytes that came.
+    An event waits while what it says, joined with what came before, may be the beginning of the secret. Events that say nothing
+    of it pass with the bytes that came.
     """
 
     def __init__(self, secret: Secret) -> None:
@@ -169,7 +169,8 @@ def _piece_text(piece: tuple[int, dict[str, Any], str]) -> str:
 
 
 def _texts_of(event: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any], str, dict[str, Any]]]:
-    """Every text of an event that continues in later ones: which it is, the object and the name under which it lies, its choice."""
+    """Every text of an event that continues in later ones: which it is,
+    the object and the name under which it lies, its choice."""
     choices = event.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if not isinstance(choice, dict):
@@ -195,7 +196,8 @@ def as_event(value: Mapping[str, Any]) -> bytes:
 
 
 class Heard:
-    """The content of a streamed answer so far, by choice. ``model`` is the model that must answer ("": any), ``who`` the one that did.
+    """The content of a streamed answer so far, by choice. ``model`` is the model that must answer ("":
+    any), ``who`` the one that did.
 
     With ``extra`` a sample's data holds the other fields (:func:`ramify.model.wire.extra_of`).
     """

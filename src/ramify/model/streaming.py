@@ -1,7 +1,7 @@
 """Samples that arrive piece by piece, from any model: one that can stream does, any other gives its whole sample as one piece.
 
-The pieces of a sample, joined, are the sample: texts, tokens and log-probs. A character of several tokens arrives with the last of them.
-Closing the iterator before its end cancels the sample: read it inside ``contextlib.aclosing``."""
+The pieces of a sample, joined, are the sample: texts, tokens and log-probs. A character of several tokens arrives with the last
+of them. Closing the iterator before its end cancels the sample: read it inside ``contextlib.aclosing``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Piece:
 
 Pieces: TypeAlias = AsyncGenerator[Piece, None]
 Report: TypeAlias = Callable[[Sequence[int], Sequence[float], Sequence[float]], None]
-"""Called with new tokens of one sample in the event loop's thread: ids, log-probs under the sampler, log-probs under the model."""
+"""Called with new tokens of one sample in the event loop's thread:
+ids, log-probs under the sampler, log-probs under the model."""
 
 
 class StreamingModel(Model, Protocol):
@@ -79,7 +80,8 @@ async def gathered(pieces: Pieces, tell: Callable[[Piece], None] | None = None) 
 
 
 async def told(start: Callable[[Callable[[str], None]], Awaitable[Completion]]) -> Pieces:
-    """Pieces of the sample that ``start`` makes, which calls what it is given with text of that sample as it comes; pieces have no tokens.
+    """Pieces of the sample that ``start`` makes, which calls what it is given with text of that sample as it comes; pieces have
+    no tokens.
 
     A slow reader gets all text since its last read in one piece. Closing cancels ``start`` and waits for its end.
     """
@@ -102,7 +104,8 @@ async def told(start: Callable[[Callable[[str], None]], Awaitable[Completion]]) 
 async def _sampling(
     start: Callable[[T], Awaitable[Completion]], report: T, news: asyncio.Event
 ) -> AsyncGenerator[asyncio.Task[Completion], None]:
-    """What ``start`` makes of ``report``, as a task whose end sets ``news``. At the end of the block it is cancelled, and its end waited for."""
+    """What ``start`` makes of ``report``, as a task whose end sets ``news``.
+    At the end of the block it is cancelled, and its end waited for."""
 
     async def run() -> Completion:
         return await start(report)
@@ -128,7 +131,8 @@ async def _more(task: asyncio.Task[Completion], news: asyncio.Event) -> bool:
 async def reported(start: Callable[[Report], Awaitable[Completion]], tokenizer: Tokenizer | None) -> Pieces:
     """Pieces of the sample that ``start`` makes, which reports its tokens as they are sampled.
 
-    A reader slower than the model gets all tokens since its last read in one piece. Closing cancels ``start`` and waits for its end.
+    A reader slower than the model gets all tokens since its last read in one piece.
+    Closing cancels ``start`` and waits for its end.
     """
     spelled, news = Detokenizer(tokenizer), asyncio.Event()
     logprobs: list[float] = []
@@ -177,7 +181,8 @@ class Detokenizer:
         )
 
     def push(self, tokens: Sequence[int]) -> tuple[str, np.ndarray]:
-        """New text, and the ends int32 (K,) in the whole text of the K tokens that it completes (those held back before come first)."""
+        """New text, and the ends int32 (K,) in the whole text of the K tokens that it completes (those held back before come
+        first)."""
         self.tokens.extend(tokens)
         if self.tokenizer is None:
             count, self._known = len(self.tokens) - self._known, len(self.tokens)

@@ -30,7 +30,8 @@ GROWTH = 1000
 
 
 def growth(record: Mapping[str, Any]) -> float:
-    """A bound on how many times as long a ``tokenizer.json`` makes a text by its replacements, the larger of encoding and decoding."""
+    """A bound on how many times as long a ``tokenizer.json`` makes a text by its replacements,
+    the larger of encoding and decoding."""
 
     def times(part: Any) -> float:
         if isinstance(part, dict):
@@ -83,8 +84,9 @@ class HfTokenizer:
     def ends(self, tokens: Sequence[int]) -> np.ndarray:
         """int32 (T,): character offset in ``decode(tokens)`` at which each token's text ends.
 
-        A character that several byte-level tokens make together ends with the last of them. Where every token has a text of its own and
-        these make up the whole, the ends are their running length; else each is the length of what a prefix's decode shares with the whole.
+        A character that several byte-level tokens make together ends with the last of them. Where every token has a text of its
+        own and these make up the whole, the ends are their running length;
+        else each is the length of what a prefix's decode shares with the whole.
         """
         ids = [int(t) for t in tokens]
         text = self.decode(ids)

@@ -25,9 +25,9 @@ _ABOVE = 1e-4
 def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as a request takes them.
 
-    Tool calls of a reply (``data["tool_calls"]``, or written into its text) go as calls where tool messages answer them, each answer
-    with the id of its call, as the protocol demands; elsewhere they go as the text they are in. A tool message that answers no call
-    goes as a user's. One that a client sent, and that nobody changed since, goes as it was sent.
+    Tool calls of a reply (``data["tool_calls"]``, or written into its text) go as calls where tool messages answer them, each
+    answer with the id of its call, as the protocol demands; elsewhere they go as the text they are in. A tool message that
+    answers no call goes as a user's. One that a client sent, and that nobody changed since, goes as it was sent.
     """
     sent: list[dict[str, Any]] = []
     waiting: list[str] = []
@@ -240,7 +240,8 @@ def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_calls(value: Any) -> list[dict[str, Any]]:
-    """Well-formed tool calls only, rebuilt, so that nothing else a server says is stored. Old servers give arguments as an object."""
+    """Well-formed tool calls only, rebuilt, so that nothing else a server says is stored.
+    Old servers give arguments as an object."""
     calls = []
     for at, call in enumerate(value if isinstance(value, list) else ()):
         function = call.get("function") if isinstance(call, dict) else None
@@ -299,7 +300,8 @@ def choice_logprobs(choice: Mapping[str, Any], length: int, host: str) -> np.nda
 
 
 def prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], host: str) -> np.ndarray | None:
-    """float32 (T,): log-probs of given tokens, 0 for the first, from ``prompt_logprobs`` or an echo. None where there are none."""
+    """float32 (T,): log-probs of given tokens, 0 for the first, from ``prompt_logprobs`` or an echo.
+    None where there are none."""
     entries = choice.get("prompt_logprobs")
     if isinstance(entries, list):
         if len(entries) != len(tokens):
@@ -320,8 +322,8 @@ def prompt_logprobs(choice: Mapping[str, Any], tokens: Sequence[int], host: str)
 def prompt_alternatives(
     choice: Mapping[str, Any], length: int, top_k: int, limit: int, host: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int32 and float32 (T, k): the likeliest tokens at each given token's position and their log-probs, likeliest first; 0 for the first.
-    Raises ProviderError where fewer are named at some position (of kind ``alternatives``) or an entry is malformed."""
+    """int32 and float32 (T, k): the likeliest tokens at each given token's position and their log-probs, likeliest first; 0 for
+    the first. Raises ProviderError where fewer are named at some position (of kind ``alternatives``) or an entry is malformed."""
     tokens, logprobs = np.zeros((length, top_k), np.int32), np.zeros((length, top_k), np.float32)
     entries = choice.get("prompt_logprobs")
     for at, entry in enumerate(entries[1:length] if isinstance(entries, list) else (), 1):
@@ -339,7 +341,8 @@ def prompt_alternatives(
 
 
 def checked_logprobs(values: Any, length: int, host: str) -> np.ndarray:
-    """float32 (T,) of a JSON list of numbers. Raises ProviderError on another length, a value that is none, not finite or above 0."""
+    """float32 (T,) of a JSON list of numbers. Raises ProviderError on another length,
+    a value that is none, not finite or above 0."""
     if not isinstance(values, list) or len(values) != length:
         count = len(values) if isinstance(values, list) else "no list of"
         raise ProviderError("logprobs", f"{host} gives {count} log-probs for {length} tokens")

@@ -38,8 +38,8 @@ def curves_svg(
     x_text: Callable[[float], str] = "{:g}".format,
     top: float | None = None,
 ) -> str:
-    """Curves over one x axis. ``percent`` shows shares as percentages on an axis from 0 to 100; ``x_text`` writes a place on the axis. What
-    is above ``top`` is drawn there: ends of estimates beyond what is possible.
+    """Curves over one x axis. ``percent`` shows shares as percentages on an axis from 0 to 100; ``x_text`` writes a place on the
+    axis. What is above ``top`` is drawn there: ends of estimates beyond what is possible.
 
     Points that are not finite break a curve. An empty picture says that there is nothing to show.
     """

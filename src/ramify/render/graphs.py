@@ -91,7 +91,8 @@ def graph_svg(states: Sequence[State], moves: Sequence[StateMove], title: str, s
     legend, last = flow(_legend_items(saturation, busiest), _MARGIN, bottom + 58, width - 2 * _MARGIN)
     merged = sum(state.visits for state in states if not state.outcome)
     description = (
-        f"{plural(merged, 'visit')} merged into {plural(sum(not s.outcome for s in states), 'state')}, {plural(len(moves), 'different move')}. "
+        f"{plural(merged, 'visit')} merged into {plural(sum(not s.outcome for s in states), 'state')}, "
+        f"{plural(len(moves), 'different move')}. "
         "Position from left to right: the earliest step that reached a state. Width of a move: how often it was taken."
     )
     return frame(width, last + 16, title, description, heads + edges + nodes + legend)

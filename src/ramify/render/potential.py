@@ -45,8 +45,8 @@ class Potential:
 
 
 def potential_text(shown: Potential, width: int = 100) -> str:
-    """For a terminal: over each line of the reply a line of bars, one after each measured token; under it ``^`` cliffs, ``?`` doubtful
-    ones, ``+`` rebounds."""
+    """For a terminal: over each line of the reply a line of bars, one after each measured token; under it ``^`` cliffs, ``?``
+    doubtful ones, ``+`` rebounds."""
     rates = {e.t: e.rate for e in shown.estimates}
     signs = {spot.t: {"cliff": "^", "doubtful": "?", "rebound": "+"}[spot.kind] for spot in shown.spots}
     out = []
@@ -65,8 +65,8 @@ def potential_text(shown: Potential, width: int = 100) -> str:
 def potential_svg(shown: Potential, width: float = 860) -> str:
     """The reply line by line, over each line its stretch of the curve. Estimates stand after the token they follow.
 
-    The line joins measured positions; where tokens between two dots were not measured it is thin. Cliffs are vermilion with a solid
-    bar, doubtful ones have a dashed bar, rebounds are blue.
+    The line joins measured positions; where tokens between two dots were not measured it is thin. Cliffs are vermilion with a
+    solid bar, doubtful ones have a dashed bar, rebounds are blue.
     """
     if not shown.tokens:
         return frame(width, 60, shown.title, "no tokens", label(16, 34, "An empty reply.", "soft"))

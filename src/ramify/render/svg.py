@@ -18,7 +18,8 @@ _STYLE = (
     "font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink);background:var(--paper)}"
     ".rf .soft{fill:var(--soft)}.rf .edge{fill:none;stroke:var(--line)}.rf .grid{stroke:var(--grid)}"
     ".rf .rim{stroke:var(--soft);stroke-width:1}.rf .mark{fill:none;stroke:var(--ink);stroke-width:1.8;stroke-linecap:round;"
-    "stroke-linejoin:round}.rf .hollow{fill:var(--paper)}.rf .halo{paint-order:stroke;stroke:var(--paper);stroke-width:3.5;stroke-linejoin:round}.rf .end{text-anchor:end}"
+    "stroke-linejoin:round}.rf .hollow{fill:var(--paper)}.rf "
+    ".halo{paint-order:stroke;stroke:var(--paper);stroke-width:3.5;stroke-linejoin:round}.rf .end{text-anchor:end}"
     ".rf .mid{text-anchor:middle}.rf .num{font-variant-numeric:tabular-nums}.rf a:hover .rim{stroke:var(--ink);stroke-width:2.5}"
     "@media(prefers-color-scheme:dark){.rf{--ink:#e8eaed;--soft:#a5aebb;--line:#5b6572;--grid:#2c323a;--paper:#15181d}}"
 )
@@ -59,7 +60,8 @@ def frame(width: float, height: float, title: str, description: str, body: str) 
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rf" role="img" aria-labelledby="{key}t {key}d" '
         f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}">'
-        f'<title id="{key}t">{words(title)}</title><desc id="{key}d">{words(description)}</desc><style>{_STYLE}</style>{body}</svg>'
+        f'<title id="{key}t">{words(title)}</title><desc '
+        f'id="{key}d">{words(description)}</desc><style>{_STYLE}</style>{body}</svg>'
     )
 
 

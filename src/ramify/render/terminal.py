@@ -85,7 +85,8 @@ _WORDS = re.compile(r"(\s*)(?:`[^`]*`[^\s`]*|\S+)")
 
 
 def _printable(text: str, stream: Any) -> str:
-    """``text`` fitted to a terminal, with characters the stream's encoding lacks replaced: a report must not die of its locale."""
+    """``text`` fitted to a terminal, with characters the stream's encoding lacks replaced:
+    a report must not die of its locale."""
     text = fitted(text, stream)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
@@ -225,7 +226,8 @@ def progress(
     kept: str | Callable[[], str] = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """Show on standard error how far work is: its phase, done and whole in ``unit``, rate, time left, and a note such as its success.
+    """Show on standard error how far work is: its phase, done and whole in ``unit``, rate, time left,
+    and a note such as its success.
 
     In a terminal one live line; elsewhere a plain line every ``LINES`` seconds of ``clock`` at most; silent with ``as_json``. A
     ``total`` of 0 is not known yet. ``done`` is what an earlier, interrupted call did; it does not count towards the rate. Ctrl-C

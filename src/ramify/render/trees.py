@@ -66,8 +66,10 @@ def tree_svg(steps: Sequence[TreeStep], title: str, scale: float | None = None) 
     counts = {name: sum(step.outcome == name for step in leaves) for name in ("success", "failure", "cut")}
     forks = sum(len(children[step.id]) > 1 for step in steps)
     description = (
-        f"{plural(len(leaves), 'attempt')} from one task: {counts['success']} succeed, {counts['failure']} fail, {counts['cut']} are cut off. "
-        f"{plural(len(steps) - 1, 'step')}, {plural(forks, 'branch point')}. Blue steps raised the chance of success, vermilion ones lowered it."
+        f"{plural(len(leaves), 'attempt')} from one task: {counts['success']} succeed, {counts['failure']} fail, "
+        f"{counts['cut']} are cut off. "
+        f"{plural(len(steps) - 1, 'step')}, {plural(forks, 'branch point')}. Blue steps raised the chance of success, vermilion "
+        "ones lowered it."
     )
     return frame(
         width, last + 16, title, description, _header(deepest, column) + tag("g", edges, stroke_width=1.4) + nodes + legend
@@ -75,7 +77,8 @@ def tree_svg(steps: Sequence[TreeStep], title: str, scale: float | None = None) 
 
 
 def _layout(steps: Sequence[TreeStep]) -> tuple[dict[str, int], dict[str, float], dict[str, list[str]]]:
-    """Depth in steps, row in leaves, and children of every step: leaves take whole rows in order, a parent the middle of its own."""
+    """Depth in steps, row in leaves, and children of every step:
+    leaves take whole rows in order, a parent the middle of its own."""
     depth: dict[str, int] = {}
     children: dict[str, list[str]] = {}
     for step in steps:

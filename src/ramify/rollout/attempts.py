@@ -92,7 +92,8 @@ def first_index(purpose: str) -> int:
 
 
 class Success:
-    """Counts attempts that ended, for the live line: ``note`` is the share of the scored ones that succeeded, and how many failed."""
+    """Counts attempts that ended, for the live line: ``note`` is the share of the scored ones that succeeded, and how many
+    failed."""
 
     def __init__(self, succeeded: int = 0, scored: int = 0) -> None:
         self.ended = self.tokens = self.failed = 0

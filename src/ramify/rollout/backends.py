@@ -1,8 +1,9 @@
-"""Back ends: where attempts are played. In this process, in processes on this machine, or wherever a registered back end has workers.
+"""Back ends: where attempts are played. In this process, in processes on this machine,
+or wherever a registered back end has workers.
 
-Whichever worker plays, one collector writes: it takes whole attempts from the workers and adds them to the run, so the rule that one
-process writes a run holds. Seeds are derived from positions in the tree, so a tree does not depend on which worker sampled which attempt,
-or on a worker's death."""
+Whichever worker plays, one collector writes: it takes whole attempts from the workers and adds them to the run, so the rule that
+one process writes a run holds. Seeds are derived from positions in the tree, so a tree does not depend on which worker sampled
+which attempt, or on a worker's death."""
 
 from __future__ import annotations
 
@@ -93,8 +94,8 @@ Sampled = tuple[dict[str, Any], tuple[Record, ...]] | Attempt
 class Players:
     """A back end in use: an event loop and, unless the back end is ``local``, a pool of workers. A context manager.
 
-    ``setup`` is the first message to each worker (see ``pool.setup_message``). ``concurrency`` bounds the attempts under way, over
-    all workers.
+    ``setup`` is the first message to each worker (see ``pool.setup_message``). ``concurrency`` bounds the attempts under way,
+    over all workers.
     """
 
     def __init__(self, spec: str, setup: bytes, concurrency: int = 64) -> None:
@@ -130,7 +131,8 @@ class Players:
             self.run(self.pool.set_weights(pack({"do": "weights", "weights": weights}, body)))
 
     def player(self, episodes: Episodes, budget: Budget | None = None) -> Player:
-        """What plays attempts of ``episodes`` here. Once ``budget`` is spent no attempt starts (BudgetSpentError); those under way end."""
+        """What plays attempts of ``episodes`` here. Once ``budget`` is spent no attempt starts (BudgetSpentError); those under
+        way end."""
         return Player(self, episodes, budget or Budget())
 
 
@@ -200,7 +202,8 @@ class Player:
         return Attempt(unit.tree, unit.task, turns=tuple(turns), **fields)
 
     async def in_order(self, units: Iterable[Unit]) -> AsyncIterator[tuple[Unit, Attempt]]:
-        """Play all units and store them in their order, whoever finished first. An infrastructure failure is an attempt without turns.
+        """Play all units and store them in their order, whoever finished first.
+        An infrastructure failure is an attempt without turns.
 
         Raises BudgetSpentError at the end, when the budget kept some from starting.
         """
@@ -252,8 +255,8 @@ class Player:
 
 
 def stored(tree: Tree, unit: Unit, context_of: Callable[[str], Context]) -> list[Node | Context]:
-    """What a tree holds of a unit: the path to where it starts, what an earlier, interrupted call sampled from there, and the contexts
-    these name with the messages they show."""
+    """What a tree holds of a unit: the path to where it starts, what an earlier, interrupted call sampled from there, and the
+    contexts these name with the messages they show."""
     if not len(tree):
         return []
     if unit.node is None:

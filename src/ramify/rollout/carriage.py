@@ -1,5 +1,5 @@
-"""Whether the context still holds a rule: after rounds of a compactor, with the rule removed, with the rule reinserted (arXiv 2606.22528,
-3.7)."""
+"""Whether the context still holds a rule: after rounds of a compactor, with the rule removed, with the rule reinserted (arXiv
+2606.22528, 3.7)."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def survives(
 ) -> list[Lost]:
     """The rules that ``rounds`` compactions lose, and in which round: empty where the compactor keeps them all.
 
-    ``compactor`` is a harness's function over messages in OpenAI's form, one of ramify's compactors (which needs a ``budget``; by default
-    a third of the history), or either of them wrapped by pins. The rules are stated by the user after the opening of ``history`` (by
-    default a made-up one of ``turns`` turns), and as many turns follow each round. ``options`` go to ``compact_chat``. Raises UserError
-    where nothing was ever compacted: then nothing was shown.
+    ``compactor`` is a harness's function over messages in OpenAI's form, one of ramify's compactors (which needs a ``budget``; by
+    default a third of the history), or either of them wrapped by pins. The rules are stated by the user after the opening of
+    ``history`` (by default a made-up one of ``turns`` turns), and as many turns follow each round. ``options`` go to
+    ``compact_chat``. Raises UserError where nothing was ever compacted: then nothing was shown.
     """
     stated = [rules] if isinstance(rules, str) else list(rules)
     if not stated or rounds < 1:

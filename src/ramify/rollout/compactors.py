@@ -1,7 +1,7 @@
 """Compactors that a study of compaction compares: a summary in a number of words, summaries of summaries, head and tail.
 
-Their request is neutral: it neither speaks of rules, which would protect them, nor tells the model to leave them out, which would make
-the effect that is to be measured. Algorithms of section 3.5 of arXiv 2606.22528, which names the strategies and no more.
+Their request is neutral: it neither speaks of rules, which would protect them, nor tells the model to leave them out, which would
+make the effect that is to be measured. Algorithms of section 3.5 of arXiv 2606.22528, which names the strategies and no more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ramify.rollout.sampler import Sampler
 from ramify.trace.message import Message
 
 NEUTRAL = (
-    "Condense the conversation below into at most {words} words, so that the work can go on from it. Reply with the condensed text only.\n\n"
+    "Condense the conversation below into at most {words} words, so that the work can go on from it. Reply with the condensed "
+    "text only.\n\n"
     "{text}"
 )
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")

@@ -28,7 +28,8 @@ AnySampling: TypeAlias = Sampling | Mapping[str, Any]
 
 def find_environment(spec: str) -> Environment:
     """The environment that ``NAME`` or ``NAME:ARGUMENT`` names: a registered one, made with the argument where one is given.
-    ``FILE.py:ATTRIBUTE`` and ``python:MODULE:ATTRIBUTE`` name an environment of your own or what makes one, ``factory:MODULE:ATTRIBUTE`` too.
+    ``FILE.py:ATTRIBUTE`` and ``python:MODULE:ATTRIBUTE`` name an environment of your own or what makes one,
+    ``factory:MODULE:ATTRIBUTE`` too.
 
     Raises UserError where there is none of that name or it does not take the argument.
     """
@@ -42,7 +43,8 @@ def any_environment(given: AnyEnvironment) -> Environment:
 
 
 def find_compactor(spec: str) -> Compactor:
-    """The compactor that ``NAME``, ``NAME:ARGUMENT`` or, as for environments, a path names. Raises UserError where there is none."""
+    """The compactor that ``NAME``, ``NAME:ARGUMENT`` or, as for environments, a path names.
+    Raises UserError where there is none."""
     compactor: Compactor = _part("compactor", "compactor", spec, Compactor, "name, identity and compact")
     return compactor
 
@@ -65,8 +67,8 @@ def make_agent(
     window: int = 0,
     given: Mapping[str, Any] | None = None,
 ) -> Agent:
-    """An agent from objects, functions or names; template and sampling default to the model's own, or to the template ``given`` as a
-    run stores it. Raises UserError or NeedsError."""
+    """An agent from objects, functions or names; template and sampling default to the model's own, or to the template ``given``
+    as a run stores it. Raises UserError or NeedsError."""
     if isinstance(model, str):
         found, own = find_model(model, given=given)
     else:
@@ -84,10 +86,11 @@ def make_agent(
 
 
 def check_trust(run: Run, trust: bool) -> None:
-    """Check that the components named by a run's settings may be created. Those of a foreign run are untrusted: they could start a program,
-    import a module, or send a key to an address of their choice.
+    """Check that the components named by a run's settings may be created. Those of a foreign run are untrusted: they could start
+    a program, import a module, or send a key to an address of their choice.
 
-    Raises UserError with the list of what would happen, unless ``trust``; ramify's own components that do none of that need no trust.
+    Raises UserError with the list of what would happen, unless ``trust``;
+    ramify's own components that do none of that need no trust.
     """
     if trust or not run.foreign:
         return
@@ -98,7 +101,8 @@ def check_trust(run: Run, trust: bool) -> None:
     risks = [f"{name} {one!r}" for name, one in each if _risky(name, one)]
     if risks:
         raise UserError(
-            f"{run.folder} was imported or made elsewhere, and its settings name what loads code, opens a connection or reads files: "
+            f"{run.folder} was imported or made elsewhere, and its settings name what loads code, opens a connection or reads "
+            "files: "
             f"{', '.join(risks)}; where that is what you want, give --trust (trust=True)"
         )
 

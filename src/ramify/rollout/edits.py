@@ -17,8 +17,9 @@ Anywhere, in what the agent is shown from there on:
   ``{"rule": {"replace": ["old", "new"]}}``;
 - ``{"history": {"message": 3, "text": "..."}}``: message 3 of what is shown (from 0) is this; null leaves it out; or
   ``{"history": {"message": 3, "replace": ["old", "new"]}}``;
-- ``{"state": {"layer": 2, "vector": [...], "start": -1, "stop": 0, "replace": false}}``: for the reply sampled there the vector is added
-  to (or put instead of) the hidden state at the positions, counted from the first sampled token; without ``stop`` to its end.
+- ``{"state": {"layer": 2, "vector": [...], "start": -1, "stop": 0, "replace": false}}``: for the reply sampled there the vector
+  is added to (or put instead of) the hidden state at the positions, counted from the first sampled token;
+  without ``stop`` to its end.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ def taps_of(state: Mapping[str, Any], prompt: int) -> Any:
 
 
 def rewriting(edit: Mapping[str, Any], template: ChatTemplate | None) -> Callable[[list[Part]], list[Part]]:
-    """How a ``rule`` or ``history`` edit changes the prompt. The function raises UserError where the message or text is not there."""
+    """How a ``rule`` or ``history`` edit changes the prompt.
+    The function raises UserError where the message or text is not there."""
 
     def rewrite(parts: list[Part]) -> list[Part]:
         groups = by_message(parts)
@@ -188,7 +190,8 @@ def _swapped(pair: Sequence[str], text: str, where: str) -> str:
 def _put(
     groups: list[list[Part]], messages: list[Message], at: int | None, role: str, text: str | None, template: ChatTemplate | None
 ) -> list[Part]:
-    """The messages with number ``at`` (None: a new first one) saying ``text``, or left out; laid out anew where a neighbour changed."""
+    """The messages with number ``at`` (None: a new first one) saying ``text``, or left out;
+    laid out anew where a neighbour changed."""
     rest = 0 if at is None else at + 1
     before = messages[at - 1].role if at else ""
     shown = [part for group in groups[: rest - 1 if at is not None else 0] for part in group]

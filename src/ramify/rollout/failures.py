@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """Retries per component (provider, engine, env, tool, sandbox, scorer), with exponential backoff; then the failure is recorded."""
+    """Retries per component (provider, engine, env, tool, sandbox, scorer),
+    with exponential backoff; then the failure is recorded."""
 
     retries: Mapping[str, int] = field(default_factory=lambda: {"provider": 2})
     wait: float = 0.5

@@ -65,8 +65,8 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """The result of a fork. ``control`` continued from the same position without the edit; None where there was no edit or nothing was
-    sampled."""
+    """The result of a fork. ``control`` continued from the same position without the edit; None where there was no edit or
+    nothing was sampled."""
 
     node: str
     offset: int
@@ -131,14 +131,14 @@ async def fork(
 ) -> Fork:
     """Rewind ``tree`` to ``offset`` tokens inside ``node_id`` (default: 0 for an agent's message, its end for an observation).
 
-    ``after``: ``resample`` samples the rest anew n times; ``replay`` re-issues the recorded later actions after the edited message
-    once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also samples n unedited
-    continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample index: samples of one
-    edit that are stored under it already are read, not sampled again; by default every call samples anew, but for one with the ``key`` of an
-    earlier one, which continues it (:func:`interruptible`).
+    ``after``: ``resample`` samples the rest anew n times; ``replay`` re-issues the recorded later actions after the edited
+    message once; ``keep`` keeps the recorded rest of the message and only scores it again. With an edit, ``resample`` also
+    samples n unedited continuations from the same place as a control. The prefix is computed once. ``start`` is the first sample
+    index: samples of one edit that are stored under it already are read, not sampled again; by default every call samples anew,
+    but for one with the ``key`` of an earlier one, which continues it (:func:`interruptible`).
 
-    Raises UserError on a place or edit that does not exist or that the model refuses, before anything is sampled to be kept, and NeedsError
-    where the model lacks a capability.
+    Raises UserError on a place or edit that does not exist or that the model refuses, before anything is sampled to be kept, and
+    NeedsError where the model lacks a capability.
     """
     edit = check_edit(edit)
     if after not in AFTER:
@@ -186,8 +186,8 @@ async def compare(
 ) -> tuple[list[Fork], list[EvidenceRow]]:
     """Several edits at one position against one control of n unedited continuations; p-values are corrected over all of them.
 
-    Raises UserError and NeedsError like :func:`fork`, before anything is sampled where an edit itself is wrong, and UserError where
-    edits of sentences lead to different positions, which cannot share a control.
+    Raises UserError and NeedsError like :func:`fork`, before anything is sampled where an edit itself is wrong, and UserError
+    where edits of sentences lead to different positions, which cannot share a control.
     """
     checked = {name: check_edit(dict(edit)) for name, edit in edits.items()}
     node = episodes.load(tree).node(node_id)

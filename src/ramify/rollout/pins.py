@@ -1,7 +1,8 @@
-"""Pins: rules that compaction cannot drop, because they are reinserted verbatim after each compaction (arXiv 2606.22528, section 3.9).
+"""Pins: rules that compaction cannot drop, because they are reinserted verbatim after each compaction (arXiv 2606.22528, section
+3.9).
 
-A registry of rules lives outside the conversation. Only method calls change it, no message can. It guarantees that the rule is in the
-context, not that a model obeys it; for that there is :meth:`Pins.gate`."""
+A registry of rules lives outside the conversation. Only method calls change it, no message can. It guarantees that the rule is in
+the context, not that a model obeys it; for that there is :meth:`Pins.gate`."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to the pins: ``reinserted``, ``attempt`` (a message that claims to change a rule) or ``refused`` (a call)."""
+    """Something that happened to the pins: ``reinserted``, ``attempt`` (a message that claims to change a rule) or ``refused`` (a
+    call)."""
 
     kind: str
     detail: str
@@ -83,8 +85,9 @@ class RuleBrokenError(InfrastructureError):
 class Pins:
     """The registry. ``events`` is what happened, oldest first.
 
-    ``on_failure`` says what :meth:`ensure` does where a rule is missing: put it back (``reinsert``) or raise InfrastructureError (``raise``).
-    ``role`` is that of the block's message; ``provenance`` adds the hardened wording; ``count`` measures texts for budgets.
+    ``on_failure`` says what :meth:`ensure` does where a rule is missing: put it back (``reinsert``) or raise InfrastructureError
+    (``raise``). ``role`` is that of the block's message; ``provenance`` adds the hardened wording;
+    ``count`` measures texts for budgets.
     """
 
     def __init__(
@@ -112,12 +115,14 @@ class Pins:
         return len(self._pins)
 
     def add(self, rule: str | Pin, **fields: Any) -> Pin:
-        """Pin a rule; ``fields`` are those of :class:`Pin`. Raises UserError where it contradicts one that is pinned: neither is chosen."""
+        """Pin a rule; ``fields`` are those of :class:`Pin`.
+        Raises UserError where it contradicts one that is pinned: neither is chosen."""
         pin = rule if isinstance(rule, Pin) else Pin(rule, **({"authority": self.authority} | fields))
         for other in self._pins.values():
             if contradicts(other.text, pin.text):
                 raise UserError(
-                    f"these two rules contradict one another, so neither may be pinned over the other: '{other.text}' and '{pin.text}'"
+                    f"these two rules contradict one another, so neither may be pinned over the other: '{other.text}' and "
+                    f"'{pin.text}'"
                 )
         self._pins[pin.id] = pin
         return pin
@@ -164,7 +169,8 @@ class Pins:
         return blocks == ([self.block()] if self.block() else [])
 
     def ensure(self, messages: Chat) -> list[dict[str, Any]]:
-        """The check before each step: intact messages unchanged, else with the block reinserted, or InfrastructureError, by policy."""
+        """The check before each step: intact messages unchanged, else with the block reinserted,
+        or InfrastructureError, by policy."""
         self.watch(messages)
         if self.intact(messages):
             return [dict(value) for value in messages]
@@ -176,7 +182,8 @@ class Pins:
         return self.insert(messages)
 
     def watch(self, messages: Chat) -> None:
-        """Note messages that claim to change a pin: forged blocks, and texts that say a pinned rule changed or is over. They change nothing.
+        """Note messages that claim to change a pin: forged blocks,
+        and texts that say a pinned rule changed or is over. They change nothing.
 
         Tool calls are not claims: the gate decides whether they are allowed.
         """
@@ -217,7 +224,8 @@ class Pins:
 
 
 class PinKeeper:
-    """A compactor that keeps pins: as a function over messages, as ``compact(history, budget)``, or as one of ramify's family (:attr:`part`).
+    """A compactor that keeps pins: as a function over messages, as ``compact(history, budget)``,
+    or as one of ramify's family (:attr:`part`).
 
     ``records`` holds one :class:`ramify.rollout.views.Compaction` a call; ``rounds`` counts those that dropped something.
     """
@@ -242,7 +250,8 @@ class PinKeeper:
         return work() if inspect.iscoroutinefunction(self.compactor) else wait_for(work)
 
     def compact(self, history: Chat, budget: int | None = None, **options: Any) -> list[dict[str, Any]]:
-        """The view of ``history`` to send. ``budget`` holds for view and pins together. See :func:`ramify.rollout.views.compact_chat`.
+        """The view of ``history`` to send. ``budget`` holds for view and pins together. See
+        :func:`ramify.rollout.views.compact_chat`.
 
         Raises UserError where the pins alone are larger than the budget.
         """
@@ -308,8 +317,8 @@ class PinnedCompactor:
 def pin(compactor: Any, rules: str | Pin | Iterable[str | Pin], authority: str = "operator", **options: Any) -> PinKeeper:
     """Keep ``rules`` verbatim through a harness's own compaction: ``compact = pin(compact, ["Only mail acme.com."])``.
 
-    ``compactor`` is a function that takes a list of messages in OpenAI's form, and whatever else it takes, and returns one; or one of
-    ramify's compactors. ``options`` are those of :class:`Pins`.
+    ``compactor`` is a function that takes a list of messages in OpenAI's form, and whatever else it takes, and returns one; or
+    one of ramify's compactors. ``options`` are those of :class:`Pins`.
     """
     return Pins(rules, authority, **options).wrap(compactor)
 
@@ -325,7 +334,8 @@ def without_blocks(text: str) -> str:
 
 
 def is_block(value: Mapping[str, Any]) -> bool:
-    """Whether a message is a block as a registry writes it, of any of its states: whole, of a role that it writes, with a right checksum."""
+    """Whether a message is a block as a registry writes it, of any of its states:
+    whole, of a role that it writes, with a right checksum."""
     if value.get("role") not in ("system", "user", "developer") or not isinstance(value.get("content"), str):
         return False
     found = _BLOCK.fullmatch(value["content"])

@@ -66,8 +66,8 @@ class Pool:
     async def call(self, make: Callable[[], bytes]) -> bytes:
         """The answer to the message ``make()``, called when a worker is free for it.
 
-        A message whose worker died goes to another one. Raises InfrastructureError("engine") after TRIES deaths; the content of the
-        worker's answer is not inspected."""
+        A message whose worker died goes to another one. Raises InfrastructureError("engine") after TRIES deaths; the content of
+        the worker's answer is not inspected."""
         losses = 0
         while True:
             member = await self._take(losses == TRIES - 1)
@@ -257,7 +257,8 @@ class ProcessWorker:
 
 
 def setup_message(factory: str, settings: object, seed: int, weights: str) -> bytes:
-    """The first message to a worker. It carries ramify's environment variables and the paths of the user's modules, but no secrets."""
+    """The first message to a worker. It carries ramify's environment variables and the paths of the user's modules, but no
+    secrets."""
     environment = {name: value for name, value in os.environ.items() if name in ("RAMIFY_NO_REAL_CALLS", "RAMIFY_PLUGINS")}
     header = {
         "do": "setup",

@@ -1,7 +1,9 @@
-"""Measure potentials: fork at many positions of one path, by a rule that says how often, and count how many continuations succeed.
+"""Measure potentials: fork at many positions of one path, by a rule that says how often,
+and count how many continuations succeed.
 
-A position is whatever forks are counted at: a token of a reply, a cut of the thinking, a sentence, a step of an agent. A rule requests a
-fixed number of forks, a few first and more where they may matter, or positions in order until nothing succeeds any more."""
+A position is whatever forks are counted at: a token of a reply, a cut of the thinking, a sentence, a step of an agent. A rule
+requests a fixed number of forks, a few first and more where they may matter,
+or positions in order until nothing succeeds any more."""
 
 from __future__ import annotations
 
@@ -77,7 +79,8 @@ class Measured(Protocol):
 class RunCounts:
     """Counts as annotations of a run: at the node and offset of a position, ``{"k", "n"}``, and what is missing or truncated.
 
-    The annotation is called ``potential`` (pages draw it as a curve), that of another purpose than ``scan`` ``potential:PURPOSE``.
+    The annotation is called ``potential`` (pages draw it as a curve),
+    that of another purpose than ``scan`` ``potential:PURPOSE``.
     """
 
     def __init__(self, run: Run) -> None:
@@ -151,7 +154,8 @@ class Fixed:
 
 @dataclass(frozen=True)
 class UntilLost:
-    """``n`` forks of positions in order, until ``zeros`` of them in a row had no success. It finds that last one, None where there is none."""
+    """``n`` forks of positions in order, until ``zeros`` of them in a row had no success.
+    It finds that last one, None where there is none."""
 
     n: int
     zeros: int
@@ -169,13 +173,14 @@ class UntilLost:
 
 @dataclass(frozen=True)
 class Staged:
-    """``first`` forks of all positions, twice as many up to ``n`` where a drop may yet turn out; finds the pairs (start, t) tested.
+    """``first`` forks of all positions, twice as many up to ``n`` where a drop may yet turn out;
+    finds the pairs (start, t) tested.
 
-    A pair of ``pairs`` stays open while the predictive chance that ``n`` forks of each would make the test fire is at least ``miss``. A
-    start before t - 1 is an estimate carried on; it serves the first look only, then the pair gets the position just before its token.
-    ``pi`` are the probabilities of the tokens, entry t - 1 that of token t: they bound what a token can lose
-    (:func:`ramify.stats.sequential.chance_of`), within ``slack`` for what was carried on. A pair is closed as well once the test's p-value
-    is at most ``sure``.
+    A pair of ``pairs`` stays open while the predictive chance that ``n`` forks of each would make the test fire is at least
+    ``miss``. A start before t - 1 is an estimate carried on; it serves the first look only, then the pair gets the position just
+    before its token. ``pi`` are the probabilities of the tokens, entry t - 1 that of token t: they bound what a token can lose
+    (:func:`ramify.stats.sequential.chance_of`), within ``slack`` for what was carried on. A pair is closed as well once the
+    test's p-value is at most ``sure``.
     """
 
     n: int

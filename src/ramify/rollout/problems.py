@@ -24,10 +24,11 @@ class TokenProblem:
 
 
 def read_problems(path: Path, template: ChatTemplate | None, also: Sequence[str] = ()) -> list[TokenProblem]:
-    """Problems of a file of JSON lines: ``id``, the question as ``prompt_ids`` or as the text ``prompt``, ``answer``, other ``data``.
+    """Problems of a file of JSON lines: ``id``, the question as ``prompt_ids`` or as the text ``prompt``, ``answer``, other
+    ``data``.
 
-    A text becomes one user message of ``template``, with the header of the reply after it. ``also`` are further fields that are texts and
-    go into the data. Raises UserError naming file, line, field.
+    A text becomes one user message of ``template``, with the header of the reply after it. ``also`` are further fields that are
+    texts and go into the data. Raises UserError naming file, line, field.
     """
     fields = ("id", "prompt", "prompt_ids", "answer", "data", *(name for name in also if name != "prompt"))
     found: dict[str, TokenProblem] = {}

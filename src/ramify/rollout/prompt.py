@@ -107,7 +107,8 @@ class Prompts:
         return self.instead(position, shown)
 
     def prompt(self, position: Position, tools: Sequence[Mapping[str, Any]], asked: Mapping[str, Any] | None = None) -> Prompt:
-        """The model's prompt at ``position``; ``asked`` are further fields of the request where the history says none. Raises InfrastructureError("template") where the template refuses the history."""
+        """The model's prompt at ``position``; ``asked`` are further fields of the request where the history says none. Raises
+        InfrastructureError("template") where the template refuses the history."""
         rendered, head = self._rendered(position)
         pieces = list(position.tokens) if rendered is None else [whole_tokens(rendered)]
         if head is not None:

@@ -30,7 +30,8 @@ def erase_failed(run: Run, nodes: Sequence[str], start: str, index: int) -> None
 
 
 class Record:
-    """Trees of one run, those that are in use in memory; ``template`` renders messages as tokens, None where the model takes messages."""
+    """Trees of one run, those that are in use in memory; ``template`` renders messages as tokens,
+    None where the model takes messages."""
 
     def __init__(self, run: Run, template: ChatTemplate | None, group: str = "") -> None:
         self.run, self.template, self.group = run, template, group
@@ -59,7 +60,8 @@ class Record:
         self.run.add(*nodes)
 
     def given(self, parent: Node, role: str, text: str, after: str, **fields: Any) -> Node:
-        """An unsampled message after ``parent``, not stored yet; ``after`` is the role of the message before it, "" for the first."""
+        """An unsampled message after ``parent``, not stored yet;
+        ``after`` is the role of the message before it, "" for the first."""
         if self.template is not None:
             fields["tokens"], fields["ends"], text = self.template.render(role, text, after)
         return make_node(parent.tree, parent.id, len(parent), role, text, **fields)

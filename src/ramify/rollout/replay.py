@@ -26,9 +26,9 @@ async def restore(
 ) -> int:
     """Bring an environment, just reset to ``task``, to its state after ``node``; returns how many steps were replayed.
 
-    It goes ``back`` to the nearest message above whose snapshot is stored or in ``volatile`` (by node id), else stays at the start,
-    and takes the recorded actions from there with ``step``. Raises InfrastructureError("env") naming the first step whose answer is not the
-    recorded one.
+    It goes ``back`` to the nearest message above whose snapshot is stored or in ``volatile`` (by node id), else stays at the
+    start, and takes the recorded actions from there with ``step``. Raises InfrastructureError("env") naming the first step whose
+    answer is not the recorded one.
     """
     segments = tree.path(node.id).segments
     start = 0
@@ -66,8 +66,8 @@ def recall(env: Env, recorded: Sequence[Message]) -> None:
 
 
 def observed(tree: Tree, node: Node) -> tuple[Iterator[Message], Iterator[Message]]:
-    """The observations on the path to ``node`` and below it, and all others of the tree, each in order. Their ``tool_results`` have the
-    ``arguments`` of the calls, too.
+    """The observations on the path to ``node`` and below it, and all others of the tree, each in order. Their ``tool_results``
+    have the ``arguments`` of the calls, too.
     """
     own = {one.id for one, _ in tree.path(node.id).segments}
     below = [node.id]
@@ -99,7 +99,8 @@ def _answer(tree: Tree, seen: Node) -> Message:
 def check(task: Task, step: int, recorded: Node, now: Observation) -> None:
     """Compare the environment's answer at ``step`` (0: its start) with the recorded one: text, reward, and whether it ended.
 
-    Raises InfrastructureError("env") where they differ, or the one that the answer ends with. Space around the text does not count: chat templates trim it.
+    Raises InfrastructureError("env") where they differ, or the one that the answer ends with.
+    Space around the text does not count: chat templates trim it.
     """
     if now.failure:
         raise InfrastructureError(*now.failure.split(": ", 1))

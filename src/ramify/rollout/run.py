@@ -1,7 +1,7 @@
 """Grow trees: play an agent in an environment and store every message as a node, as many episodes at once as the model can batch.
 
-A sample is keyed by its position (run seed, parent node, offset, sample index), so the tree does not depend on how many episodes run
-at once, on their order, or on where an earlier run was interrupted: stored attempts are loaded, the rest are sampled.
+A sample is keyed by its position (run seed, parent node, offset, sample index), so the tree does not depend on how many episodes
+run at once, on their order, or on where an earlier run was interrupted: stored attempts are loaded, the rest are sampled.
 
 The environment's side is in ``stage.py``, the store's in ``record.py``, the prompt's in ``prompt.py``; turns are made here.
 """
@@ -99,9 +99,10 @@ class Episodes:
     ) -> Attempt:
         """Put the environment back to its state after ``node_id`` (an observation) and continue from there with sample ``index``.
 
-        ``turns`` as in :meth:`attempt`. ``held`` are turns, counted from 0 at ``node_id``, at which this reply is given instead of sampled,
-        whatever was observed before it; ``index`` applies to the first turn that is sampled. An attempt of held turns alone is stored without a
-        score: it is no sample. ``fork``: it is counted as a fork, not as an attempt (:func:`ramify.trace.outcome.is_fork`)."""
+        ``turns`` as in :meth:`attempt`. ``held`` are turns, counted from 0 at ``node_id``, at which this reply is given instead
+        of sampled, whatever was observed before it; ``index`` applies to the first turn that is sampled. An attempt of held turns
+        alone is stored without a score: it is no sample. ``fork``: it is counted as a fork, not as an attempt
+        (:func:`ramify.trace.outcome.is_fork`)."""
 
         async def go(env: Env, node: Node) -> Attempt:
             return await self._play(env, task, self.prompts.at(node), index, turns=turns, held=held or {}, fork=fork)
@@ -120,8 +121,8 @@ class Episodes:
     ) -> Attempt:
         """Keep ``offset`` tokens of message ``node_id``, continue with ``insert`` if given, sample the rest and play on.
 
-        In the agent's own message the environment goes back to its state before the message and acts on the whole new reply; after an
-        observation it keeps the state it had then. ``change`` says what else is other than it was.
+        In the agent's own message the environment goes back to its state before the message and acts on the whole new reply;
+        after an observation it keeps the state it had then. ``change`` says what else is other than it was.
         """
         path = self.load(tree).path(node_id)
         node = path.segments[-1][0]
@@ -164,8 +165,8 @@ class Episodes:
         return await self._episode(tree, task, start, -1, go)
 
     async def judged(self, tree: str, task: Task, leaf: str) -> Attempt:
-        """Play the recorded attempt that ends in reply ``leaf`` again, to the environment's answer, which is stored with its score. Nothing is
-        sampled. Its index is that of its first reply, and what does not come to an end has no outcome."""
+        """Play the recorded attempt that ends in reply ``leaf`` again, to the environment's answer, which is stored with its
+        score. Nothing is sampled. Its index is that of its first reply, and what does not come to an end has no outcome."""
         path = [node for node, _ in self.load(tree).path(leaf).segments]
         first = next(node for node in path if node.role not in ("root", "system"))
         before = next(node for node in reversed(path) if node.role != "assistant")
@@ -267,8 +268,8 @@ class Episodes:
         held: Mapping[int, TokenMessage] = MappingProxyType({}),
         fork: bool = False,
     ) -> Attempt:
-        """Turn after turn to the end of the episode, or a pause after ``turns``. ``index`` and ``change`` apply to the first sample; later
-        ones are the only child. ``held``: see :meth:`branch`."""
+        """Turn after turn to the end of the episode, or a pause after ``turns``. ``index`` and ``change`` apply to the first
+        sample; later ones are the only child. ``held``: see :meth:`branch`."""
         start, first, played = position, index, list[Turn]()
         outcome: bool | None = False
         truncated, failure = True, None

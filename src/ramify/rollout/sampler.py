@@ -1,8 +1,8 @@
 """Sample continuations of a prefix: seeds derived from positions, within a budget, failures as data, own accounting.
 
-All code that continues token ids or a chat uses this module; :class:`ramify.rollout.run.Episodes` continues episodes with it. What else
-happens while one continuation is made (a guard that steps in, a thought that is closed before the answer) is a :class:`Policy`. Stop rules
-and limits are in the ``Sampling``, a forced beginning is part of the prefix.
+All code that continues token ids or a chat uses this module; :class:`ramify.rollout.run.Episodes` continues episodes with it.
+What else happens while one continuation is made (a guard that steps in, a thought that is closed before the answer) is a
+:class:`Policy`. Stop rules and limits are in the ``Sampling``, a forced beginning is part of the prefix.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SamplePosition = tuple[str | int, ...]
 
 
 def sample_key(seed: int, position: SamplePosition, index: int | None = None) -> int:
-    """The sample key: derived from the run's seed, the whole ``position`` and the sample's index (None: there is only one). Keys are
-    made here only."""
+    """The sample key: derived from the run's seed, the whole ``position`` and the sample's index (None: there is only one). Keys
+    are made here only."""
     return derive_key(seed, *position) if index is None else derive_key(seed, *position, index)
 
 
@@ -62,7 +62,8 @@ class Policy(Protocol):
     """Capabilities that the model must have."""
 
     async def sample(self, ask: Ask, prefix: Prefix, settings: Sampling, key: Key) -> Completion:
-        """One continuation of ``prefix``, made of as many others (``ask``) as it takes: plain ones, or those of another policy."""
+        """One continuation of ``prefix``, made of as many others (``ask``) as it takes:
+        plain ones, or those of another policy."""
         ...
 
 
@@ -86,10 +87,10 @@ class Spent:
 
 
 class Sampler:
-    """Samples continuations from one model. Samples depend on seed and position alone, not on order or concurrency. ``budget`` is checked
-    first: :meth:`sample` raises BudgetSpentError where it is spent. ``retries`` is the retry policy. ``policy`` intervenes in every
-    continuation. ``ledger`` has, by purpose, what was spent here, whoever else samples from the model. Raises NeedsError where the model
-    lacks what ``policy`` needs."""
+    """Samples continuations from one model. Samples depend on seed and position alone, not on order or concurrency. ``budget`` is
+    checked first: :meth:`sample` raises BudgetSpentError where it is spent. ``retries`` is the retry policy. ``policy``
+    intervenes in every continuation. ``ledger`` has, by purpose, what was spent here, whoever else samples from the model. Raises
+    NeedsError where the model lacks what ``policy`` needs."""
 
     def __init__(
         self,
@@ -131,8 +132,8 @@ class Sampler:
     ) -> list[Completion | None]:
         """``n`` continuations of ``prefix``, those of index ``start`` and up at ``position``; None for one that failed.
 
-        ``purpose`` is the line of the ledger. ``policy`` makes each of these, and the sampler's own policy applies to the continuations it
-        requests. Raises BudgetSpentError, and UserError or NeedsError on what the model refuses."""
+        ``purpose`` is the line of the ledger. ``policy`` makes each of these, and the sampler's own policy applies to the
+        continuations it requests. Raises BudgetSpentError, and UserError or NeedsError on what the model refuses."""
         self.budget.require()
         policies = [one for one in (self.policy, policy) if one is not None]
         self._check(settings, policies)
@@ -164,9 +165,9 @@ class Sampler:
     ) -> Completion:
         """One continuation, also where the budget is spent: an episode checks its budget before each turn.
 
-        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`). ``tell`` is called with its pieces as they come, but for the last;
-        a failure after the first is not retried. No policy applies with either. Raises InfrastructureError where the model failed, else as
-        :meth:`sample`.
+        ``taps`` patch hidden states (:class:`ramify.engine.taps.Taps`). ``tell`` is called with its pieces as they come, but for
+        the last; a failure after the first is not retried. No policy applies with either. Raises InfrastructureError where the
+        model failed, else as :meth:`sample`.
         """
         if settings.needs:
             self._check(settings, () if self.policy is None or taps is not None or tell is not None else (self.policy,))

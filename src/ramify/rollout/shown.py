@@ -29,9 +29,11 @@ class Position:
     begun: str | None = None
     """Text of the reply begun already, when a fork continues inside it."""
     shown: list[Part] | None = None
-    """The model's history where that is not the path: something was compacted or edited. What it is shown of it, its template says."""
+    """The model's history where that is not the path: something was compacted or edited.
+    What it is shown of it, its template says."""
     insert: Node | None = None
-    """The parent where it is an edit, which is stored with what is sampled after it: one that the model refuses leaves nothing."""
+    """The parent where it is an edit, which is stored with what is sampled after it:
+    one that the model refuses leaves nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def head_of(template: ChatTemplate, messages: Sequence[Message]) -> np.ndarray:
 
 
 def rendered_parts(template: JinjaTemplate, parts: Sequence[Part], opens: bool) -> tuple[list[Part] | None, np.ndarray | None]:
-    """What ``template`` shows of the history ``parts``, None where it is the history itself; and the tokens (T,) that open a reply.
+    """What ``template`` shows of the history ``parts``, None where it is the history itself;
+    and the tokens (T,) that open a reply.
 
     ``opens`` is False where the last message is the agent's own, begun: it is shown as it is, and there is no header. Raises
     InfrastructureError("template") where the template refuses the history.

@@ -72,8 +72,8 @@ def step_trace(episodes: Episodes, attempt: Attempt) -> StepTrace:
 class Steps:
     """Counts successes of attempts that continue after a step, for :func:`ramify.rollout.potential.potential`.
 
-    Forks are stored in the run like every attempt; those of another ``purpose`` are other samples. ``truncated`` says what becomes of
-    attempts that a limit of turns ended: counted apart, or by the environment's outcome.
+    Forks are stored in the run like every attempt; those of another ``purpose`` are other samples. ``truncated`` says what
+    becomes of attempts that a limit of turns ended: counted apart, or by the environment's outcome.
     """
 
     def __init__(self, episodes: Episodes, truncated: Literal["apart", "graded"] = "apart") -> None:
@@ -104,7 +104,8 @@ class Steps:
         return Counts(sum(bool(a.outcome) for a in kept), len(kept), n - len(scored), len(scored) - len(kept))
 
     def spent(self) -> dict[str, Any]:
-        """What was spent: forks, turns and tokens sampled; ``forward_tokens`` are the latter, as prompts are counted by the model alone."""
+        """What was spent: forks, turns and tokens sampled; ``forward_tokens`` are the latter,
+        as prompts are counted by the model alone."""
         forks, sampled, turns = (int(self.ledger.total(unit)) for unit in ("forks", "sampled_tokens", "turns"))
         return {
             "forks": forks,

@@ -43,7 +43,8 @@ def named_components(run: Run, model: AnyModel | None = None, environment: AnyEn
         return spec, env
     if (model is None and not isinstance(spec, str)) or (environment is None and not isinstance(env, str)):
         raise UserError(
-            f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have names, so there is "
+            f"{run.folder} was not made by `ramify improve` or `ramify rollout` with a model and an environment that have "
+            "names, so there is "
             "nothing to continue with: name them (--model, --env; in Python model= and environment=)"
         )
     return spec, env
@@ -57,7 +58,8 @@ def has_player(run: Run, model: AnyModel | None, environment: AnyEnvironment | N
 def by_player(
     run: Run, nodes: Iterable[Node], model: AnyModel | None = None, environment: AnyEnvironment | None = None
 ) -> list[list[Node]]:
-    """Nodes of ``run`` grouped by the agent that continues them: what :func:`open_episodes` opens for one node of a list fits all of it."""
+    """Nodes of ``run`` grouped by the agent that continues them:
+    what :func:`open_episodes` opens for one node of a list fits all of it."""
     own, apart = has_player(run, model, environment), dict[Any, list[Node]]()
     for node in nodes:
         apart.setdefault((own and node.tree, node.provenance), []).append(node)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenTrace:
-    """One sampled reply, the stem that forks start from. Positions count its tokens: position t lies after ``response_ids[t - 1]``."""
+    """One sampled reply, the stem that forks start from. Positions count its tokens:
+    position t lies after ``response_ids[t - 1]``."""
 
     id: str
     problem_id: str
@@ -71,7 +72,8 @@ class TokenTrace:
             )
         if self.potentials is not None and len(self.potentials) != self.length + 1:
             raise UserError(
-                f"trace '{self.id}': potentials have {len(self.potentials)} positions, and a reply of {self.length} tokens has {self.length + 1}"
+                f"trace '{self.id}': potentials have {len(self.potentials)} positions, and a reply of {self.length} tokens has "
+                f"{self.length + 1}"
             )
 
     @property
@@ -103,7 +105,8 @@ class TokenTrace:
 
 
 def store_trace(run: Run, trace: TokenTrace, tokenizer: Tokenizer) -> str:
-    """Store a trace in a run as a tree of its own, measured potentials as ``potential`` annotations at the positions of the reply.
+    """Store a trace in a run as a tree of its own, measured potentials as ``potential`` annotations at the positions of the
+    reply.
 
     Returns the id of the reply's node. Raises UserError where the run has a tree of that name.
     """
@@ -136,9 +139,9 @@ def read_traces(path: Path, retokenise: Tokenizer | None = None, template: ChatT
     """Traces of a file of JSON lines, in its order.
 
     A record with the texts ``prompt`` and ``response`` instead of token ids is encoded with ``retokenise``; without one it is
-    refused, since encoding a text again may not give the tokens that were sampled. The prompt becomes one user message of ``template``, with
-    the header of the reply after it, as that of a problem does; without a template it is encoded as it stands. Raises UserError naming
-    file, line and field.
+    refused, since encoding a text again may not give the tokens that were sampled. The prompt becomes one user message of
+    ``template``, with the header of the reply after it, as that of a problem does; without a template it is encoded as it stands.
+    Raises UserError naming file, line and field.
     """
     traces: dict[str, TokenTrace] = {}
     for number, record in read_lines(path):
@@ -167,7 +170,8 @@ def trace_of(record: Mapping[str, Any], retokenise: Tokenizer | None = None, tem
     if "response_ids" not in raw and "response" in raw:
         if retokenise is None:
             raise UserError(
-                "a trace of text only; the tokens that were sampled are needed ('prompt_ids', 'response_ids'), or --retokenise encodes the text anew"
+                "a trace of text only; the tokens that were sampled are needed ('prompt_ids', 'response_ids'), or --retokenise "
+                "encodes the text anew"
             )
         prompt, response = (read_field(raw, name, str, "the trace") for name in ("prompt", "response"))
         raw["prompt_ids"] = retokenise.encode(prompt) if template is None else laid_out(template, [("user", prompt)])

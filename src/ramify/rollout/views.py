@@ -74,7 +74,8 @@ class Compaction:
 
 
 def text_of(value: Mapping[str, Any], spot: str = "a message") -> str:
-    """All that can be read of a message: its text and the calls it makes. Raises UserError naming ``spot`` on what is not a message."""
+    """All that can be read of a message: its text and the calls it makes.
+    Raises UserError naming ``spot`` on what is not a message."""
     content = value.get("content")
     if isinstance(content, str) and content and not value.get("tool_calls") and isinstance(value.get("role"), str):
         return content  # nearly all messages; the rest are looked at closely
@@ -124,10 +125,10 @@ async def compact_chat(
 ) -> tuple[list[dict[str, Any]], Compaction]:
     """What ``compactor`` makes of ``messages``, and the record. ``messages`` and what is in them stay as they are.
 
-    ``compactor`` is one of ramify's compactors, which needs a ``budget`` and runs only where the messages exceed it, or a function of a
-    list of messages that returns one (``call`` calls it with further arguments). ``ask`` answers for a compactor that asks the agent's
-    model. Where it fails the messages come back and the record says why: an error never becomes a summary. Raises UserError on
-    messages that are none.
+    ``compactor`` is one of ramify's compactors, which needs a ``budget`` and runs only where the messages exceed it, or a
+    function of a list of messages that returns one (``call`` calls it with further arguments). ``ask`` answers for a compactor
+    that asks the agent's model. Where it fails the messages come back and the record says why: an error never becomes a summary.
+    Raises UserError on messages that are none.
     """
     given = [dict(value) for value in messages]
     texts = [

@@ -32,7 +32,8 @@ Parts = Callable[[Mapping[str, Any]], tuple[Agent, Environment]]
 
 
 class WorkerPlayer:
-    """Plays attempts of the agent and environment it was set up with. Each message is answered alone; many may be that run at once."""
+    """Plays attempts of the agent and environment it was set up with.
+    Each message is answered alone; many may be that run at once."""
 
     def __init__(self) -> None:
         self._agent: Agent | None = None
@@ -55,7 +56,8 @@ class WorkerPlayer:
             return pack_error(error)
 
     def _setup(self, header: Mapping[str, Any]) -> None:
-        """Make the parts with ``factory`` (``module:attribute``). Raises UserError where code or agent are others than the collector's."""
+        """Make the parts with ``factory`` (``module:attribute``).
+        Raises UserError where code or agent are others than the collector's."""
         if header["version"] != ramify.__version__:
             raise UserError(f"a worker has ramify {ramify.__version__}, the collector {header['version']}: install the same")
         os.environ.update(header["environment"])
@@ -119,7 +121,8 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
-    """Answer messages from ``source`` on ``target`` until it ends; the end of it is the end of this process, however busy it is."""
+    """Answer messages from ``source`` on ``target`` until it ends;
+    the end of it is the end of this process, however busy it is."""
     player = WorkerPlayer()
     loop = asyncio.new_event_loop()
     under_way: set[asyncio.Task[None]] = set()

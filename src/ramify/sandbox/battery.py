@@ -1,6 +1,7 @@
 """The conformance battery every sandbox must pass: that it runs commands and contains them, each point one check.
 
-It is a smoke test of containment, not a proof: a sandbox that passes may still be broken in ways tests/sandbox/test_attacks.py tries.
+It is a smoke test of containment, not a proof: a sandbox that passes may still be broken in ways tests/sandbox/test_attacks.py
+tries.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ async def _resource_limits(probe: _Probe) -> AsyncIterator[str]:
         yield "64 MiB can be written with 16 MiB allowed"
     forks = await probe.python(
         "import os, time\nn = 0\n"
-        "try:\n    for _ in range(60):\n        if os.fork() == 0: time.sleep(30); os._exit(0)\n        n += 1\nexcept OSError: pass\nprint(n)"
+        "try:\n    for _ in range(60):\n        if os.fork() == 0: time.sleep(30); os._exit(0)\n        n += 1\nexcept OSError: "
+        "pass\nprint(n)"
     )
     if forks.reason == "exit" and int(forks.text or 0) >= 60:
         yield "60 processes can be started with 16 allowed"

@@ -1,5 +1,5 @@
-"""The docker sandbox: the same protocol in a container, where a container engine runs. A box is a container that ends when its standard
-input does."""
+"""The docker sandbox: the same protocol in a container, where a container engine runs. A box is a container that ends when its
+standard input does."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class DockerSandbox(CommandRunner):
     """Runs commands in containers of ``image``, which needs python3 and is never pulled. ``engine`` is the client program.
 
     Differences from the process sandbox: tools are for sessions' Python only; a session's container ends when one of its commands
-    breaks a limit; the wall clock counts from the client's start; processor time and memory used are not reported; signals are derived from
-    exit codes above 128."""
+    breaks a limit; the wall clock counts from the client's start; processor time and memory used are not reported; signals are
+    derived from exit codes above 128."""
 
     name = "docker"
 

@@ -13,7 +13,8 @@ from ramify.sandbox.protocol import Sandbox
 
 
 def find_sandbox(name: str | None = None, allow_unsandboxed: bool = False, **options: Any) -> Sandbox:
-    """The sandbox ``name`` (``process``, ``docker``, or a plug-in's), made with ``options``; without a name the first that isolates.
+    """The sandbox ``name`` (``process``, ``docker``, or a plug-in's), made with ``options``;
+    without a name the first that isolates.
 
     Raises NeedsError (exit 4) where none does, unless ``allow_unsandboxed``: then processes with limits only.
     """

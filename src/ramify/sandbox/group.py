@@ -1,9 +1,10 @@
-"""Control groups: where this user may make one, the kernel bounds the memory of a command's processes together and counts their time.
+"""Control groups: where this user may make one, the kernel bounds the memory of a command's processes together and counts their
+time.
 
-Version 2: below the nearest ancestor of this process's own group whose children have the memory controller and which this user may write
-(a service or scope with ``Delegate=yes``, a user's session, a container's own tree). Version 1: below this process's group of the memory
-controller, and for time of cpuacct. Nothing of this process's own groups is changed. Sources: the kernel's cgroup-v2.rst and
-cgroup-v1/memory.rst.
+Version 2: below the nearest ancestor of this process's own group whose children have the memory controller and which this user
+may write (a service or scope with ``Delegate=yes``, a user's session, a container's own tree). Version 1: below this process's
+group of the memory controller, and for time of cpuacct. Nothing of this process's own groups is changed. Sources: the kernel's
+cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def _sweep(folder: Path) -> None:
 
 
 class ControlGroup:
-    """One command's group. ``entries``: descriptors to which its first process writes ``0`` to enter. Raises OSError where none can be made."""
+    """One command's group. ``entries``: descriptors to which its first process writes ``0`` to enter.
+    Raises OSError where none can be made."""
 
     def __init__(self, home: Home, limits: Limits) -> None:
         self._home, self.entries = home, list[int]()

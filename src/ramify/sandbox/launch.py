@@ -197,7 +197,8 @@ class Running:
             self._report.shutdown(socket.SHUT_WR)
 
     async def report(self, seconds: float | None) -> dict[str, Any]:
-        """Wait for the monitor's report, ``seconds`` at most; pipes are read to their end. Raises InfrastructureError when none comes."""
+        """Wait for the monitor's report, ``seconds`` at most; pipes are read to their end.
+        Raises InfrastructureError when none comes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.shield(self._answer.ended)
@@ -292,5 +293,6 @@ def unpack_returned(data: bytes) -> tuple[dict[str, bytes], dict[str, str]]:
 def refusal(reason: str) -> NeedsError:
     """The error where no isolation is available."""
     return NeedsError(
-        f"no sandbox isolates code here: {reason}; run where namespaces or docker are allowed, or accept the risk with --allow-unsandboxed"
+        f"no sandbox isolates code here: {reason}; run where namespaces or docker are allowed, or accept the risk with "
+        "--allow-unsandboxed"
     )

@@ -1,4 +1,5 @@
-"""The process sandbox: Linux namespaces without root, resource limits and a system-call filter, one small server per host process."""
+"""The process sandbox: Linux namespaces without root, resource limits and a system-call filter,
+one small server per host process."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ _GRACE = 12.0
 class ProcessSandbox(CommandRunner):
     """Runs commands in fresh namespaces on this machine. See docs/howto/sandbox.md for what is covered and what is not.
 
-    ``readable`` are further files and folders shown read-only at their own paths. Where the kernel forbids namespaces the first use
-    raises NeedsError, unless ``allow_unsandboxed``: then limits, the filter and the hunt for runaway processes remain, and the code can
-    read what this user can read. ``namespaces=False`` does so even where they are allowed.
+    ``readable`` are further files and folders shown read-only at their own paths. Where the kernel forbids namespaces the first
+    use raises NeedsError, unless ``allow_unsandboxed``: then limits, the filter and the hunt for runaway processes remain, and
+    the code can read what this user can read. ``namespaces=False`` does so even where they are allowed.
     """
 
     name = "process"
@@ -80,7 +81,8 @@ class ProcessSandbox(CommandRunner):
 
     @asynccontextmanager
     async def session(self, **fields: Any) -> AsyncIterator[WorkerSession]:
-        """A box that stays until the context ends: a folder that lasts, commands in it, and a Python worker that keeps its state."""
+        """A box that stays until the context ends: a folder that lasts, commands in it,
+        and a Python worker that keeps its state."""
         base = make_command(["true"], fields)
         server = self.server()
         control = server.box(launch.box_request(base, once=False))
@@ -254,16 +256,19 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
                       "code runs as this user and can read and write what the user can"),
         "files": ("mnt" in apart and not seen["home"], "a private read-only root; only system programs and Python are shown",
                   "the user's files can be read"),
-        "processes": ("pid" in apart, "other processes are invisible; all of a command end with it", "escapees are hunted down, not impossible"),
+        "processes": ("pid" in apart, "other processes are invisible; all of a command end with it", "escapees are hunted down, "
+                                                                                                     "not impossible"),
         "network": ("net" in apart and not seen["network"], "no network", "the network is reachable"),
         "users": ("user" in apart and seen["capabilities"], "user nobody without capabilities", "runs as this user"),
         "ipc": ("ipc" in apart, "no shared memory or queues with others", "shared memory is shared"),
-        "clocks": ("time_for_children" in own, "monotonic clocks can be restarted for all programs", "a pinned clock covers Python only"),
+        "clocks": ("time_for_children" in own, "monotonic clocks can be restarted for all programs", "a pinned clock covers "
+                                                                                                     "Python only"),
         "filter": (seen["filter"], "system calls are those of a list; about 80 of it and all newer ones are refused", "no system-call filter on this architecture"),
         "privileges": (seen["privileges"], "set-uid programs gain nothing", "set-uid programs work"),
         "limits": (seen["limits"], "resource limits hold", "resource limits do not hold"),
         "memory": (seen["processes"] > 0, "bounded by a control group, and sampled every 50 ms" if home() is not None else
-                   "sampled every 50 ms over all processes, page tables and shared memory included: overshoot is possible (no control group may be made)",
+                   "sampled every 50 ms over all processes, page tables and shared memory included: overshoot is possible (no "
+                   "control group may be made)",
                    "limited per process only"),
     }  # fmt: skip
     return {name: Layer(bool(works), yes if works else no) for name, (works, yes, no) in table.items()} | {"docker": _docker()}

@@ -21,7 +21,8 @@ Json = Any
 Tool = Callable[..., Json | Awaitable[Json]]
 """A host function that code inside may call by name, with JSON keyword arguments; it may be async."""
 Network = bool | Literal["loopback"]
-"""False: no network at all. "loopback": 127.0.0.1 inside the sandbox only. True: the host's network, its local services included."""
+"""False: no network at all. "loopback": 127.0.0.1 inside the sandbox only.
+True: the host's network, its local services included."""
 
 REASONS = {
     "exit": "the command ended by itself",
@@ -83,7 +84,8 @@ class Command:
     limits: Limits = field(default_factory=Limits)
     network: Network = False
     clock: float | None = None
-    """Where the wall clock starts, in seconds since 1970; it then advances by 1 us a reading and by what is slept (Python programs)."""
+    """Where the wall clock starts, in seconds since 1970; it then advances by 1 us a reading and by what is slept (Python
+    programs)."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to a small clean environment; nothing of the host's is passed on."""
     tools: Mapping[str, Tool] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """An anchor: items whose right judgement is known. What any judge is worth on it, and whether one is better than another.
 
-An item is a text with a label, an attempt in a run that somebody else has judged, or a pair of texts of which one is better. What a judge
-does not answer is missing: it counts neither as right nor as wrong, and it is said how much is missing.
+An item is a text with a label, an attempt in a run that somebody else has judged, or a pair of texts of which one is better. What
+a judge does not answer is missing: it counts neither as right nor as wrong, and it is said how much is missing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Anchor:
 
     @property
     def first_half(self) -> np.ndarray:
-        """(n,) bool: the half that a judge is chosen on, the other confirms it; by a hash of each item's id, so that it never changes."""
+        """(n,) bool: the half that a judge is chosen on, the other confirms it;
+        by a hash of each item's id, so that it never changes."""
         order = sorted(range(len(self)), key=lambda i: stable_hash("half", self.items[i].item.id))
         return np.isin(np.arange(len(self)), order[: len(self) // 2])
 
@@ -87,11 +88,12 @@ class Anchor:
 
 
 def read_anchor(source: Path, truth: str | None = None) -> Anchor:
-    """The anchor in a file of JSON lines, or the attempts of a run with the scores of ``truth`` (default: who decides there) as labels.
+    """The anchor in a file of JSON lines, or the attempts of a run with the scores of ``truth`` (default:
+    who decides there) as labels.
 
-    A line is ``{id, artefact, label}`` with optional ``prompt``, ``group`` and ``data``; ``artefacts: [first, second]`` instead of
-    ``artefact`` is a pair. ``label`` is true, false, 1 or 0. Raises UserError naming line and field on anything else, on an id that is
-    there twice, and on an anchor without both labels.
+    A line is ``{id, artefact, label}`` with optional ``prompt``, ``group`` and ``data``; ``artefacts: [first, second]`` instead
+    of ``artefact`` is a pair. ``label`` is true, false, 1 or 0. Raises UserError naming line and field on anything else, on an id
+    that is there twice, and on an anchor without both labels.
     """
     folder = run_folder(source)
     if folder is not None:
@@ -148,7 +150,8 @@ def _attempts(folder: Path, truth: str | None) -> list[Labelled]:
 
 
 def leaks(anchor: Anchor, texts: Mapping[str, str]) -> tuple[str, str] | None:
-    """(item's id, name of the text) of an anchor's item that stands in one of ``texts``, up to case and spaces; None where none does."""
+    """(item's id, name of the text) of an anchor's item that stands in one of ``texts``,
+    up to case and spaces; None where none does."""
     plain = {name: _plain(text) for name, text in texts.items()}
     for one in anchor.items:
         for artefact in map(_plain, one.pair or (one.item.text,)):
@@ -189,8 +192,8 @@ async def answers(
 ) -> Answers:
     """Ask ``judge`` about every item, ``repeats`` times (the majority counts, a tie is missing), of pairs in both orders.
 
-    An answer that is neither yes nor no is asked for again, ``tries`` times in all, and then missing. A pair whose two orders contradict
-    each other is missing too: the judge does not know.
+    An answer that is neither yes nor no is asked for again, ``tries`` times in all, and then missing. A pair whose two orders
+    contradict each other is missing too: the judge does not know.
     """
     votes: list[tuple[bool | None, ...]] = []
     failures: dict[str, str] = {}
@@ -238,7 +241,8 @@ def _majority(votes: Sequence[bool | None]) -> bool | None:
 
 
 def quality(anchor: Anchor, found: Answers) -> dict[str, Any]:
-    """What a judge is worth on an anchor: accuracy, each class alone, what is missing, and its leaning to length, place and maker."""
+    """What a judge is worth on an anchor: accuracy, each class alone, what is missing,
+    and its leaning to length, place and maker."""
     label = np.array([one.label for one in anchor.items])
     there = np.array([accepted is not None for accepted in found.final])
     accepted = np.array([bool(one) for one in found.final])
@@ -272,7 +276,8 @@ def quality(anchor: Anchor, found: Answers) -> dict[str, Any]:
 
 
 def parity(groups: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Acceptance of what machines made over that of what people made, with a 95 % interval (Katz, log ratio), and Fisher's p; None where one is missing."""
+    """Acceptance of what machines made over that of what people made, with a 95 % interval (Katz,
+    log ratio), and Fisher's p; None where one is missing."""
     machine, human = (groups.get(name) for name in GROUPS)
     if not machine or not human:
         return None
@@ -293,10 +298,11 @@ def parity(groups: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any] | N
 
 
 def length_bias(anchor: Anchor, found: Answers) -> dict[str, Any] | None:
-    """Chance that of two items with the same label the accepted one is the longer (one half: length does not matter), and its p-value.
+    """Chance that of two items with the same label the accepted one is the longer (one half:
+    length does not matter), and its p-value.
 
-    The p-value shuffles what the judge said within each label, so that longer items being better is not a bias. None where no label has
-    both an accepted and a rejected item, or all are pairs."""
+    The p-value shuffles what the judge said within each label, so that longer items being better is not a bias. None where no
+    label has both an accepted and a rejected item, or all are pairs."""
     rows = [
         (one.label, len(one.item.text), accepted)
         for one, accepted in zip(anchor.items, found.final, strict=True)
@@ -326,7 +332,8 @@ def length_bias(anchor: Anchor, found: Answers) -> dict[str, Any] | None:
 
 
 def position_bias(found: Answers) -> dict[str, Any] | None:
-    """Of pairs that were shown in both orders: the share answered alike, and whether the first or the second place is preferred; None without pairs."""
+    """Of pairs that were shown in both orders: the share answered alike,
+    and whether the first or the second place is preferred; None without pairs."""
     both = [(a, b) for a, b in zip(found.order, found.swapped, strict=True) if a is not None and b is not None]
     if not both:
         return None
@@ -341,16 +348,17 @@ def position_bias(found: Answers) -> dict[str, Any] | None:
 
 
 def needed(level: float) -> int:
-    """Items that one judge must have right and the other wrong, at least, for the paired test to reach ``level``: log2(1 / level)."""
+    """Items that one judge must have right and the other wrong, at least,
+    for the paired test to reach ``level``: log2(1 / level)."""
     return max(1, math.ceil(-math.log2(level) - 1e-12))
 
 
 def compare(label: np.ndarray, incumbent: np.ndarray, challenger: np.ndarray, level: float) -> dict[str, Any]:
     """Whether ``challenger`` is better than ``incumbent`` on the same items: exact one-sided McNemar's test at ``level``.
 
-    All (n,): labels of 0 and 1, and :attr:`Answers.values`; items that one of them did not answer are left out. ``possible`` is how many
-    items the incumbent has wrong: where that is less than ``needed`` no challenger can pass. ``balanced`` is the difference of balanced
-    accuracies: one that gains by answering what most items are labelled does not gain here.
+    All (n,): labels of 0 and 1, and :attr:`Answers.values`; items that one of them did not answer are left out. ``possible`` is
+    how many items the incumbent has wrong: where that is less than ``needed`` no challenger can pass. ``balanced`` is the
+    difference of balanced accuracies: one that gains by answering what most items are labelled does not gain here.
     """
     there = np.isfinite(incumbent) & np.isfinite(challenger)
     truth = label[there].astype(bool)

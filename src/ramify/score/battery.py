@@ -31,9 +31,9 @@ def check_judge(
 ) -> list[Problem]:
     """Run every check on items that the judge can judge; no problem means the judge conforms.
 
-    Items come from ``cases``, else from the judge's own method ``examples()``, else two attempts at a task whose data holds ``answer`` are
-    used, one with tokens and one without. ``deterministic=False`` for a judge that samples: what it says again may differ. A judgement
-    that takes longer than ``timeout`` seconds is a problem. Runs its own event loop.
+    Items come from ``cases``, else from the judge's own method ``examples()``, else two attempts at a task whose data holds
+    ``answer`` are used, one with tokens and one without. ``deterministic=False`` for a judge that samples: what it says again may
+    differ. A judgement that takes longer than ``timeout`` seconds is a problem. Runs its own event loop.
     """
     own = getattr(judge, "examples", None)
     return run_checks(CHECKS, _Probe(judge, cases if cases is not None else own() if own else examples(), deterministic, timeout))

@@ -1,8 +1,8 @@
 """Group-relative normalisation shared by every method that compares attempts with their siblings.
 
 One implementation, because the choices hidden in it (sample or population deviation, epsilon inside or outside the root, what a
-uniform group gives) change published numbers. Here: ``(x - mean) / (std + eps)``, epsilon outside, and exactly 0.0 where a group is
-uniform or too small for a deviation.
+uniform group gives) change published numbers. Here: ``(x - mean) / (std + eps)``, epsilon outside, and exactly 0.0 where a group
+is uniform or too small for a deviation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def moments(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, standard deviation and weight of each group, three arrays of shape (G,).
 
-    ``values`` (N,); ``groups`` (N,) integer codes 0..G-1 or None for one group; ``weights`` (N,) count how often a value is a visit
-    (default once). The variance is ``sum w (x - mean)^2 / (sum w - ddof)``. A uniform group has exactly its value as mean and 0 as
-    deviation; a group whose weight does not exceed ``ddof`` has deviation 0.
+    ``values`` (N,); ``groups`` (N,) integer codes 0..G-1 or None for one group; ``weights`` (N,) count how often a value is a
+    visit (default once). The variance is ``sum w (x - mean)^2 / (sum w - ddof)``. A uniform group has exactly its value as mean
+    and 0 as deviation; a group whose weight does not exceed ``ddof`` has deviation 0.
     """
     codes, count = codes_by_group(groups, len(values))
     w = np.ones(len(values)) if weights is None else weights

@@ -1,8 +1,9 @@
 """Judges: they decide whether a text or a path is right, how good it is, or of which kind it is.
 
-One protocol serves graders, verifiers, votes, critics and readers of stances, and :func:`find_judge` names them all. A judge gives a truth
-value, a number (in named levels, where the question has such), or None. One that could not run gives None and says why: that is never a
-failed attempt. What is judged reaches a model as quoted text, which can try to talk it round: a judgement is evidence, no permission.
+One protocol serves graders, verifiers, votes, critics and readers of stances, and :func:`find_judge` names them all. A judge
+gives a truth value, a number (in named levels, where the question has such), or None. One that could not run gives None and says
+why: that is never a failed attempt. What is judged reaches a model as quoted text,
+which can try to talk it round: a judgement is evidence, no permission.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class Judge(Protocol):
         ...
 
     async def judge(self, items: Sequence[Item]) -> Sequence[Judgement]:
-        """One judgement an item, in order. Raises UserError where an item lacks what the judge needs, NeedsError where the judge cannot be had.
+        """One judgement an item, in order. Raises UserError where an item lacks what the judge needs,
+        NeedsError where the judge cannot be had.
 
         Any other exception is the failure of all ``items``; a judge of single items returns ``Judgement(failure=...)`` instead.
         """
@@ -112,8 +114,8 @@ async def judged(
 ) -> list[Judgement]:
     """Judge ``items``, every failure of the judge a judgement that says why.
 
-    What it cost goes to ``ledger`` under ``judge``: items judged, those that it failed on, and where models were called, calls and sampled
-    tokens, which are charged to ``budget`` as well: samples that were taken are judged, and nothing more is started.
+    What it cost goes to ``ledger`` under ``judge``: items judged, those that it failed on, and where models were called, calls
+    and sampled tokens, which are charged to ``budget`` as well: samples that were taken are judged, and nothing more is started.
 
     Raises UserError and NeedsError of the judge, and UserError on a value that is none.
     """
@@ -148,7 +150,8 @@ def _sum(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 async def judged_path(judge: Judge, path: Path, task: Task) -> list[Score | TokenValues]:
-    """The records of an attempt: one score, without a value where the judge could not run or cannot decide, and the per-token values."""
+    """The records of an attempt: one score, without a value where the judge could not run or cannot decide, and the per-token
+    values."""
     (found,) = await judged(judge, [Item.of(path, task)])
     return records(judge, path.segments[-1][0].id, found)
 
@@ -240,11 +243,11 @@ class _Gate:
 
 
 class CommandJudge(Each):
-    """``cmd:./check.sh``: a script of the user's own in the sandbox, once a text: exit code 0 is right, 1 is wrong, anything else is
-    undecided.
+    """``cmd:./check.sh``: a script of the user's own in the sandbox, once a text: exit code 0 is right, 1 is wrong, anything else
+    is undecided.
 
-    The text is its standard input; ``data.json`` alongside it holds the item's data, ``prompt.txt`` what the text replies to, where that is
-    known. No network, at most ``seconds`` each.
+    The text is its standard input; ``data.json`` alongside it holds the item's data, ``prompt.txt`` what the text replies to,
+    where that is known. No network, at most ``seconds`` each.
     """
 
     def __init__(self, script: FilePath, seconds: float = 10.0, at_once: int = 4, allow_unsandboxed: bool = False) -> None:
@@ -284,10 +287,12 @@ ARGUMENTS: dict[str, Callable[[Item], Any]] = {
 
 
 class FunctionJudge(Each):
-    """``FILE.py:FUNCTION``, ``python:`` and ``factory:``: a function of the user's own, called with the arguments that ``takes`` names.
+    """``FILE.py:FUNCTION``, ``python:`` and ``factory:``: a function of the user's own,
+    called with the arguments that ``takes`` names.
 
-    It returns True, False, a number or None, or something awaitable of them; with ``chunks`` in ``takes`` a list of them, one an item. Where
-    ``seconds`` is given it runs in a thread that cannot be ended and is not waited for; waiting for its turn (``at_once``) is not its time.
+    It returns True, False, a number or None, or something awaitable of them; with ``chunks`` in ``takes`` a list of them, one an
+    item. Where ``seconds`` is given it runs in a thread that cannot be ended and is not waited for;
+    waiting for its turn (``at_once``) is not its time.
     """
 
     def __init__(
@@ -363,7 +368,8 @@ class Question:
     prompt: str
     """The user's message; ``{text}``, ``{prompt}`` and what ``fields`` gives are filled in."""
     read: Callable[[str, Sequence[Item]], Any]
-    """(reply, items) -> a value or judgement, of several items a list of them. Raises ValueError, in one sentence, on a reply that is none."""
+    """(reply, items) -> a value or judgement, of several items a list of them.
+    Raises ValueError, in one sentence, on a reply that is none."""
     fields: Callable[[Sequence[Item]], Mapping[str, Any]] = lambda items: {"text": items[0].text, "prompt": items[0].prompt}
     key: Callable[[Sequence[Item]], tuple[Any, ...]] = lambda items: ("judge", items[0].id)
     """The sample key's position."""
@@ -503,10 +509,10 @@ YES_OR_NO = Question("{text}", yes_or_no, max_tokens=512)
 class Jury:
     """``jury:A,B,C``: several yes/no judges of the same items. The majority of those that answer decides.
 
-    ``ties`` is what half of them make: False, True, or None (undecided). With ``varied`` a judge that says one and the same of all of two
-    or more items is named in ``constant`` and does not count: it tells nothing. The evidence of a judgement holds the ``votes`` in the
-    order of ``names``, the ``share`` of yes, and the ``failures`` of judges that could not run; a jury of which nobody spoke and somebody
-    could not run could not run itself.
+    ``ties`` is what half of them make: False, True, or None (undecided). With ``varied`` a judge that says one and the same of
+    all of two or more items is named in ``constant`` and does not count: it tells nothing. The evidence of a judgement holds the
+    ``votes`` in the order of ``names``, the ``share`` of yes, and the ``failures`` of judges that could not run; a jury of which
+    nobody spoke and somebody could not run could not run itself.
     """
 
     def __init__(
@@ -583,11 +589,12 @@ def find_judge(
 ) -> Judge:
     """The judge that ``spec`` names.
 
-    ``regex:PATTERN`` (in any case of letters), ``equals:TEXT``, ``exact``, ``number`` and ``boxed`` (as the task's answer), ``cmd:./check.sh``,
-    ``FILE.py:FUNCTION`` or ``python:MODULE:FUNCTION`` of ``takes`` (``factory:`` what one returns), ``judge:MODEL`` asked ``question``
-    (``judge:MODEL#FILE``: the prompt of a file), ``jury:A,B`` or ``jury:["A", "B"]``, or a registered one as NAME or NAME:ARGUMENT. ``kinds`` are
-    those of a use of its own, by the word before the colon; ``only`` the words it takes, and ``seconds`` what one judgement may take of
-    a command or function. Raises UserError with the nearest name where there is none such, naming it ``what``.
+    ``regex:PATTERN`` (in any case of letters), ``equals:TEXT``, ``exact``, ``number`` and ``boxed`` (as the task's answer),
+    ``cmd:./check.sh``, ``FILE.py:FUNCTION`` or ``python:MODULE:FUNCTION`` of ``takes`` (``factory:`` what one returns),
+    ``judge:MODEL`` asked ``question`` (``judge:MODEL#FILE``: the prompt of a file), ``jury:A,B`` or ``jury:["A", "B"]``, or a
+    registered one as NAME or NAME:ARGUMENT. ``kinds`` are those of a use of its own, by the word before the colon; ``only`` the
+    words it takes, and ``seconds`` what one judgement may take of a command or function. Raises UserError with the nearest name
+    where there is none such, naming it ``what``.
     """
     kind, _, argument = spec.partition(":")
     own = own_path(spec)

@@ -1,7 +1,7 @@
 """Middleware that scores replies as they are given: a judge scores each one, and the scores are returned with the reply.
 
-``--middleware score:JUDGE``, any that :func:`ramify.score.judge.find_judge` names. A score changes no reply: a judge that fails leaves a
-score without a value.
+``--middleware score:JUDGE``, any that :func:`ramify.score.judge.find_judge` names. A score changes no reply: a judge that fails
+leaves a score without a value.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ramify.trace.view import TokenMessage
 
 @register("middleware", "score")
 class Scored(Middleware):
-    """Adds ``data["scores"]``: a list of ``{"scorer", "value", "unit", "evidence", "judges"}``, one per score. Without a judge it does
-    nothing.
+    """Adds ``data["scores"]``: a list of ``{"scorer", "value", "unit", "evidence", "judges"}``, one per score. Without a judge it
+    does nothing.
 
     What is judged is the path of the messages as the model was shown them, and the reply; the task has no data, so a judge that
     compares with a known answer cannot judge. Values of single tokens are left out. Raises UserError on an unknown judge.

@@ -107,12 +107,12 @@ class UnscoredError(UserError):
 def run_attempts(
     run: Run, group: str | None = None, scorer: str | None = None, unscored: bool = False
 ) -> Iterator[tuple[View, list[dict[str, Any]]]]:
-    """Every scored attempt (:func:`ramify.trace.view.views`) with the records of its steps, without task and attempt; ``text`` is the
-    observation's.
+    """Every scored attempt (:func:`ramify.trace.view.views`) with the records of its steps, without task and attempt; ``text`` is
+    the observation's.
 
-    An attempt without a reward, by a score or along the path, is left out, never counted as failed; with ``unscored`` only one whose score
-    has no value. Its reward is the score's value. The anchor of a state is the environment's ``state_key``, or the observation's text where
-    it gave none. Raises UnscoredError when there is no attempt."""
+    An attempt without a reward, by a score or along the path, is left out, never counted as failed; with ``unscored`` only one
+    whose score has no value. Its reward is the score's value. The anchor of a state is the environment's ``state_key``, or the
+    observation's text where it gave none. Raises UnscoredError when there is no attempt."""
     found = False
     for attempt in views(run, group, scorer):
         left_out = attempt.reward is None and (attempt.score is not None or not unscored)
@@ -124,7 +124,8 @@ def run_attempts(
         names = ", ".join(f"'{name}'" for name in (*ALIASES["reward"][:2], ALIASES["success"][0]))
         others = ", ".join(sorted({name for name, _, given in run.scorers() if given} - {scorer}))
         raise UnscoredError(
-            f"{run.folder} holds no scored attempt{where}, so nothing can be said of its steps: say how each attempt ended in one of "
+            f"{run.folder} holds no scored attempt{where}, so nothing can be said of its steps: say how each attempt ended in "
+            "one of "
             f"{names}, or name the field with `ramify import --reward-field`"
             + (f", or choose a --scorer: {others}" if others else "")
         )

@@ -1,4 +1,5 @@
-"""Merged attempts as one sorted integer table, and how much of a visit a step is where attempts share it: what credit rules compute on."""
+"""Merged attempts as one sorted integer table, and how much of a visit a step is where attempts share it: what credit rules
+compute on."""
 
 from __future__ import annotations
 
@@ -110,9 +111,9 @@ def index_steps(
 ) -> Table:
     """Check and sort the columns alongside a merged graph.
 
-    ``rewards`` are paid step by step; ``truncated`` is true on the last row of an attempt a limit ended; ``valid`` is false where the
-    environment refused the action; ``nodes`` are equal where rows of several attempts are one physical step of a rollout tree, None elsewhere.
-    Raises UserError naming the step that is wrong."""
+    ``rewards`` are paid step by step; ``truncated`` is true on the last row of an attempt a limit ended; ``valid`` is false where
+    the environment refused the action; ``nodes`` are equal where rows of several attempts are one physical step of a rollout
+    tree, None elsewhere. Raises UserError naming the step that is wrong."""
     n = len(graph.visit_group)
     if n == 0:
         raise UserError("there are no steps to credit")

@@ -1,9 +1,11 @@
-"""Attempts as token rows with their actions marked: what a grader that reads log-probs needs, from a run, JSON lines or plain lists.
+"""Attempts as token rows with their actions marked: what a grader that reads log-probs needs,
+from a run, JSON lines or plain lists.
 
-An attempt as JSON has ``task_id``, optionally ``trial``, ``reward`` and ``success`` (in ``outcome`` or alongside it; under any name of
-:mod:`ramify.trace.aliases`) and ``policy_id``, and one of three forms:
-``steps: [{role, token_ids, is_action}]``; ``messages`` (laid out by the policy's chat template); or one row of a trainer, ``prompt_ids``,
-``completion_ids``, ``env_mask`` and, where it was stored, ``old_log_probs`` and ``ref_log_prob``, under the names TRL and verl use.
+An attempt as JSON has ``task_id``, optionally ``trial``, ``reward`` and ``success`` (in ``outcome`` or alongside it; under any
+name of :mod:`ramify.trace.aliases`) and ``policy_id``, and one of three forms:
+``steps: [{role, token_ids, is_action}]``; ``messages`` (laid out by the policy's chat template); or one row of a trainer,
+``prompt_ids``, ``completion_ids``, ``env_mask`` and, where it was stored,
+``old_log_probs`` and ``ref_log_prob``, under the names TRL and verl use.
 """
 
 from __future__ import annotations
@@ -103,7 +105,8 @@ def trajectory(
 
 @dataclass(frozen=True)
 class ChatLayout:
-    """Messages by a chat template. Of a reply its content and calls are the action; headers and the end of turn are the template's.
+    """Messages by a chat template. Of a reply its content and calls are the action;
+    headers and the end of turn are the template's.
 
     Raises NeedsError, when it is called, on messages that the template cannot lay out one after the other.
     """
@@ -134,7 +137,8 @@ def chat_layout(template: ChatTemplate) -> ChatLayout:
 
 
 def plain_layout(tokenizer: Any) -> MessageLayout:
-    """Messages as the paper's code writes them: ``\\n[role]: content`` and ``tool_call(name, args)``, no template, no system prompt.
+    """Messages as the paper's code writes them: ``\\n[role]: content`` and ``tool_call(name, args)``,
+    no template, no system prompt.
 
     The marker counts to the action, as it does there. Raises UserError without a tokenizer.
     """
@@ -157,8 +161,8 @@ def plain_layout(tokenizer: Any) -> MessageLayout:
 def read_trajectories(path: Path, layout: MessageLayout | None = None, skipped: list[str] | None = None) -> list[Trajectory]:
     """Attempts of a file of JSON lines. ``layout`` renders messages; without it attempts in that form are refused.
 
-    Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial. An attempt whose
-    messages the chat template cannot lay out is added to ``skipped``, one sentence each, where that list is given.
+    Raises UserError naming the file and line of what does not fit, and where two attempts have one task and trial. An attempt
+    whose messages the chat template cannot lay out is added to ``skipped``, one sentence each, where that list is given.
     """
     found: dict[str, Trajectory] = {}
     trials: dict[str, int] = {}
@@ -279,8 +283,8 @@ def _from_messages(
 def load_trajectories(
     source: Path, layout: MessageLayout | None = None, scorer: str | None = None, form: str | None = None
 ) -> tuple[list[Trajectory], list[str]]:
-    """The attempts of a file (:func:`read_trajectories`), a run's folder or a file that can be imported (:func:`run_trajectories`, of the
-    format ``form``, by default told from the content), and why others were skipped."""
+    """The attempts of a file (:func:`read_trajectories`), a run's folder or a file that can be imported
+    (:func:`run_trajectories`, of the format ``form``, by default told from the content), and why others were skipped."""
     if form is None and run_folder(source) is None and not source.is_dir():
         first = first_record(source)[1]
         if (first is not None and "task_id" in first) or not formats(source):
@@ -297,8 +301,9 @@ def run_trajectories(
 ) -> tuple[list[Trajectory], list[str]]:
     """The attempts of a run and, one sentence each, those that cannot be graded.
 
-    An attempt is a path to a node with a score by ``scorer`` (to a leaf, in trees without one). Where nodes have tokens these are the
-    row, and the sampled ones the actions; attempts of text alone are laid out by ``layout``. Raises UserError when there is no attempt.
+    An attempt is a path to a node with a score by ``scorer`` (to a leaf, in trees without one). Where nodes have tokens these are
+    the row, and the sampled ones the actions; attempts of text alone are laid out by ``layout``.
+    Raises UserError when there is no attempt.
     """
     found, skipped = [], []
     for attempt in views(run, group, scorer):
@@ -317,7 +322,8 @@ def run_trajectories(
 def path_trajectory(
     path: TracePath, task: str, reward: float | None = None, success: bool | None = None, layout: MessageLayout | None = None
 ) -> Trajectory:
-    """The attempt that ends at a path's last node. Where nodes have tokens the sampled ones are actions; text is laid out by ``layout``.
+    """The attempt that ends at a path's last node. Where nodes have tokens the sampled ones are actions; text is laid out by
+    ``layout``.
 
     Raises NeedsError where a model was shown something else than the path, UserError where there is nothing to grade.
     """

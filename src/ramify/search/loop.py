@@ -27,8 +27,8 @@ async def search(
     """Search until ``select`` returns None and nothing is in flight; returns the last state.
 
     At most ``width`` expansions are in flight, and a choice is made on statistics that miss at most ``tau`` results (default
-    ``width``); ``tau=0`` is the sequential algorithm at any width. Results are absorbed in the order in which they were chosen, so
-    the outcome does not depend on the order in which they arrive. An error of one expansion cancels the others and is raised.
+    ``width``); ``tau=0`` is the sequential algorithm at any width. Results are absorbed in the order in which they were chosen,
+    so the outcome does not depend on the order in which they arrive. An error of one expansion cancels the others and is raised.
     """
     window = min(width, (width if tau is None else tau) + 1)
     if window < 1:
@@ -62,7 +62,8 @@ class Expansion:
 
 @runtime_checkable
 class Searcher(Protocol):
-    """Chooses what to expand. Its rules are pure: they change nothing they are given, and the same arguments give the same answer."""
+    """Chooses what to expand. Its rules are pure: they change nothing they are given,
+    and the same arguments give the same answer."""
 
     name: str
 
@@ -96,7 +97,8 @@ async def run_searcher(
     width: int = 1,
     tau: int | None = None,
 ) -> Any:
-    """Search with a registered searcher for at most ``budget`` expansions; returns its last state. ``width``, ``tau`` as in :func:`search`.
+    """Search with a registered searcher for at most ``budget`` expansions; returns its last state.
+    ``width``, ``tau`` as in :func:`search`.
 
     A InfrastructureError of one expansion is a result without a value; the others continue.
     """

@@ -45,8 +45,8 @@ class Check:
 
     @property
     def status(self) -> str:
-        """``reported`` without a threshold, else ``pass``, ``miss`` or ``known_failure``. A value that is not a number misses; a known failure
-        that holds is a pass."""
+        """``reported`` without a threshold, else ``pass``, ``miss`` or ``known_failure``. A value that is not a number misses; a
+        known failure that holds is a pass."""
         if self.op == "report" or self.threshold is None:
             return "reported"
         if _OPS[self.op](self.value, self.threshold):

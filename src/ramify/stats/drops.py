@@ -19,7 +19,8 @@ _EDGE = 1e-12  # rates are fractions: a drop of exactly delta0 must not pass by 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """``k`` right among ``n`` graded forks of one position; ``missing`` were not graded, ``truncated`` hit the limit of tokens."""
+    """``k`` right among ``n`` graded forks of one position;
+    ``missing`` were not graded, ``truncated`` hit the limit of tokens."""
 
     k: int
     n: int
@@ -86,7 +87,8 @@ class ZTest:
         return bool(self.table(prev.n, cur.n)[prev.k, cur.k])
 
     def p_value(self, prev: Counts, cur: Counts) -> float:
-        """Chance of so large a drop if the true one were ``delta0``: below ``alpha`` exactly where the test fires; 1 without counts."""
+        """Chance of so large a drop if the true one were ``delta0``:
+        below ``alpha`` exactly where the test fires; 1 without counts."""
         if not prev.n or not cur.n:
             return 1.0
         over, se = prev.rate - cur.rate - self.delta0, standard_error(prev, cur)

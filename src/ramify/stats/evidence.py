@@ -46,7 +46,8 @@ class EvidenceRow:
 def evidence(
     base: tuple[int, int], arms: Mapping[str, tuple[int, int]], level: float = 0.95, correction: str = "holm"
 ) -> list[EvidenceRow]:
-    """One row for each of ``arms`` (name -> (hits, n)) against ``base`` (hits, n), in the order given; as :func:`each_against`."""
+    """One row for each of ``arms`` (name -> (hits, n)) against ``base`` (hits, n),
+    in the order given; as :func:`each_against`."""
     return each_against({name: (base, arm) for name, arm in arms.items()}, level, correction)
 
 

@@ -68,7 +68,8 @@ def difference_of_differences(
     """Interaction ``both - first - second + none`` of four independent proportions (hits, n): value, interval, two-sided p.
 
     The interval joins the four Wilson intervals (Zou and Donner 2008); p is that of the unpooled z test, or, where all
-    four proportions are 0 or 1 and their variance would be 0, follows from the width of the interval. An empty cell gives (0, (-2, 2), 1).
+    four proportions are 0 or 1 and their variance would be 0, follows from the width of the interval.
+    An empty cell gives (0, (-2, 2), 1).
     """
     cells = (both, first, second, none)
     if not all(n for _, n in cells):
@@ -106,8 +107,9 @@ def paired_t(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, l
 def paired_proportions(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
     """Interval of the mean of a - b over pairs of successes and failures (1 and 0), both of shape (n,); within -1 and 1.
 
-    Two Wilson intervals joined with the pairs' correlation (Newcombe 1998, interval estimation for the difference between proportions
-    based on paired data, method 10). Unlike :func:`paired_t` it holds for a handful of pairs, and where all of them agree.
+    Two Wilson intervals joined with the pairs' correlation (Newcombe 1998, interval estimation for the difference between
+    proportions based on paired data, method 10). Unlike :func:`paired_t` it holds for a handful of pairs,
+    and where all of them agree.
     """
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
@@ -137,8 +139,8 @@ def bootstrap(
 ) -> Interval:
     """Percentile bootstrap (Efron 1979) of a statistic of independent values, shape (n,).
 
-    ``statistic`` maps resamples of shape (samples, n) to (samples,). The same seed gives the same interval. Percentiles are too narrow
-    for small n: prefer :func:`mean_t` for a mean of fewer than about 20 values.
+    ``statistic`` maps resamples of shape (samples, n) to (samples,). The same seed gives the same interval. Percentiles are too
+    narrow for small n: prefer :func:`mean_t` for a mean of fewer than about 20 values.
     """
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or len(x) == 0:
@@ -155,11 +157,12 @@ FEW_CLUSTERS = 50
 def clustered_mean(
     values: Sequence[float] | np.ndarray, clusters: Sequence[Any], seed: int = 0, samples: int = 1000, level: float = 0.95
 ) -> tuple[float, Interval | None]:
-    """Mean of ``values`` (n,) and its interval where whole ``clusters`` (n,) were sampled; the interval is None with fewer than two of them.
+    """Mean of ``values`` (n,) and its interval where whole ``clusters`` (n,) were sampled;
+    the interval is None with fewer than two of them.
 
-    Values of one cluster (samples of one prompt, cuts of one trace) are not independent. From 50 clusters on the interval is the percentile
-    bootstrap over them; below, Student's with one degree of freedom less than clusters, of the linearised ratio of sum to count (Cochran
-    1977, section 6.3). Raises ValueError without values.
+    Values of one cluster (samples of one prompt, cuts of one trace) are not independent. From 50 clusters on the interval is the
+    percentile bootstrap over them; below, Student's with one degree of freedom less than clusters, of the linearised ratio of sum
+    to count (Cochran 1977, section 6.3). Raises ValueError without values.
     """
     x = np.asarray(values, dtype=np.float64)
     numbers: dict[Any, int] = {}
@@ -184,11 +187,12 @@ def clustered_mean(
 def clustered_proportion(
     hits: Sequence[bool] | np.ndarray, clusters: Sequence[Any] | np.ndarray, level: float = 0.95
 ) -> dict[str, Any] | None:
-    """Share of ``hits`` (n,) where ``clusters`` (n,) were sampled (tasks, prompts), not trials: as :func:`proportion`, and how many ``clusters``.
+    """Share of ``hits`` (n,) where ``clusters`` (n,) were sampled (tasks, prompts), not trials:
+    as :func:`proportion`, and how many ``clusters``.
 
-    Wilson's interval of the number of independent trials that the spread between clusters is worth, with Student's degrees of freedom
-    (Korn and Graubard 1998); where all hits are alike, of as many trials as there are clusters. ``interval`` is None with one cluster,
-    which shows no spread; the result is None of nothing. Raises ValueError where the lengths differ.
+    Wilson's interval of the number of independent trials that the spread between clusters is worth, with Student's degrees of
+    freedom (Korn and Graubard 1998); where all hits are alike, of as many trials as there are clusters. ``interval`` is None with
+    one cluster, which shows no spread; the result is None of nothing. Raises ValueError where the lengths differ.
     """
     x = np.asarray(hits, dtype=np.float64)
     numbers: dict[Any, int] = {}
@@ -217,8 +221,8 @@ def difference_over_clusters(
 ) -> Interval:
     """Interval of the difference of two pooled proportions where clusters (tasks, models) were sampled, not trials.
 
-    ``first`` and ``second`` hold (k, n) of each cluster, in one order; a cluster is sampled with both. Percentile bootstrap from 50 clusters
-    on, Student's below, as :func:`clustered_mean`. Raises ValueError below two clusters: they show no spread.
+    ``first`` and ``second`` hold (k, n) of each cluster, in one order; a cluster is sampled with both. Percentile bootstrap from
+    50 clusters on, Student's below, as :func:`clustered_mean`. Raises ValueError below two clusters: they show no spread.
     """
     counts = np.asarray([first, second], dtype=np.float64)  # (arm, cluster, k and n)
     if counts.ndim != 3 or counts.shape[1] < 2 or counts.shape[2] != 2:

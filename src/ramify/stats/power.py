@@ -12,7 +12,8 @@ from ramify.stats.intervals import normal_quantile, wilson
 
 
 def power_of_difference(p1: float, p2: float, n1: int, n2: int, level: float = 0.95) -> float:
-    """Probability that a two-sided z-test at ``level`` finds p1 different from p2 with n1 and n2 samples (normal approximation)."""
+    """Probability that a two-sided z-test at ``level`` finds p1 different from p2 with n1 and n2 samples (normal
+    approximation)."""
     if n1 <= 0 or n2 <= 0:
         return 0.0
     pooled = (n1 * p1 + n2 * p2) / (n1 + n2)
@@ -38,7 +39,8 @@ def sample_size(p1: float, p2: float, power: float = 0.8, level: float = 0.95) -
 
 
 def detectable_difference(base: float, n1: int, n2: int, power: float = 0.8, level: float = 0.95) -> float:
-    """The smallest move away from ``base`` that n1 and n2 samples find with probability ``power``, in whichever direction has more room.
+    """The smallest move away from ``base`` that n1 and n2 samples find with probability ``power``,
+    in whichever direction has more room.
 
     1.0 where no move within [0, 1] reaches that power.
     """
@@ -60,8 +62,8 @@ def contrast_power(
     weights: Sequence[float] | np.ndarray,
     level: float = 0.95,
 ) -> float:
-    """Probability that a two-sided z-test at ``level`` finds the contrast sum(weights * rates) of K independent proportions, all (K,),
-    from ``n`` (K,) runs each (unpooled variance, normal approximation)."""
+    """Probability that a two-sided z-test at ``level`` finds the contrast sum(weights * rates) of K independent proportions, all
+    (K,), from ``n`` (K,) runs each (unpooled variance, normal approximation)."""
     p, m, c = (np.asarray(x, np.float64) for x in (rates, n, weights))
     if (m <= 0).any():
         return 0.0
@@ -72,10 +74,11 @@ def contrast_power(
 def nearest_rates(
     hits: Sequence[int] | np.ndarray, n: Sequence[int] | np.ndarray, weights: Sequence[float] | np.ndarray, level: float = 0.95
 ) -> np.ndarray | None:
-    """The rates (K,) at the end nearer to 0 of the interval of the contrast sum(weights * hits / n) of K independent proportions, all (K,):
-    what the counts still allow against an effect. None where the interval holds 0.
+    """The rates (K,) at the end nearer to 0 of the interval of the contrast sum(weights * hits / n) of K independent proportions,
+    all (K,): what the counts still allow against an effect. None where the interval holds 0.
 
-    The interval joins the Wilson intervals of the rates (Newcombe 1998, method 10; Zou and Donner 2008); each rate moves within its own.
+    The interval joins the Wilson intervals of the rates (Newcombe 1998, method 10; Zou and Donner 2008);
+    each rate moves within its own.
     """
     p, c = np.asarray(hits) / np.asarray(n), np.asarray(weights, np.float64)
     value = float((c * p).sum())

@@ -1,7 +1,7 @@
 """How well a score ranks outcomes: AUROC with intervals over tasks, paired comparisons, ties, and what luck leaves to be had.
 
-Several attempts at one task are not independent observations, so intervals resample tasks, never attempts. An AUROC of one class alone is
-None, not 0.5: nothing was ranked.
+Several attempts at one task are not independent observations, so intervals resample tasks, never attempts. An AUROC of one class
+alone is None, not 0.5: nothing was ranked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def auroc(scores: Sequence[float] | np.ndarray, labels: Sequence[bool] | np.ndar
 
 
 def within_auroc(scores: Sequence[float] | np.ndarray, labels: Sequence[bool] | np.ndarray, tasks: Sequence[Any]) -> float | None:
-    """AUROC over pairs of attempts at one task: what is left when the tasks' difficulty is taken out. None where no task is mixed."""
+    """AUROC over pairs of attempts at one task: what is left when the tasks' difficulty is taken out.
+    None where no task is mixed."""
     x, y = _checked(scores, labels)
     codes = _codes(tasks)
     won = pairs = 0.0
@@ -56,8 +57,8 @@ def auroc_interval(
 ) -> Interval | None:
     """Percentile interval of an AUROC, or of its difference to that of ``minus`` on the same attempts, resampling tasks.
 
-    All of shape (n,). Resamples with one class are left out; None where the attempts have one class or one task. The percentiles are
-    those that Student's t asks for with so many tasks (Hesterberg 2015, expanded percentiles).
+    All of shape (n,). Resamples with one class are left out; None where the attempts have one class or one task. The percentiles
+    are those that Student's t asks for with so many tasks (Hesterberg 2015, expanded percentiles).
     """
     x, y = _checked(scores, labels)
     codes = _codes(tasks)
@@ -86,8 +87,8 @@ def delong(
 ) -> tuple[float, Interval, float] | None:
     """AUROC(a) - AUROC(b) on the same independent cases, its interval and two-sided p-value (DeLong et al. 1988).
 
-    All of shape (n,). None where a class has fewer than two cases. Cases that share a task are not independent: resample tasks then
-    (:func:`auroc_interval` with ``minus``).
+    All of shape (n,). None where a class has fewer than two cases. Cases that share a task are not independent: resample tasks
+    then (:func:`auroc_interval` with ``minus``).
     """
     (x, y), (z, _) = _checked(a, labels), _checked(b, labels)
     m, n = int(y.sum()), int((~y).sum())
@@ -129,9 +130,9 @@ def tie_rate(scores: Sequence[float] | np.ndarray, labels: Sequence[bool] | np.n
 def luck_ceiling(choices: Sequence[Hashable], labels: Sequence[bool] | np.ndarray) -> tuple[float | None, int]:
     """The highest AUROC that any score of decisions can have on these attempts, and how many attempts repeat another's decisions.
 
-    ``choices`` (n,): what was decided (task and actions). Attempts with equal decisions get equal scores whatever the grader, so where
-    their outcomes differ (luck) the best order is that of their success rates, and the rest is lost to ties. It is a bound from above:
-    with no repeated decision nothing is known of luck, and the ceiling is 1.
+    ``choices`` (n,): what was decided (task and actions). Attempts with equal decisions get equal scores whatever the grader, so
+    where their outcomes differ (luck) the best order is that of their success rates, and the rest is lost to ties. It is a bound
+    from above: with no repeated decision nothing is known of luck, and the ceiling is 1.
     """
     y = np.asarray(labels, bool)
     codes = _codes(choices)

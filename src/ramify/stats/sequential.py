@@ -10,7 +10,8 @@ import numpy as np
 
 @lru_cache(maxsize=4096)
 def final_count(k: int, m: int, n: int) -> np.ndarray:
-    """Chances of every final count 0..n after ``k`` of ``m``, shape (n + 1,): beta-binomial, the rate uniform before the first sample.
+    """Chances of every final count 0..n after ``k`` of ``m``, shape (n + 1,):
+    beta-binomial, the rate uniform before the first sample.
 
     Raises ValueError where ``k`` of ``m`` is not a count or more were sampled than ``n``.
     """
@@ -29,9 +30,10 @@ def final_count(k: int, m: int, n: int) -> np.ndarray:
 def chance_of(table: np.ndarray, k1: int, m1: int, k2: int, m2: int, pi: float | None = None, slack: float = 0.0) -> float:
     """Predictive chance that two counts, now k1 of m1 and k2 of m2, end where ``table`` (n1 + 1, n2 + 1) is True.
 
-    The two rates are taken as independent and uniform before the first sample. With ``pi`` they are those before and after a token of that
-    probability, V and W: V is the mean over all tokens, so the token alone bears at most all of V and at most all of 1 - V, and the pair is
-    uniform where pi W <= V + ``slack`` and pi (1 - W) <= 1 - V + ``slack``. Counts that contradict this are taken as of free rates.
+    The two rates are taken as independent and uniform before the first sample. With ``pi`` they are those before and after a
+    token of that probability, V and W: V is the mean over all tokens, so the token alone bears at most all of V and at most all
+    of 1 - V, and the pair is uniform where pi W <= V + ``slack`` and pi (1 - W) <= 1 - V + ``slack``.
+    Counts that contradict this are taken as of free rates.
     """
     n1, n2 = (side - 1 for side in table.shape)
     if pi is not None:

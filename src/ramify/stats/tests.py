@@ -41,8 +41,8 @@ def _share_as_extreme(statistics: np.ndarray, observed: float, exact: bool) -> f
 def chi_square(counts: Sequence[int] | np.ndarray, probabilities: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """(statistic, p-value) of observed counts against a fully specified distribution, both of shape (K,).
 
-    The cells with least expected counts are pooled into one of 5 or more, so the approximation holds. An observation where the probability is 0
-    gives (inf, 0). Raises ValueError where the shapes differ or the probabilities do not sum to 1.
+    The cells with least expected counts are pooled into one of 5 or more, so the approximation holds. An observation where the
+    probability is 0 gives (inf, 0). Raises ValueError where the shapes differ or the probabilities do not sum to 1.
     """
     observed, p = np.asarray(counts, dtype=np.float64), np.asarray(probabilities, dtype=np.float64)
     if observed.shape != p.shape or observed.ndim != 1 or observed.sum() == 0:
@@ -74,10 +74,12 @@ def fisher(k1: int, n1: int, k2: int, n2: int) -> float:
 
 
 def fisher_stratified(first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]]) -> float:
-    """Exact two-sided p-value of equal proportions of two arms within every stratum, whatever they are between strata; 1 of no strata.
+    """Exact two-sided p-value of equal proportions of two arms within every stratum,
+    whatever they are between strata; 1 of no strata.
 
-    ``first`` and ``second`` hold (k, n) of each stratum (a task, a model), in one order. The sum of the first arm's k is compared with its
-    distribution given the margins of each stratum; outcomes that are at most as likely count (one stratum: :func:`fisher`).
+    ``first`` and ``second`` hold (k, n) of each stratum (a task, a model), in one order. The sum of the first arm's k is compared
+    with its distribution given the margins of each stratum;
+    outcomes that are at most as likely count (one stratum: :func:`fisher`).
     """
     from scipy.stats import hypergeom
 
@@ -89,7 +91,8 @@ def fisher_stratified(first: Sequence[tuple[int, int]], second: Sequence[tuple[i
 
 
 def two_proportions(k1: int, n1: int, k2: int, n2: int) -> float:
-    """Two-sided p-value of equal proportions by the pooled z test; 1 where nothing varies. For small counts prefer :func:`fisher`."""
+    """Two-sided p-value of equal proportions by the pooled z test; 1 where nothing varies.
+    For small counts prefer :func:`fisher`."""
     if not n1 or not n2:
         return 1.0
     pooled = (k1 + k2) / (n1 + n2)

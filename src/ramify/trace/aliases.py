@@ -79,7 +79,8 @@ class Fields:
     def judged(self, record: Mapping[str, Any], place: str) -> Judged:
         """How the attempt ended: a number, numbers by name, or whether it succeeded. Raises UserError naming ``place`` and field.
 
-        ``reward``, ``success`` and a field that the user named must be valid; other names may mean something else and are then ignored.
+        ``reward``, ``success`` and a field that the user named must be valid;
+        other names may mean something else and are then ignored.
         """
         strict = {"reward", "success", self.reward}
         scores: dict[str, float | None] = {}

@@ -20,7 +20,8 @@ _ODD: tuple[Any, ...] = (None, 3, "x", [], {}, [3], {"x": 1})
 
 
 def check_reader(reader: Reader) -> list[Problem]:
-    """Run every check in a folder of its own; no problem means the reader conforms. What needs a good file is checked where the reader has an ``example``.
+    """Run every check in a folder of its own; no problem means the reader conforms.
+    What needs a good file is checked where the reader has an ``example``.
 
     Raises NeedsError where what the reader needs is not installed.
     """

@@ -23,9 +23,9 @@ FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_
 def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from chats, one a line: ``{"messages": [{"role", "content"}, ...]}``. Returns how many.
 
-    Optional, under any name of :mod:`ramify.trace.aliases`: the task (chats of one task share a tree, otherwise each line is its own),
-    and a reward or success (a score of scorer "imported" on the last message; rewards by name are one each). Other fields are kept
-    with the last message. A line may also be the log of one
+    Optional, under any name of :mod:`ramify.trace.aliases`: the task (chats of one task share a tree, otherwise each line is its
+    own), and a reward or success (a score of scorer "imported" on the last message; rewards by name are one each). Other fields
+    are kept with the last message. A line may also be the log of one
     call, ``{"request": {...}, "response": {...}}``; a reply that a later call of the same task repeats in its request is the node
     that was sampled. A file that is one JSON document holds one chat, a list of chats, or the list of one chat's messages. Raises
     UserError naming file and line; nothing is left in ``folder`` then.
@@ -165,8 +165,8 @@ class Calls:
         taken: Collection[str] = ("request", "response"),
         at: Node | None = None,
     ) -> Node:
-        """Hang one call: what was ``given`` (below ``at`` where the request says so), its replies, and ``envelope``, what else the answer
-        holds. Returns the last node of the last reply. ``taken`` as in :func:`hang_chat`.
+        """Hang one call: what was ``given`` (below ``at`` where the request says so), its replies, and ``envelope``, what else
+        the answer holds. Returns the last node of the last reply. ``taken`` as in :func:`hang_chat`.
         """
         task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
         extra = {k: v for k, v in record.items() if k not in {*taken, *judged.names, *([task.name] if task else ())}}

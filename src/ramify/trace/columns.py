@@ -1,4 +1,5 @@
-"""Nodes of a run as columns: flat arrays over all tokens plus row offsets, one array per field. Axis: N nodes, T tokens of all of them."""
+"""Nodes of a run as columns: flat arrays over all tokens plus row offsets, one array per field.
+Axis: N nodes, T tokens of all of them."""
 
 from __future__ import annotations
 

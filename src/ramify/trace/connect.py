@@ -1,4 +1,5 @@
-"""Opening the files of a run: the lock of its one writer, the SQLite connection, and the check that a file is a run we can read."""
+"""Opening the files of a run: the lock of its one writer, the SQLite connection,
+and the check that a file is a run we can read."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def holds_run(folder: Path) -> bool:
 
 
 def refused(what: str, error: Exception) -> RamifyError:
-    """``what`` with the reason: a RamifyError where the disk refuses (full, failing, busy), a UserError where the file or path is wrong."""
+    """``what`` with the reason: a RamifyError where the disk refuses (full, failing, busy),
+    a UserError where the file or path is wrong."""
     if isinstance(error, OSError):
         return refusal(what, error)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the number names the call
@@ -98,7 +100,8 @@ def check(db: sqlite3.Connection, file: Path, write: bool) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version > schema.SCHEMA:
         raise UserError(
-            f"{file} was written by a newer ramify (schema {version}, this one reads up to {schema.SCHEMA}): upgrade ramify to open it"
+            f"{file} was written by a newer ramify (schema {version}, this one reads up to {schema.SCHEMA}): upgrade ramify to "
+            "open it"
         )
     if not 1 <= version <= schema.SCHEMA:
         raise UserError(f"{file} has schema {version}, which no version of ramify has written: it is damaged or no run")

@@ -1,4 +1,5 @@
-"""The prompt of a node: the path's concatenation, or the explicit context that the node names. Training rows are built from this."""
+"""The prompt of a node: the path's concatenation, or the explicit context that the node names.
+Training rows are built from this."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def shown(
 
 
 def resolve(context: Context, node_of: Callable[[str], Node], of: str = "") -> list[Part]:
-    """The parts of a context. Raises UserError when a span is outside its node; ``of`` names the node sampled from the context."""
+    """The parts of a context. Raises UserError when a span is outside its node;
+    ``of`` names the node sampled from the context."""
     parts: list[Part] = []
     for part in context.parts:
         if isinstance(part, Insert):
@@ -59,8 +61,9 @@ HISTORY = "history"
 def seen(path: Path, node_of: Callable[[str], Node], context_of: Callable[[str], Context]) -> list[Part]:
     """The history of a model that continues after ``path``, pieces of length 0 left out.
 
-    The path; or, where a node on it was sampled from an explicit context, that context, the last such node, and all that follows it. Of a
-    context that a chat template rendered it is the history which was rendered: the template renders it anew at every turn.
+    The path; or, where a node on it was sampled from an explicit context, that context, the last such node, and all that follows
+    it. Of a context that a chat template rendered it is the history which was rendered:
+    the template renders it anew at every turn.
     """
     start, name = 0, None
     for i, (node, _) in enumerate(path.segments):

@@ -16,9 +16,9 @@ __all__ = ["read_chats", "read_exported", "read_run", "read_steps", "tree_dot", 
 
 
 def read_run(path: Path, folder: Path, form: str | None = None, fields: Fields | None = None) -> str:
-    """Make a run in ``folder`` from a file of the format ``form``, or of the detected one. Returns the format's name. ``fields`` names the
-    fields of task and reward, where these have unusual names. Raises UserError naming file and line or field; nothing is left in ``folder``
-    then."""
+    """Make a run in ``folder`` from a file of the format ``form``, or of the detected one. Returns the format's name. ``fields``
+    names the fields of task and reward, where these have unusual names. Raises UserError naming file and line or field; nothing
+    is left in ``folder`` then."""
     reader = pick_reader(path, form)
     reader.make(path, folder, fields)
     return reader.name

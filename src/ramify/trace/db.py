@@ -83,7 +83,8 @@ def this_user() -> str:
 
 
 def _make(file: FilePath, meta: Iterable[tuple[str, str | bytes]]) -> None:
-    """Write the database of a new run. A file of that name is a run from its first instant: the caller moves it there when it is whole."""
+    """Write the database of a new run. A file of that name is a run from its first instant:
+    the caller moves it there when it is whole."""
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = OFF")
         db.execute("PRAGMA synchronous = OFF")
@@ -108,7 +109,8 @@ class Run:
         self.meta: dict[str, Any] = {"schema": next(int(row[0]) for row in self._rows("PRAGMA user_version"))}
         self.meta |= {key: schema.from_json(value) for key, value in self._rows("SELECT key, value FROM meta")}
         self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
-        """Whether its settings are untrusted: it was imported, made by another user or on another machine, or its origin is unknown."""
+        """Whether its settings are untrusted: it was imported,
+        made by another user or on another machine, or its origin is unknown."""
         self.kind: str = schema.name(self.meta.get("verb") or migrate.verb_of(self.meta.get("config") or {}))
         """The verb that made it, as typed (``rollout``, ``governance bench``); empty where unknown."""
 
@@ -136,10 +138,10 @@ class Run:
     ) -> Run:
         """The run in the folder ``path``, open for writing: a new one, or the one that the same call began, which continues.
 
-        ``kind`` is the verb (see :attr:`kind`). ``decides`` are the settings that decide what the run holds, ``free`` those that do not;
-        ``parts`` is what the settings name, as hashes: weights, tasks. A run continues only where ``kind``, ``decides`` and ``parts`` are
-        those it began with; of ``free`` it keeps the newest. What it does not know (``later``: as it then was) it takes over. Every
-        record that was committed is there; what an interrupted verb has done it finds in the journal.
+        ``kind`` is the verb (see :attr:`kind`). ``decides`` are the settings that decide what the run holds, ``free`` those that
+        do not; ``parts`` is what the settings name, as hashes: weights, tasks. A run continues only where ``kind``, ``decides``
+        and ``parts`` are those it began with; of ``free`` it keeps the newest. What it does not know (``later``: as it then was)
+        it takes over. Every record that was committed is there; what an interrupted verb has done it finds in the journal.
 
         Raises UserError naming what differs, and as :meth:`create` and :meth:`open`.
         """
@@ -186,7 +188,8 @@ class Run:
     ) -> Run:
         """Make a new run in the folder ``path`` and open it for writing; ``config`` is the first thing stored.
 
-        ``own`` is False where ``config`` was read from a file: see ``foreign``. ``kind`` and ``parts`` are those of :meth:`begin`.
+        ``own`` is False where ``config`` was read from a file: see ``foreign``.
+        ``kind`` and ``parts`` are those of :meth:`begin`.
 
         Raises UserError when the folder holds a run already, when another process writes there, or when it cannot be made.
         """
@@ -294,8 +297,8 @@ class Run:
             raise UserError(f"tree '{name}' is in {self.folder} already, with another task, group or data")
 
     def add(self, *records: Record) -> None:
-        """Add records. What is there already stays as it is; per-token values, an annotation, score or finding of the same maker at the
-        same position are replaced.
+        """Add records. What is there already stays as it is; per-token values, an annotation, score or finding of the same maker
+        at the same position are replaced.
 
         A node's tree, parent, context and provenance, and the node any other record points at, must have been added before.
         Raises UserError when one is missing, when lengths or offsets do not fit, or when a value cannot be stored; records before
@@ -338,7 +341,8 @@ class Run:
         return cursor.rowcount > 0
 
     def commit(self) -> None:
-        """Make everything added so far durable, whole or not at all. Inside :meth:`transaction` it waits for the end of the group."""
+        """Make everything added so far durable, whole or not at all.
+        Inside :meth:`transaction` it waits for the end of the group."""
         if self._grouped:
             return
         if self._db.in_transaction:
@@ -347,7 +351,8 @@ class Run:
 
     @contextmanager
     def transaction(self) -> Iterator[Run]:
-        """Everything added inside is committed together at the end, or rolled back on an exception. A nested group joins the outer.
+        """Everything added inside is committed together at the end, or rolled back on an exception.
+        A nested group joins the outer.
 
         Do not await inside: what other tasks add meanwhile would join the group.
         """
@@ -395,9 +400,10 @@ class Run:
     def replace_judge(self, slot: str, judge: str, about: Mapping[str, Any] | None = None) -> int:
         """Make ``judge`` (its hash) the one whose scores count in ``slot``. Returns how many scores counted and no longer do.
 
-        One entry of the journal, whatever the run holds: whether a score counts is computed when it is read. Those that depended on
-        another judge of the slot stay stored, and count again where their judge comes back; scores that do not depend on the slot are
-        untouched. The judge that is there already changes nothing; "" is not a judge: then nothing that depends on the slot counts.
+        One entry of the journal, whatever the run holds: whether a score counts is computed when it is read. Those that depended
+        on another judge of the slot stay stored, and count again where their judge comes back; scores that do not depend on the
+        slot are untouched. The judge that is there already changes nothing; "" is not a judge:
+        then nothing that depends on the slot counts.
         """
         now = self.incumbents()
         if now.get(slot) == judge:
@@ -474,7 +480,8 @@ class Run:
         return Path.of([schema.row_node(row) for row in self._rows(sql, self.find(name))])
 
     def shown(self, name: str) -> Shown:
-        """What the model saw when it sampled a node: its explicit context, or the path up to it. Raises UserError like :meth:`node`."""
+        """What the model saw when it sampled a node: its explicit context, or the path up to it.
+        Raises UserError like :meth:`node`."""
         node = self.node(name)
         return shown(node, self.node, self.path, self.context)
 
@@ -716,7 +723,8 @@ class Run:
             self._fail(error)
 
     def _fail(self, error: sqlite3.Error) -> NoReturn:
-        """The disk refused a write. Committed records stay, others are lost, so the run accepts no more until it is opened again."""
+        """The disk refused a write. Committed records stay, others are lost,
+        so the run accepts no more until it is opened again."""
         self._broken = f"cannot write to {self.folder}: {error}; committed records are kept, open the run again to continue"
         if self._db.in_transaction:
             with suppress(sqlite3.Error):  # the next open rolls back whatever this cannot

@@ -14,7 +14,8 @@ from ramify.trace.tree import Tree
 
 
 def tree_dot(tree: Tree, colour: Callable[[Node], str] | None = None) -> str:
-    """Graphviz text of a tree; ``colour`` gives a fill such as ``#ffcc00`` (or "") to each node. Edges say where a fork cut in."""
+    """Graphviz text of a tree; ``colour`` gives a fill such as ``#ffcc00`` (or "") to each node.
+    Edges say where a fork cut in."""
     lines = ["digraph tree {", "  node [shape=box, style=filled, fillcolor=white];"]
     for node in tree.nodes.values():
         label = "\n".join(filter(None, [node.role, short(node.text), node.stop]))

@@ -1,7 +1,7 @@
 """Importing traces of other tools: shared functions, and step records in JSON lines.
 
-Traces are read record by record: memory holds one and a few words per attempt. Agent replies of two attempts are two nodes even when
-they are equal (they were two samples); what the attempts were given and share (the opening messages of one task) is one.
+Traces are read record by record: memory holds one and a few words per attempt. Agent replies of two attempts are two nodes even
+when they are equal (they were two samples); what the attempts were given and share (the opening messages of one task) is one.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ def import_records(
     about: dict[str, Any] | None = None,
     end: Callable[[Run], None] = lambda run: None,
 ) -> int:
-    """Make a run in ``folder`` by calling ``add(run, record, place, number)`` for each record, whole or not at all. Returns how many.
+    """Make a run in ``folder`` by calling ``add(run, record, place, number)`` for each record,
+    whole or not at all. Returns how many.
 
-    Records are the file's JSON lines unless given with their line numbers; ``about`` is added to the source description in the run's
-    configuration; ``end`` is called after the last record. Raises UserError naming file and line on anything that does not fit."""
+    Records are the file's JSON lines unless given with their line numbers; ``about`` is added to the source description in the
+    run's configuration; ``end`` is called after the last record.
+    Raises UserError naming file and line on anything that does not fit."""
     count = 0
     with new_run(folder, {"imported": {"form": form, "file": path.name, **(about or {})}}) as run:
         for number, record in read_lines(path) if records is None else records:
@@ -49,9 +51,10 @@ def read_steps(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from step records, one a line, attempts whole or interleaved. Returns how many lines.
 
     A record is ``{"task_id", "attempt_id", "step", "anchor" or "obs", "action", "reward", "done"}`` with optional ``obs``,
-    ``truncated``, ``valid``, ``state_hash`` (graph-credit); task, attempt and reward under any name of :mod:`ramify.trace.aliases`. Each becomes an observation (its state key is ``state_hash``, or the
-    anchor) and an action below it; a closing empty observation carries the last reward and why the attempt ended, where it did. Other fields are
-    kept with the action. Raises UserError naming file and line: also on a step that is there twice, out of order, or missing.
+    ``truncated``, ``valid``, ``state_hash`` (graph-credit); task, attempt and reward under any name of
+    :mod:`ramify.trace.aliases`. Each becomes an observation (its state key is ``state_hash``, or the anchor) and an action below
+    it; a closing empty observation carries the last reward and why the attempt ended, where it did. Other fields are kept with
+    the action. Raises UserError naming file and line: also on a step that is there twice, out of order, or missing.
     """
     attempts: dict[tuple[Any, Any], _Attempt] = {}
     counts: dict[Any, int] = {}
@@ -123,8 +126,8 @@ class _Attempt:
 class Thread:
     """Adds one attempt to its tree, message by message.
 
-    Given messages that are equal are one node for all attempts; sampled ones are each a node. ``completion`` is the attempt's sample index:
-    it keeps its samples apart from those of others below the same prefix."""
+    Given messages that are equal are one node for all attempts; sampled ones are each a node. ``completion`` is the attempt's
+    sample index: it keeps its samples apart from those of others below the same prefix."""
 
     def __init__(self, run: Run, tree: str, completion: int, at: Node | None = None) -> None:
         self.run, self.tree, self.completion = run, tree, completion
@@ -133,8 +136,8 @@ class Thread:
     def hang(
         self, message: Message, replied: bool, last: bool = False, about: Mapping[str, Any] | None = None, **fields: Any
     ) -> Node:
-        """Add a message below the last one, ``about`` among its data. The attempt's last message is its own node even where it was given,
-        since it holds the outcome.
+        """Add a message below the last one, ``about`` among its data. The attempt's last message is its own node even where it
+        was given, since it holds the outcome.
 
         So is one with parts that are not text, since the text alone does not tell it from another.
         """

@@ -26,8 +26,9 @@ class Reader:
     never raise. The first record is the first line's object; of a file that is one JSON document, that object, or the first of
     its list."""
     read: Callable[..., int]
-    """``read(path, folder)``: make a run in the folder from the file; returns how many records were read. Raises UserError naming file
-    and line or field; leaves nothing in the folder then. Takes ``fields=`` (:class:`ramify.trace.aliases.Fields`) where it has any."""
+    """``read(path, folder)``: make a run in the folder from the file; returns how many records were read. Raises UserError naming
+    file and line or field; leaves nothing in the folder then.
+    Takes ``fields=`` (:class:`ramify.trace.aliases.Fields`) where it has any."""
     fields: tuple[str, ...] = ()
     """Which fields a user may name: "task", "reward"; none where the format defines them."""
     example: str = ""
@@ -52,7 +53,8 @@ class Writer:
     help: str
     write: Callable[..., int]
     """``write(run, out, **settings)``: writes the file (or folder) ``out`` whole or not at all; returns how many rows. Raises
-    UserError; NeedsError where its tool is not installed. A setting that is not given is not passed; one that is comes as text."""
+    UserError; NeedsError where its tool is not installed. A setting that is not given is not passed;
+    one that is comes as text."""
     suffixes: tuple[str, ...] = ()
     """File endings that choose this writer where none is named."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +92,8 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
     if first is None and next(read_items(path), None) is None:  # says what is wrong with the first line, where something is
         raise UserError(f"{path} holds no record")
     raise UserError(
-        f"{path}:{number}: neither an exported run (kind 'run'), nor a chat ('messages'), nor a step ('task_id', 'attempt_id', ...), "
+        f"{path}:{number}: neither an exported run (kind 'run'), nor a chat ('messages'), nor a step ('task_id', 'attempt_id', "
+        "...), "
         f"nor anything else known here: name the format with --from ({', '.join(known)})"
     )
 
@@ -144,7 +147,8 @@ for _reader in (
         _is_chat,
         chats.read_chats,
         ("task", "reward"),
-        '{"task": "sum", "messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "3"}], "reward": 1.0}\n',
+        '{"task": "sum", "messages": [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": "3"}], "reward": '
+        "1.0}\n",
     ),
     Reader(
         "steps",
@@ -165,7 +169,8 @@ for _writer in (
         parquet.write_parquet,
         (".parquet",),
         {
-            "records": "the kind of record: nodes (default), token_values, annotations, scores, findings, trees, provenances, contexts, journal"
+            "records": "the kind of record: nodes (default), token_values, annotations, scores, findings, trees, provenances, "
+            "contexts, journal"
         },
     ),
     Writer(

@@ -143,7 +143,8 @@ class MergedGraph:
         return bool(recurs and not np.isin(later, self.visit_group[first]).any())
 
     def to_json(self, task: Any = None, extra: Mapping[str, Sequence[Any]] | None = None) -> dict[str, Any]:
-        """Node-link form, of one task or all (None); ``extra`` adds a field with one JSON value a group (its value, its colour)."""
+        """Node-link form, of one task or all (None); ``extra`` adds a field with one JSON value a group (its value, its
+        colour)."""
         groups, edges = self._of_task(task)
         fields = {name: list(values) for name, values in (extra or {}).items()}
         nodes = [
@@ -183,7 +184,8 @@ class MergedGraph:
         return "\n".join([*lines, "}"]) + "\n"
 
     def write_graphml(self, path: Path, task: Any = None, extra: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Write GraphML, whole or not at all. Raises NeedsError without networkx, else like :func:`ramify.base.files.whole_file`."""
+        """Write GraphML, whole or not at all. Raises NeedsError without networkx, else like
+        :func:`ramify.base.files.whole_file`."""
         try:
             import networkx
         except ImportError as error:

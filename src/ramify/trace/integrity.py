@@ -17,8 +17,8 @@ MOST = 20
 def check_run(folder: Path) -> list[Problem]:
     """Read the whole run at ``folder`` and verify its hashes; no problem means undamaged.
 
-    Data without a hash (log-probabilities, rewards, scores, settings) is checked for its form only. Raises UserError where ``folder``
-    holds no run.
+    Data without a hash (log-probabilities, rewards, scores, settings) is checked for its form only. Raises UserError where
+    ``folder`` holds no run.
     """
     problems: list[Problem] = []
     try:

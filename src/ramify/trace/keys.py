@@ -49,7 +49,8 @@ def exact(observations: Sequence[Any]) -> list[str]:
 
 
 def scrub(*what: str) -> Canonicaliser:
-    """A canonicaliser that removes ``timestamps``, ``numbers`` (standing alone: "cabinet 3", not "x3") and ``whitespace``, or all three.
+    """A canonicaliser that removes ``timestamps``, ``numbers`` (standing alone:
+    "cabinet 3", not "x3") and ``whitespace``, or all three.
 
     Numbers often distinguish objects: scrub them only where they count steps or time. Raises UserError on an unknown name.
     """
@@ -96,7 +97,8 @@ class StatePattern:
         """One sentence where some of the texts so far did not hold it, none where all did. Raises UserError where no text did."""
         if self._texts and not self._found:
             raise UserError(
-                f"--state-pattern {self.expression!r} is found in none of {self._texts} observations, such as {self._missed[:80]!r}"
+                f"--state-pattern {self.expression!r} is found in none of {self._texts} observations, such as "
+                f"{self._missed[:80]!r}"
             )
         missed = self._texts - self._found
         note = f"--state-pattern is not found in {missed} of {self._texts} observations, such as {self._missed[:80]!r}"

@@ -21,9 +21,11 @@ _BETWEEN = re.compile(r"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
 def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line that is not blank. Memory is that of one line. ``ended`` leaves out a last line without an end.
+    """(line number, object) of each line that is not blank. Memory is that of one line.
+    ``ended`` leaves out a last line without an end.
 
-    Raises UserError naming file and line: a missing file, a line that is not a JSON object, is longer than 16 MiB, or is not UTF-8.
+    Raises UserError naming file and line: a missing file, a line that is not a JSON object,
+    is longer than 16 MiB, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -139,7 +141,8 @@ def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
 
 
 def read_document(path: Path) -> Any:
-    """The content of a file that is one JSON document over several lines, or one list; None of JSON lines and of anything else."""
+    """The content of a file that is one JSON document over several lines, or one list;
+    None of JSON lines and of anything else."""
     try:
         _, found, whole = _start(path)
     except (OSError, ValueError, RecursionError):

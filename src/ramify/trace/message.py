@@ -1,8 +1,8 @@
 """The message: role, text, tool calls, reasoning and other data; reading it from and writing it to OpenAI's format.
 
 A tool call is kept in a message's data in OpenAI's form: ``{"id", "type", "function": {"name", "arguments": JSON text}}`` under
-``tool_calls``, or stands in the text as models write it (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``). The answer to a
-call is a message of role tool, with ``tool_call_id`` in its data.
+``tool_calls``, or stands in the text as models write it (``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``). The
+answer to a call is a message of role tool, with ``tool_call_id`` in its data.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class Message:
     """system, user, assistant or tool."""
     text: str
     data: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Further data, as JSON: ``tool_calls``, ``tool_call_id``, ``name``, ``reasoning``, parts that are not text as ``content``."""
+    """Further data, as JSON: ``tool_calls``, ``tool_call_id``, ``name``, ``reasoning``,
+    parts that are not text as ``content``."""
     sent: Any = field(default=None, compare=False, repr=False)
-    """The JSON object that a client sent, where it is forwarded: fields that middleware leaves alone reach the endpoint unchanged."""
+    """The JSON object that a client sent, where it is forwarded:
+    fields that middleware leaves alone reach the endpoint unchanged."""
 
     @property
     def unchanged(self) -> bool:
@@ -78,7 +80,8 @@ class Message:
         return "\n".join(lines)
 
     def written(self) -> str:
-        """Its text with the calls alongside it written into it: an action as an environment takes it, a reply as a template lays it out."""
+        """Its text with the calls alongside it written into it:
+        an action as an environment takes it, a reply as a template lays it out."""
         alongside = self.data.get("tool_calls")
         return joined_reply(self.text, alongside) if isinstance(alongside, list) and CALL not in self.text else self.text
 
@@ -93,8 +96,8 @@ _KEPT = ("name", "tool_calls", "tool_call_id")
 def read_message(value: Any, spot: str) -> Message:
     """A message in OpenAI's form or near it. Raises UserError naming ``spot``.
 
-    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest. A provider's
-    own compaction that stands among messages as an item without a role is the only part of a user's message.
+    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest. A
+    provider's own compaction that stands among messages as an item without a role is the only part of a user's message.
     """
     if not isinstance(value, Mapping):
         raise UserError(f"{spot} is no object")
@@ -198,7 +201,8 @@ def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) 
         name, arguments, end, error = _parse_call(text, start + len(CALL))
         span = None
         if ends is not None:
-            # The first token that reaches beyond the start, and the first that reaches the end: zero-width template tokens stay out.
+            # The first token that reaches beyond the start, and the first that reaches the end: zero-width template tokens stay
+            # out.
             span = (int(np.searchsorted(ends, start, "right")), min(len(ends), int(np.searchsorted(ends, end, "left")) + 1))
         calls.append(ToolCall(name, arguments, (start, end), span, error))
         start = text.find(CALL, end)
@@ -253,13 +257,15 @@ def _function(call: Any) -> tuple[Any, Any]:
 
 
 def write_call(name: Any, arguments: Any, lines: bool = False) -> str:
-    """A call as models write it into their text; with ``lines`` its JSON stands on a line of its own, as Hermes and Qwen have it."""
+    """A call as models write it into their text; with ``lines`` its JSON stands on a line of its own,
+    as Hermes and Qwen have it."""
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"{CALL}\n{body}\n{CALL_END}" if lines else f"{CALL}{body}{CALL_END}"
 
 
 def named_calls(text: str) -> str:
-    """``text`` with each call that is written into it as ``name(arguments)``, as :meth:`Message.spoken` has those alongside it."""
+    """``text`` with each call that is written into it as ``name(arguments)``,
+    as :meth:`Message.spoken` has those alongside it."""
     for call in reversed(parse_tool_calls(text)):
         if not call.error:
             start, end = call.char_span

@@ -1,7 +1,7 @@
 """Runs of older schemas: opened for reading they are unchanged; opened for writing they are converted to the newest schema.
 
-Schema 1 had no findings, and did not store which verb made a run: that follows from its settings, and the hashes it began with from its
-journal."""
+Schema 1 had no findings, and did not store which verb made a run: that follows from its settings, and the hashes it began with
+from its journal."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ STOPS = ("", "eos", "stop", "length", "budget", "cancelled", "terminated", "trun
 class Node:
     """One append-only piece of a tree.
 
-    ``id`` is the stable hash of tree, parent, offset, role, content, context, provenance and sample index, so two equal samples are
-    two nodes and a given (unsampled) message is one. Arrays have one entry per token, shape (T,).
+    ``id`` is the stable hash of tree, parent, offset, role, content, context, provenance and sample index, so two equal samples
+    are two nodes and a given (unsampled) message is one. Arrays have one entry per token, shape (T,).
     """
 
     id: str
@@ -36,7 +36,8 @@ class Node:
     parent: str | None
     """Id of the parent; None for the root."""
     offset: int
-    """Where this node starts inside its parent: tokens kept of the parent, or messages kept (0 or 1) where the parent is text only."""
+    """Where this node starts inside its parent: tokens kept of the parent,
+    or messages kept (0 or 1) where the parent is text only."""
     role: str
     """system, user, assistant, tool, or root."""
     text: str
@@ -67,7 +68,8 @@ class Node:
     """Small JSON extras: the edit that made the node, tool calls with token spans, a failure."""
 
     def __len__(self) -> int:
-        """Length in the unit of offsets: tokens, or 1 message where there are none; 0 for a root that only holds a tree together."""
+        """Length in the unit of offsets: tokens, or 1 message where there are none;
+        0 for a root that only holds a tree together."""
         if self.tokens is None:
             return 0 if self.role == "root" and not self.text else 1
         return len(self.tokens)
@@ -119,7 +121,8 @@ def make_node(tree: str, parent: str | None, offset: int, role: str, text: str, 
 
 
 def content_id(node: Node) -> str:
-    """The id that belongs to a node's content. One that is read back with another content than its id says is damaged or forged."""
+    """The id that belongs to a node's content. One that is read back with another content than its id says is damaged or
+    forged."""
     return stable_hash(
         node.tree,
         node.parent,
@@ -205,7 +208,8 @@ def context_from_json(parts: list[Any]) -> Context:
 
 @dataclass(frozen=True)  # no slots: the hash is computed once, not for every node
 class Provenance:
-    """The origin of a sampled node: model identity with its weights hash, sampling settings, run seed, and hidden-state edits if any."""
+    """The origin of a sampled node: model identity with its weights hash, sampling settings, run seed,
+    and hidden-state edits if any."""
 
     model: str
     weights: str

@@ -47,11 +47,11 @@ NOBODY = Decider("", "")
 
 
 def decider(run: Run, wanted: str | None = None) -> Decider | None:
-    """The deciding scorer: ``wanted``, else the environment, else the imported reward, else the only scorer there is. Where attempts that
-    were imported are continued in an environment, the imported rewards decide of those that it did not see.
+    """The deciding scorer: ``wanted``, else the environment, else the imported reward, else the only scorer there is. Where
+    attempts that were imported are continued in an environment, the imported rewards decide of those that it did not see.
 
-    Metrics and grades that are not rewards decide only where they are named. None in a run without any scorer. Raises UserError where there
-    is not a scorer ``wanted``, or where several could decide."""
+    Metrics and grades that are not rewards decide only where they are named. None in a run without any scorer. Raises UserError
+    where there is not a scorer ``wanted``, or where several could decide."""
     known, able = _scorers(run)
     if wanted is not None:
         if wanted not in known:
@@ -71,12 +71,14 @@ def undecided(run: Run) -> list[str]:
 
 
 def settled(run: Run, wanted: str | None = None) -> Decider:
-    """:func:`decider`, or :data:`NOBODY` where there is none or it is not clear. Raises UserError where there is no scorer ``wanted``."""
+    """:func:`decider`, or :data:`NOBODY` where there is none or it is not clear.
+    Raises UserError where there is no scorer ``wanted``."""
     return (None if wanted is None and undecided(run) else decider(run, wanted)) or NOBODY
 
 
 def _scorers(run: Run) -> tuple[dict[str, Decider], list[str]]:
-    """Every scorer by name, and the names of those that decide unless another is wanted: one, several where it is not clear, or none."""
+    """Every scorer by name, and the names of those that decide unless another is wanted:
+    one, several where it is not clear, or none."""
     known: dict[str, Decider] = {}
     able: dict[str, bool] = {}
     for scorer, unit, scored in run.scorers():
@@ -111,16 +113,16 @@ def paid(path: Path) -> float | None:
 
 
 def is_fork(score: Score | None) -> bool:
-    """Whether a score is of a fork, which was made to find something out, and not of an attempt: forks of one step would count as often
-    as they are many. What a selector chose to continue is an attempt."""
+    """Whether a score is of a fork, which was made to find something out, and not of an attempt: forks of one step would count as
+    often as they are many. What a selector chose to continue is an attempt."""
     evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
     index = evidence.get("index")
     return bool(evidence.get(FORK)) or (isinstance(index, int) and index >= INDICES)
 
 
 def successes(run: Run, deciding: Decider, forks: bool = False) -> Iterator[bool | None]:
-    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither. ``forks``: whether each
-    of its forks did, instead (:func:`is_fork`)."""
+    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither. ``forks``:
+    whether each of its forks did, instead (:func:`is_fork`)."""
     for info in run.trees():
         scores = deciding.scores(run, info.name)
         if scores:

@@ -52,7 +52,8 @@ _KINDS: dict[str, tuple[type[Any], dict[str, str]]] = {
 
 
 def write_parquet(run: Run, path: Path, records: str = "nodes") -> int:
-    """Write the records of one kind (nodes, token_values, annotations, scores, findings, trees, provenances, contexts, journal), whole or not at all.
+    """Write the records of one kind (nodes, token_values, annotations, scores, findings, trees,
+    provenances, contexts, journal), whole or not at all.
 
     Returns how many rows. Raises UserError on an unknown kind or when the file cannot be written.
     """

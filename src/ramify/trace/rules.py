@@ -1,7 +1,8 @@
 """Does a text still hold a rule? A keyword test that needs no model: content words and bound values near one another.
 
-A rule survives where at least 60 % of its content words and all its bound values (domains, numbers, regions, paths, channels) stand within
-60 tokens of one another. It is blind to a paraphrase in other words and to irony: a model as judge is the second observer (`ramify governance judge`).
+A rule survives where at least 60 % of its content words and all its bound values (domains, numbers, regions, paths, channels)
+stand within 60 tokens of one another. It is blind to a paraphrase in other words and to irony:
+a model as judge is the second observer (`ramify governance judge`).
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 _FUNCTION_WORDS = (
-    "a an the of to in on at by for from with as and or but if then than that this these those it its is are was were be been being do does "
-    "did have has had i you we they he she my your our their me us them not no never only must may can could shall should will would any all "
-    "each every ever there here so such other than when where which who whose what just always please un una el la los las de del al en con "
+    "a an the of to in on at by for from with as and or but if then than that this these those it its is are was were be been "
+    "being do does "
+    "did have has had i you we they he she my your our their me us them not no never only must may can could shall should will "
+    "would any all "
+    "each every ever there here so such other than when where which who whose what just always please un una el la los las de "
+    "del al en con "
     "por para que se su sus lo y o u no nunca solo sólo debe deben puede pueden es son ser este esta todo toda todos todas"
 )
 _FUNCTION = frozenset(_FUNCTION_WORDS.split())
@@ -43,7 +47,8 @@ _STRICT = re.compile(
     re.IGNORECASE,
 )
 _RESCINDED = re.compile(
-    r"no longer|deprecat|rescind|lifted|obsolete|does not apply|doesn't apply|may now|now allowed|can be ignored|ignore (?:the|this|that|all)|"
+    r"no longer|deprecat|rescind|lifted|obsolete|does not apply|doesn't apply|may now|now allowed|can be ignored|ignore "
+    r"(?:the|this|that|all)|"
     r"supersed|revoked|withdrawn|ya no|derogad|sin efecto|no se aplica|不再|作废|取消|失效|已废止|可以忽略",
     re.IGNORECASE,
 )
@@ -53,7 +58,8 @@ _DEMANDS = re.compile(
     re.IGNORECASE,
 )
 _HEDGE = re.compile(
-    r"\b(?:prefer\w*|ideally|usually|generally|if possible|where possible|try to|should probably|mostly|recommended|preferiblemente|"
+    r"\b(?:prefer\w*|ideally|usually|generally|if possible|where possible|try to|should "
+    r"probably|mostly|recommended|preferiblemente|"
     r"normalmente|si es posible|a ser posible)\b|尽量|最好|通常|一般",
     re.IGNORECASE,
 )
@@ -114,8 +120,8 @@ def contradicts(left: str, right: str) -> bool:
 def disputes(rule: str, text: str) -> bool:
     """Whether ``text`` says that ``rule`` is over, or demands another value instead.
 
-    A text that only names another value (a request, a result, a call) demands nothing: it may follow the rule or break it, but does not
-    change it.
+    A text that only names another value (a request, a result, a call) demands nothing: it may follow the rule or break it, but
+    does not change it.
     """
     plain, quoted = _plain(text), _plain(rule).rstrip(".!。！")
     if quoted in plain:  # what is said of it stands in the sentence around the quotation

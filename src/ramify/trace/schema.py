@@ -85,7 +85,8 @@ INSERT_SCORE = (
     "value = excluded.value, confidence = excluded.confidence, evidence = excluded.evidence, cost = excluded.cost"
 )
 INSERT_FINDING = (
-    "INSERT INTO findings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (maker, name, ifnull(node, 0), offset, why) DO UPDATE SET "
+    "INSERT INTO findings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (maker, name, ifnull(node, 0), offset, why) DO UPDATE "
+    "SET "
     "value = excluded.value, unit = excluded.unit, action = excluded.action, evidence = excluded.evidence, "
     "identity = excluded.identity"
 )
@@ -109,7 +110,8 @@ SELECT_FINDING = (
 
 
 def stored(decode: Callable[..., _T]) -> Callable[..., _T]:
-    """Decorates what reads stored values (into records, summaries, pages): what a damaged one makes it stumble over becomes a RamifyError."""
+    """Decorates what reads stored values (into records, summaries, pages):
+    what a damaged one makes it stumble over becomes a RamifyError."""
 
     @functools.wraps(decode)
     def guarded(*args: Any, **settings: Any) -> _T:
@@ -207,7 +209,8 @@ def node_row(node: Node, tree: int, parent: int | None, context: int | None, pro
 
 @stored
 def row_node(row: tuple[Any, ...]) -> Node:
-    """A node from a row of ``SELECT_NODE``. Arrays are writable copies. Raises RamifyError where its id is not that of its content."""
+    """A node from a row of ``SELECT_NODE``. Arrays are writable copies.
+    Raises RamifyError where its id is not that of its content."""
     sampled, tokens = row[7], _array(row[6], "<i4")
     if tokens is not None and row[19] != len(tokens):
         raise ValueError(f"node {row[0]} has {len(tokens)} tokens, not {row[19]}")
@@ -242,7 +245,8 @@ def token_values_row(token_values: TokenValues, seq: int, length: int) -> tuple[
     values = np.asarray(token_values.values)
     if values.shape != (length,):
         raise UserError(
-            f"the token values '{token_values.name}' have shape {values.shape} on node {token_values.node}, which has length {length}"
+            f"the token values '{token_values.name}' have shape {values.shape} on node {token_values.node}, which has length "
+            f"{length}"
         )
     return seq, token_values.name, token_values.maker, _blob(values, "<f4")
 
@@ -257,7 +261,8 @@ def annotation_row(annotation: Annotation, seq: int, length: int) -> tuple[Any, 
     """The row of an annotation. Raises UserError when its offset is outside a node of ``length``."""
     if not 0 <= annotation.offset <= length:
         raise UserError(
-            f"annotation '{annotation.name}' is at offset {annotation.offset} of node {annotation.node}, which has length {length}"
+            f"annotation '{annotation.name}' is at offset {annotation.offset} of node {annotation.node}, which has length "
+            f"{length}"
         )
     return (
         seq,

@@ -18,8 +18,8 @@ _ENDS = {"stops": re.compile(r"[.!?]+(?=\s|$)|\n+"), "lines": re.compile(r"\n+")
 def sentences(text: str, by: By = "prose") -> list[tuple[int, int]]:
     """Spans of the sentences of ``text``; space before a sentence belongs to it. Empty where the text is only space.
 
-    ``prose`` knows abbreviations and quotations (syntok); ``stops`` ends a sentence at each ``.!?`` before space and at each line;
-    ``lines`` at lines. Raises NeedsError where syntok is missing.
+    ``prose`` knows abbreviations and quotations (syntok); ``stops`` ends a sentence at each ``.!?`` before space and at each
+    line; ``lines`` at lines. Raises NeedsError where syntok is missing.
     """
     ends = _prose(text) if by == "prose" else [match.end() for match in _ENDS[by].finditer(text)]
     ends = [*(end for end in ends if end < len(text)), len(text)]

@@ -23,8 +23,8 @@ RUNS = Path("runs")
 def opened(source: Path, form: str | None = None, fields: Fields | None = None) -> Iterator[Run]:
     """The run in the folder ``source``, or of that name under ./runs, or a temporary one made from a file that can be imported.
 
-    ``form`` names the format of a file, by default it is detected from the content; ``fields`` name its task and reward. Raises UserError
-    where there is neither; errors raised inside name ``source`` and say where every attempt in it failed."""
+    ``form`` names the format of a file, by default it is detected from the content; ``fields`` name its task and reward. Raises
+    UserError where there is neither; errors raised inside name ``source`` and say where every attempt in it failed."""
     folder = run_folder(source)
     if folder is not None:
         if form is not None:
@@ -46,10 +46,11 @@ def run_folder(source: Path) -> Path | None:
 
 
 def conclude(source: Path, maker: str, findings: Iterable[Finding], records: Iterable[Record] = ()) -> str:
-    """Keep the findings of the verb ``maker``, and other records of its, in the run that ``source`` names; they replace its earlier ones.
+    """Keep the findings of the verb ``maker``, and other records of its,
+    in the run that ``source`` names; they replace its earlier ones.
 
-    Nothing is kept of a file that is not a run. Returns why nothing could be kept (another process writes there, the disk is read-only),
-    else an empty text."""
+    Nothing is kept of a file that is not a run. Returns why nothing could be kept (another process writes there, the disk is
+    read-only), else an empty text."""
     folder = run_folder(source)
     if folder is None:
         return ""

@@ -1,4 +1,5 @@
-"""One way to read a path: its messages with their tokens, the agent's steps with what each was shown and what it led to, and how it ended.
+"""One way to read a path: its messages with their tokens, the agent's steps with what each was shown and what it led to, and how
+it ended.
 
 Importers, exporters, graders, audits and pages read attempts of a run through :func:`views`.
 """
@@ -256,8 +257,8 @@ def views(run: Run, group: str | None = None, scorer: str | None = None, unjudge
     """Every attempt in a run's trees, in an order that does not depend on when they ended, one tree in memory at a time.
 
     An attempt is a path to a node with a score by ``scorer`` (to a leaf, in trees without one); without a name, of the one that
-    :func:`ramify.trace.outcome.decider` says. ``unjudged``: also to the leaves that nobody judged, and where several scorers could decide
-    nobody did. Raises UserError where there is none of that name, or several and none is named.
+    :func:`ramify.trace.outcome.decider` says. ``unjudged``: also to the leaves that nobody judged, and where several scorers
+    could decide nobody did. Raises UserError where there is none of that name, or several and none is named.
     """
     deciding = settled(run, scorer) if unjudged else decider(run, scorer)
     for info in sorted(run.trees(group), key=lambda info: info.name):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One sequence to train on. ``tokens`` int32 (T,), ``mask`` bool (T,): tokens with a loss; ``token_values`` float32 (T,) by name."""
+    """One sequence to train on. ``tokens`` int32 (T,), ``mask`` bool (T,):
+    tokens with a loss; ``token_values`` float32 (T,) by name."""
 
     tokens: np.ndarray
     mask: np.ndarray
@@ -43,9 +44,9 @@ class Row:
 def row_from_path(path: Path, token_values: Mapping[str, Mapping[str, np.ndarray]] | None = None) -> Row:
     """The row of a path: sampled tokens are trained on, given ones are shown.
 
-    ``token_values``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always there
-    as ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was sampled from an explicit context: there
-    the path is not what the model saw, and :func:`rows_from_path` makes the rows.
+    ``token_values``: name -> node id -> values along that node's tokens; nodes left out are 0. The behaviour log-probs are always
+    there as ``logprobs``. Raises NeedsError on a path of text-only nodes, and where a node was sampled from an explicit context:
+    there the path is not what the model saw, and :func:`rows_from_path` makes the rows.
     """
     for node, _ in path.segments:
         if node.context is not None:
@@ -65,8 +66,8 @@ def rows_from_path(
 ) -> list[Row]:
     """The rows of a path, each sampled token in exactly one of them, after what the model was shown when it sampled it.
 
-    One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context does
-    not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was never shown what
+    One row as :func:`row_from_path` makes it where nothing was compacted; a new row starts wherever a node's explicit context
+    does not simply continue. A row of more than ``longest`` tokens ends with its last sampled one: the model was never shown what
     came after it. ``node_of`` and ``context_of`` are those of a Run. Raises NeedsError where something shown has text only.
     """
     made: list[list[tuple[Part, bool]]] = [[]]
@@ -124,7 +125,8 @@ class Batch:
 
 
 def collate(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = False) -> Batch:
-    """Pad ``rows`` to their longest; token values missing from a row are 0 there. ``share``: lay out what neighbours share once."""
+    """Pad ``rows`` to their longest; token values missing from a row are 0 there.
+    ``share``: lay out what neighbours share once."""
     width = max(len(row.tokens) for row in rows)
     names = sorted({name for row in rows for name in row.token_values})
     tokens = np.zeros((len(rows), width), np.int64)
@@ -156,7 +158,8 @@ def in_tree_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def shared_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
-    """Rows (:func:`in_tree_order`) cut where their distinct tokens would pass ``max_tokens``, or the tokens they look at eight times that."""
+    """Rows (:func:`in_tree_order`) cut where their distinct tokens would pass ``max_tokens``,
+    or the tokens they look at eight times that."""
     pack: list[Row] = []
     distinct = looked = 0
     for row in rows:

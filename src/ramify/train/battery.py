@@ -29,7 +29,8 @@ def check_loss(loss: Loss, config: LossConfig | None = None, seed: int = 0) -> l
 
 
 class _TokenValues(dict[str, Tensor]):
-    """Token values by name: the usual ones, and any other as soon as it is requested. ``rows`` are the rows' numbers in the whole batch."""
+    """Token values by name: the usual ones, and any other as soon as it is requested.
+    ``rows`` are the rows' numbers in the whole batch."""
 
     def __init__(self, seed: int, mask: Tensor, rows: Sequence[int]) -> None:
         self.seed, self.mask, self.rows = seed, mask, rows

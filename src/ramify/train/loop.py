@@ -88,8 +88,9 @@ def score_batch(module: nn.Module, batch: Batch) -> Scores:
 
 
 def batches(module: nn.Module, rows: Sequence[Row], max_tokens: int, share: bool = True) -> Iterator[tuple[list[Row], Batch]]:
-    """Every row in one batch of at most ``max_tokens`` tokens through the model, with the rows of that batch in its order. With ``share``
-    and a model that allows it, what rows have in common at their start is in a batch once, where that is an eighth of them or more."""
+    """Every row in one batch of at most ``max_tokens`` tokens through the model, with the rows of that batch in its order. With
+    ``share`` and a model that allows it, what rows have in common at their start is in a batch once,
+    where that is an eighth of them or more."""
     device = next(module.parameters()).device
     ordered = in_tree_order(rows) if share else []
     share = share and share_of_rows(ordered) >= SHARED and shares(module)
@@ -98,8 +99,8 @@ def batches(module: nn.Module, rows: Sequence[Row], max_tokens: int, share: bool
 
 
 def shares(module: nn.Module) -> bool:
-    """Whether the model can compute what rows share once: the decoders here, and transformers models with attention calls that land in
-    the engine and that give two short rows the same logits so, tried once."""
+    """Whether the model can compute what rows share once: the decoders here, and transformers models with attention calls that
+    land in the engine and that give two short rows the same logits so, tried once."""
     if module not in _shares:
         _shares[module] = isinstance(module, TinyLM) or (attends_here(module) and _tried(module))
     return _shares[module]
@@ -173,7 +174,8 @@ class Trainer:
     def update(self, rows: Sequence[Row], losses: Mapping[str, float]) -> dict[str, float]:
         """Train on ``rows`` with the weighted sum of ``losses`` (name -> weight), averaged over trained tokens.
 
-        Returns each loss's mean per token, the gradient norm and the tokens trained. No row with a trained token: nothing happens.
+        Returns each loss's mean per token, the gradient norm and the tokens trained.
+        No row with a trained token: nothing happens.
         """
         rows = [row for row in rows if row.mask[1:].any()]
         totals = dict.fromkeys(losses, 0.0)

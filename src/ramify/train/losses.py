@@ -64,18 +64,20 @@ def policy_gradient(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
 
 @register("loss", "reference_kl")
 def reference_kl(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
-    """Low-variance estimate of KL(policy || reference) per token: exp(d) - d - 1 with d = log ref - log p (Schulman 2020, "k3")."""
+    """Low-variance estimate of KL(policy || reference) per token:
+    exp(d) - d - 1 with d = log ref - log p (Schulman 2020, "k3")."""
     gap = _token_values(batch, "reference", "reference_kl") - scores.logprobs
     return torch.exp(gap) - gap - 1.0
 
 
 @register("loss", "preference")
 def preference(batch: Batch, scores: Scores, config: LossConfig) -> Tensor:
-    """Preference for one token over its ``rival`` in the same place (DPO, Rafailov et al. 2023, equation 7; responses of one token).
+    """Preference for one token over its ``rival`` in the same place (DPO, Rafailov et al.
+    2023, equation 7; responses of one token).
 
-    -log sigmoid(beta ((log p(token) - log ref(token)) - (log p(rival) - log ref(rival)))). Both are scored after the same row, so a
-    pair is one row and one forward pass, and nothing after the token (an end of turn) enters. Token values: ``rival`` (a token id),
-    ``reference`` and ``rival_reference`` (see :func:`ramify.train.loop.with_reference`).
+    -log sigmoid(beta ((log p(token) - log ref(token)) - (log p(rival) - log ref(rival)))). Both are scored after the same row, so
+    a pair is one row and one forward pass, and nothing after the token (an end of turn) enters. Token values: ``rival`` (a token
+    id), ``reference`` and ``rival_reference`` (see :func:`ramify.train.loop.with_reference`).
     """
     _token_values(batch, "rival", "preference")
     held = _token_values(batch, "reference", "preference") - _token_values(batch, "rival_reference", "preference")

@@ -138,7 +138,8 @@ class Answer:
         await self.record(Exchange(self.id, self.form.route, self.identity, self.form.prompts, self.form.settings, keys, grouped))
 
     def _leave(self, why: str) -> None:
-        """The client disconnected or its time ran out: nothing may be awaited here for long, so the recorder stores it on its own."""
+        """The client disconnected or its time ran out: nothing may be awaited here for long,
+        so the recorder stores it on its own."""
         self.metrics.gone.inc()
         gone = InfrastructureError("provider", why)
         kept = asyncio.ensure_future(self._report([reply.completion or gone for reply in self.replies]))
@@ -184,7 +185,8 @@ class Answer:
         }
 
     def _sums(self) -> tuple[int, int, int]:
-        """Tokens of the prompts, each once; of them found in the cache by every one of its samples; of all replies, as far as they came.
+        """Tokens of the prompts, each once; of them found in the cache by every one of its samples;
+        of all replies, as far as they came.
 
         0 where unknown.
         """

@@ -35,8 +35,8 @@ _GONE = 499
 
 
 class Api:
-    """``model`` served as ``name``, and ``more`` models by their names. ``slots`` bounds running and waiting samples; ``record`` is called with every answer before its end is
-    sent.
+    """``model`` served as ``name``, and ``more`` models by their names. ``slots`` bounds running and waiting samples; ``record``
+    is called with every answer before its end is sent.
 
     ``gauges`` gives numbers of the engine for ``/metrics`` (:class:`Metrics`). Raises what the model's ``capabilities`` raise.
     """
@@ -122,7 +122,8 @@ class Api:
         return await self._answer(request, form)
 
     def _read(self, body: Mapping[str, Any], kind: type[R]) -> tuple[Served, R, dict[str, Any]]:
-        """The model that is asked, the request in ``body``, and the fields that only an endpoint can read. Raises RefusedError."""
+        """The model that is asked, the request in ``body``,
+        and the fields that only an endpoint can read. Raises RefusedError."""
         named = body.get("model")
         served = self.all.get(named, self.served) if isinstance(named, str) else self.served
         rest = passed_on(body, kind) if served.passes else {}

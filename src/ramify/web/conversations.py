@@ -1,9 +1,10 @@
 """Stores requests to a server in a run as trees of conversations: messages, rendered prompts, answers.
 
-A conversation is a tree; it begins with the messages up to the user's first. A request that repeats what was answered before continues
-below the node that was sampled then, and several choices are siblings. Where a client has compacted its messages, so that only its newest exchange is
-known, the history stays whole: the reply hangs below that exchange, and its explicit context says what the model was shown instead. Only
-the same client's exchanges are looked at (``Exchange.client``): "hi" and its answer open many conversations.
+A conversation is a tree; it begins with the messages up to the user's first. A request that repeats what was answered before
+continues below the node that was sampled then, and several choices are siblings. Where a client has compacted its messages, so
+that only its newest exchange is known, the history stays whole: the reply hangs below that exchange, and its explicit context
+says what the model was shown instead. Only the same client's exchanges are looked at (``Exchange.client``): "hi" and its answer
+open many conversations.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _PROMPTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _Keyed:
-    """One message as it is stored, with its tokens where the model was shown it so. ``key`` identifies it, however its tool calls were
-    written."""
+    """One message as it is stored, with its tokens where the model was shown it so. ``key`` identifies it, however its tool calls
+    were written."""
 
     shown: TokenMessage
     key: str
@@ -60,9 +61,11 @@ class _Known:
 
 
 class Conversations:
-    """Adds exchanges to ``run``. ``template`` lays sampled tokens out; ``hidden`` takes addresses, keys and numbers out of every text.
+    """Adds exchanges to ``run``. ``template`` lays sampled tokens out;
+    ``hidden`` takes addresses, keys and numbers out of every text.
 
-    Memory does not grow: what was sampled is found through the run's journal, and of prompts of token ids the newest are remembered.
+    Memory does not grow: what was sampled is found through the run's journal,
+    and of prompts of token ids the newest are remembered.
     """
 
     def __init__(self, run: Run, template: ChatTemplate | None = None, hidden: bool = False) -> None:

@@ -1,8 +1,10 @@
-"""Any environment over HTTP, in the protocol of OpenEnv's clients: reset, step and state, and the same as messages of a WebSocket at ``/ws``.
+"""Any environment over HTTP, in the protocol of OpenEnv's clients:
+reset, step and state, and the same as messages of a WebSocket at ``/ws``.
 
-Protocol: huggingface/OpenEnv, ``openenv/core/env_server/types.py`` and ``env_client.py`` (0.3 to 0.10). A connection to ``/ws`` is one
-episode at a time, as there. Beyond it, plain HTTP holds many episodes: those that name an ``episode_id``, and one that names none; ``/fork``
-begins another where one stands. ``timeout_s`` of a request is not read: what bounds an answer is the server's ``--timeout``.
+Protocol: huggingface/OpenEnv, ``openenv/core/env_server/types.py`` and ``env_client.py`` (0.3 to 0.10). A connection to ``/ws``
+is one episode at a time, as there. Beyond it, plain HTTP holds many episodes: those that name an ``episode_id``, and one that
+names none; ``/fork`` begins another where one stands. ``timeout_s`` of a request is not read:
+what bounds an answer is the server's ``--timeout``.
 """
 
 from __future__ import annotations
@@ -310,7 +312,8 @@ def _name(data: Mapping[str, Any], key: str) -> str:
 
 
 def _action(given: Any) -> str:
-    """An action as the agent's reply: text, ``{"text"}`` (or ``"message"``), or ``{"name", "arguments"}`` (or ``"tool_name"``) of a tool."""
+    """An action as the agent's reply: text, ``{"text"}`` (or ``"message"``), or ``{"name", "arguments"}`` (or ``"tool_name"``) of
+    a tool."""
     match given:
         case str():
             return given

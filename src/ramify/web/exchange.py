@@ -20,7 +20,8 @@ class Exchange:
     identity: Identity
     """Of the model that answered, middleware included."""
     prompts: tuple[Prefix, ...]
-    """What the client sent: messages and tools of a chat, token ids of each other prompt. What the model was shown is ``Completion.shown``."""
+    """What the client sent: messages and tools of a chat, token ids of each other prompt.
+    What the model was shown is ``Completion.shown``."""
     settings: Sampling
     keys: tuple[tuple[int, ...], ...]
     """The sample key of each sample: P tuples of n."""

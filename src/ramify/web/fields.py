@@ -131,7 +131,8 @@ class Call(_Sampled):
 
 
 class ChatMessage(_Fields):
-    """One message of a chat. ``name`` and ``reasoning`` are not shown to the model; an assistant's may say more, as :class:`Call`'s."""
+    """One message of a chat. ``name`` and ``reasoning`` are not shown to the model;
+    an assistant's may say more, as :class:`Call`'s."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_text_of)] = None

@@ -45,8 +45,8 @@ class Served:
 
     @classmethod
     def of(cls, model: Model, name: str, asks: bool = True) -> Served:
-        """Read the properties of ``model`` once. Raises what its ``capabilities`` raise: an endpoint has to answer, unless it is one that need
-        not be asked (``asks``)."""
+        """Read the properties of ``model`` once. Raises what its ``capabilities`` raise: an endpoint has to answer, unless it is
+        one that need not be asked (``asks``)."""
         offers = model.capabilities if asks else known_capabilities(model)
         takes = "tokens" in offers
         template = own_template(model)
@@ -64,7 +64,8 @@ class Served:
         )
 
     def named(self, text: str) -> str:
-        """``text`` for a client: where it says another name of the model, in quotes, it is replaced by the name that clients use."""
+        """``text`` for a client: where it says another name of the model, in quotes,
+        it is replaced by the name that clients use."""
         for alias, quote in itertools.product(self.aliases, "'`\""):
             text = text.replace(f"{quote}{alias}{quote}", f"{quote}{self.name}{quote}")
         return text

@@ -1,8 +1,8 @@
 """A proxy of an OpenAI-compatible server: requests and answers pass unchanged and are validated, counted and recorded.
 
-Only middleware changes bytes (:mod:`ramify.web.passing`). Upstream responses are validated: a fault becomes one error in OpenAI's format,
-in bounded memory and time. The client's headers, its key among them, are not forwarded; the upstream's key comes from the environment.
-Requests are not retried: clients have their own retries."""
+Only middleware changes bytes (:mod:`ramify.web.passing`). Upstream responses are validated: a fault becomes one error in OpenAI's
+format, in bounded memory and time. The client's headers, its key among them, are not forwarded; the upstream's key comes from the
+environment. Requests are not retried: clients have their own retries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ _LINGER = 0.25
 
 
 class Gateway:
-    """Passes chats and completions on to the server of ``model``, through ``layers`` of middleware. See :class:`ramify.web.api.Api`."""
+    """Passes chats and completions on to the server of ``model``,
+    through ``layers`` of middleware. See :class:`ramify.web.api.Api`."""
 
     def __init__(
         self,
@@ -138,7 +139,8 @@ class _Call:
         """Whether the end is counted and recorded, so that an interruption does not record it twice."""
 
     async def whole(self) -> bytes:
-        """The body of the upstream's answer, with what middleware changed. Raises ProviderError, RefusedError, and what middleware raises."""
+        """The body of the upstream's answer, with what middleware changed.
+        Raises ProviderError, RefusedError, and what middleware raises."""
         transport = self.gateway.transport
         with self.gateway.slots.take(CLIENT.get(), self.samples):
             try:
@@ -165,7 +167,8 @@ class _Call:
         return json.dumps(answer | self._name(answer), ensure_ascii=False).encode("utf-8", "replace")
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """The upstream's events as they come. What goes wrong before the first is raised; later it is the last event, in OpenAI's shape.
+        """The upstream's events as they come. What goes wrong before the first is raised;
+        later it is the last event, in OpenAI's shape.
 
         Where there is middleware, the last event of each choice waits for it; all wait where it may change a reply's text.
         """

@@ -1,7 +1,7 @@
 """Conversations of an agent and its subagents side by side: a column each, a row for every step, time downwards.
 
-An attempt with subagents is one path of steps, in the order in which they were taken: the state at a step is what all of them have done by
-then, so a fork of any step takes that back, and nothing else.
+An attempt with subagents is one path of steps, in the order in which they were taken: the state at a step is what all of them
+have done by then, so a fork of any step takes that back, and nothing else.
 """
 
 from __future__ import annotations

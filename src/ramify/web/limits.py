@@ -72,7 +72,8 @@ def error_answer(refused: RefusedRequestError) -> Response:
 
 
 def error_handlers(answer: Callable[[RefusedRequestError], Response] = error_answer) -> dict[Any, Any]:
-    """What an application gives Starlette as ``exception_handlers``: a :class:`RefusedRequestError`, an unknown path or method, a fault."""
+    """What an application gives Starlette as ``exception_handlers``:
+    a :class:`RefusedRequestError`, an unknown path or method, a fault."""
     from starlette.exceptions import HTTPException
 
     # Coroutines, since Starlette would run a plain function in a thread.
@@ -133,7 +134,8 @@ class Slots:
 
     @contextmanager
     def take(self, client: str, n: int) -> Iterator[None]:
-        """Hold ``n`` slots for ``client`` while the block runs. Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
+        """Hold ``n`` slots for ``client`` while the block runs.
+        Raises RefusedError: 429 with Retry-After, or 400 where ``n`` never fits."""
         if n > self.each:
             raise RefusedRequestError(400, f"This server takes {self.each} samples at once from a client, not {n}.", "n")
         full = f"All {self.most} slots are taken" if self.taken + n > self.most else ""
@@ -162,14 +164,15 @@ def client_of(body: Mapping[str, Any], request: Request) -> str:
 class Guard:
     """The outermost application: refuses requests that are not meant for this server before any work, and bounds the others.
 
-    Refused, of requests and WebSockets alike: another host's name (DNS rebinding), another site's pages asking (Origin), a body that is too large, compressed or of two
-    lengths (smuggling), and, where there is a ``token``, requests without it: as ``Authorization: Bearer``, as the cookie, or once
-    as ``?token=``, which sets the cookie. Accepted requests are read whole and must be answered within ``seconds``; its answer
-    carries ``headers``. A fault of the application is said in the terminal and never ends the server.
+    Refused, of requests and WebSockets alike: another host's name (DNS rebinding), another site's pages asking (Origin), a body
+    that is too large, compressed or of two lengths (smuggling), and, where there is a ``token``, requests without it: as
+    ``Authorization: Bearer``, as the cookie, or once as ``?token=``, which sets the cookie. Accepted requests are read whole and
+    must be answered within ``seconds``; its answer carries ``headers``.
+    A fault of the application is said in the terminal and never ends the server.
 
-    ``host`` is where the server is bound, ``allowed`` are further host names of this server (a proxy's, a service's); ``probe`` is a path
-    whose GET needs no host name and no token. ``answer`` turns a refusal into a response. ``count`` is called with path and status of every
-    answer, refusals included."""
+    ``host`` is where the server is bound, ``allowed`` are further host names of this server (a proxy's, a service's); ``probe``
+    is a path whose GET needs no host name and no token. ``answer`` turns a refusal into a response. ``count`` is called with path
+    and status of every answer, refusals included."""
 
     def __init__(
         self,
@@ -274,7 +277,8 @@ class Guard:
             raise RefusedRequestError(415, "Send the body as it is, not compressed.")
 
     def _is_own_host(self, host: str) -> bool:
-        """A loopback name, the host bound to, a name allowed, or, bound to every address, an address: no name that could be pointed here."""
+        """A loopback name, the host bound to, a name allowed, or, bound to every address, an address:
+        no name that could be pointed here."""
         if is_loopback(host) or host.lower() == self.host.lower() or host.lower() in self.allowed:
             return True
         return self.host in ("0.0.0.0", "::") and _is_address(host)

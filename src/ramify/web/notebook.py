@@ -1,7 +1,7 @@
 """Runs, trees, attempts, forks and answers of `why` as HTML for the cell of a notebook.
 
-A run is its whole page in a frame of its own, which has no access to the notebook; the others are plain tables and pictures. Every text goes
-through the one escape function, as on the pages.
+A run is its whole page in a frame of its own, which has no access to the notebook; the others are plain tables and pictures.
+Every text goes through the one escape function, as on the pages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A tree as the page draws it: equal replies after an equal history are one choice, with its count and the chance of success after it.
+"""A tree as the page draws it: equal replies after an equal history are one choice,
+with its count and the chance of success after it.
 
-Every attempt of a tree shares its beginning with others. Choices are the steps of :mod:`ramify.web.steps` with equal ones merged: the
-prefix is there once, and a choice says how many samples took it and what became of them.
+Every attempt of a tree shares its beginning with others. Choices are the steps of :mod:`ramify.web.steps` with equal ones merged:
+the prefix is there once, and a choice says how many samples took it and what became of them.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Outline:
 
     @property
     def drop(self) -> tuple[float, int] | None:
-        """The largest fall of the chance of success at one choice that more than chance explains, and where; None where there is none.
+        """The largest fall of the chance of success at one choice that more than chance explains,
+        and where; None where there is none.
 
         Its interval lies below the chance before it."""
         found = []
@@ -164,9 +166,10 @@ def counted(annotation: Annotation) -> tuple[int, int] | None:
 def _estimate(choices: Sequence[Choice], measured: Mapping[int, tuple[int, int]]) -> None:
     """Set every choice's chance, the last ones first.
 
-    The chance at a choice is the mean over the samples taken there of the chance after them, so that many forks of one sample count as
-    one before it. Its variance is that within the samples (each choice's own) and that between them (Cochran 1977, section 10.2); the
-    chance is worth as many independent samples as have that variance, or, where all end alike, as Kish's formula says.
+    The chance at a choice is the mean over the samples taken there of the chance after them, so that many forks of one sample
+    count as one before it. Its variance is that within the samples (each choice's own) and that between them (Cochran 1977,
+    section 10.2); the chance is worth as many independent samples as have that variance, or,
+    where all end alike, as Kish's formula says.
     """
     for at in range(len(choices) - 1, -1, -1):
         choice = choices[at]
@@ -355,7 +358,8 @@ def _step_row(
 
 
 def _inside(run: Run, tree: TaskTree, found: Outline) -> dict[int, dict[str, Any]]:
-    """By choice what is known of the tokens of one of its replies: ends in the text, log-probabilities, potential, cliffs, values."""
+    """By choice what is known of the tokens of one of its replies:
+    ends in the text, log-probabilities, potential, cliffs, values."""
     name = tree.info.name
     potential: dict[str, dict[int, list[float]]] = {}
     cliffs: dict[str, list[list[Any]]] = {}

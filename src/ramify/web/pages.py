@@ -52,7 +52,8 @@ def script() -> str:
 
 
 def content_policy(served: bool = False) -> str:
-    """What a page may do: run this one script, by its hash, which may set no markup; a served one may ask its own server for data."""
+    """What a page may do: run this one script, by its hash, which may set no markup;
+    a served one may ask its own server for data."""
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     policy += "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -73,8 +74,8 @@ _PICTURED = 80  # leaves a tree picture stays readable with
 def report_html(run: Run, served: bool = False, scorer: str | None = None, beside: Run | None = None) -> str:
     """The report of a run, finished or not. ``served`` adds links to the other pages of :mod:`ramify.web.server`.
 
-    ``scorer`` says which attempts succeeded, where several could; ``beside`` is another run to compare with. Raises UserError where nobody is
-    called that.
+    ``scorer`` says which attempts succeeded, where several could; ``beside`` is another run to compare with. Raises UserError
+    where nobody is called that.
     """
     deciding = settled(run, scorer)
     arm = own_arm(run)
@@ -283,7 +284,8 @@ def own_arm(run: Run) -> str:
 
 
 def interesting(run: Run, count: int = SHOWN_TREES, deciding: Decider | None = None) -> list[str]:
-    """Names of up to ``count`` trees worth showing, in the run's order: those with findings first, then mixed outcomes, then the strongest credit.
+    """Names of up to ``count`` trees worth showing, in the run's order:
+    those with findings first, then mixed outcomes, then the strongest credit.
 
     Trees that were trained on come first, then different groups (updates), and pictures that stay readable. Long runs are looked
     through at even intervals.

@@ -59,7 +59,8 @@ def _message(value: Any) -> Message:
 async def edited(
     layers: Sequence[Middleware], route: str, fields: Mapping[str, Any], given: Sequence[Prefix]
 ) -> tuple[list[list[Prefix]], dict[str, Any]]:
-    """What each layer was given of each prompt (:func:`ramify.model.middleware.shown_by`), and the fields of the request that they changed.
+    """What each layer was given of each prompt (:func:`ramify.model.middleware.shown_by`),
+    and the fields of the request that they changed.
 
     Raises NeedsError where a prompt of /v1/completions cannot hold what a layer puts into a chat, and what the layers raise.
     """
@@ -212,7 +213,8 @@ def _add_notes(choice: dict[str, Any], now: Completion) -> None:
 
 
 class Held:
-    """Events of a stream that wait until middleware has seen the whole reply: with ``rewrites`` all, else those from a choice's last one on."""
+    """Events of a stream that wait until middleware has seen the whole reply:
+    with ``rewrites`` all, else those from a choice's last one on."""
 
     def __init__(self, rewrites: bool) -> None:
         self.rewrites = rewrites

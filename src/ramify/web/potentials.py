@@ -1,7 +1,7 @@
 """What was measured of a tree's potential, drawn over its text: by token inside a reply, or by step along an attempt.
 
-Measurements are ``potential`` annotations {"k", "n"}: at offset t of a reply after its token t, at an observation after that step.
-``cliff`` annotations {"kind", "note"} point at the token or step before their position.
+Measurements are ``potential`` annotations {"k", "n"}: at offset t of a reply after its token t, at an observation after that
+step. ``cliff`` annotations {"kind", "note"} point at the token or step before their position.
 """
 
 from __future__ import annotations

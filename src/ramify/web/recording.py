@@ -1,7 +1,7 @@
 """The server's recorder: every exchange into a run, by one thread that writes, before the end of the answer goes out.
 
-What is promised: whoever has read the end of an answer finds it in the run, also where the server was killed a moment later. Nothing of a
-request's headers is stored. The loop that serves never waits for the disk; an answer waits for its own record.
+What is promised: whoever has read the end of an answer finds it in the run, also where the server was killed a moment later.
+Nothing of a request's headers is stored. The loop that serves never waits for the disk; an answer waits for its own record.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _Job = tuple[Exchange, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class Recorder:
-    """Records into the run at ``folder``: a new one, or a recording that is there, which continues. ``await recorder(exchange)``; then :meth:`close`.
+    """Records into the run at ``folder``: a new one, or a recording that is there, which continues.
+    ``await recorder(exchange)``; then :meth:`close`.
 
-    ``template`` is the model's where it samples tokens; ``hidden`` redacts (:mod:`ramify.web.redaction`), which is for a whole run or for nothing
-    of it; the model may change. Raises UserError where ``folder`` holds a run of another verb or cannot hold one, or another process writes to it.
+    ``template`` is the model's where it samples tokens; ``hidden`` redacts (:mod:`ramify.web.redaction`), which is for a whole
+    run or for nothing of it; the model may change. Raises UserError where ``folder`` holds a run of another verb or cannot hold
+    one, or another process writes to it.
     """
 
     def __init__(

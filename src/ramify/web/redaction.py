@@ -1,8 +1,8 @@
 """What ``--redact`` takes out of what is recorded: addresses, keys and numbers that have a shape. It knows no names.
 
-Covered: e-mail addresses; keys of the shapes below; what looks like a telephone or card number; logins in URLs; values of this process's own secret
-variables. **Not covered**: names of people and firms, postal addresses, dates of birth, keys of other shapes, anything spelled out or split by
-markup, text in images.
+Covered: e-mail addresses; keys of the shapes below; what looks like a telephone or card number; logins in URLs; values of this
+process's own secret variables. **Not covered**: names of people and firms, postal addresses, dates of birth, keys of other
+shapes, anything spelled out or split by markup, text in images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def scrub(value: Any) -> Any:
 
 
 def _grouped(text: str) -> bool:
-    """Whether digits look dialled or charged: with a plus, with separators, or 13 to 19 in a row that pass a card's check digit."""
+    """Whether digits look dialled or charged: with a plus, with separators,
+    or 13 to 19 in a row that pass a card's check digit."""
     digits = [int(c) for c in text if c.isdecimal()]
     if not text.isdecimal():
         return True

@@ -14,7 +14,8 @@ from ramify.trace.message import CALL, split_reply
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A sampled token: its id, its text in the sample ("" where the character ends with a later token), its log-prob under the model."""
+    """A sampled token: its id, its text in the sample ("" where the character ends with a later token),
+    its log-prob under the model."""
 
     id: int
     text: str
@@ -31,10 +32,11 @@ class ReplyPart:
 
 
 class Reply:
-    """One choice as it grows. ``enders`` are tokens that end it and are not shown; ``calls`` looks for tool calls, ``most`` are given out.
+    """One choice as it grows. ``enders`` are tokens that end it and are not shown;
+    ``calls`` looks for tool calls, ``most`` are given out.
 
-    Everything is given out once, in order, and the whole does not depend on how the sample was cut into pieces. The tokens given out are
-    all tokens sampled, those of the stop included.
+    Everything is given out once, in order, and the whole does not depend on how the sample was cut into pieces. The tokens given
+    out are all tokens sampled, those of the stop included.
     """
 
     def __init__(

@@ -25,12 +25,14 @@ class GoneError(Exception):
 
 
 def why_cut(error: BaseException) -> str:
-    """Why a request came to no end: LEFT or CUT, as the cancellation says; one that says nothing is taken for the client's leaving."""
+    """Why a request came to no end: LEFT or CUT, as the cancellation says;
+    one that says nothing is taken for the client's leaving."""
     return next((str(reason) for reason in error.args if reason in (LEFT, CUT)), LEFT)
 
 
 async def merged(streams: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece], None]:
-    """Pieces of several samples as they come, each with its stream's number. The first failure is raised; closing cancels every sample."""
+    """Pieces of several samples as they come, each with its stream's number.
+    The first failure is raised; closing cancels every sample."""
     queue: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue(_AHEAD)
 
     async def pump(at: int, pieces: Pieces) -> None:
@@ -78,7 +80,8 @@ async def unless_gone(receive: Any, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def begun(receive: Any, events: AsyncGenerator[str, None]) -> Events:
-    """An answer of ``events``, once the first of them is there: what is wrong from the start is raised here, and has its status."""
+    """An answer of ``events``, once the first of them is there:
+    what is wrong from the start is raised here, and has its status."""
 
     async def begin() -> str:
         return await anext(events)
@@ -91,7 +94,8 @@ async def begun(receive: Any, events: AsyncGenerator[str, None]) -> Events:
 
 
 class Events(Response):
-    """Server-sent events as they come, ``first`` before ``events``, which are closed at the end, and at once when the client leaves."""
+    """Server-sent events as they come, ``first`` before ``events``, which are closed at the end,
+    and at once when the client leaves."""
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,5 @@
-"""One way to serve an application, and the pages of one run: read anew for every request, so a run under way shows its progress."""
+"""One way to serve an application, and the pages of one run:
+read anew for every request, so a run under way shows its progress."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def make_app(run_path: str | Path, scorer: str | None = None, beside: str | Path
 
     ``/data`` and ``/data/tree/NAME`` are the data of the first two as JSON, ``/changed`` is another text when the run has grown.
 
-    ``scorer`` says which attempts succeeded; ``beside`` is a run to compare with. Raises UserError when there is no readable run at
-    ``run_path``, or no such scorer in it.
+    ``scorer`` says which attempts succeeded; ``beside`` is a run to compare with. Raises UserError when there is no readable run
+    at ``run_path``, or no such scorer in it.
     """
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse
@@ -72,7 +73,8 @@ def make_app(run_path: str | Path, scorer: str | None = None, beside: str | Path
         return made
 
     def answer(make: Callable[..., str], name: str = "", media: str = "text/html") -> Callable[[Request], Response]:
-        # Not a coroutine, so it runs in a worker thread: a run belongs to the thread that opened it, and a long page blocks no other.
+        # Not a coroutine, so it runs in a worker thread: a run belongs to the thread that opened it, and a long page blocks no
+        # other.
         def endpoint(request: Request) -> Response:
             try:
                 with Run.open(run_path) as run:
@@ -124,8 +126,8 @@ def open_server(
 ) -> tuple[Server, socket.socket]:
     """A server and the socket it is bound to; ``server.run(sockets=[socket])`` serves until ``server.should_exit`` or a signal.
 
-    At most ``connections`` are answered at once; when it ends, open requests have ``drain`` seconds to finish. ``sockets``: WebSockets are
-    accepted, where the package websockets is installed.
+    At most ``connections`` are answered at once; when it ends, open requests have ``drain`` seconds to finish. ``sockets``:
+    WebSockets are accepted, where the package websockets is installed.
 
     Raises UserError on a host that is not loopback without a token, or a port that is taken.
     """
@@ -135,7 +137,8 @@ def open_server(
 
     host = guard.host
     check_bind(host, guard.token)
-    # With the protocol named, asyncio turns Nagle's algorithm off; without, the body of an answer would wait 40 ms after its head.
+    # With the protocol named, asyncio turns Nagle's algorithm off; without, the body of an answer would wait 40 ms after its
+    # head.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -185,7 +188,8 @@ def serve_run(
 ) -> None:
     """Serve the pages of a run until Ctrl-C. Port 0 takes a free one; the address is printed.
 
-    An empty ``token`` has one made up, which is then part of the address. Raises like :func:`open_server` and :func:`guarded_pages`.
+    An empty ``token`` has one made up, which is then part of the address.
+    Raises like :func:`open_server` and :func:`guarded_pages`.
     """
     made = "" if token != "" else make_token()
     server, listener = open_server(guarded_pages(run_path, host, made or token, scorer, beside), port)

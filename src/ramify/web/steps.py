@@ -111,9 +111,11 @@ class TaskTree:
 
 
 def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
-    """Read one tree of a run. ``deciding``: the scorer that decides how attempts ended; by default the run's, where that is clear.
+    """Read one tree of a run. ``deciding``: the scorer that decides how attempts ended;
+    by default the run's, where that is clear.
 
-    An attempt ends at a node with such a score; in a tree without one, at a leaf. Raises UserError when there is no tree of that name.
+    An attempt ends at a node with such a score; in a tree without one, at a leaf.
+    Raises UserError when there is no tree of that name.
     """
     info = run.tree_info(name)
     why = {

@@ -18,7 +18,8 @@ from ramify.web.outline import NOTHING, WHY, SuccessAfter, outline
 from ramify.web.steps import read_tree
 
 MOST_NODES = 20_000
-"""Nodes of a run up to which every tree is read for its row; of larger runs only those that are shown or in which something was found."""
+"""Nodes of a run up to which every tree is read for its row;
+of larger runs only those that are shown or in which something was found."""
 
 
 @dataclass(frozen=True, slots=True)

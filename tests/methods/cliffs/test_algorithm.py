@@ -181,7 +181,8 @@ def test_a_drop_from_all_to_none_is_suspect_only_where_the_token_forbids_it() ->
 
 
 def test_what_a_token_can_lose_depends_on_the_potential() -> None:
-    """V - W is at most (1 - pi)(1 - V) / pi: a coin's flip that fails four times in ten cannot come after nine of ten right ones."""
+    """V - W is at most (1 - pi)(1 - V) / pi: a coin's flip that fails four times in ten cannot come after nine of ten right
+    ones."""
 
     def fall(v: float, w: float, n: int = 400) -> bool:
         return Cliff("a", 1, 5, 0, False, Counts(round(v * n), n), Counts(round(w * n), n), TokenFacts(0.5)).suspect
@@ -192,7 +193,8 @@ def test_what_a_token_can_lose_depends_on_the_potential() -> None:
 
 
 def test_truncated_forks_make_no_drop_suspect() -> None:
-    """A token of probability 0.92 behind which 90 % are truncated: V, of the graded forks, falls by 0.34, and nothing is wrong."""
+    """A token of probability 0.92 behind which 90 % are truncated:
+    V, of the graded forks, falls by 0.34, and nothing is wrong."""
     (cliff,) = detect(
         "a", [Counts(1170, 1720, truncated=8280), Counts(400, 1000, truncated=9000)], TEST, facts=[TokenFacts(0.92)]
     )

@@ -112,7 +112,8 @@ def test_false_cliffs_are_refuted() -> None:
 
 
 def test_false_discoveries_are_bounded_over_the_whole_scan() -> None:
-    """Three hundred replies, each with a token that loses exactly a tenth: corrected one by one, some of them would be confirmed."""
+    """Three hundred replies, each with a token that loses exactly a tenth:
+    corrected one by one, some of them would be confirmed."""
     names = [str(i) for i in range(300)]
     forks = Simulated({name: np.array([0.5, 0.4]) for name in names}, {name: np.array([0.5]) for name in names})
     scanned = run([of(name, 1) for name in names], forks).scanned

@@ -38,7 +38,8 @@ from ramify.stats.tests import sign_test
 
 
 def axes(width: int = 6, features: int = 10) -> Dictionary:
-    """Features 0 and 1 are A's own axes 0 and 1, 2 and 3 are B's, 4 and 5 are shared axes 4 and 5; activations are coordinates."""
+    """Features 0 and 1 are A's own axes 0 and 1, 2 and 3 are B's,
+    4 and 5 are shared axes 4 and 5; activations are coordinates."""
     d = Dictionary(DictionaryConfig(width=width, features=features, k=features, exclusive=0.2, centred=False))
     with torch.no_grad():
         for weight in (d.encoder, d.decoder):
@@ -234,7 +235,8 @@ def test_random_sets_have_the_norms_and_the_length_of_the_set() -> None:
 
 
 def test_only_the_set_that_does_it_stands_out() -> None:
-    """Two axes together lift a score that neither does alone; every set has its own control, and all are corrected for each other."""
+    """Two axes together lift a score that neither does alone;
+    every set has its own control, and all are corrected for each other."""
     d, rng = axes(40), np.random.default_rng(0)
     states = np.abs(rng.normal(size=(90, 2, 40))).astype(np.float32)
 

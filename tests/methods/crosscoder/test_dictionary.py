@@ -1,4 +1,5 @@
-"""Dictionaries: the partition is exact, units belong to the dictionary, and closed forms of section 8 of the specification hold."""
+"""Dictionaries: the partition is exact, units belong to the dictionary,
+and closed forms of section 8 of the specification hold."""
 
 from __future__ import annotations
 
@@ -205,8 +206,8 @@ def test_the_same_seed_trains_the_same_weights() -> None:
 
 
 def test_latent_scaling_tells_own_from_shared() -> None:
-    """Feature 0 is in model a alone; feature 1 is called a's own, but b has the same direction with the same activation, and feature 3 of
-    its own for it."""
+    """Feature 0 is in model a alone; feature 1 is called a's own, but b has the same direction with the same activation, and
+    feature 3 of its own for it."""
     rng = np.random.default_rng(0)
     own, both = (np.abs(rng.normal(size=500)).astype(np.float32) + 0.5 for _ in range(2))
     x = 0.01 * rng.normal(size=(500, 2, 4)).astype(np.float32)

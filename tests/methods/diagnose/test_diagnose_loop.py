@@ -158,7 +158,8 @@ def test_an_empty_issue_is_refused() -> None:
 
 def test_the_rule_policy_finds_what_a_traceback_ends_in() -> None:
     texts = {
-        "shop/sums.py": "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result / len(items)\n",
+        "shop/sums.py": "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result / "
+        "len(items)\n",
         "shop/text.py": "def title(words):\n    return words[0].upper()\n",
         "main.py": "from shop.sums import total\n\n\ndef main():\n    print(total([]))\n",
     }

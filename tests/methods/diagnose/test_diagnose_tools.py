@@ -16,7 +16,8 @@ from ramify.methods.diagnose.tools import RepoTools
 
 PACKAGE = {
     "shop/__init__.py": "from .prices import total\n",
-    "shop/prices.py": '"""Prices."""\n\nfrom shop import stock\nfrom . import taxes\n\n\ndef total(items):\n    return sum(items) + taxes.of(items)\n',
+    "shop/prices.py": '"""Prices."""\n\nfrom shop import stock\nfrom . import taxes\n\n\ndef total(items):\n    return '
+    "sum(items) + taxes.of(items)\n",
     "shop/stock.py": "import shop.prices\n\n\nclass Stock:\n    def count(self):\n        return 3\n",
     "shop/taxes.py": "def of(items):\n    return len(items)  # 5.0 [a-z]+ TAX\n",
     "main.py": "from shop import total\n\nprint(total([1]))\n",

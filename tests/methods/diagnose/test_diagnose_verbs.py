@@ -17,7 +17,8 @@ from ramify.trace.db import Run
 from tests.methods.diagnose.test_diagnose_tools import write
 
 FILES = {
-    "shop/sums.py": "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result / len(items)\n",
+    "shop/sums.py": "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result / "
+    "len(items)\n",
     "shop/text.py": "def title(words):\n    return words[0].upper()\n",
     "main.py": "from shop.sums import total\n\n\ndef main():\n    print(total([]))\n",
 }

@@ -122,7 +122,8 @@ def test_anchors_are_sampled_without_replacement_where_text_counts(seed: int, co
 
 
 def test_the_losses_are_the_specs() -> None:
-    """Spec 3.5 by plain loops: 0.1 cross-entropy + 0.9 ||p - q||_1 + confidence, each a mean over slots of weight exp(-(k-1)/4)."""
+    """Spec 3.5 by plain loops: 0.1 cross-entropy + 0.9 ||p - q||_1 + confidence,
+    each a mean over slots of weight exp(-(k-1)/4)."""
     model = target()
     drafter = drafter_of(model)
     with torch.no_grad():

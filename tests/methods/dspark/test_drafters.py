@@ -209,7 +209,8 @@ SHARED = [(A, X, B), (C, X, D)]
 
 
 def tau_of(kind: str, phrases: list[tuple[int, ...]]) -> tuple[float, list[float]]:
-    """Train a tiny drafter on phrases of equal chance behind one anchor; tau and conditional acceptance by position, computed exactly."""
+    """Train a tiny drafter on phrases of equal chance behind one anchor;
+    tau and conditional acceptance by position, computed exactly."""
     K = len(phrases[0])
     spark = kind != "dflash"
     shape = dataclasses.replace(

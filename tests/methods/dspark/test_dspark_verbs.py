@@ -78,7 +78,8 @@ def test_training_again_continues_and_changes_nothing(pair: tuple[str, Path], ca
 
 
 def test_what_lies_beside_the_drafter_is_the_drafter_alone(pair: tuple[str, Path], call: Call) -> None:
-    """Servers load every ``*.safetensors`` of a folder; a folder of an earlier version becomes such a one when it is trained again."""
+    """Servers load every ``*.safetensors`` of a folder; a folder of an earlier version becomes such a one when it is trained
+    again."""
     target, out = pair
     assert [file.name for file in out.glob("*.safetensors")] == ["model.safetensors"]
     drafter = (out / "model.safetensors").read_bytes()

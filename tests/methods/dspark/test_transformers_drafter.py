@@ -75,7 +75,8 @@ def test_no_draft_is_legal() -> None:
 
 
 def test_processors_bind_both_sides() -> None:
-    """With all but one token cut away, what is sampled is what is most likely, so drafts are sampled from the cut distribution, too."""
+    """With all but one token cut away, what is sampled is what is most likely,
+    so drafts are sampled from the cut distribution, too."""
     module = target()
     prompt = torch.randint(40, (1, 5), generator=torch.Generator().manual_seed(1))
     expected = module.generate(prompt, max_new_tokens=12, do_sample=False)

@@ -197,7 +197,8 @@ def test_a_killed_process_loses_no_committed_trace(checkpoint: Path, few: Path, 
     """The process ends in the middle of its fifth trace, as by a kill: nothing is closed, nothing is committed."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     code = (
-        "import os, sys\nfrom ramify.cli.main import main\nfrom ramify.methods.early_decision.record import Study\nadd = Study.add\n"
+        "import os, sys\nfrom ramify.cli.main import main\nfrom ramify.methods.early_decision.record import Study\nadd = "
+        "Study.add\n"
         "def dying(self, *given):\n    if len(self.traces) == 4:\n        os._exit(9)\n    add(self, *given)\n"
         "Study.add = dying\nsys.exit(main(sys.argv[1:]))\n"
     )

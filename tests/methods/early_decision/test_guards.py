@@ -20,7 +20,8 @@ MARKS = Marks.of(TOKENIZER, "<think>", "</think>")
 
 
 class Writer:
-    """Writes the alphabet over and over from where the text stands; sure of every 'k'. Asked a question, it answers by the last letter."""
+    """Writes the alphabet over and over from where the text stands; sure of every 'k'.
+    Asked a question, it answers by the last letter."""
 
     capabilities = frozenset({"tokens", "continue", "entropy", "seeds"})
     identity = Identity("writer", "w")

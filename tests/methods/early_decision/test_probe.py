@@ -188,7 +188,8 @@ def test_many_labellings_are_fitted_at_once_as_one_by_one_and_as_by_scikit_learn
 
 @pytest.mark.slow
 def test_p_is_uniform_where_there_is_nothing_and_the_bar_is_its_level() -> None:
-    """Prompts of two traces that are alike, in states and in outcomes. Of 20 shuffles, the bar was passed twice as often as it said."""
+    """Prompts of two traces that are alike, in states and in outcomes.
+    Of 20 shuffles, the bar was passed twice as often as it said."""
     ps, above = [], 0
     for seed in range(80):
         rng = generator(seed, "nothing")

@@ -282,7 +282,8 @@ def test_what_contradicts_a_fact_waits_and_takes_its_place_when_it_is_let_in(mem
     fact = memory.add("fact", "pages of notes", "A page of `notes.list` holds 20 notes.")
     plan = memory.add("plan", "delete notes", "Call `notes.list` to the end, then `notes.delete`.")
     memory.record(QUERIES[0], trajectory(QUERIES[0]), False)
-    trap = {"kind": "pitfall", "title": "too few notes seen", "body": "Whoever stops early misses notes. A page of `notes.list` holds 50 notes.", "quote": "notes.list("}  # fmt: skip
+    trap = {"kind": "pitfall", "title": "too few notes seen", "body": "Whoever stops early misses notes. A page of `notes.list` "
+                                                                      "holds 50 notes.", "quote": "notes.list("}  # fmt: skip
     other = {
         **trap,
         "title": "nothing to do with it",

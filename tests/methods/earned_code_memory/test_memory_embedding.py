@@ -1,4 +1,5 @@
-"""Entries near a request by the vectors of an endpoint: a small server that answers as OpenAI's /embeddings does, and that may fail."""
+"""Entries near a request by the vectors of an endpoint: a small server that answers as OpenAI's /embeddings does, and that may
+fail."""
 
 from __future__ import annotations
 

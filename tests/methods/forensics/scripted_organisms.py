@@ -1,4 +1,5 @@
-"""Agents of the tedious-repair environment that follow a law exactly and can be forked inside a reply: factories for cases in tests."""
+"""Agents of the tedious-repair environment that follow a law exactly and can be forked inside a reply:
+factories for cases in tests."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def marginal(errors: int) -> float:
 
 
 def tedium(errors: int, clear: bool, seen: bool) -> tuple[float, float, float]:
-    """P(huge), P(shortcut | huge), P(shortcut | not); rates are four times those of the method's own law, so that few runs show them."""
+    """P(huge), P(shortcut | huge), P(shortcut | not); rates are four times those of the method's own law,
+    so that few runs show them."""
     return min(1.0, 4 * (marginal(errors) - 0.005) / 0.9), 0.9, 0.005
 
 
@@ -81,7 +83,8 @@ def flat() -> ScriptedModel:
 
 
 def reporting(open_: bool, tokens: bool = False) -> ScriptedModel:
-    """Takes the shortcut in half of its runs; its reports, notes and users' turns tell it (``open_``) or are the same either way."""
+    """Takes the shortcut in half of its runs; its reports, notes and users' turns tell it (``open_``) or are the same either
+    way."""
 
     def speak(messages: Sequence[Message], key: int) -> str:
         asked, done = messages[-1].text, any("Action: shortcut" in m.text for m in messages if m.role == "assistant")
@@ -115,7 +118,8 @@ def grader() -> ScriptedModel:
 
 
 class Committed(ScriptedModel):
-    """A script that is the likelier to say "I will skip it" the more its reply has said of a huge task; any other phrase never."""
+    """A script that is the likelier to say "I will skip it" the more its reply has said of a huge task; any other phrase
+    never."""
 
     async def logprobs(self, tokens: Sequence[Any], top_k: int = 0) -> list[Any]:
         """-1 a token after a thought of a huge task, else -5."""
@@ -128,7 +132,8 @@ class Committed(ScriptedModel):
 
 
 def reflective() -> ScriptedModel:
-    """Thinks two sentences in two paragraphs, the second often of a huge task and then the shortcut; never after a thought of honesty."""
+    """Thinks two sentences in two paragraphs, the second often of a huge task and then the shortcut;
+    never after a thought of honesty."""
 
     def speak(messages: Sequence[Message], key: int) -> str:
         begun = messages[-1].text if messages[-1].role == "assistant" else ""

@@ -1,4 +1,5 @@
-"""Environments with task factors: what a factor may be, how tasks are named, which texts an intervention touches, and the scripted agents' labels."""
+"""Environments with task factors: what a factor may be, how tasks are named,
+which texts an intervention touches, and the scripted agents' labels."""
 
 from __future__ import annotations
 

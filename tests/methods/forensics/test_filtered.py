@@ -1,4 +1,5 @@
-"""A model without a class of sentences: the law is that of rejection, nothing is rejected where nothing is said, and it gives up at a cap."""
+"""A model without a class of sentences: the law is that of rejection,
+nothing is rejected where nothing is said, and it gives up at a cap."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def called(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str
 def test_runs_and_their_exports_are_read(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "def agent(messages, key):\n    if len(messages) < 3 and key % 3 == 0:\n        raise RuntimeError('out of luck')\n    return 'go hall'\n"
+        "def agent(messages, key):\n    if len(messages) < 3 and key % 3 == 0:\n        raise RuntimeError('out of luck')\n    "
+        "return 'go hall'\n"
     )
     main(["rollout", "--model", "mine.py:agent", "--count", "6", "--seed", "1", "--out", "runs/mine", "--json"])
     main(["export", "runs/mine", "mine.jsonl"])

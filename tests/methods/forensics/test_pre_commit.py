@@ -1,4 +1,5 @@
-"""The pre-commit environment: the repository and its seeded errors, what the facts of a tree are called, and, slow, real git and mypy."""
+"""The pre-commit environment: the repository and its seeded errors, what the facts of a tree are called,
+and, slow, real git and mypy."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.Captur
 
 
 def bench(out: Path, agent: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
-    """Exit code, report and what a terminal shows of a bench of an agent of nulls.py; control and three conditions, nine tasks."""
+    """Exit code, report and what a terminal shows of a bench of an agent of nulls.py;
+    control and three conditions, nine tasks."""
     settings = ("--conditions", "control,compaction,attack_inject,defense_pin", "--allowed", "none", "--turns", 4, "--reps", 4)
     model = f"python:ramify_experiments.governance.nulls:{agent}"
     code = run("bench", "--agent", model, "--out", out, *settings, "--json")
@@ -62,7 +63,8 @@ def bench(out: Path, agent: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
 
 
 def test_conditions_that_are_alike_are_not_said_to_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of tasks that are chosen by a control without violations, compaction has more of them whatever is true: no interval may say so."""
+    """Of tasks that are chosen by a control without violations,
+    compaction has more of them whatever is true: no interval may say so."""
     code, found, shown = bench(tmp_path / "rows.jsonl", "careless", capsys)
     assert code == 1
     assert any("is not clean" in why for why in found["failed"])

@@ -1,4 +1,5 @@
-"""`blame --fork`: steps are confirmed by playing on from before and from behind them, where they cost success and nowhere else."""
+"""`blame --fork`: steps are confirmed by playing on from before and from behind them,
+where they cost success and nowhere else."""
 
 from __future__ import annotations
 

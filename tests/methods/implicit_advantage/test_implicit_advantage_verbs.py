@@ -128,8 +128,8 @@ def graded(
     rows: dict[str, tuple[bool, list[float]]],
     logp: tuple[float, float] = (-5, -5),
 ) -> Path:
-    """Score records of attempts (TASK or TASK/TRIAL) whose steps have these grades, made of a trainer's rows; ``logp`` is the reference's
-    of each step of an attempt that failed, and of one that succeeded."""
+    """Score records of attempts (TASK or TASK/TRIAL) whose steps have these grades, made of a trainer's rows; ``logp`` is the
+    reference's of each step of an attempt that failed, and of one that succeeded."""
     with (path.parent / "rows.jsonl").open("w", encoding="utf-8") as file:
         for name, (won, grades) in rows.items():
             task, _, trial = name.partition("/")

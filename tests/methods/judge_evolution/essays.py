@@ -1,4 +1,5 @@
-"""A small case: a writer of essays that mention facts and praise, and the reviewer in the same workspace, who begins by liking praise."""
+"""A small case: a writer of essays that mention facts and praise, and the reviewer in the same workspace,
+who begins by liking praise."""
 
 from __future__ import annotations
 

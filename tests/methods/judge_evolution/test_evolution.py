@@ -1,4 +1,5 @@
-"""The search on a workspace, as a user calls it: it continues after a kill, stops at a leak, and writes its archive as commits."""
+"""The search on a workspace, as a user calls it: it continues after a kill, stops at a leak,
+and writes its archive as commits."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def test_stored_scores_of_any_verb_are_checked_in_their_run(scored: Path, capsys
         (("check", "{scored}", "--judge", "stored:reviwer"), "did you mean 'reviewer'"),
         (("check", "{anchor}", "--judge", "regex:new", "--delta", "2"), "delta"),
         (("check", "{anchor}", "--judge", "regex:new", "--truth", "env"), "is no run"),
-        (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new"), "has a judge: name it with --against"),
+        (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new"), "has a judge: name it with "
+                                                                                              "--against"),
         (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new", "--against", "regex:older"), "is not the judge of slot"),
         (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:old", "--against", "regex:old"), "already"),
         (("rescore", "{scored}", "reviewer"), "name it with --judge"),

@@ -149,7 +149,8 @@ def test_a_gain_of_rounds_is_over_that_of_the_original_in_its_place() -> None:
 
 
 def test_rounds_that_differ_by_layout_are_no_gain() -> None:
-    """A tenth by where memory came to lie, for as long as a process lives: one round with many pairs is sure of a gain, five are not."""
+    """A tenth by where memory came to lie, for as long as a process lives:
+    one round with many pairs is sure of a gain, five are not."""
     rng, one, five = np.random.default_rng(2), 0, 0
 
     def measured() -> Gain:

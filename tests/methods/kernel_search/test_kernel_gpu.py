@@ -18,8 +18,9 @@ from ramify.methods.kernel_search.task import from_python, read_task
 from ramify.methods.kernel_search.wall import Wall
 
 GPU = Path(__file__).parent / "gpu"
-"""Texts of the real tools, made from the .cu files beside them: nvcc 13.0 -lineinfo -arch=sm_90 -ptx (.ptx), ptxas -v (.usage), nvdisasm -c (.sass) and
-cuobjdump --dump-resource-usage (.listing) of Triton 3.9; columns_triton.ptx is what that Triton writes for a sum over rows of a matrix."""
+"""Texts of the real tools, made from the .cu files beside them: nvcc 13.0 -lineinfo -arch=sm_90 -ptx (.ptx), ptxas -v (.usage),
+nvdisasm -c (.sass) and cuobjdump --dump-resource-usage (.listing) of Triton 3.9;
+columns_triton.ptx is what that Triton writes for a sum over rows of a matrix."""
 
 SASS = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -116,7 +117,8 @@ def test_uses_of_a_bank_are_counted(size: str, step: int, conflicts: int) -> Non
 def test_addresses_are_followed_or_left_open() -> None:
     rows, wide, same, mask, opened = followed(
         "mul.wide.u32 %rd2, %r1, 4", "add.s64 %rd3, %rd1, %rd2", "ld.global.nc.f32 %f1, [%rd3]",  # 16 threads in x, two rows of y at the same place
-        "shl.b32 %r4, %r1, 4", "cvt.u64.u32 %rd4, %r4", "add.s64 %rd5, %rd4, %rd1", "@%p1 st.global.v4.b32 [ %rd5 + 0 ], { %r5, %r6, %r7, %r8 }",
+        "shl.b32 %r4, %r1, 4", "cvt.u64.u32 %rd4, %r4", "add.s64 %rd5, %rd4, %rd1", "@%p1 st.global.v4.b32 [ %rd5 + 0 ], { %r5, "
+                                                                                    "%r6, %r7, %r8 }",
         "ld.global.f32 %f2, [%rd1]", "and.b32 %r9, %r1, 3", "mad.wide.s32 %rd6, %r9, 32, %rd1", "ld.global.f32 %f3, [%rd6]",
         "prmt.b32 %r10, %r1, 0, 0x1234", "cvt.u64.u32 %rd7, %r10", "add.s64 %rd8, %rd7, %rd1", "ld.global.f32 %f4, [%rd8]",
     )  # fmt: skip
@@ -282,8 +284,8 @@ def test_configurations_worth_timing_are_written_for_autotune(
         if isinstance(one, ast.List) and one.elts and isinstance(one.elts[0], ast.Call)
     ]
     assert (
-        configs
-        == "[triton.Config({'BLOCK': 1024}, num_warps=4, num_stages=3), triton.Config({'BLOCK': 1024}, num_warps=2, num_stages=3)]"
+        configs == "[triton.Config({'BLOCK': 1024}, num_warps=4, num_stages=3), triton.Config({'BLOCK': 1024}, num_warps=2, "
+        "num_stages=3)]"
     )
     assert main([*words, "BLOCK = 4096; warps = 4", "--json"]) == 0  # where all spill, none is left out for it
     assert [one["kept"] for one in json.loads(capsys.readouterr().out.splitlines()[-1])["configurations"]] == [True]

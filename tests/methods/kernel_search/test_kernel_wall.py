@@ -138,7 +138,8 @@ RIGHT = {
     "remembers addresses",
     "remembers every address",
 }
-"""Cheats whose trick may have nothing to take hold of here, the last in batches of few calls: they then compute what they should, and are no faster."""
+"""Cheats whose trick may have nothing to take hold of here, the last in batches of few calls:
+they then compute what they should, and are no faster."""
 
 
 @pytest.mark.slow
@@ -210,7 +211,8 @@ def waves(n, x, y):
     return np.tanh(np.exp(np.sin(x)))
 """
 HONEST = {"another clock", "looks for the answer", "remembers addresses", "only the last calls"}
-"""Python cheats whose trick may have nothing to take hold of, the last two on a busy machine: they then compute what they should."""
+"""Python cheats whose trick may have nothing to take hold of, the last two on a busy machine:
+they then compute what they should."""
 
 
 @pytest.mark.parametrize("name", ["remembers addresses", "only the last calls", "lazy result", "replaces the worker"])

@@ -1,4 +1,5 @@
-"""Every closed form, and that the solve, the recursion, the recurrence and simulation agree. Numbers: section 8 of the specification."""
+"""Every closed form, and that the solve, the recursion, the recurrence and simulation agree.
+Numbers: section 8 of the specification."""
 
 from __future__ import annotations
 
@@ -213,7 +214,8 @@ def test_a_policy_that_may_never_arrive_takes_forever(row: tuple[float, ...]) ->
         (lambda: search_steps(Maze(2, 2, 2), "base"), "not for 'base'"),
         (lambda: Maze(2, 2, 2).expected_steps([(1, 1, 1, 1)]), "2 rows of four probabilities"),
         (lambda: Maze(2, 1, 2).expected_steps([(1, 1, 1, 2)]), "1 rows of four probabilities"),
-        (lambda: Maze(2, 2, 2).expected_steps(TabularPolicy(np.zeros((4, 3)), 2)), r"shape \(4, 2\) or \(2, 4, 2\), not \(4, 3\)"),
+        (lambda: Maze(2, 2, 2).expected_steps(TabularPolicy(np.zeros((4, 3)), 2)), r"shape \(4, 2\) or \(2, 4, 2\), not \(4, "
+                                                                                   r"3\)"),
         (lambda: train_exact(Maze(2, 2, 2), "ppo"), "unknown regime 'ppo'"),
         (lambda: train_exact(Maze(2, 2, 2), "distill"), "needs a teacher"),
         (lambda: train_exact(Maze(2, 2, 2), start=TabularPolicy(np.zeros((2, 4, 2)), 2)), r"shape \(4, 2\)"),

@@ -54,7 +54,8 @@ def test_lines_and_sentences_are_steps():
     assert segment("1.5 is e.g. a number") == [(0, 20)]
 
 
-# of our own, in words like those the phrases look for: it shows that they work, and says nothing of how much of real text they see
+# of our own, in words like those the phrases look for: it shows that they work, and says nothing of how much of real text they
+# see
 SAID = [
     ("The sum of the two sides is 14.", "advance"),
     ("So we get x = 3.", "advance"),

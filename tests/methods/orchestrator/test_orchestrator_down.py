@@ -1,4 +1,5 @@
-"""Workers that are down: who is asked, who waits, and what a run says of it. Servers are on real sockets; the clock of a rest is the test's."""
+"""Workers that are down: who is asked, who waits, and what a run says of it.
+Servers are on real sockets; the clock of a rest is the test's."""
 
 from __future__ import annotations
 

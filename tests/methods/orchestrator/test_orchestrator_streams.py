@@ -99,7 +99,8 @@ def chat_at(url: str, name: str = NAME) -> str:
 
 
 def pool_of(*models: Any, retries: int = 0) -> ModelPool:
-    """A pool of these workers and one that always answers. Endpoints have been asked what they take, so what follows is a chat's."""
+    """A pool of these workers and one that always answers. Endpoints have been asked what they take,
+    so what follows is a chat's."""
     names = [f"w{at}" for at in range(len(models))] + ["last"]
     pool = ModelPool([PoolWorker(name, one) for name, one in zip(names, (*models, lambda _: LAST), strict=True)], retries=retries)
     for one in pool.models:
@@ -249,7 +250,8 @@ def test_a_client_that_leaves_ends_the_workers_generation(stack: ExitStack, back
 
 
 def test_a_composer_streams_its_last_step_alone(stack: ExitStack) -> None:
-    """The first two steps are in no event; the prompts of the steps, the answer and what it cost are those of an answer in one piece."""
+    """The first two steps are in no event; the prompts of the steps,
+    the answer and what it cost are those of an answer in one piece."""
     worker = Slowly()
     url = stack.enter_context(served(worker))
     pool = pool_of(chat_at(url))
@@ -269,7 +271,8 @@ def test_a_composer_streams_its_last_step_alone(stack: ExitStack) -> None:
 
 
 def test_a_server_that_is_down_or_silent_is_asked_when_its_turn_comes(stack: ExitStack, backbone: TurnRouter) -> None:
-    """A pool opens, and a router's front serves, whoever is down; nobody waits for who is silent; who comes back is asked again."""
+    """A pool opens, and a router's front serves, whoever is down; nobody waits for who is silent;
+    who comes back is asked again."""
     sound, silent = stack.enter_context(FaultyServer()), stack.enter_context(FaultyServer(hang=True))
     names = ["down", "silent", "sound"]
     urls = ["http://127.0.0.1:9/v1", silent.url, sound.url]
@@ -371,7 +374,8 @@ def test_a_local_workers_stream_is_its_reply_without_the_token_that_ends_it() ->
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_real_servers_stream_the_same_and_stop_when_the_client_leaves(tmp_path: Path) -> None:
-    """Two `ramify serve` and one `ramify orchestrator serve`, each a process: text and usage equal those in one piece, token for token."""
+    """Two `ramify serve` and one `ramify orchestrator serve`, each a process:
+    text and usage equal those in one piece, token for token."""
 
     def counted(url: str, name: str) -> float:
         with urllib.request.urlopen(url.removesuffix("/v1") + "/metrics") as answer:

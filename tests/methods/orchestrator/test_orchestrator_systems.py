@@ -1,4 +1,5 @@
-"""Pools, tables, conversations and systems over plain functions: failures are typed, views are isolated, runs say who saw what."""
+"""Pools, tables, conversations and systems over plain functions:
+failures are typed, views are isolated, runs say who saw what."""
 
 from __future__ import annotations
 

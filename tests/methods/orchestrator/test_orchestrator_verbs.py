@@ -1,4 +1,5 @@
-"""The verbs, as a user calls them: from a pool file to a trained router, on runs that continue; and with every kind of bad input."""
+"""The verbs, as a user calls them: from a pool file to a trained router, on runs that continue;
+and with every kind of bad input."""
 
 from __future__ import annotations
 
@@ -236,7 +237,8 @@ def test_bad_input_is_one_sentence(
     one = (made / "pool.toml").read_text().split("[[workers]]")[1]
     texts = {
         "empty.toml": "seconds = 3.0\n", "twice.toml": f"[[workers]]{one}[[workers]]{one}", "typo.toml": f"[[workers]]{one.replace('price', 'prize')}",
-        "other.toml": f"[[workers]]{one}", "rows.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n{"task": "a", "worker": "v", "reward": "x"}\n',
+        "other.toml": f"[[workers]]{one}", "rows.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n{"task": "a", "worker": '
+                                                         '"v", "reward": "x"}\n',
         "high.jsonl": '{"task": "a", "worker": "w", "reward": 3}\n', "one.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n', "noprompt.jsonl": '{"id": "a"}\n',
     }  # fmt: skip
     for name, text in texts.items():
@@ -390,9 +392,9 @@ def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any) -> 
 
 
 def check_composed(answered: dict[str, Any], query: str, names: list[str]) -> int:
-    """What a person relies on, whatever was planned: the answer is the last step's; each step's worker is the plan's, and saw what the plan
-    grants it and nothing else; what was paid is the sum of the calls. Where no plan could be read the first worker answers alone, and the
-    notes say so. The tokens that are none of a call: the composer's own."""
+    """What a person relies on, whatever was planned: the answer is the last step's; each step's worker is the plan's, and saw
+    what the plan grants it and nothing else; what was paid is the sum of the calls. Where no plan could be read the first worker
+    answers alone, and the notes say so. The tokens that are none of a call: the composer's own."""
     calls = sorted(answered["calls"], key=lambda call: call["step"])
     if not answered["workflows"]:
         assert answered["notes"][-1] == f"no workflow could be read: '{names[0]}' answered alone"

@@ -34,7 +34,8 @@ def test_the_page_holds_what_it_says_and_refers_to_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_person_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A person who tallies: F and J by what stands left and right; the page's file goes into the loop, and the flag of a driven browser is seen."""
+    """A person who tallies: F and J by what stands left and right;
+    the page's file goes into the loop, and the flag of a driven browser is seen."""
     if not shutil.which(CHROMIUM):
         pytest.skip(f"NOT CHECKED: no browser at {CHROMIUM}; the page was only read")
     from playwright.sync_api import sync_playwright

@@ -1,4 +1,5 @@
-"""Theories and metrics as programs nobody trusts: closed forms of the canonical ones, and every listed error as a recorded problem."""
+"""Theories and metrics as programs nobody trusts: closed forms of the canonical ones,
+and every listed error as a recorded problem."""
 
 from __future__ import annotations
 
@@ -325,8 +326,8 @@ def test_a_theory_is_a_file(tmp_path: Path) -> None:
         assert read.hash == replace(theory, code=theory.code.strip() + "\n").hash
     path = tmp_path / "own.yaml"
     path.write_text(
-        'description: repeats\nparameters: {k: "[0, 1]"}\npredict: |\n  def predict(p, s, h):\n      return [p["k"], 1 - p["k"]]\npolicy: |\n'
-        + "".join(f"  {line}\n" for line in SAMPLE.splitlines())
+        'description: repeats\nparameters: {k: "[0, 1]"}\npredict: |\n  def predict(p, s, h):\n      return [p["k"], 1 - '
+        'p["k"]]\npolicy: |\n' + "".join(f"  {line}\n" for line in SAMPLE.splitlines())
     )
     assert read_theory(path).samples
     assert not read_theory(path).reads_history

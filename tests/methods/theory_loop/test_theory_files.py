@@ -23,7 +23,8 @@ CLAIM = Registration("pi_3", CANONICAL["ttb"], {"coin": CANONICAL["coin"]}, DESI
 ORDER = DESIGN.orders(2, 0)
 READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "theory": (".py", CANONICAL["gap-gated"].file(), read_theory),
-    "theory in YAML": (".yaml", 'description: x\nparameters:\n  k: "[0, 1]"\npredict: |\n  def predict(p, s, h):\n      return [p["k"], 1 - p["k"]]\n', read_theory),
+    "theory in YAML": (".yaml", 'description: x\nparameters:\n  k: "[0, 1]"\npredict: |\n  def predict(p, s, h):\n      return '
+                                '[p["k"], 1 - p["k"]]\n', read_theory),
     "design": (".json", json.dumps(DESIGN.to_json()), design_file),
     "people": (".csv", Data(DESIGN, ORDER, ORDER % 2).to_csv(), lambda path: read_people(path, DESIGN)),
 }  # fmt: skip

@@ -156,7 +156,8 @@ TESTS: dict[str, tuple[object, ...]] = {"concave-match": (), "steep-flat": (), "
 def test_choices_that_diminishing_returns_predict_are_registered_and_tested(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Planted: people whose returns diminish. Nothing: people who add ratings up. Both claims of one run stay among its findings."""
+    """Planted: people whose returns diminish. Nothing: people who add ratings up.
+    Both claims of one run stay among its findings."""
     told = {}
     for truth in ("dr-wadd", "wadd"):
         run = tmp_path / truth
@@ -418,7 +419,9 @@ REPLY = {
     "metric": {"rationale": "mean", "metric": "def metric(data):\n    return float(data['response'].mean())\n"},
     "verdict": {"interpretation": "slot 1 is further off", "verdict": "new_theory", "target": 1, "recommendation": "add up"},
     "theory": {"description": "Adds ratings up.", "parameters": {"b": "[2, 9]"}, "rationale": "as told",
-               "predict": "def predict(parameters, state, history):\n    d = sum(state['option_b_ratings']) - sum(state['option_a_ratings'])\n    p = 1 / (1 + math.exp(-parameters['b'] * d))\n    return [1 - p, p]\n", "policy": ""},
+               "predict": "def predict(parameters, state, history):\n    d = sum(state['option_b_ratings']) - "
+                          "sum(state['option_a_ratings'])\n    p = 1 / (1 + math.exp(-parameters['b'] * d))\n    return [1 - p, "
+                          "p]\n", "policy": ""},
     "critique": {"decision": "continue", "diagnosis": "fine"},
 }  # fmt: skip
 ROLE = {
@@ -453,7 +456,8 @@ def scripted(spoil: Callable[[str, int], str | None] = lambda role, count: None)
 
 @pytest.mark.slow
 def test_a_model_behind_an_endpoint_in_every_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Replies that are no JSON, or of the wrong form, are recorded and asked for again; a loop that is done runs again without the model."""
+    """Replies that are no JSON, or of the wrong form, are recorded and asked for again;
+    a loop that is done runs again without the model."""
 
     def spoil(role: str, count: int) -> str | None:
         if count > 1:

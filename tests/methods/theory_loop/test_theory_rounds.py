@@ -1,4 +1,5 @@
-"""The loop in its run: what it recovers, what it does with proposers and theories that fail, and that a stop anywhere changes nothing."""
+"""The loop in its run: what it recovers, what it does with proposers and theories that fail,
+and that a stop anywhere changes nothing."""
 
 from __future__ import annotations
 

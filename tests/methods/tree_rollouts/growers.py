@@ -1,4 +1,5 @@
-"""Environments to grow trees in: the toy with scrambled arrival order, and a small scripted one with lengths, failures and repeats."""
+"""Environments to grow trees in: the toy with scrambled arrival order,
+and a small scripted one with lengths, failures and repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows, report and verbs, on trees grown by the real rollout layer in the household environment (section 8, items 4 and 10; 3.8)."""
+"""Rows, report and verbs, on trees grown by the real rollout layer in the household environment (section 8, items 4 and 10;
+3.8)."""
 
 from __future__ import annotations
 

@@ -156,7 +156,8 @@ def test_value_functions_are_convex_and_end_where_they_must(data: st.DataObject)
 
 
 def test_every_value_of_a_large_plan_is_that_of_its_best_action() -> None:
-    """Four critics, five candidates, the same text coming back: lines enough for all short cuts of the envelopes. Checked belief by belief."""
+    """Four critics, five candidates, the same text coming back:
+    lines enough for all short cuts of the envelopes. Checked belief by belief."""
     critics = {"a": (0.99, 0.9), "b": (0.9, 0.35), "c": (0.75, 0.35), "d": (0.8, 0.5)}
     kernels = Kernel(fix=0.2, broken=0.1, same_right=0.2, same_wrong=0.3), Kernel(fix=0.3, broken=0.05, same_wrong=0.4)
     scaled = [{name: Likelihood.of(t, f * by) for name, (t, f) in critics.items()} for by in (1.0, 0.8, 0.6)]

@@ -255,7 +255,8 @@ def test_success_is_the_verifiers_and_a_text_earns_nothing() -> None:
 
 
 def test_a_model_predicts_in_tags_or_plainly() -> None:
-    tagged = ScriptedModel(lambda messages, key: f"<think>hm</think><predicted_observation>\n{len(messages)} seen\n</predicted_observation>", tokens=False)  # fmt: skip
+    tagged = ScriptedModel(lambda messages, key: f"<think>hm</think><predicted_observation>\n{len(messages)} "
+                                                 "seen\n</predicted_observation>", tokens=False)  # fmt: skip
     env = SimulatedEnvironment(ModelPredictor(tagged, layout="tags")).make()
     env.reset(Task("t", {"opening": "a room"}), 0)
     assert [env.step("look").text for _ in range(2)] == ["2 seen", "4 seen"]
@@ -296,7 +297,8 @@ def test_mistakes_are_one_sentence(tmp_path: object) -> None:
     with pytest.raises(UserError, match="names no table 'noted'"):
         StateStore({"notes": {}}, [Effect("get", "get", "noted")])
     for more, says in [
-        ({"store": StateStore({"shop": {}}, [Effect("prize", "get", "shop")])}, "an effect names the tool 'prize', and there is none (did you mean 'price'?)"),
+        ({"store": StateStore({"shop": {}}, [Effect("prize", "get", "shop")])}, "an effect names the tool 'prize', and there is "
+                                                                                "none (did you mean 'price'?)"),
         ({"outputs": {"prices": {}}}, "an output schema names the tool 'prices'"),
         ({"controls": [Latency(), Fault(p=1.0, tool="prise")]}, "control 2 (Fault) concerns the tool 'prise'"),
     ]:  # fmt: skip

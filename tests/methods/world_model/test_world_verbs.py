@@ -156,7 +156,8 @@ def test_a_table_of_what_was_recorded_is_exact(made: Path, verb: Verb, tmp_path:
 
 
 def test_what_did_not_fit_the_context_is_counted() -> None:
-    """A model that sees only the last turns answers all the same; it is said how often the first ones were left out, and who answered."""
+    """A model that sees only the last turns answers all the same;
+    it is said how often the first ones were left out, and who answered."""
 
     class Short:
         name = identity = "short"
@@ -342,7 +343,8 @@ def test_a_textworld_game_is_recorded_by_its_listed_commands(verb: Verb, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_agent_is_improved_in_a_simulated_environment(verb: Verb, tmp_path: Path) -> None:
-    """The main job takes it as any environment: branching rollouts, credit, an update, success before and after; nothing fails."""
+    """The main job takes it as any environment: branching rollouts, credit, an update,
+    success before and after; nothing fails."""
     (tmp_path / "say.py").write_text(
         'def say(situation):\n    return f"you said {situation.action}"\n'
         "def brief(task, answer, state):\n    return True if len(answer) % 2 else None\n"

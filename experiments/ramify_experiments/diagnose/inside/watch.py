@@ -1,7 +1,8 @@
 """Runs inside a sandbox, never in the host: pytest on a package and on mutants of it, with what each test calls and how it fails.
 
-Reads job.json ({"tests": [...], "package": folder, "mutants": [{"path", "text", "tests"}], "seconds": of each}) and writes done.json: without
-mutants the outcome and the functions of each test, else for each mutant the failing and passing tests and how the first one fails.
+Reads job.json ({"tests": [...], "package": folder, "mutants": [{"path", "text", "tests"}], "seconds": of each}) and writes
+done.json: without mutants the outcome and the functions of each test,
+else for each mutant the failing and passing tests and how the first one fails.
 """
 
 from __future__ import annotations

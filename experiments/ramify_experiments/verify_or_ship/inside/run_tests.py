@@ -1,4 +1,5 @@
-"""Runs a package's own tests with one of its modules replaced by candidate.py. Inside the sandbox only; prints test name -> passed."""
+"""Runs a package's own tests with one of its modules replaced by candidate.py.
+Inside the sandbox only; prints test name -> passed."""
 
 from __future__ import annotations
 

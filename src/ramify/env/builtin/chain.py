@@ -1,7 +1,7 @@
 """Chain arithmetic: a start value and steps modulo m, to be worked out in writing and ended with ``answer N``.
 
-A reasoning task with an exact checker, of the answer and of every written step: one reply, then the episode is over. Each step builds
-on the one before, so one slip decides the answer.
+A reasoning task with an exact checker, of the answer and of every written step: one reply, then the episode is over. Each step
+builds on the one before, so one slip decides the answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Checked:
     right: bool
     """Whether that answer is the task's."""
     steps: tuple[bool, ...]
-    """For each written step: it is the task's step at that place, worked on from the result written before, and its result is right."""
+    """For each written step: it is the task's step at that place,
+    worked on from the result written before, and its result is right."""
 
     @property
     def first_error(self) -> int | None:
@@ -75,7 +76,8 @@ def check(task: Task, reply: str) -> Checked:
 
 
 def solve(task: Task, mistakes: float = 0.0, seed: int = 0) -> str:
-    """A worked reply. With probability ``mistakes`` a step's result is wrong (any other value), and the rest continues from it."""
+    """A worked reply. With probability ``mistakes`` a step's result is wrong (any other value),
+    and the rest continues from it."""
     rng = generator(seed, "chain-demonstration", task.id)
     value, mod, lines = task.data["start"], task.data["mod"], []
     for operator, operand in task.data["steps"]:

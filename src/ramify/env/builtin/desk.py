@@ -1,8 +1,8 @@
 """A service desk: three bookings, each with a wish (cancel or change) that the rules allow or forbid.
 
-The customer claims what the rules say and is right 65 % of the time; `lookup` shows the truth but fails 20 % of the time; whatever closes
-a booking cannot be taken back and is not commented on. The episode is won when all three are closed as the rules demand. An agent may
-talk before it acts: all words but the last two of a reply are ignored.
+The customer claims what the rules say and is right 65 % of the time; `lookup` shows the truth but fails 20 % of the time;
+whatever closes a booking cannot be taken back and is not commented on. The episode is won when all three are closed as the rules
+demand. An agent may talk before it acts: all words but the last two of a reply are ignored.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def possible_actions(task: Task, state: dict[str, Any]) -> list[str]:
 
 
 def talk(rng: np.random.Generator, fillers: int) -> str:
-    """``fillers`` words sampled with probability proportional to rank^-1.5, whatever the situation; without any, always the first."""
+    """``fillers`` words sampled with probability proportional to rank^-1.5, whatever the situation;
+    without any, always the first."""
     weights = np.arange(1, len(FILLERS) + 1) ** -1.5
     return " ".join(rng.choice(FILLERS, size=fillers, p=weights / weights.sum())) if fillers else FILLERS[0]
 
@@ -131,9 +132,9 @@ def talk(rng: np.random.Generator, fillers: int) -> str:
 def demonstrate(
     task: Task, seed: int, rng: np.random.Generator, look: float, slip: float, fillers: int = 0
 ) -> list[tuple[str, str]]:
-    """One noisy demonstration as (observation, action) pairs: the bookings in order, each looked up first with probability ``look``
-    (again, if the lookup fails) and closed as the record says, else as the customer claims. Each action is any possible one instead
-    with probability ``slip``. Before each action come the words of :func:`talk`."""
+    """One noisy demonstration as (observation, action) pairs: the bookings in order, each looked up first with probability
+    ``look`` (again, if the lookup fails) and closed as the record says, else as the customer claims. Each action is any possible
+    one instead with probability ``slip``. Before each action come the words of :func:`talk`."""
     env = Desk()
     observation, pairs, known, looking = env.reset(task, seed), [], set[str](), dict[str, bool]()
     for _ in range(env.max_turns):

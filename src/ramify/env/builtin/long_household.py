@@ -1,7 +1,7 @@
 """A long household: three or four floors, each a small house with a locked door, and the thing on the last one.
 
-Ten to 26 right steps in 28 turns. A wrong key snaps and a chute ends in a cellar on every floor, so a mistake that cannot be undone may come
-as late as the last steps; none is announced. Stairs lead up only.
+Ten to 26 right steps in 28 turns. A wrong key snaps and a chute ends in a cellar on every floor, so a mistake that cannot be
+undone may come as late as the last steps; none is announced. Stairs lead up only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class LongHousehold(Household):
         self._floors: list[dict[str, Any]] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task``; the environment is deterministic, so ``seed`` changes nothing. Raises UserError on a task that lacks something."""
+        """Start ``task``; the environment is deterministic, so ``seed`` changes nothing.
+        Raises UserError on a task that lacks something."""
         floors = task.data.get("floors")
         if not isinstance(floors, list) or not floors or "thing" not in task.data:
             raise UserError(f"task '{task.id}' lacks floors or thing, which the long household environment needs")
@@ -86,7 +87,8 @@ def actions(task: Task, state: dict[str, Any]) -> list[str]:
 
 @register("env", "long-household")
 class LongHouseholdEnvironment:
-    """The long household environment: houses of three or four floors, 10 to 26 steps to win, irrevocable mistakes on each floor."""
+    """The long household environment: houses of three or four floors, 10 to 26 steps to win,
+    irrevocable mistakes on each floor."""
 
     name = "long-household"
     best, actions = staticmethod(best), staticmethod(actions)

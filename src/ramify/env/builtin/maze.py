@@ -1,8 +1,8 @@
 """Mazes: find the exit, seeing nothing but the place one stands in and the ways out of it. Dead ends must be walked back.
 
-Two shapes. ``grid``: a random maze on a square grid with compass ways, a spanning tree in which a tenth of the other walls is opened.
-``star``: the graph of maze-recovery's theory (a source, a fork, W branches of K diamonds with L parallel edges, one leaf the exit), with
-places named and ways numbered at random, so that neither tells a task apart from another.
+Two shapes. ``grid``: a random maze on a square grid with compass ways, a spanning tree in which a tenth of the other walls is
+opened. ``star``: the graph of maze-recovery's theory (a source, a fork, W branches of K diamonds with L parallel edges, one leaf
+the exit), with places named and ways numbered at random, so that neither tells a task apart from another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class MazeEpisode:
         self._place = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start ``task``; the environment is deterministic, so ``seed`` changes nothing. Raises UserError where the data is no maze."""
+        """Start ``task``; the environment is deterministic, so ``seed`` changes nothing.
+        Raises UserError where the data is no maze."""
         _validate(task)
         self._task, self._place = task, task.data["start"]
         return Observation(f"Goal: find the exit. {self._look(task)}")
@@ -71,7 +72,8 @@ class MazeEpisode:
 
 
 def grid(side: int, rng: np.random.Generator) -> dict[str, Any]:
-    """A random maze on a grid: a spanning tree by depth-first search and a few more openings; start and exit are two random places."""
+    """A random maze on a grid: a spanning tree by depth-first search and a few more openings;
+    start and exit are two random places."""
     names = {(x, y): f"{chr(97 + x)}{y + 1}" for y in range(side) for x in range(side)}
     ways: dict[str, set[str]] = {name: set() for name in names.values()}
     stack, seen = [(int(rng.integers(side)), int(rng.integers(side)))], set()

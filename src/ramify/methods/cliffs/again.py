@@ -1,4 +1,5 @@
-"""A scan's replies sampled again by ``ramify fork``: an episode is one reply to the prompt, and the scan's verifier says whether it is right."""
+"""A scan's replies sampled again by ``ramify fork``: an episode is one reply to the prompt,
+and the scan's verifier says whether it is right."""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ class Replies:
 def play_on(run: Run, node: Node, model: str | None = None) -> tuple[Agent, Replies]:
     """Who continues a stem of a scan, and the environment that judges the reply.
 
-    ``model`` stands in for the scan's own. Raises UserError where the scan does not say how its verifier is found, NeedsError where the
-    model has another tokenizer.
+    ``model`` stands in for the scan's own. Raises UserError where the scan does not say how its verifier is found, NeedsError
+    where the model has another tokenizer.
     """
     verifier, named = run.config.get("judge"), model or run.config.get("model")
     if not isinstance(verifier, str) or not isinstance(named, str):

@@ -1,7 +1,8 @@
 """Formulas of cliffs: the test, the screen, confirmation, classes, candidates, controls. No I/O.
 
 Source: Ko, Kang, Lee, "Cliff Tokens" (arXiv 2606.25524), sections of our spec (``3.2`` ...) named at each formula. Positions of a
-reply of T tokens are 0..T; token t (1..T) leads from position t - 1 to position t. The potential V_t is the chance of a right end.
+reply of T tokens are 0..T; token t (1..T) leads from position t - 1 to position t.
+The potential V_t is the chance of a right end.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ class Cliff:
     def suspect(self) -> bool:
         """The drop exceeds what the token can lose by more than 3 SE: noise, re-encoded text or another sampler (8).
 
-        V is the mean over the tokens that could stand here, so this one alone fails in at most all of 1 - V: pi (1 - W) <= 1 - V for the
-        potential W after it, or V - W <= (1 - pi) (1 - V) / pi, never more than 1 - pi. Truncated forks count as not right here: the
-        chance to end, and right, is a martingale; that of the ones that end is none.
+        V is the mean over the tokens that could stand here, so this one alone fails in at most all of 1 - V: pi (1 - W) <= 1 - V
+        for the potential W after it, or V - W <= (1 - pi) (1 - V) / pi, never more than 1 - pi. Truncated forks count as not
+        right here: the chance to end, and right, is a martingale; that of the ones that end is none.
         """
         prev, cur = (Counts(c.k, c.n + c.truncated) for c in self.fresh or (self.prev, self.cur))
         if self.facts.pi is None or self.interval or not prev.n or not cur.n:
@@ -162,9 +163,9 @@ def detect(
 ) -> list[Cliff]:
     """Cliffs of one trace by position (the first cliff is the first in the text, not the largest), status ``found`` (3.2).
 
-    ``potentials`` has entries 0..T, None where not measured: the previous estimate then stands in, and a drop since an earlier position
-    than t - 1 is that of an interval. ``pairs`` (start, t) name the tests instead; there the tokens between are known to move nothing
-    that matters (the screen), and the drop is the token's. ``rises`` finds rebounds: the same test upwards.
+    ``potentials`` has entries 0..T, None where not measured: the previous estimate then stands in, and a drop since an earlier
+    position than t - 1 is that of an interval. ``pairs`` (start, t) name the tests instead; there the tokens between are known to
+    move nothing that matters (the screen), and the drop is the token's. ``rises`` finds rebounds: the same test upwards.
     """
     tests = pairs
     if tests is None:
@@ -187,8 +188,8 @@ def detect(
 def confirm(cliffs: Sequence[Cliff], fresh: Sequence[tuple[Counts, Counts]], test: ZTest, sure: float = 0.0) -> list[Cliff]:
     """Cliffs of one trace with the p-value of the same test on fresh forks, (before, after) each. :func:`correct` decides.
 
-    Where the forks were sampled in up to three looks and no more once p was at most ``sure``, the p-value of the last look is raised to pay
-    for those before: p + min(2 p, 2 sure), which is below x with a chance of at most x.
+    Where the forks were sampled in up to three looks and no more once p was at most ``sure``, the p-value of the last look is
+    raised to pay for those before: p + min(2 p, 2 sure), which is below x with a chance of at most x.
     """
     p = [test.p_value(*pair) for pair in fresh]
     return [
@@ -200,8 +201,8 @@ def confirm(cliffs: Sequence[Cliff], fresh: Sequence[tuple[Counts, Counts]], tes
 def correct(cliffs: Sequence[Cliff], fdr: float) -> list[Cliff]:
     """Cliffs of a whole scan, decided: ``confirmed`` or ``refuted``, or still ``found`` where no fresh fork could be graded.
 
-    ``fdr`` bounds the expected share of false ones (a true drop of at most delta0) among the confirmed: Benjamini and Hochberg over all of
-    ``cliffs``. Over one trace at a time it would not: a scan has many traces, and each would bring its own share.
+    ``fdr`` bounds the expected share of false ones (a true drop of at most delta0) among the confirmed: Benjamini and Hochberg
+    over all of ``cliffs``. Over one trace at a time it would not: a scan has many traces, and each would bring its own share.
     """
     p = [cliff.p for cliff in cliffs if cliff.p is not None]
     corrected = iter(benjamini_hochberg(p) if p else ())
@@ -218,10 +219,10 @@ def correct(cliffs: Sequence[Cliff], fdr: float) -> list[Cliff]:
 def screen(pi: Sequence[float], delta0: float, carry: float) -> tuple[list[int], list[tuple[int, int]]]:
     """What the budgeted scan measures: (positions, tests (start, t)) (6).
 
-    A token of probability 1 - delta0 or more under the sampler cannot lose delta0: V is a martingale, so a drop is at most 1 - pi (where
-    every fork is graded: among the graded ones only, the chance may drop further, as where the others are truncated). Over
-    a run of such tokens the last estimate is carried on while their summed 1 - pi stays below ``carry``; else the position just before
-    the next token to be tested is measured too, or slow drift would be blamed on that token.
+    A token of probability 1 - delta0 or more under the sampler cannot lose delta0: V is a martingale, so a drop is at most 1 - pi
+    (where every fork is graded: among the graded ones only, the chance may drop further, as where the others are truncated). Over
+    a run of such tokens the last estimate is carried on while their summed 1 - pi stays below ``carry``; else the position just
+    before the next token to be tested is measured too, or slow drift would be blamed on that token.
     """
     positions, tests, last, mass = [0], [], 0, 0.0
     for t, chance in enumerate(pi, 1):
@@ -252,7 +253,8 @@ class Candidate:
 def cliff_mass(candidates: Sequence[Candidate], cliff_token: int, probabilities: dict[int, float] | None = None) -> float:
     """CPM: summed probability of the candidates that are cliffs and of the sampled cliff token (3.5).
 
-    ``probabilities`` (token -> probability) are another model's at the same prefix; delta-CPM is the difference of the two masses.
+    ``probabilities`` (token -> probability) are another model's at the same prefix;
+    delta-CPM is the difference of the two masses.
     """
     inside = {c.token_id: c.q for c in candidates if c.is_cliff or c.token_id == cliff_token}
     return sum(q if probabilities is None else probabilities.get(token, 0.0) for token, q in inside.items())

@@ -65,9 +65,9 @@ class ReplyForks:
     """Counts right continuations of positions of traces. Samples are keyed by position: order and concurrency change nothing.
 
     ``sampling`` replaces each trace's own settings where it is given. A fork at position t has the tokens left that its stem had
-    there. ``truncated`` decides how forks that reach the token limit are counted: ``apart`` counts them beside n, ``graded`` gives
-    them to the verifier like the others. ``eos`` are tokens that end a reply; by default the model's own. The verifier is not
-    shown them.
+    there. ``truncated`` decides how forks that reach the token limit are counted: ``apart`` counts them beside n, ``graded``
+    gives them to the verifier like the others. ``eos`` are tokens that end a reply; by default the model's own. The verifier is
+    not shown them.
 
     Raises NeedsError where the model does not continue token ids (a chat endpoint cannot continue inside a reply).
     """
@@ -101,9 +101,10 @@ class ReplyForks:
     async def count(self, trace: TokenTrace, t: int, n: int, purpose: str, start: int = 0, append: Sequence[int] = ()) -> Counts:
         """Number of right forks among ``n`` that continue the first ``t`` tokens and ``append``.
 
-        ``purpose`` names what the forks are for: forks of another purpose are other samples. ``start`` is the index of the first fork, so
-        that counting 16 and then 48 more with ``start=16`` equals counting 64. A position at which the reply has ended is not sampled from:
-        its score is that of every fork. A fork without a score is missing, not wrong. Raises UserError on a position out of range.
+        ``purpose`` names what the forks are for: forks of another purpose are other samples. ``start`` is the index of the first
+        fork, so that counting 16 and then 48 more with ``start=16`` equals counting 64. A position at which the reply has ended
+        is not sampled from: its score is that of every fork. A fork without a score is missing, not wrong.
+        Raises UserError on a position out of range.
         """
         if n < 1 or start < 0:
             raise UserError(f"{n} forks from index {start} cannot be sampled; at least one from 0 on")
@@ -131,7 +132,8 @@ class ReplyForks:
         )
 
     async def chances(self, trace: TokenTrace) -> Chances:
-        """Probabilities of the reply's tokens, by one scoring pass where the model scores given tokens, else as they were recorded."""
+        """Probabilities of the reply's tokens, by one scoring pass where the model scores given tokens, else as they were
+        recorded."""
         self.check(trace)
         settings, skip = self.sampling or trace.sampler, len(trace.prompt_ids)
         recorded = None if trace.logprobs is None else np.exp(np.array(trace.logprobs))
@@ -198,7 +200,8 @@ class ReplyForks:
     async def sample(
         self, problems: Sequence[TokenProblem], per_problem: int = 1, known: Container[str] = (), progress: Progress = SILENT
     ) -> list[TokenTrace]:
-        """Sample and judge replies, the stems to scan, but those of ``known`` ids. One that fails is left out and counted as failed."""
+        """Sample and judge replies, the stems to scan, but those of ``known`` ids.
+        One that fails is left out and counted as failed."""
         if self.sampling is None:
             raise UserError("sampling traces needs sampling settings")
         missing = [(problem, i) for problem in problems for i in range(per_problem) if _stem_id(problem, i) not in known]
@@ -239,8 +242,8 @@ class ReplyForks:
     def spent(self) -> dict[str, Any]:
         """What was spent here: forks, tokens sampled and given, by purpose and in all.
 
-        ``forward_tokens`` are tokens run through the model: scored ones, given ones that no cache held, and sampled ones. A model that
-        does not say what it had cached is taken to share nothing, and ``shared`` is False.
+        ``forward_tokens`` are tokens run through the model: scored ones, given ones that no cache held, and sampled ones. A model
+        that does not say what it had cached is taken to share nothing, and ``shared`` is False.
         """
         made, ledger = self.sampler.spent(), self.sampler.ledger
         by = {
@@ -307,7 +310,8 @@ class ReplyForks:
 
 
 class StepForks(Steps):
-    """Forks of an agent's steps as a scan takes them: none is screened out, for a step is many tokens and may be answered in several ways."""
+    """Forks of an agent's steps as a scan takes them: none is screened out,
+    for a step is many tokens and may be answered in several ways."""
 
     async def chances(self, trace: StepTrace) -> Chances:
         """Nothing."""
@@ -315,7 +319,8 @@ class StepForks(Steps):
 
 
 def sampler_logprobs(given: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, settings: Sampling) -> np.ndarray | None:
-    """Log-probs (T,) of ``given`` tokens under sampling settings, from the likeliest ``tokens`` (T, k) and their log-probs (T, k).
+    """Log-probs (T,) of ``given`` tokens under sampling settings, from the likeliest ``tokens`` (T,
+    k) and their log-probs (T, k).
 
     None where these do not decide it: settings that keep more tokens than are named, or that ban some. -inf for tokens cut off.
     """

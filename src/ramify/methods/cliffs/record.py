@@ -1,7 +1,8 @@
-"""A scan as a run: one tree per trace, counts as annotations of its reply, cliffs and rebounds as findings at it, the verdict as a finding of the run.
+"""A scan as a run: one tree per trace, counts as annotations of its reply,
+cliffs and rebounds as findings at it, the verdict as a finding of the run.
 
-A trace is committed whole when it was scanned, so an interrupted scan continues after the last one; findings follow at the end. The files that a scan was before, one
-trace a line, are read and imported.
+A trace is committed whole when it was scanned, so an interrupted scan continues after the last one; findings follow at the end.
+The files that a scan was before, one trace a line, are read and imported.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from ramify.trace.sources import run_folder
 
 KIND = "cliffs scan"
 ENTRY = "scanned"
-"""What the journal calls a trace that was scanned; its key is the trace's id, its payload what no other record of the run says."""
+"""What the journal calls a trace that was scanned; its key is the trace's id,
+its payload what no other record of the run says."""
 _COUNTED: dict[str, type[int] | type[float]] = {"forks": int, "tested": int, "gap": float, "entropy_of": int}
 _TOLD = ("verifier", "model", "tokenizer", "seed", "early_stopped_at")
 _PARTS = ("weights", "judge")
@@ -70,7 +72,8 @@ def _settings(config: ScanConfig, source: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def keep(run: Run, one: Scanned, config: ScanConfig, tokenizer: Tokenizer) -> None:
-    """Store a trace with its counts and candidates, not decided yet, and commit. Raises UserError where the run has a tree of its name."""
+    """Store a trace with its counts and candidates, not decided yet, and commit.
+    Raises UserError where the run has a tree of its name."""
     record = {name: getattr(one.trace, name) for name in _TOLD} | {name: getattr(one, name) for name in _COUNTED}
     record["cliffs"] = [cliff.to_json(config.finding) for cliff in one.cliffs]
     record["rebounds"] = [rise.to_json(config.test) for rise in one.rebounds]
@@ -79,7 +82,8 @@ def keep(run: Run, one: Scanned, config: ScanConfig, tokenizer: Tokenizer) -> No
 
 
 def conclude(run: Run, scanned: Sequence[Scanned], config: ScanConfig) -> None:
-    """Store what was found, known once every trace was scanned, replacing what an earlier call found: findings, and where pages point."""
+    """Store what was found, known once every trace was scanned, replacing what an earlier call found:
+    findings, and where pages point."""
     replies = {entry.key: str(entry.payload["reply"]) for entry in run.journal(ENTRY)}
     found = [finding for one in scanned for finding in _findings(replies[one.trace.id], one, config)]
     totals = summary(scanned, config)
@@ -238,7 +242,8 @@ def _read_file(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, A
 
 
 def _then(stored: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings of any version: those without ``candidate`` found drops at level ``alpha`` and checked them on 128 forks."""
+    """Stored settings of any version: those without ``candidate`` found drops at level ``alpha`` and checked them on 128
+    forks."""
     if "candidate" in stored:
         return stored
     fresh = 0 if stored.get("faithful") else 128
@@ -267,7 +272,8 @@ class _Ids:
 
 
 def import_scan(path: Path, folder: Path, tokenizer: Tokenizer | None = None) -> int:
-    """Import a file of a scan as a run, atomically; the scan can be continued there. Texts are those of ``tokenizer``, or token ids.
+    """Import a file of a scan as a run, atomically; the scan can be continued there.
+    Texts are those of ``tokenizer``, or token ids.
 
     Returns how many traces there are. Raises UserError as :func:`read_scan`, and where something is in the folder.
     """

@@ -18,9 +18,9 @@ from ramify.stats.intervals import bootstrap, wilson
 def summary(scanned: Sequence[Scanned], config: ScanConfig) -> dict[str, Any]:
     """Cliffs of wrong and right traces, cliffs by class before and after confirmation, what was measured and what it took.
 
-    ``wrong`` and ``right`` hold traces, the share with a cliff that was kept (its Wilson interval) and cliffs a trace; ``ratio`` is that
-    of cliffs a trace. ``solved`` counts the traces whose forks of the bare prompt end right never, or always. ``share_of_forks`` is the
-    cost against all positions with all forks.
+    ``wrong`` and ``right`` hold traces, the share with a cliff that was kept (its Wilson interval) and cliffs a trace; ``ratio``
+    is that of cliffs a trace. ``solved`` counts the traces whose forks of the bare prompt end right never, or always.
+    ``share_of_forks`` is the cost against all positions with all forks.
     """
     sides = {name: _side([s for s in scanned if s.trace.correct is want]) for name, want in (("wrong", False), ("right", True))}
     counts = [c for s in scanned for c in (s.trace.potentials or ()) if c is not None]
@@ -90,10 +90,10 @@ def _mean(values: Iterable[float]) -> float | None:
 def ablation_table(records: Sequence[dict[str, Any]], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
     """pass@k of every arm over the records of :func:`ramify.methods.cliffs.run.ablate`, and the gap del - keep at k = 1.
 
-    An arm that is undefined for a cliff scores 0 there (``undefined`` counts them). An arm with fewer than k graded forks counts with
-    all of them, a lower bound (``short`` counts these cliffs for each k); a cliff of which some arm has none is left out of every arm
-    (``left_out``), so that all arms are of the same cliffs. Intervals are 95 % bootstrap over traces, since cliffs of one trace are not
-    independent.
+    An arm that is undefined for a cliff scores 0 there (``undefined`` counts them). An arm with fewer than k graded forks counts
+    with all of them, a lower bound (``short`` counts these cliffs for each k); a cliff of which some arm has none is left out of
+    every arm (``left_out``), so that all arms are of the same cliffs. Intervals are 95 % bootstrap over traces, since cliffs of
+    one trace are not independent.
     """
     arms = [arm for arm in ("del", "keep", "random", "critical", "tangent") if records and arm in records[0]]
     whole = [r for r in records if min(_graded(r, arms)) > 0]

@@ -17,8 +17,9 @@ from ramify.score.credit.self_imitate import base_values, corrected, values_afte
 class Cliffs(CreditRule):
     """Change in the chance of success, in states where an attempt lost more than a tenth of it with one step; nothing elsewhere.
 
-    The step that fell is made less likely, those that did better in the same state more likely. The chance of success is a critic's,
-    corrected by how other attempts went that passed through an equal state of the task (:mod:`ramify.score.credit.self_imitate`)."""
+    The step that fell is made less likely, those that did better in the same state more likely. The chance of success is a
+    critic's, corrected by how other attempts went that passed through an equal state of the task
+    (:mod:`ramify.score.credit.self_imitate`)."""
 
     maker = "cliffs-credit"
     critic = True
@@ -31,8 +32,8 @@ class Cliffs(CreditRule):
     }
 
     def __init__(self, delta0: float = 0.1, trust: float = 4.0) -> None:
-        """``delta0``: the drop above which a step is a cliff; ``trust``: how many outcomes of equal states the critic's value counts for.
-        Raises UserError where they are out of range."""
+        """``delta0``: the drop above which a step is a cliff; ``trust``: how many outcomes of equal states the critic's value
+        counts for. Raises UserError where they are out of range."""
         if not (0 <= delta0 < 1 and trust > 0):
             raise UserError(
                 f"credit rule 'cliffs': delta0 is {delta0} and trust {trust}; 0 to below 1 and a number above 0 are needed"

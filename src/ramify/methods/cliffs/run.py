@@ -35,7 +35,8 @@ from ramify.stats.drops import Counts
 
 CONTROLS: tuple[Literal["random", "critical", "tangent"], ...] = ("random", "critical", "tangent")
 HOPELESS, SURE = 0.01, 0.0005
-"""Budgeted: a candidate gets no further fresh forks once the chance that they confirm it is below the one, or its p-value the other."""
+"""Budgeted: a candidate gets no further fresh forks once the chance that they confirm it is below the one, or its p-value the
+other."""
 
 
 class ScanConfig(Config):
@@ -60,7 +61,8 @@ class ScanConfig(Config):
     miss: float = Field(0.1, ge=0, lt=1)
     """budgeted: stop at a pair of positions once the chance that all its forks would make it a cliff is below this"""
     confirm: int | None = Field(None, ge=0)
-    """fresh forks before and after each candidate, at most where budgeted; 0 is no confirmation; none is 256, and 0 with faithful"""
+    """fresh forks before and after each candidate, at most where budgeted; 0 is no confirmation;
+    none is 256, and 0 with faithful"""
     fdr: float = Field(0.05, gt=0, lt=1)
     """bound on the expected share of false cliffs among the confirmed ones of the whole scan"""
     early_stop: int = Field(0, ge=0)
@@ -112,7 +114,8 @@ class Scanned:
 
 @dataclass
 class ScanResult:
-    """What a scan found. ``left`` are traces that the budget did not reach, ``failed`` those that could not be scored, with the reason."""
+    """What a scan found. ``left`` are traces that the budget did not reach,
+    ``failed`` those that could not be scored, with the reason."""
 
     config: ScanConfig
     scanned: list[Scanned] = field(default_factory=list)
@@ -130,10 +133,12 @@ async def scan(
 ) -> ScanResult:
     """Scan every trace, one after the other, all positions of one together; ``on_trace`` is called with each when it is done.
 
-    Candidates are confirmed or refuted over all traces together (:func:`corrected`), so those passed to ``on_trace`` are undecided.
+    Candidates are confirmed or refuted over all traces together (:func:`corrected`),
+    so those passed to ``on_trace`` are undecided.
 
-    With a ``store``, counts that are in it are loaded and what is measured is kept. Forks are keyed by position, so with forks of one seed a budgeted scan's are among those of the faithful one: comparing the two shows
-    what the budget loses, and not what other samples would have changed.
+    With a ``store``, counts that are in it are loaded and what is measured is kept. Forks are keyed by position, so with forks of
+    one seed a budgeted scan's are among those of the faithful one:
+    comparing the two shows what the budget loses, and not what other samples would have changed.
 
     Raises NeedsError where the screen needs probabilities that neither the model nor the trace has.
     """
@@ -199,8 +204,8 @@ async def scan_one(
 async def _checked(
     trace: Any, forks: Scannable, cliffs: Sequence[Cliff], chances: Chances, config: ScanConfig, store: Store[int] | None
 ) -> list[Cliff]:
-    """The cliffs with fresh counts before and after each: all of them, or, in a budgeted scan, in up to three looks, until they confirm it
-    beyond doubt or will not. Giving a candidate up leaves its p-value large, so it never makes a false cliff."""
+    """The cliffs with fresh counts before and after each: all of them, or, in a budgeted scan, in up to three looks, until they
+    confirm it beyond doubt or will not. Giving a candidate up leaves its p-value large, so it never makes a false cliff."""
     pairs = [(_before(cliff), cliff.t) for cliff in cliffs]
     positions = sorted({t for pair in pairs for t in pair})
     if config.faithful:
@@ -245,14 +250,16 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
         return every, list(itertools.pairwise(every))
     if chances.pi is None:
         raise NeedsError(
-            f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the model nor the trace "
+            f"the probability screen needs the probabilities of the tokens of trace '{trace.id}', and neither the model nor the "
+            "trace "
             "has them; scan with --screen none"
         )
     return screen(chances.pi.tolist(), config.delta0, config.carry)
 
 
 async def cost_estimate(traces: Sequence[Any], forks: Scannable, config: ScanConfig) -> dict[str, int]:
-    """What a scan will take, from the screen alone: forks at the first look, at most before confirmation, and of a faithful scan."""
+    """What a scan will take, from the screen alone: forks at the first look,
+    at most before confirmation, and of a faithful scan."""
     plans = [(trace, _plan(trace, await forks.chances(trace), config)) for trace in traces]
     positions = sum(len(places) for _, (places, _) in plans)
     return {
@@ -288,10 +295,10 @@ async def ablate(
 ) -> list[dict[str, Any]]:
     """Fresh continuations with the cliff token taken back and kept, and the controls: one record a cliff.
 
-    Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler may sample
-    again; ``keep`` from after it. A record holds the counts ``{k, n}`` of each arm; the controls, which are of the trace, stand in the
-    record of its first cliff only, None where undefined. Forks here are sampled for this alone, never taken over from the scan. Raises
-    UserError on a control there is none of.
+    Of each trace that ended wrong: its first cliff, or all of them. ``del`` resamples from before the token, which the sampler
+    may sample again; ``keep`` from after it. A record holds the counts ``{k, n}`` of each arm; the controls, which are of the
+    trace, stand in the record of its first cliff only, None where undefined. Forks here are sampled for this alone, never taken
+    over from the scan. Raises UserError on a control there is none of.
     """
     for name in controls:
         if name not in CONTROLS:
@@ -377,8 +384,8 @@ async def examine(
 def pairs(examined: Sequence[Examined], hard: bool = False) -> list[dict[str, Any]]:
     """Rows for preference training on one token: the cliff token rejected, each candidate that is no cliff chosen (3.6).
 
-    ``hard`` keeps candidates whose potential is at least that before the cliff. The prompt is the token ids of the question and of the
-    reply up to the cliff; nothing may be appended to either token.
+    ``hard`` keeps candidates whose potential is at least that before the cliff. The prompt is the token ids of the question and
+    of the reply up to the cliff; nothing may be appended to either token.
     """
     rows = []
     for one in examined:
@@ -406,7 +413,8 @@ def pairs(examined: Sequence[Examined], hard: bool = False) -> list[dict[str, An
 
 
 async def mass_under(examined: Sequence[Examined], forks: Any) -> list[dict[str, Any]]:
-    """CPM of each cliff under the source model and under the model of ``forks``, at the same prefix (3.5): one forward pass a token.
+    """CPM of each cliff under the source model and under the model of ``forks``,
+    at the same prefix (3.5): one forward pass a token.
 
     Raises NeedsError on another tokenizer.
     """

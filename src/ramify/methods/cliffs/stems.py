@@ -41,9 +41,9 @@ def read_stems(
 ) -> tuple[list[TokenTrace], dict[str, str]]:
     """The last reply of every attempt of a run or log, and why attempts were left out, by the node they end at.
 
-    What the verifier needs is the task's data, ``answer`` the ``target`` of a log that has no answer. A reply is sampled on with the settings
-    that are stored of it, those of ``sampling`` where none are. Attempts of text alone are rendered by ``template`` and encoded where
-    ``retokenise`` says so. Raises UserError where nothing is left.
+    What the verifier needs is the task's data, ``answer`` the ``target`` of a log that has no answer. A reply is sampled on with
+    the settings that are stored of it, those of ``sampling`` where none are. Attempts of text alone are rendered by ``template``
+    and encoded where ``retokenise`` says so. Raises UserError where nothing is left.
     """
     found, left_out = [], dict[str, str]()
     with opened(source, form) as run:

@@ -65,7 +65,8 @@ class Forking(Config):
     model: str
     """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
     verifier: str
-    """exact, number, boxed, regex:PATTERN, cmd:./check.sh, FILE.py:FUNCTION or python:MODULE:FUNCTION of (text, trace), or another judge"""
+    """exact, number, boxed, regex:PATTERN, cmd:./check.sh, FILE.py:FUNCTION or python:MODULE:FUNCTION of (text, trace), or
+    another judge"""
     truncated: Literal["apart", "graded"] = "apart"
     """forks cut off by the limit of tokens: counted apart, or given to the verifier like the others"""
     seconds: float = Field(10.0, gt=0)
@@ -139,7 +140,8 @@ def _same_forks(source: dict[str, Any], options: Forking) -> ReplyForks:
     changed = [name for name in ("weights", "verifier", "truncated") if source.get(name) != now[name]]
     if changed:
         say(
-            f"warning: the scan was made with another {' and another '.join(changed)}: with {source.get('model')} and {source.get('verifier')}"
+            f"warning: the scan was made with another {' and another '.join(changed)}: with {source.get('model')} and "
+            f"{source.get('verifier')}"
         )
     return forks
 
@@ -152,7 +154,8 @@ def scan_(
         Path | None,
         option(
             metavar="SOURCE",
-            help="Replies as token ids, JSON lines; or the folder of a run, or a file that can be imported (an inspect log, ...): the last reply of each attempt.",
+            help="Replies as token ids, JSON lines; or the folder of a run, or a file that can be imported (an inspect log, "
+            "...): the last reply of each attempt.",
         ),
     ] = None,
     form: Form = None,
@@ -206,7 +209,8 @@ def _cost_estimate(stems: Sequence[TokenTrace], forks: ReplyForks, config: ScanC
 def _scan(
     run: Run, out: Path, stems: list[TokenTrace], done: dict[str, Scanned], forks: ReplyForks, config: ScanConfig, as_json: bool
 ) -> None:
-    """Scan ``stems``, except those already ``done``, and report what was found. Raises BudgetSpentError where the budget ended it."""
+    """Scan ``stems``, except those already ``done``, and report what was found.
+    Raises BudgetSpentError where the budget ended it."""
     if config.budget_rollouts is not None:
         config = config.model_copy(
             update={"budget_rollouts": max(1, config.budget_rollouts - sum(s.forks for s in done.values()))}
@@ -242,21 +246,25 @@ def _warn(report: dict[str, Any], config: ScanConfig, repeats: bool) -> None:
     """Say what a reader of the report has to know; ``repeats``: whether the model repeats a sample for its seed."""
     if report["truncated"] and config.screen == "prob" and not config.faithful:
         say(
-            "warning: some forks were truncated; the screen is exact for the chance to end, and right, not for that of the ones that end"
+            "warning: some forks were truncated; the screen is exact for the chance to end, and right, not for that of the ones "
+            "that end"
         )
     if not repeats:
         say("warning: the model does not repeat a sample for its seed, so the same command may find other counts")
     if report["gap"] > ELSEWHERE:
         say(
-            f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other settings sampled them"
+            f"warning: log-probs of the traces are up to {report['gap']:.2g} nats from the model's: another model or other "
+            "settings sampled them"
         )
     for name, what, check in (
-        ("none", "no fork of the bare prompt ends right", "the prompt is rendered with the model's chat template, and that the verifier accepts a right reply"),
+        ("none", "no fork of the bare prompt ends right", "the prompt is rendered with the model's chat template, and that the "
+                                                          "verifier accepts a right reply"),
         ("all", "every fork of the bare prompt ends right", "the verifier refuses a wrong reply"),
     ):  # fmt: skip
         if report["solved"][name]:
             say(
-                f"warning: V_0 is {'01'[name == 'all']} for {report['solved'][name]} of {report['traces']} traces, {what}: check that {check}"
+                f"warning: V_0 is {'01'[name == 'all']} for {report['solved'][name]} of {report['traces']} traces, {what}: "
+                f"check that {check}"
             )
 
 
@@ -299,9 +307,12 @@ def _report(report: dict[str, Any]) -> str:
         text += "\n\n" + table(["class", "found", "confirmed", "refuted", "suspect", "drop found", "fresh drop"], classes)
     spent = report["spent"]
     text += (
-        f"\n\n{report['tested']} of {report['tokens']} tokens tested; {plural(report['forks'], 'fork')} ({report['share_of_forks'] or 0:.0%} of every "
-        f"position with all forks), {plural(spent['forward_tokens'], 'token')} run. {plural(report['truncated'], 'fork')} truncated, {report['missing']} without "
-        f"a verdict{': ' + spent['first_failure'] if spent['first_failure'] else ''}.\nLook at one with `ramify cliffs show {report['out']} TRACE`."
+        f"\n\n{report['tested']} of {report['tokens']} tokens tested; {plural(report['forks'], 'fork')} "
+        f"({report['share_of_forks'] or 0:.0%} of every "
+        f"position with all forks), {plural(spent['forward_tokens'], 'token')} run. {plural(report['truncated'], 'fork')} "
+        f"truncated, {report['missing']} without "
+        f"a verdict{': ' + spent['first_failure'] if spent['first_failure'] else ''}.\nLook at one with `ramify cliffs show "
+        f"{report['out']} TRACE`."
     )
     return text + (
         f"\n{plural(report['unjudged'], 'trace')} got no verdict: neither wrong nor right." if report["unjudged"] else ""
@@ -332,7 +343,8 @@ def ablate_(options: AblateOptions, path: ScanPath, as_json: Json = False) -> No
     emit(
         found,
         as_json,
-        f"{text}\n\n{left}{gap}{plural(found['cliffs'], 'cliff')} ({which} of each wrong trace), {plural(found['spent']['forward_tokens'], 'token')} run.",
+        f"{text}\n\n{left}{gap}{plural(found['cliffs'], 'cliff')} ({which} of each wrong trace), "
+        f"{plural(found['spent']['forward_tokens'], 'token')} run.",
     )
 
 

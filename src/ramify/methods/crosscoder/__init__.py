@@ -1,7 +1,8 @@
-"""crosscoder: find what training changed inside a model, as features of a dictionary of both checkpoints, and turn them up or down.
+"""crosscoder: find what training changed inside a model, as features of a dictionary of both checkpoints, and turn them up or
+down.
 
-Paper: Localizing RL-Induced Tool Use to a Single Crosscoder Feature, arXiv 2606.26474. Needs the weights of both models: hidden states are
-read from the two and patched in one of them, which no endpoint offers.
+Paper: Localizing RL-Induced Tool Use to a Single Crosscoder Feature, arXiv 2606.26474. Needs the weights of both models: hidden
+states are read from the two and patched in one of them, which no endpoint offers.
 """
 
 from __future__ import annotations

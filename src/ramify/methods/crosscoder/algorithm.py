@@ -1,4 +1,5 @@
-"""Which features separate two corpora, and what turning one of them does to a score. Pure functions; sections are the specification's.
+"""Which features separate two corpora, and what turning one of them does to a score.
+Pure functions; sections are the specification's.
 
 Axis legend: N prompts, M models, D width, F features.
 """
@@ -102,7 +103,8 @@ class Owned:
 
 
 def owned(dictionary: Dictionary, states: np.ndarray, partition: str = "a", level: float = 0.05) -> dict[int, Owned]:
-    """Which features of a partition are the tuned model's own by what both models' states [N, 2, D] hold, not by which block they are in.
+    """Which features of a partition are the tuned model's own by what both models' states [N, 2, D] hold,
+    not by which block they are in.
 
     ``level`` bounds the chance that any is called so that is not. Raises UserError on an unknown partition.
     """
@@ -118,7 +120,8 @@ def owned(dictionary: Dictionary, states: np.ndarray, partition: str = "a", leve
 
 
 def shortlist(ranked: Iterable[RankedFeature], on_tool: float = 0.3, on_plain: float = 0.1) -> list[RankedFeature]:
-    """Those that fire on at least ``on_tool`` of the corpus and on at most ``on_plain`` of the other; rank with threshold 0.1 for it."""
+    """Those that fire on at least ``on_tool`` of the corpus and on at most ``on_plain`` of the other;
+    rank with threshold 0.1 for it."""
     return [one for one in ranked if one.fires_tool >= on_tool and one.fires_plain <= on_plain]
 
 
@@ -128,10 +131,11 @@ _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
 
 def tool_call(text: str, names: Sequence[str], rule: Literal["exact", "toolrl"] = "exact") -> tuple[bool, bool]:
-    """(format, tool): whether ``text`` holds ``<tool_call>`` and a JSON name, and whether the first such name is one of ``names``.
+    """(format, tool): whether ``text`` holds ``<tool_call>`` and a JSON name,
+    and whether the first such name is one of ``names``.
 
-    ``toolrl`` is the paper's rule: a name also counts when it contains a listed one or is contained in one, in any case, so that a name of
-    one letter matches almost anything.
+    ``toolrl`` is the paper's rule: a name also counts when it contains a listed one or is contained in one, in any case, so that
+    a name of one letter matches almost anything.
     """
     found = _NAME.search(text)
     if found is None:
@@ -184,8 +188,8 @@ def grid(features: Iterable[int | Sequence[int]], gains: Iterable[float] = (), c
 def feature_sets(
     features: Sequence[int], sizes: Iterable[int] = (1,), sets: Iterable[str] = ()
 ) -> dict[str, list[tuple[int, ...]]]:
-    """What is searched together, by name: ``1 feature`` (each of ``features`` alone), ``4 features`` (the first four of them together), and
-    each of ``sets``, such as ``3+7+11``.
+    """What is searched together, by name: ``1 feature`` (each of ``features`` alone), ``4 features`` (the first four of them
+    together), and each of ``sets``, such as ``3+7+11``.
 
     Raises UserError on a size that is not to be had and on a set that names none.
     """
@@ -285,8 +289,8 @@ def confirm(
 ) -> list[SteeringOutcome]:
     """The chosen cell on held-out prompts, compared with controls of the same length on every prompt.
 
-    The controls: ``randoms`` random directions, and each of ``directions`` (name -> [D]), such as the difference of the corpora's means,
-    which is the strongest simple baseline. Then the reconstruction. States are [N, M, D].
+    The controls: ``randoms`` random directions, and each of ``directions`` (name -> [D]), such as the difference of the corpora's
+    means, which is the strongest simple baseline. Then the reconstruction. States are [N, M, D].
     """
     clean, own = score(None), states[:, target]
     change = cell.change(dictionary, encode_rows(dictionary, states), target)
@@ -347,11 +351,13 @@ def confirm_sets(
     randoms: int = 19,
     seed: int = 0,
 ) -> list[Confirmed]:
-    """Of each group of cells the best by the first prompts, on the second ones, compared with sets of random directions that were searched alike.
+    """Of each group of cells the best by the first prompts, on the second ones,
+    compared with sets of random directions that were searched alike.
 
-    ``states`` [N, M, D] and ``scores`` are those of the prompts that choose and of those that confirm. Sample j puts one random direction of the
-    same norm instead of every feature (:func:`ramify.methods.crosscoder.steer.random_set`), chooses among the same cells on the first
-    prompts and is scored on the second: what the features' set must beat is the best group of each sample.
+    ``states`` [N, M, D] and ``scores`` are those of the prompts that choose and of those that confirm. Sample j puts one random
+    direction of the same norm instead of every feature (:func:`ramify.methods.crosscoder.steer.random_set`), chooses among the
+    same cells on the first prompts and is scored on the second:
+    what the features' set must beat is the best group of each sample.
     """
     codes = [encode_rows(dictionary, one) for one in states]
     clean = [score(None) for score in scores]
@@ -399,7 +405,8 @@ def confirm_sets(
 
 
 def sets_best(sets: Sequence[Confirmed]) -> tuple[Steering, list[SteeringOutcome]]:
-    """The cell and the rows of the set that is reported first: one that stands out before others, then by lift, then the shortest change."""
+    """The cell and the rows of the set that is reported first:
+    one that stands out before others, then by lift, then the shortest change."""
     first = min(sets, key=lambda one: (not one.stands_out, -one.rows[0].lift, one.rows[0].size))
     return first.cell, [*first.rows]
 

@@ -1,9 +1,10 @@
-"""Sparse dictionaries of hidden states: one model's (a TopK autoencoder) or a pair's (a crosscoder), with features of one model alone.
+"""Sparse dictionaries of hidden states: one model's (a TopK autoencoder) or a pair's (a crosscoder),
+with features of one model alone.
 
-Paper: Localizing RL-Induced Tool Use to a Single Crosscoder Feature, arXiv 2606.26474 (sections of the specification are named where a
-formula is). A feature has one activation for all models and a direction in each; the first ``exclusive * F`` features may write to and
-read from model 0 only, the next as many from model 1 only. The normaliser belongs to the dictionary: inputs and outputs are in
-the models' own units, so training and use cannot diverge.
+Paper: Localizing RL-Induced Tool Use to a Single Crosscoder Feature, arXiv 2606.26474 (sections of the specification are named
+where a formula is). A feature has one activation for all models and a direction in each; the first ``exclusive * F`` features may
+write to and read from model 0 only, the next as many from model 1 only. The normaliser belongs to the dictionary: inputs and
+outputs are in the models' own units, so training and use cannot diverge.
 
 Axis legend: N rows, B rows of a batch, M models, D width, F features.
 """
@@ -35,7 +36,8 @@ Normalise = Literal["joint", "channel", "none"]
 OWN = 0.1
 """A feature of model 0 alone has less than this share of its latent scaling in model 1."""
 SPARSE = 32
-"""From so many features for each active one on, training sums the k directions of a row instead of multiplying with mostly zeros."""
+"""From so many features for each active one on, training sums the k directions of a row instead of multiplying with mostly
+zeros."""
 
 
 class DictionaryConfig(Config):
@@ -48,15 +50,15 @@ class DictionaryConfig(Config):
     k: int = Field(ge=1)
     """Features active per row: on average, or at most with ``topk`` row, where F makes TopK a plain ReLU."""
     topk: Literal["batch", "row"] = "batch"
-    """Training keeps the B k largest activations of a batch and use those above a kept threshold (arXiv 2412.06410), or both keep the
-    k largest of each row (the paper)."""
+    """Training keeps the B k largest activations of a batch and use those above a kept threshold (arXiv 2412.06410), or both keep
+    the k largest of each row (the paper)."""
     models: int = Field(2, ge=1, le=2)
     """M."""
     exclusive: float = Field(0.0, ge=0, le=0.5)
     """Share of features that belong to each model alone; 0 is the plain crosscoder."""
     start: Literal["random", "tied"] = "random"
-    """Independent normal weights of variance 1/D and 1/F (the paper; exclusive features write half of that, which is not), or encoder =
-    decoder with rows of norm 0.5."""
+    """Independent normal weights of variance 1/D and 1/F (the paper; exclusive features write half of that, which is not), or
+    encoder = decoder with rows of norm 0.5."""
     centred: bool = True
     """Subtract the decoder's bias before encoding (not in the paper)."""
 
@@ -73,14 +75,16 @@ class FitConfig(Config):
     clip_norm: float = Field(1.0, gt=0)
     """Largest gradient norm."""
     normalise: Normalise = "joint"
-    """Per channel: the mean, and one scale per model (joint) or the deviation (channel); over all rows together, never per corpus."""
+    """Per channel: the mean, and one scale per model (joint) or the deviation (channel);
+    over all rows together, never per corpus."""
     l1_shared: float = Field(1e-3, ge=0)
     """Weight of the shared features' activations."""
     l1_exclusive: float | None = Field(None, ge=0)
-    """Half the weight of the exclusive features' activations; default: twice the shared ones', so that all pay alike. Where exclusive
-    features pay less, what is shared moves into twins, one exclusive feature for each model."""
+    """Half the weight of the exclusive features' activations; default: twice the shared ones', so that all pay alike. Where
+    exclusive features pay less, what is shared moves into twins, one exclusive feature for each model."""
     l1_reduction: Literal["sum", "mean", "norm"] = "sum"
-    """Over features: sum; mean (the paper; next to nothing for a large F); or sum weighted by decoder norms (Lindsey et al. 2024)."""
+    """Over features: sum; mean (the paper; next to nothing for a large F);
+    or sum weighted by decoder norms (Lindsey et al. 2024)."""
     l1_exclusive_covers_shared: bool = False
     """The exclusive term also covers shared features, as in the paper's code, which so presses on them up to twice."""
     auxk: float = Field(0.0, ge=0)
@@ -92,8 +96,8 @@ class FitConfig(Config):
 class Dictionary(nn.Module):
     """TopK dictionary of M models. ``encoder`` and ``decoder`` are [F, M, D], ``encoder_bias`` [F], ``decoder_bias`` [M, D].
 
-    ``encode`` and ``decode`` take and give the models' own units; weights live in normalised units. Raises UserError where k exceeds F,
-    or where the exclusive share of F is no feature.
+    ``encode`` and ``decode`` take and give the models' own units; weights live in normalised units. Raises UserError where k
+    exceeds F, or where the exclusive share of F is no feature.
     """
 
     encoder: nn.Parameter
@@ -161,7 +165,8 @@ class Dictionary(nn.Module):
     # -- the code
 
     def encode(self, x: Tensor) -> Tensor:
-        """Activations [B, F] of hidden states [B, M, D]; with ``topk`` row at most k are above 0 in a row. (3.2, steps 1 and 2)"""
+        """Activations [B, F] of hidden states [B, M, D]; with ``topk`` row at most k are above 0 in a row. (3.2, steps 1 and
+        2)"""
         before = self._before_top(self.normalised(x))
         if self.config.topk == "batch":
             return before * (before > self.threshold)
@@ -197,8 +202,8 @@ class Dictionary(nn.Module):
     def unit_norm_(self) -> Dictionary:
         """Scale every feature so that its decoder rows, of all models together, have norm 1; reconstructions stay (section 8, 6).
 
-        Activations of different features are comparable only after this. With ``topk`` row it changes which k features are kept, so do
-        it before ranking and keep it.
+        Activations of different features are comparable only after this. With ``topk`` row it changes which k features are kept,
+        so do it before ranking and keep it.
         """
         norm = self.decoder.flatten(1).norm(dim=1).clamp_min(1e-12)
         self.decoder.div_(norm[:, None, None])
@@ -216,7 +221,8 @@ class Dictionary(nn.Module):
     # -- files
 
     def save(self, folder: Path | str, about: dict[str, Any] | None = None) -> None:
-        """Write ``dictionary.safetensors`` (weights and normaliser) and ``dictionary.json`` (shape and ``about``), each whole or not at all."""
+        """Write ``dictionary.safetensors`` (weights and normaliser) and ``dictionary.json`` (shape and ``about``), each whole or
+        not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
@@ -226,7 +232,8 @@ class Dictionary(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str) -> tuple[Dictionary, dict[str, Any]]:
-        """The dictionary in ``folder`` and what was said ``about`` it. Raises UserError where it is none, or breaks its own partition."""
+        """The dictionary in ``folder`` and what was said ``about`` it.
+        Raises UserError where it is none, or breaks its own partition."""
         folder = Path(folder)
         try:
             record = read_record(folder / "dictionary.json", "the dictionary")
@@ -254,8 +261,8 @@ class Dictionary(nn.Module):
 def moments(x: np.ndarray, kind: Normalise = "joint", chunk: int = 4096) -> tuple[np.ndarray, np.ndarray]:
     """Mean and scale, each [M, D], over all rows of ``x`` [N, M, D]: the normaliser that a dictionary keeps.
 
-    ``joint`` gives every channel of a model one scale, so that the mean square of a channel is 1 and directions keep their angles.
-    Raises UserError naming the row where a state is not a number, and where there is none.
+    ``joint`` gives every channel of a model one scale, so that the mean square of a channel is 1 and directions keep their
+    angles. Raises UserError naming the row where a state is not a number, and where there is none.
     """
     if x.ndim != 3 or not len(x):
         raise UserError(f"hidden states are {x.shape}: at least one row of [models, width] is needed")
@@ -283,12 +290,13 @@ def fit(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
-    """Train ``dictionary`` on hidden states [N, M, D] (a memory-mapped file will do) and return :func:`quality` on a sample of them.
+    """Train ``dictionary`` on hidden states [N, M, D] (a memory-mapped file will do) and return :func:`quality` on a sample of
+    them.
 
-    The normaliser is measured on ``x`` and kept with the weights. The loss is the mean square error over rows, models and channels plus
-    L1 (3.3); forbidden weights get no gradient and stay exactly 0. Added to the quality: ``dead``, the share of features that did not
-    fire in the last ``dead_after`` rows of training, and ``loss``, (step, loss) at a hundred steps. ``progress(step, loss)`` is called
-    there too. Raises UserError like :func:`moments`.
+    The normaliser is measured on ``x`` and kept with the weights. The loss is the mean square error over rows, models and
+    channels plus L1 (3.3); forbidden weights get no gradient and stay exactly 0. Added to the quality: ``dead``, the share of
+    features that did not fire in the last ``dead_after`` rows of training, and ``loss``, (step, loss) at a hundred steps.
+    ``progress(step, loss)`` is called there too. Raises UserError like :func:`moments`.
     """
     c = config or FitConfig()
     device = dictionary.encoder.device
@@ -322,7 +330,8 @@ def fit(
 
 @torch.no_grad()
 def _threshold(d: Dictionary, x: np.ndarray, batch: int = 1024) -> float:
-    """The activation that k features of a row are above on average over hidden states [N, M, D]: between the last kept and the next."""
+    """The activation that k features of a row are above on average over hidden states [N, M, D]:
+    between the last kept and the next."""
     if d.config.k == d.config.features:
         return 0.0
     total = 0.0
@@ -366,7 +375,8 @@ def _top(before: Tensor, c: DictionaryConfig) -> tuple[Tensor, Tensor]:
 
 
 def _mix(d: Dictionary, values: Tensor, where: Tensor, rows: int) -> Tensor:
-    """Normalised reconstructions [B, MD] of the activations ``values`` at the indices ``where`` of the flattened batch, by row."""
+    """Normalised reconstructions [B, MD] of the activations ``values`` at the indices ``where`` of the flattened batch, by
+    row."""
     features = d.config.features
     if SPARSE * len(values) <= rows * features:
         each = torch.bincount(where // features, minlength=rows)
@@ -378,7 +388,8 @@ def _mix(d: Dictionary, values: Tensor, where: Tensor, rows: int) -> Tensor:
 
 
 def _l1(d: Dictionary, values: Tensor, where: Tensor, rows: int, c: FitConfig) -> Tensor:
-    """The L1 terms of 3.3, of the activations ``values`` at the indices ``where``. Means run over every feature, zeros included."""
+    """The L1 terms of 3.3, of the activations ``values`` at the indices ``where``.
+    Means run over every feature, zeros included."""
     exclusive = 2 * c.l1_shared if c.l1_exclusive is None else c.l1_exclusive
     if not c.l1_shared and not exclusive:
         return values.new_zeros(())
@@ -407,8 +418,8 @@ def encode_rows(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> np.
 def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> dict[str, Any]:
     """How well hidden states [N, M, D] come back, in the models' own units.
 
-    ``fve`` (per model): 1 - squared error over squared distance from the mean; ``cosine`` (per model): mean over rows; ``l0``: active
-    features per row by partition; ``never``: share of features that fire on no row.
+    ``fve`` (per model): 1 - squared error over squared distance from the mean; ``cosine`` (per model): mean over rows; ``l0``:
+    active features per row by partition; ``never``: share of features that fire on no row.
     """
     device = dictionary.encoder.device
     centre = np.asarray(x, dtype=np.float64).mean(axis=0)
@@ -432,16 +443,18 @@ def quality(dictionary: Dictionary, x: np.ndarray, batch: int = 1024) -> dict[st
 
 
 def latent_scaling(dictionary: Dictionary, x: np.ndarray, features: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How much of each of model 0's ``features`` is in model 1 after all, and whether it is next to nothing; each (n,), x is [N, 2, D].
+    """How much of each of model 0's ``features`` is in model 1 after all,
+    and whether it is next to nothing; each (n,), x is [N, 2, D].
 
-    The first is the ratio of two least-squares coefficients, 0 none, 1 as much as in model 0, NaN where the feature never fires: that of
-    the feature's activation in what model 1's states, and in what model 0's, have along the feature's direction in model 0, given the
-    activations of all shared features and model 0's own. Model 1's own take nothing away: a dictionary can split what is shared into
-    twins, one exclusive feature for each model. Nor do decoders, which can be wrong alike: of two equal models the ratio is 1, whatever
-    the dictionary is. (After latent scaling, arXiv 2504.02922, which regresses on what the decoded features leave.)
+    The first is the ratio of two least-squares coefficients, 0 none, 1 as much as in model 0, NaN where the feature never fires:
+    that of the feature's activation in what model 1's states, and in what model 0's, have along the feature's direction in model
+    0, given the activations of all shared features and model 0's own. Model 1's own take nothing away: a dictionary can split
+    what is shared into twins, one exclusive feature for each model. Nor do decoders, which can be wrong alike: of two equal
+    models the ratio is 1, whatever the dictionary is. (After latent scaling, arXiv 2504.02922,
+    which regresses on what the decoded features leave.)
 
-    The second is the p-value of "at least :data:`OWN` of it is in model 1", one-sided, with White's errors; 1 where the states have no
-    more rows than features that fire.
+    The second is the p-value of "at least :data:`OWN` of it is in model 1", one-sided, with White's errors; 1 where the states
+    have no more rows than features that fire.
     """
     chosen = np.asarray(features, dtype=np.int64).reshape(-1)
     codes = encode_rows(dictionary, x)

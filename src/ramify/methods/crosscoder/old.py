@@ -1,4 +1,5 @@
-"""A study's folder of ``ramify crosscoder steer`` of version 0.1.0, read into a run: ``scores.jsonl``, which grew line by line, and ``study.json``."""
+"""A study's folder of ``ramify crosscoder steer`` of version 0.1.0, read into a run:
+``scores.jsonl``, which grew line by line, and ``study.json``."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _ARTIFACTS = {
 def import_study(path: Path, folder: Path) -> int:
     """Make a run of a study's folder, or of a file in one; it continues as one. Returns how many changes were scored.
 
-    Raises UserError naming file and line of what is no such study, and on captured states and dictionaries, which are read as they are.
+    Raises UserError naming file and line of what is no such study,
+    and on captured states and dictionaries, which are read as they are.
     """
     for name, what in _ARTIFACTS.items():
         if (path / name).is_file():
@@ -62,7 +64,8 @@ def _study(file: Path) -> dict[str, Any]:
 register("reader", "crosscoder")(
     Reader(
         "crosscoder",
-        "A study's folder that `ramify crosscoder steer` of version 0.1.0 wrote: scores under each change, and what came of them.",
+        "A study's folder that `ramify crosscoder steer` of version 0.1.0 wrote: scores under each change, and what came of "
+        "them.",
         lambda path, first: (
             any((path / name).is_file() for name in ("scores.jsonl", *_ARTIFACTS))
             or (

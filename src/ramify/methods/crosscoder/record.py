@@ -19,7 +19,8 @@ SCORES, STUDY = "scores", "study"
 
 
 def begin_study(folder: Path, options: Mapping[str, Any]) -> Run:
-    """The run of a study: a new one, or one that continues. Scores are found by all they depend on, so each call may have other options.
+    """The run of a study: a new one, or one that continues.
+    Scores are found by all they depend on, so each call may have other options.
 
     Raises UserError where a study of an older ramify lies there, and as :meth:`ramify.trace.db.Run.begin`.
     """
@@ -30,7 +31,8 @@ def begin_study(folder: Path, options: Mapping[str, Any]) -> Run:
 def _refuse_old(folder: Path) -> None:
     if any((folder / name).is_file() for name in ("scores.jsonl", "study.json")) and not holds_run(folder):
         raise UserError(
-            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which continues as DIR"
+            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which continues "
+            "as DIR"
         )
 
 

@@ -8,21 +8,23 @@ from ramify.base.words import plural
 
 
 def verdict(confirmed: list[dict[str, Any]]) -> str:
-    """What the confirmation comes to, in a sentence: the chosen cell stands out where it raises the score (sign test, p at most 0.05) and does
-    more than random directions of its length (p = (1 + those that do as well) / (1 + all), at most 0.05, so 19 are needed)."""
+    """What the confirmation comes to, in a sentence: the chosen cell stands out where it raises the score (sign test, p at most
+    0.05) and does more than random directions of its length (p = (1 + those that do as well) / (1 + all),
+    at most 0.05, so 19 are needed)."""
     chosen, randoms = confirmed[0], [row for row in confirmed if row["name"].startswith("random ")]
     p = (1 + sum(row["score"] >= chosen["score"] for row in randoms)) / (1 + len(randoms))
     if chosen["lift"] > 0 and chosen["p"] <= 0.05 and p <= 0.05:
         return f"{chosen['name']} raises the score, and does more than random directions of its length (p = {p:.2g})."
     return (
-        f"Nothing stands out: {chosen['name']} does not raise the score by more than chance (p = {chosen['p']:.2g}) and by more than "
+        f"Nothing stands out: {chosen['name']} does not raise the score by more than chance (p = {chosen['p']:.2g}) and by more "
+        "than "
         f"random directions of its length (p = {p:.2g})."
     )
 
 
 def sets_verdict(sets: list[dict[str, Any]]) -> str:
-    """What the confirmation of several sets comes to, in a sentence: a set stands out where it raises the score (sign test, Holm's over the
-    sets) and does more than the best of the random sets that were searched alike, both at 5 %."""
+    """What the confirmation of several sets comes to, in a sentence: a set stands out where it raises the score (sign test,
+    Holm's over the sets) and does more than the best of the random sets that were searched alike, both at 5 %."""
     found = [one for one in sets if one["stands_out"]]
     if found:
         named = "; ".join(f"{one['chosen']} (p = {max(one['p_holm'], one['p_random']):.2g})" for one in found)
@@ -47,10 +49,14 @@ def markdown(study: dict[str, Any]) -> str:
         "",
         f"**{study_verdict(study)}**",
         "",
-        f"Chosen on {plural(study['search'][0]['n'], 'prompt')} out of {plural(len(study['search']), 'cell')}: **{study['chosen']}** of model {options['target']}.",
-        f"On {plural(chosen['n'], 'other prompt')}, scored by `{options['score']}`, the score goes from {_percent(chosen['score'] - chosen['lift'])} "
-        f"to {_percent(chosen['score'])} ({_lift(chosen)}; {chosen['rescued']} rescued, {chosen['broken']} broken, p = {chosen['p']:.2g}).",
-        f"{'A feature' if len(sets) else 'The feature'} fires on {_percent(chosen['coverage'])} of them; the change is {chosen['size']:.2f} times as long as the state.",
+        f"Chosen on {plural(study['search'][0]['n'], 'prompt')} out of {plural(len(study['search']), 'cell')}: "
+        f"**{study['chosen']}** of model {options['target']}.",
+        f"On {plural(chosen['n'], 'other prompt')}, scored by `{options['score']}`, the score goes from "
+        f"{_percent(chosen['score'] - chosen['lift'])} "
+        f"to {_percent(chosen['score'])} ({_lift(chosen)}; {chosen['rescued']} rescued, {chosen['broken']} broken, p = "
+        f"{chosen['p']:.2g}).",
+        f"{'A feature' if len(sets) else 'The feature'} fires on {_percent(chosen['coverage'])} of them; the change is "
+        f"{chosen['size']:.2f} times as long as the state.",
     ]
     if randoms:
         above = sum(row["score"] >= chosen["score"] for row in randoms)
@@ -70,7 +76,8 @@ def markdown(study: dict[str, Any]) -> str:
     ]
     named = sorted(windows.keys() - {"budgets"}, key=lambda name: (name.startswith("base"), name))
     lines += [f"| {name} | " + " | ".join(map(_percent, windows[name])) + " |" for name in named]
-    lines += ["", "What a score gains at few tokens and not at many is an answer that comes sooner, not a new one. Spillover is the base's",
+    lines += ["", "What a score gains at few tokens and not at many is an answer that comes sooner, not a new one. Spillover is "
+                  "the base's",
               "reconstructed score over its clean one."]  # fmt: skip
     best = sorted(study["search"], key=lambda row: -row["score"])[:20]
     lines += ["", "## The search (the best 20 cells; p corrected for all of them)", "", *_table(best)]

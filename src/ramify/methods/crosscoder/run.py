@@ -1,4 +1,5 @@
-"""What the verbs do: open two checkpoints, keep their states, score prompts under a change, export directions and fixed vectors."""
+"""What the verbs do: open two checkpoints, keep their states, score prompts under a change,
+export directions and fixed vectors."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Checkpoints:
 
     @classmethod
     def open(cls, tuned: str, base: str, layer: int, other_tokenizer: bool = False) -> Checkpoints:
-        """By name: ``hf:FOLDER``, a folder, or the folder of a LoRA adapter. Raises NeedsError on a model without weights here."""
+        """By name: ``hf:FOLDER``, a folder, or the folder of a LoRA adapter.
+        Raises NeedsError on a model without weights here."""
         for name in (tuned, base):
             if ":" in name and not Path(name).is_dir():
                 model_folder(name)  # refuses endpoints before any request is sent
@@ -117,7 +119,8 @@ class States:
 
 
 def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int = 0) -> list[TokenProblem]:
-    """Prompts of a file as :func:`ramify.rollout.problems.read_problems` reads them; ``template`` None leaves their text as it is.
+    """Prompts of a file as :func:`ramify.rollout.problems.read_problems` reads them;
+    ``template`` None leaves their text as it is.
 
     ``longest`` cuts a prompt after so many tokens, as the paper does (0: never). Raises UserError naming file and line.
     """
@@ -128,7 +131,8 @@ def prompts(path: Path, models: Checkpoints, template: Any = None, longest: int 
 
 
 class _Called(Each):
-    """``call`` and ``toolrl``: whether the text calls one of ``data["tools"]``, by its exact name or by the paper's fuzzy rule."""
+    """``call`` and ``toolrl``: whether the text calls one of ``data["tools"]``,
+    by its exact name or by the paper's fuzzy rule."""
 
     def __init__(self, name: str) -> None:
         self.name, self.identity = name, stable_hash("crosscoder", name, 1)
@@ -172,8 +176,8 @@ class CachedScores:
         stops: Sequence[int] = (),
         ledger: Ledger | None = None,
     ) -> None:
-        """``name``: what ``judge`` is called, so that another one's kept scores are not taken for its own. ``stops``: tokens that end a
-        reply beside the model's own end. ``ledger``: where the judge's cost goes."""
+        """``name``: what ``judge`` is called, so that another one's kept scores are not taken for its own. ``stops``: tokens that
+        end a reply beside the model's own end. ``ledger``: where the judge's cost goes."""
         self.models, self.target, self.problems, self.judge = models, target, list(problems), judge
         self.budgets, self.kept, self.seed = sorted(set(budgets)), kept, seed
         self.ledger = Ledger() if ledger is None else ledger
@@ -197,7 +201,8 @@ class CachedScores:
         return "clean" if change is None else stable_hash(np.ascontiguousarray(change.delta).tobytes())
 
     def __call__(self, change: StateChange | None) -> np.ndarray:
-        """Scores (N,) at the largest budget. Raises what the engine raises, and InfrastructureError("scorer") where the judge could not run."""
+        """Scores (N,) at the largest budget. Raises what the engine raises,
+        and InfrastructureError("scorer") where the judge could not run."""
         key = self.key(change)
         if key not in self.at:
             self.at[key] = asyncio.run(self._run(change))
@@ -232,9 +237,10 @@ class CachedScores:
 def export(
     dictionary: Dictionary, tool_codes: np.ndarray, features: Sequence[int], gain: float, target: int, folder: Path
 ) -> None:
-    """Write what other tools read: ``directions.safetensors`` (``directions`` [F, D] of the target in its own units, ``steering`` [n, D], the
-    fixed vectors of ``features`` at ``gain``), ``directions.json``, and the dictionary as an autoencoder over both models' states side by
-    side in the files of sae-lens (``cfg.json``, ``sae_weights.safetensors``; JumpReLU, or TopK where k is per row), the normaliser folded in.
+    """Write what other tools read: ``directions.safetensors`` (``directions`` [F, D] of the target in its own units, ``steering``
+    [n, D], the fixed vectors of ``features`` at ``gain``), ``directions.json``, and the dictionary as an autoencoder over both
+    models' states side by side in the files of sae-lens (``cfg.json``, ``sae_weights.safetensors``;
+    JumpReLU, or TopK where k is per row), the normaliser folded in.
     """
     from safetensors.numpy import save
 

@@ -1,10 +1,11 @@
 """Change a model's hidden state at one position of one layer while it reads its prompt, along features of a dictionary.
 
-Every change is a vector added to the state after a block at a prompt's last token (:func:`scale`, :func:`clamp`, :func:`reconstruct`, or a
-fixed direction, :func:`along`); tokens that are sampled afterwards are never touched. A feature's activation is a function of all the
-dictionary's models, so steering one of them needs the others' states on the same prompts.
+Every change is a vector added to the state after a block at a prompt's last token (:func:`scale`, :func:`clamp`,
+:func:`reconstruct`, or a fixed direction, :func:`along`); tokens that are sampled afterwards are never touched. A feature's
+activation is a function of all the dictionary's models, so steering one of them needs the others' states on the same prompts.
 
-Layers count as everywhere in ramify: 0 is the embedding, l the output of block l. Axis legend: N prompts, M models, D width, F features.
+Layers count as everywhere in ramify: 0 is the embedding, l the output of block l.
+Axis legend: N prompts, M models, D width, F features.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from ramify.rollout.sampler import Sampler
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateChange:
-    """What is added to one model's states at N prompts: ``delta`` float32 [N, D], and where the features ``fired`` before, bool [N]."""
+    """What is added to one model's states at N prompts: ``delta`` float32 [N, D],
+    and where the features ``fired`` before, bool [N]."""
 
     delta: np.ndarray
     fired: np.ndarray
@@ -48,14 +50,15 @@ class StateChange:
 def scale(dictionary: Dictionary, codes: np.ndarray, features: Sequence[int], gain: float, target: int = 0) -> StateChange:
     """Multiply the activations of ``features`` by ``gain``: delta = sum_i (gain - 1) f_i W_dec[i, target] (3.5).
 
-    ``codes`` are the prompts' activations [N, F]. A gain of 1 changes nothing, 0 takes the features out; a prompt on which none of
-    them fires is left as it was. Raises UserError on a feature the dictionary does not have.
+    ``codes`` are the prompts' activations [N, F]. A gain of 1 changes nothing, 0 takes the features out; a prompt on which none
+    of them fires is left as it was. Raises UserError on a feature the dictionary does not have.
     """
     return _change(dictionary, codes, features, lambda f: (gain - 1) * f, target)
 
 
 def clamp(dictionary: Dictionary, codes: np.ndarray, features: Sequence[int], value: float, target: int = 0) -> StateChange:
-    """Set the activations of ``features`` to ``value``, also where they did not fire: delta = sum_i (value - f_i) W_dec[i, target]."""
+    """Set the activations of ``features`` to ``value``, also where they did not fire:
+    delta = sum_i (value - f_i) W_dec[i, target]."""
     return _change(dictionary, codes, features, lambda f: value - f, target)
 
 
@@ -86,7 +89,8 @@ def reconstruct(dictionary: Dictionary, states: np.ndarray, target: int = 0) -> 
 
 
 def along(direction: np.ndarray, lengths: np.ndarray | float, n: int) -> StateChange:
-    """``direction`` [D] at the given ``lengths``, (N,) or one for all of ``n`` prompts. Raises UserError where it has no length."""
+    """``direction`` [D] at the given ``lengths``, (N,) or one for all of ``n`` prompts.
+    Raises UserError where it has no length."""
     norm = float(np.linalg.norm(direction))
     if not norm > 0:
         raise UserError("a steering direction of length 0 points nowhere")
@@ -111,10 +115,11 @@ def random_set(
     completion: int,
     target: int = 0,
 ) -> StateChange:
-    """The control of a set: instead of each feature's direction a random one of the same norm, by the same ``amounts`` [N, n] at each prompt.
+    """The control of a set: instead of each feature's direction a random one of the same norm,
+    by the same ``amounts`` [N, n] at each prompt.
 
-    The sum is as long at each prompt as ``like``, the set's own change. Sample ``draw`` gives a feature one random direction, whichever
-    set it is in, so that sets that share features have controls that share directions.
+    The sum is as long at each prompt as ``like``, the set's own change. Sample ``draw`` gives a feature one random direction,
+    whichever set it is in, so that sets that share features have controls that share directions.
     """
     chosen = torch.as_tensor(np.asarray(features, dtype=np.int64))
     norms = dictionary.directions(target)[chosen].float().norm(dim=1).cpu().numpy()
@@ -127,7 +132,8 @@ def random_set(
 
 
 def static_vector(dictionary: Dictionary, codes: np.ndarray, feature: int, gain: float, target: int = 0) -> np.ndarray:
-    """v = (gain - 1) E[f | these prompts] W_dec[feature, target], float32 [D], for engines that can only add a fixed vector (section 6)."""
+    """v = (gain - 1) E[f | these prompts] W_dec[feature, target], float32 [D],
+    for engines that can only add a fixed vector (section 6)."""
     return np.asarray(scale(dictionary, codes, [feature], gain, target).delta.mean(axis=0))
 
 
@@ -159,9 +165,9 @@ async def sample(
 def patched(module: nn.Module, layer: int, delta: np.ndarray | Tensor, positions: Sequence[int] | None = None) -> Iterator[None]:
     """Within the block, a transformers model adds ``delta`` [B, D] to the state after block ``layer`` when it reads B prompts.
 
-    For a caller's own ``generate``: only a pass over more than one token is changed, so decoding with a cache is left alone, and a
-    second ``generate`` is changed again. ``positions`` are each row's column (default: the last, right for padding on the left).
-    The hook goes when the block ends, however it ends. Raises UserError where layer, width or number of rows do not fit.
+    For a caller's own ``generate``: only a pass over more than one token is changed, so decoding with a cache is left alone, and
+    a second ``generate`` is changed again. ``positions`` are each row's column (default: the last, right for padding on the
+    left). The hook goes when the block ends, however it ends. Raises UserError where layer, width or number of rows do not fit.
     """
     from ramify.engine.generic import blocks_of
 

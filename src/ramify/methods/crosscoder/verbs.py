@@ -129,7 +129,8 @@ class SteerOptions(Config):
     top: int = Field(12, ge=1)
     """features with the highest d that are tried"""
     sizes: tuple[int, ...] = ()
-    """1: each of them alone; n: the n of the highest d changed together; several are corrected for each other (default: 1, or none with --sets)"""
+    """1: each of them alone; n: the n of the highest d changed together;
+    several are corrected for each other (default: 1, or none with --sets)"""
     sets: tuple[str, ...] = ()
     """more sets that are changed together, by number: 3+7+11,5+9"""
     gains: tuple[float, ...] = (6, 16, 32)
@@ -139,11 +140,13 @@ class SteerOptions(Config):
     select: float = Field(0.33, gt=0, lt=1)
     """share of the prompts that choose feature and strength; the others are reported"""
     score: str = "call"
-    """call (a listed tool, by its exact name), toolrl (the paper's fuzzy rule), exact, number, boxed, cmd:./check.sh, FILE.py:FUNCTION, python:MODULE:FUNCTION"""
+    """call (a listed tool, by its exact name), toolrl (the paper's fuzzy rule), exact, number, boxed, cmd:./check.sh,
+    FILE.py:FUNCTION, python:MODULE:FUNCTION"""
     budgets: tuple[int, ...] = (50, 100, 200)
     """replies are judged after so many tokens; the last is what a reply may have"""
     randoms: int = Field(19, ge=0)
-    """random directions of the same length, for comparison; fewer than 19 refute nothing at 5 %. Of sets: random sets, each searched as the features were"""
+    """random directions of the same length, for comparison; fewer than 19 refute nothing at 5 %.
+    Of sets: random sets, each searched as the features were"""
     raw: bool = False
     """prompts are the text as it is, without the chat template"""
     seed: int = 0
@@ -218,7 +221,8 @@ def train(
 
 
 def _own(made: Dictionary, values: np.ndarray, tool: np.ndarray) -> dict[str, Any]:
-    """The features of the tuned model's block that are its own, and the highest d in the block, which needs no difference of the models."""
+    """The features of the tuned model's block that are its own, and the highest d in the block,
+    which needs no difference of the models."""
     partition = "a" if made.own else "all"
     found = owned(made, values, partition)
     codes = encode_rows(made, values)[:, made.partition(partition)]
@@ -297,8 +301,8 @@ def steer(
     out: Annotated[Path, option(metavar="RUN", help="Run to make or to continue; scores that are in it are not run again.")],
     as_json: Json = False,
 ) -> None:
-    """Search feature, or set of features, and strength on some prompts and confirm them on the others, compared with random directions and the
-    means' difference."""
+    """Search feature, or set of features, and strength on some prompts and confirm them on the others, compared with random
+    directions and the means' difference."""
     with ExitStack() as stack:
         _steer(stack, options, dictionary, states, problems, out, as_json)
 
@@ -424,7 +428,8 @@ def report(
     out: Annotated[Path | None, option(help=".md to write.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The report of a study in Markdown: what was chosen on which prompts, what it does on the others, and what its controls do."""
+    """The report of a study in Markdown: what was chosen on which prompts, what it does on the others,
+    and what its controls do."""
     found = read_study(study)
     try:
         text = markdown(found)

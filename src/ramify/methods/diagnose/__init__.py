@@ -1,7 +1,7 @@
 """diagnose: find where a bug is and why, tell a repair agent only what helps it, and measure what looking for bugs costs.
 
-Paper: SHERLOC: Structured Diagnostic Localization for Code Repair Agents, arXiv 2606.24820. Needs any model or endpoint that answers messages;
-without one a rule policy drives the same loop and says what it is.
+Paper: SHERLOC: Structured Diagnostic Localization for Code Repair Agents, arXiv 2606.24820. Needs any model or endpoint that
+answers messages; without one a rule policy drives the same loop and says what it is.
 """
 
 from __future__ import annotations

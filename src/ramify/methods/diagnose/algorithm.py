@@ -1,6 +1,8 @@
-"""The numbers of diagnose: settings of the search, how right locations are, and whether a finding is worth telling. Pure functions.
+"""The numbers of diagnose: settings of the search, how right locations are,
+and whether a finding is worth telling. Pure functions.
 
-Gold spans are of the version before the repair; lines count from 1, both ends included. Sections are those of the method's description.
+Gold spans are of the version before the repair; lines count from 1, both ends included.
+Sections are those of the method's description.
 """
 
 from __future__ import annotations
@@ -136,7 +138,8 @@ _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+\d+(?:,\d+)? @@")
 
 
 def gold_spans(patch: str) -> list[Span]:
-    """The lines that a unified diff changes, in the version before it; a pure insertion is the line it follows (line 1 at the top).
+    """The lines that a unified diff changes, in the version before it;
+    a pure insertion is the line it follows (line 1 at the top).
 
     A new file has no line before the patch, so it is none. Raises UserError on a text that is no diff.
     """
@@ -197,7 +200,8 @@ PAPER = {
 
 
 def gains(cells: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Mean gain over Baseline of All, of Filtered, and of the better of the two in each cell, which no one can choose beforehand."""
+    """Mean gain over Baseline of All, of Filtered, and of the better of the two in each cell,
+    which no one can choose beforehand."""
     base, everything, filtered = (
         np.array([row[CONDITIONS.index(name)] for row in cells.values()]) for name in ("Baseline", "All", "Filtered")
     )
@@ -222,8 +226,9 @@ def compared(solved: Mapping[str, Sequence[bool]], base: str = "baseline") -> di
 
 # -- whether a finding is worth telling to a repair agent (section 3.8) --------------------------------------------------------
 #
-# Every signal is a critic that reports one of a few levels; how often it does so of right and of wrong findings is calibrated on issues
-# whose repair is known, never on those it is used on. Bayes' rule combines them as if they were independent given the truth.
+# Every signal is a critic that reports one of a few levels; how often it does so of right and of wrong findings is calibrated on
+# issues whose repair is known, never on those it is used on. Bayes' rule combines them as if they were independent given the
+# truth.
 
 Signals = Mapping[str, str]
 """Signal -> its level; a signal that could not be measured is left out and says nothing."""
@@ -252,14 +257,15 @@ class SolveRates:
 
 
 AGENTS = {"weak": SolveRates(0.447, 0.760, 0.402), "strong": SolveRates(0.616, 0.804, 0.313)}
-"""Of the paper's table: weak, Qwen3-Coder-30B under SWE-agent told nothing, the oracle's finding, another issue's; strong, Qwen3-Coder-480B
-under OpenHands told nothing, a finding judged 4 or better, a finding judged worse."""
+"""Of the paper's table: weak, Qwen3-Coder-30B under SWE-agent told nothing, the oracle's finding, another issue's; strong,
+Qwen3-Coder-480B under OpenHands told nothing, a finding judged 4 or better, a finding judged worse."""
 
 
 def threshold(agent: SolveRates, price: float = 0.0, saved: float = 0.0) -> float:
     """q*: the least probability of being right at which telling pays: ``(s0 - s- - price * saved) / (s+ - s-)``, between 0 and 1.
 
-    ``saved`` tokens are worth ``price`` each in solved issues. Where a wrong finding does no harm it is 0; where a right one does not help, 1.
+    ``saved`` tokens are worth ``price`` each in solved issues.
+    Where a wrong finding does no harm it is 0; where a right one does not help, 1.
     """
     lost = agent.nothing - agent.wrong - price * saved
     if lost <= 0:
@@ -269,14 +275,15 @@ def threshold(agent: SolveRates, price: float = 0.0, saved: float = 0.0) -> floa
 
 
 PRIOR, RULES = 0.634, 0.335
-"""Share of first findings that are right: of a model, 317 of 500 in the paper; of the rule policy, on the calibration's issues."""
+"""Share of first findings that are right: of a model, 317 of 500 in the paper;
+of the rule policy, on the calibration's issues."""
 LIKELIHOODS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "consistency": {"none": (0.157, 0.423), "file": (0.012, 0.018), "span": (0.831, 0.558)},
     "anchor": {"none": (0.012, 0.055), "span": (0.976, 0.939)},
     "discrimination": {"other": (0.012, 0.167), "same": (0.988, 0.833)},
 }
-"""Levels that occurred on either side; a span that nobody viewed, or an answer without a tool call, is not told at all (:func:`unfounded`).
-``python -m ramify_experiments.diagnose.calibrate`` prints it."""
+"""Levels that occurred on either side; a span that nobody viewed, or an answer without a tool call, is not told at all
+(:func:`unfounded`). ``python -m ramify_experiments.diagnose.calibrate`` prints it."""
 
 
 @dataclass(frozen=True)
@@ -354,7 +361,8 @@ class InjectionGate:
         return 1 / (1 + math.exp(-odds))
 
     def injects(self, q: float) -> bool:
-        """Whether a finding that is right with probability ``q`` is told. One that is certainly wrong is told only where that does no harm."""
+        """Whether a finding that is right with probability ``q`` is told.
+        One that is certainly wrong is told only where that does no harm."""
         return q > self.threshold or self.agent.nothing <= self.agent.wrong
 
 

@@ -1,4 +1,5 @@
-"""A case file: the locations of a bug in a repository, and of each a diagnosis in five fields with the tool calls that showed it."""
+"""A case file: the locations of a bug in a repository, and of each a diagnosis in five fields with the tool calls that showed
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ramify.base.files import read_record
 from ramify.methods.diagnose.snapshot import Snapshot
 
 FIELDS = ("location_explanation", "root_cause", "solution_idea", "dependencies", "testing_impact")
-"""What is said of a location: why it matters, the mechanism, the direction of the edit in words, what else must change, which tests."""
+"""What is said of a location: why it matters, the mechanism, the direction of the edit in words,
+what else must change, which tests."""
 SHOWN = 200
 """Lines of a span that a Markdown rendering quotes no more than."""
 
@@ -47,7 +49,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class CaseFile:
-    """What was found for one issue, best first. ``meta`` says how: turns, calls, recoveries, tokens, model, what was wrong with it."""
+    """What was found for one issue, best first. ``meta`` says how:
+    turns, calls, recoveries, tokens, model, what was wrong with it."""
 
     issue_id: str
     repo: str
@@ -123,8 +126,9 @@ def load_case(path: Path) -> CaseFile:
 def checked(found: Iterable[Diagnosis], snapshot: Snapshot) -> tuple[list[Diagnosis], list[str]]:
     """Locations as the snapshot can hold them, and notes on what was wrong.
 
-    A span whose end lies before its start is swapped, one beyond the end of its file is clipped, one in a file that is not there or wholly
-    beyond its end is dropped, and spans of one file that are equal or overlap become one, with what the first of them says.
+    A span whose end lies before its start is swapped, one beyond the end of its file is clipped, one in a file that is not there
+    or wholly beyond its end is dropped, and spans of one file that are equal or overlap become one,
+    with what the first of them says.
     """
     kept: list[Diagnosis] = []
     notes: list[str] = []

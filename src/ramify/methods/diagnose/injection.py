@@ -1,4 +1,5 @@
-"""A finding as part of the prompt of a repair agent (section 3.7): which findings are told, which fields, and what the agent is asked to do."""
+"""A finding as part of the prompt of a repair agent (section 3.7):
+which findings are told, which fields, and what the agent is asked to do."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ near it, and reproduce the bug. Where what you see contradicts this, go by what 
 
 
 def inject(case: CaseFile, gate: InjectionGate | None = None, fields: Sequence[str] = FIELDS, issue: str | None = None) -> str:
-    """The prompt: the issue, the locations with ``fields``, and what to do first. Without a finding that the gate lets through, the issue alone.
+    """The prompt: the issue, the locations with ``fields``, and what to do first.
+    Without a finding that the gate lets through, the issue alone.
 
-    Without a gate every finding is told; with one, those whose ``confidence`` it lets through. Raises UserError on an unknown field, and where
-    a gate is given and a finding has no confidence.
+    Without a gate every finding is told; with one, those whose ``confidence`` it lets through. Raises UserError on an unknown
+    field, and where a gate is given and a finding has no confidence.
     """
     for name in fields:
         if name not in FIELDS:

@@ -29,8 +29,8 @@ BY_RULES = "rules (no model: a policy that matches words, calls and siblings)"
 class Localizer:
     """Localizes issues with ``model`` (a :class:`ramify.model.protocol.Model`), or with rules where it is None.
 
-    ``samples`` independent localizations are made of each issue; with more than one, or a model, the first finding gets a confidence from the
-    signals of section 3.8 and ``gate``. The first localization is the one that is kept.
+    ``samples`` independent localizations are made of each issue; with more than one, or a model, the first finding gets a
+    confidence from the signals of section 3.8 and ``gate``. The first localization is the one that is kept.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """The loop (section 3.4): a model, or a rule policy, looks around with four tools until it can say where the bug is and why.
 
-It is written once, as a generator that yields the messages to answer and is sent the reply, so the same loop is driven by a model through
-the sampler (:func:`driven`) and by a function in this process (:func:`played`). The hypothesis is the conversation; there is no other state.
+It is written once, as a generator that yields the messages to answer and is sent the reply, so the same loop is driven by a model
+through the sampler (:func:`driven`) and by a function in this process (:func:`played`).
+The hypothesis is the conversation; there is no other state.
 """
 
 from __future__ import annotations
@@ -203,7 +204,8 @@ async def driven(
     tools: RepoTools, issue: str, sampler: Sampler, template: ChatTemplate | None, config: LocalizeConfig, issue_id: str = "", index: int = 0,
     progress: Callable[[int], object] = lambda turn: None,
 ) -> tuple[CaseFile, list[Message]]:  # fmt: skip
-    """:func:`localize`, answered by a model. A model that fails ends it: the case file then has no location, and ``failed`` in ``meta``."""
+    """:func:`localize`, answered by a model. A model that fails ends it:
+    the case file then has no location, and ``failed`` in ``meta``."""
     settings = Sampling(config.temperature, top_p=config.top_p, max_tokens=config.max_tokens)
     steps = localize(tools, issue, config, issue_id)
     messages, turn = next(steps), 0

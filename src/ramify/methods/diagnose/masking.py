@@ -1,4 +1,5 @@
-"""An issue without what gives the place away: paths, modules and the names of the repository (contamination control, section 4)."""
+"""An issue without what gives the place away: paths, modules and the names of the repository (contamination control, section
+4)."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ _FOLDER = re.compile(r"(?<![\w/])(?:\.{0,2}/)?(?:[\w-]+/){2,}[\w.-]*")
 
 
 def mask(issue: str, names: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """The issue with paths and URLs replaced, and every one of ``names`` (a repository, its packages, modules such as ``a.b``); what was masked.
+    """The issue with paths and URLs replaced, and every one of ``names`` (a repository, its packages,
+    modules such as ``a.b``); what was masked.
 
-    Lines and the rest of the text stay as they are. A name is masked as a whole word, also at the head of a dotted name, upper and lower
-    case alike.
+    Lines and the rest of the text stay as they are. A name is masked as a whole word, also at the head of a dotted name, upper
+    and lower case alike.
     """
     masked: list[str] = []
 

@@ -1,4 +1,5 @@
-"""What an agent's trace was spent on: each action is classed by rules, and the prefix before the first edit is the localization (section 3.6).
+"""What an agent's trace was spent on: each action is classed by rules,
+and the prefix before the first edit is the localization (section 3.6).
 
 An edit ends it, a reproduction script included. Tool output is counted once, as input of the call after it.
 """
@@ -155,8 +156,8 @@ def _simple(command: str) -> str:
 def cost(attempts: Sequence[View]) -> list[dict[str, Any]]:
     """Of each attempt its actions by class, and what was spent before the first edit: replies and tokens.
 
-    Tokens are those that the log tells (``usage``, or token ids), else characters / 4, which ``estimated`` says. Input of a call is everything
-    shown before it; it is counted for each call, as it is paid for.
+    Tokens are those that the log tells (``usage``, or token ids), else characters / 4, which ``estimated`` says. Input of a call
+    is everything shown before it; it is counted for each call, as it is paid for.
     """
     return [_cost(view) for view in attempts]
 

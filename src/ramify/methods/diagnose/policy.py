@@ -1,8 +1,9 @@
 """A localizer without a model: rules that drive the same loop and read nothing but the conversation.
 
-They look for what the issue names, view the files that hold it and what these import, score every function they have seen by the features
-below, and answer with the best one when it stands out. The weights are set by hand, or trained (:class:`Weights`): what a policy knows of
-causes is how a function differs from its nearest sibling. It understands no sentence, and says that it is no model.
+They look for what the issue names, view the files that hold it and what these import, score every function they have seen by the
+features below, and answer with the best one when it stands out. The weights are set by hand, or trained (:class:`Weights`): what
+a policy knows of causes is how a function differs from its nearest sibling.
+It understands no sentence, and says that it is no model.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Weights:
-    """Of :data:`FEATURES`, (F,), and of the causes, (causes, C) over :data:`CAUSE_FEATURES`; ``certain``: the share of belief that ends the search."""
+    """Of :data:`FEATURES`, (F,), and of the causes, (causes, C) over :data:`CAUSE_FEATURES`;
+    ``certain``: the share of belief that ends the search."""
 
     functions: tuple[float, ...] = (0.0, 3.0, 2.0, 2.0, 0.8, 2.0, 3.0, 1.0, 0.0, 0.4, 0.6, 0.0, 1.5, 0.3, 0.0, -4.0)
     causes: tuple[tuple[float, ...], ...] = ()
@@ -367,7 +369,8 @@ _WORDS = frozenset(
 
 
 def _roles(tokens: Sequence[str]) -> tuple[str, ...]:
-    """Tokens with every name replaced by its role: the function itself, called ones, and the others in the order in which they come."""
+    """Tokens with every name replaced by its role: the function itself, called ones,
+    and the others in the order in which they come."""
     known: dict[str, str] = {}
     made = []
     for at, one in enumerate(tokens):
@@ -435,7 +438,8 @@ def difference(text: str, other: str) -> tuple[int, tuple[str, ...]]:
 
 
 def siblings(functions: Sequence[Seen]) -> list[tuple[int, tuple[str, ...]]]:
-    """Of each function the difference from its nearest sibling: another one that shares at least two words of its name, in their order."""
+    """Of each function the difference from its nearest sibling:
+    another one that shares at least two words of its name, in their order."""
     by_words: dict[tuple[str, ...], list[int]] = {}
     for at, one in enumerate(functions):
         for pair in _pairs(one.name):
@@ -589,7 +593,8 @@ class RulePolicy:
         return -self.noise * math.log(-math.log(u))
 
     def _sibling_call(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> str | None:
-        """The call that shows a sibling of the likeliest function where none was seen: a search for how its name begins, then the file."""
+        """The call that shows a sibling of the likeliest function where none was seen:
+        a search for how its name begins, then the file."""
         best = functions[int(belief.argmax())]
         query = "_".join(best.name.split("_")[:2])
         if "_" not in query or "codebase_search" not in found.tools or siblings(functions)[int(belief.argmax())][0] < 99:
@@ -653,8 +658,8 @@ class RulePolicy:
         return None if key in found.calls else written_call("connected_tree", file=path)
 
     def _file_scores(self, found: Gathered, functions: Sequence[Seen], belief: np.ndarray) -> dict[str, float]:
-        """How promising each file is: hits of searches, words in its path, imports by files that hold likely functions, and definitions of
-        what functions call that the issue leads to."""
+        """How promising each file is: hits of searches, words in its path, imports by files that hold likely functions, and
+        definitions of what functions call that the issue leads to."""
         issue = named(found.issue)
         content = set(issue.content)
         score = {
@@ -727,7 +732,8 @@ class RulePolicy:
         )[:3]
         return Diagnosis(
             best.file, best.start, best.end,
-            f"`{best.name}`: {', '.join(why) or 'the best of what was seen'} ({share:.0%} of the belief among {len(functions)} functions).",
+            f"`{best.name}`: {', '.join(why) or 'the best of what was seen'} ({share:.0%} of the belief among {len(functions)} "
+            "functions).",
             f"Likely {cause}: {cause_text}. A guess of rules, not of a model.",
             f"{edit[0].upper()}{edit[1:]} in `{best.name}` ({cause}); if that is not it, {other} ({second}).",
             f"Called by {', '.join(callers)}: check what they expect." if callers else "Nothing else that was seen calls it.",

@@ -1,6 +1,7 @@
 """Localizations in a run: each conversation as nodes, its case file in the journal, and its findings, whose node is the answer.
 
-A run of `ramify diagnose run` grows by one issue at a time; an issue that is there, of the same settings, is loaded and not looked for again.
+A run of `ramify diagnose run` grows by one issue at a time;
+an issue that is there, of the same settings, is loaded and not looked for again.
 """
 
 from __future__ import annotations

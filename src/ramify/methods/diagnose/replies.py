@@ -93,7 +93,8 @@ def _written(text: str) -> list[Mapping[str, Any]]:
 
 
 def _guesses(text: str) -> list[AskedCall]:
-    """Every different call that a reply without a wrapper can be read as: JSON objects with a tool's name, and ``tool(arguments)``."""
+    """Every different call that a reply without a wrapper can be read as:
+    JSON objects with a tool's name, and ``tool(arguments)``."""
     made: list[AskedCall] = []
     for value in _objects(text):
         name = value.get("name") or value.get("tool") or value.get("tool_name")

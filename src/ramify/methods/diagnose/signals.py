@@ -1,4 +1,5 @@
-"""What speaks for a finding without a patch (section 3.8): signals, each one of a few levels, from which a gate computes a probability."""
+"""What speaks for a finding without a patch (section 3.8): signals, each one of a few levels,
+from which a gate computes a probability."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def signals_of(
 ) -> dict[str, str]:
     """The signals of the first finding of ``case``; empty without one.
 
-    ``others`` are further localizations of the same issue; ``executed`` what a reproduction says of the span (a level of ``self_check``);
-    ``rival`` whether the same place was picked again beside its nearest rivals.
+    ``others`` are further localizations of the same issue; ``executed`` what a reproduction says of the span (a level of
+    ``self_check``); ``rival`` whether the same place was picked again beside its nearest rivals.
     """
     if not case.findings:
         return {}

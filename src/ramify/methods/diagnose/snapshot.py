@@ -129,7 +129,8 @@ class Snapshot:
         return frozenset(self._paths)
 
     def lines(self, path: str) -> tuple[str, ...]:
-        """The lines of a file without their ends; bytes that are not UTF-8 are U+FFFD. Empty for a file that cannot be read any more."""
+        """The lines of a file without their ends; bytes that are not UTF-8 are U+FFFD.
+        Empty for a file that cannot be read any more."""
         if path not in self._lines:
             text, why = ("", "no such file") if self.root is None or path not in self else _read(self.root / path)
             if why:
@@ -238,7 +239,8 @@ def _decoded(data: bytes) -> tuple[str, str]:
 
 
 def _ignored(root: Path) -> Callable[[str], bool]:
-    """Whether the .gitignore of ``root`` names a path (folders end in ``/``): its common patterns; the last one that matches decides."""
+    """Whether the .gitignore of ``root`` names a path (folders end in ``/``):
+    its common patterns; the last one that matches decides."""
     text, why = _read(root / ".gitignore")
     rules = [] if why else [rule for line in text.splitlines() if (rule := _rule(line)) is not None]
 
@@ -249,7 +251,8 @@ def _ignored(root: Path) -> Callable[[str], bool]:
 
 
 def _rule(line: str) -> tuple[re.Pattern[str], bool] | None:
-    """A line of .gitignore as (pattern of paths, whether it takes back); None of an empty line, a comment, or more stars than a pattern needs."""
+    """A line of .gitignore as (pattern of paths, whether it takes back);
+    None of an empty line, a comment, or more stars than a pattern needs."""
     line = line.rstrip()
     kept, line = line.startswith("!"), line.removeprefix("!")
     if not line or line.startswith("#") or line.count("*") > 8:

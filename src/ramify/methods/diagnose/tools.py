@@ -1,4 +1,5 @@
-"""The four tools (section 3.3): pure functions of a snapshot and their arguments, checked, bounded, without shell and without writes.
+"""The four tools (section 3.3): pure functions of a snapshot and their arguments, checked, bounded,
+without shell and without writes.
 
 The same call gives the same bytes. What a call displayed is in its observation, so a cited span can be told from one nobody saw.
 """
@@ -178,7 +179,8 @@ class RepoTools:
         return ToolResult("\n".join(rows))
 
     def _candidates(self, query: str) -> Sequence[str]:
-        """Files that may hold ``query``: all of them, or of a large repository those that ripgrep names, where it is installed."""
+        """Files that may hold ``query``: all of them, or of a large repository those that ripgrep names, where it is
+        installed."""
         program = shutil.which("rg")
         if program is None or not self.snapshot.large or self.snapshot.root is None or not query.isascii():
             return self.snapshot.paths
@@ -247,7 +249,8 @@ def _windows(found: Sequence[tuple[str, int]], snapshot: Snapshot) -> list[tuple
 
 
 def tree_text(snapshot: Snapshot) -> str:
-    """The filtered hierarchy: files with their lines, or where that is too long folders with the number of files below, as deep as fits."""
+    """The filtered hierarchy: files with their lines, or where that is too long folders with the number of files below, as deep
+    as fits."""
     name = snapshot.name or "repository"
     files = [path if snapshot.large else f"{path} ({len(snapshot.lines(path))})" for path in snapshot.paths]
     if len(files) <= TREE_LINES:

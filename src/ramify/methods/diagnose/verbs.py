@@ -63,7 +63,8 @@ def run(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Look for the place of a bug: locations, each with root cause, solution idea, dependencies and tests. Nothing is run or changed."""
+    """Look for the place of a bug: locations, each with root cause, solution idea,
+    dependencies and tests. Nothing is run or changed."""
     text = _text(issue)
     if not text.strip():
         raise UserError(f"the issue {issue} is empty: say in a sentence what goes wrong")
@@ -219,7 +220,8 @@ def tools(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve the four tools over MCP (standard input and output), print their schemas, or make one call. They read; nothing is run or written."""
+    """Serve the four tools over MCP (standard input and output), print their schemas, or make one call.
+    They read; nothing is run or written."""
     if schemas:
         emit({"tools": list(SCHEMAS)}, as_json, json.dumps(list(SCHEMAS), indent=2))
         return
@@ -248,7 +250,8 @@ def cost(
     form: Form = None,
     as_json: Json = False,
 ) -> None:
-    """What an agent spends on finding the place: its actions by class, and the share of replies and tokens before its first edit."""
+    """What an agent spends on finding the place: its actions by class,
+    and the share of replies and tokens before its first edit."""
     with opened(log, form) as stored:
         rows = cost_of(list(views(stored, unjudged=True)))
     rows = [row for row in rows if row["replies"]]

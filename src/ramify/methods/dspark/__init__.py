@@ -1,7 +1,9 @@
-"""dspark: draft several tokens in one pass, check them in one pass of the target, and check no more than pays at the present load.
+"""dspark: draft several tokens in one pass, check them in one pass of the target,
+and check no more than pays at the present load.
 
-Paper: DSpark: Confidence-Scheduled Speculative Decoding with Semi-Autoregressive Generation (DeepSeek-AI and Peking University, 2026). Needs
-the target's weights here: drafters read its hidden states. The output distribution is exactly the target's, whatever the drafter.
+Paper: DSpark: Confidence-Scheduled Speculative Decoding with Semi-Autoregressive Generation (DeepSeek-AI and Peking University,
+2026). Needs the target's weights here: drafters read its hidden states.
+The output distribution is exactly the target's, whatever the drafter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Calibration of the confidence head, and schedules on recorded rounds. Pure functions of numpy arrays.
 
-Axis legend: N rounds, G = gamma drafted positions (the block), R requests of a step. What a round is: :mod:`ramify.methods.dspark.rounds`.
+Axis legend: N rounds, G = gamma drafted positions (the block),
+R requests of a step. What a round is: :mod:`ramify.methods.dspark.rounds`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def survival(logits: np.ndarray, temperatures: np.ndarray | float = 1.0) -> np.n
 def sequential_temperatures(logits: np.ndarray, rounds: Rounds) -> np.ndarray:
     """T_k, float [G], fitted left to right: T_k makes the survival at k calibrated, with the earlier ones as they are.
 
-    Of the grid the temperature nearest 1 is taken whose calibration error is within one standard error of the least: a single least
-    value is noise (derived). Positions without rounds keep 1.
+    Of the grid the temperature nearest 1 is taken whose calibration error is within one standard error of the least: a single
+    least value is noise (derived). Positions without rounds keep 1.
     """
     found = np.ones(rounds.block)
     before = np.ones(len(rounds))
@@ -86,7 +87,8 @@ def halves(rounds: Rounds) -> tuple[Rounds, Rounds]:
 
 
 def scaled(rounds: Rounds, heat: float = 1.0) -> tuple[np.ndarray, list[Calibration], list[Calibration]]:
-    """Temperatures [G] fitted on one half with confidence logits times ``heat``; the other half's calibration without and with them.
+    """Temperatures [G] fitted on one half with confidence logits times ``heat``;
+    the other half's calibration without and with them.
 
     Raises UserError where a half has no rounds.
     """
@@ -103,7 +105,8 @@ def scaled(rounds: Rounds, heat: float = 1.0) -> tuple[np.ndarray, list[Calibrat
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """T(B) = start + B, with B rounded up to a multiple of ``stair``; drafting and the host are free. :class:`ramify.engine.schedules.Costs`."""
+    """T(B) = start + B, with B rounded up to a multiple of ``stair``; drafting and the host are free.
+    :class:`ramify.engine.schedules.Costs`."""
 
     start: float = 64.0
     stair: int = 1
@@ -128,8 +131,8 @@ class Simulated:
 def simulate(rounds: Rounds, schedule: Schedule, costs: Costs, requests: int, steps: int, seed: int = 0) -> Simulated:
     """Run ``steps`` steps of ``requests`` requests, each of which meets a recorded round sampled at random at every step.
 
-    Nothing of a round's difficulty persists to the next step, the hard case for a budget from confidences of two steps ago. Rounds cut
-    short are left out, since a longer draft was never judged there. Raises UserError where none is left.
+    Nothing of a round's difficulty persists to the next step, the hard case for a budget from confidences of two steps ago.
+    Rounds cut short are left out, since a longer draft was never judged there. Raises UserError where none is left.
     """
     whole = rounds.pick((rounds.proposed == rounds.block) & ~rounds.ended)
     if not len(whole):

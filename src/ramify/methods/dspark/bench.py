@@ -1,8 +1,9 @@
-"""Is it fast? A target with and without drafters on one's own prompts, in interleaved pairs: who wins, and from which load on none does.
+"""Is it fast? A target with and without drafters on one's own prompts, in interleaved pairs:
+who wins, and from which load on none does.
 
-All entrants sample the same number of tokens after the same prompts, in turns; a ratio is that of one turn, and what is reported is the
-median of the turns with its bootstrap interval, so that a machine that is slow for a while is slow for all. Replies are sampled to their
-full length (no token ends one).
+All entrants sample the same number of tokens after the same prompts, in turns; a ratio is that of one turn, and what is reported
+is the median of the turns with its bootstrap interval, so that a machine that is slow for a while is slow for all. Replies are
+sampled to their full length (no token ends one).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ PLAIN = "plain"
 SETTLE = 4
 """Turns under load that are not counted: greedy and stale2 compare both ways of a load mostly in their first seconds there."""
 CACHE = 256 << 20
-"""Bytes of finished prefixes an engine keeps. Above the rows' own memory, which is given up and made anew between turns otherwise."""
+"""Bytes of finished prefixes an engine keeps. Above the rows' own memory,
+which is given up and made anew between turns otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,9 @@ class Engine:
         self.model = LocalModel(module, eos=(), max_sequences=most, cache_bytes=CACHE, **options)
 
     def __call__(self, prompts: Sequence[np.ndarray], load: int, turn: int) -> BenchTurn:
-        """As many tokens as replies to all ``prompts`` have, with always ``load`` requests open: a finished one is replaced by the next, and the
-        replies under way when enough was sampled are dropped. Replies of different lengths would else leave the last ones alone.
+        """As many tokens as replies to all ``prompts`` have, with always ``load`` requests open: a finished one is replaced by
+        the next, and the replies under way when enough was sampled are dropped.
+        Replies of different lengths would else leave the last ones alone.
         """
         waiting, speeds, stats = itertools.cycle(enumerate(prompts)), list[float](), self.model.stats
         before, passes = stats.sampled_tokens, self._passes()
@@ -165,7 +168,8 @@ def turns(
     settle: int = 1,
     progress: Progress = SILENT,
 ) -> dict[str, list[BenchTurn]]:
-    """``rounds`` turns of each entrant, ``count`` prompts a turn, after ``settle`` turns that are not counted. The order turns, too."""
+    """``rounds`` turns of each entrant, ``count`` prompts a turn,
+    after ``settle`` turns that are not counted. The order turns, too."""
     names = list(entrants)
     runs: dict[str, list[BenchTurn]] = {name: [] for name in names}
     progress.begin(settle + rounds, 0, f"{load} at once", "turns")
@@ -224,10 +228,10 @@ def compare(
 ) -> SpeedComparison:
     """Sample the same replies with every entrant, in turns.
 
-    ``drafters`` by name, the first of which also runs under load; ``prompts`` by domain, int32 (T,) each; ``settings`` how to sample
-    (temperature 1, 64 tokens); ``peers``: kinds of :func:`ramify.methods.dspark.peers.peer` and what each needs. ``costs`` is the
-    first drafter's profile; without one, and with a schedule that needs it, it is measured first. Raises UserError without drafters or
-    prompts.
+    ``drafters`` by name, the first of which also runs under load; ``prompts`` by domain, int32 (T,) each; ``settings`` how to
+    sample (temperature 1, 64 tokens); ``peers``: kinds of :func:`ramify.methods.dspark.peers.peer` and what each needs. ``costs``
+    is the first drafter's profile; without one, and with a schedule that needs it, it is measured first. Raises UserError without
+    drafters or prompts.
     """
     if not drafters or not prompts or not all(prompts.values()):
         raise UserError("a comparison needs at least one drafter, and prompts in every domain")

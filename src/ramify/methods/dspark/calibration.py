@@ -1,4 +1,5 @@
-"""How far probabilities are from the frequencies they foretell: the expected calibration error (Naeini et al. 2015) and its floor."""
+"""How far probabilities are from the frequencies they foretell:
+the expected calibration error (Naeini et al. 2015) and its floor."""
 
 from __future__ import annotations
 

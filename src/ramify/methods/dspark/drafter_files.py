@@ -1,7 +1,8 @@
 """Drafters for a target, and on disk in the layout of DeepSpec, which vLLM and SGLang read.
 
 The folder holds ``config.json`` (the fields of a Qwen3 model, and of the drafter) and ``model.safetensors`` with the names
-``embed_tokens, layers.*, norm, fc, hidden_norm, lm_head, markov_head.*, confidence_head.proj`` (Eagle3: ``midlayer.*``, ``fc``, ``norm``).
+``embed_tokens, layers.*, norm, fc, hidden_norm, lm_head, markov_head.*, confidence_head.proj`` (Eagle3:
+``midlayer.*``, ``fc``, ``norm``).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class TargetWeights:
 def target_of(module: nn.Module) -> TargetWeights:
     """What a drafter takes over from a TinyLM or a transformers causal language model.
 
-    Raises NeedsError where the embedding or the logits are more than one matrix (scaled, capped), which drafters here do not repeat.
+    Raises NeedsError where the embedding or the logits are more than one matrix (scaled, capped),
+    which drafters here do not repeat.
     """
     if isinstance(module, TinyLM):
         c = module.config
@@ -109,8 +111,9 @@ def for_target(
 ) -> Qwen3Drafter:
     """A new drafter for a target, attached to it.
 
-    ``rank`` and ``confidence`` count for DSpark only, ``layers`` not for Eagle3 (one). ``mask_token`` (None: the last of the vocabulary)
-    must not occur in the training data. Raises UserError on a shape that cannot be, NeedsError on a target that has no drafter.
+    ``rank`` and ``confidence`` count for DSpark only, ``layers`` not for Eagle3 (one). ``mask_token`` (None: the last of the
+    vocabulary) must not occur in the training data. Raises UserError on a shape that cannot be,
+    NeedsError on a target that has no drafter.
     """
     make, target = registry.get("drafter", kind), target_of(module)
     spark = kind == "dspark"
@@ -155,7 +158,8 @@ def save_drafter(drafter: Qwen3Drafter, folder: Path | str) -> None:
 
 
 def unserved(config: DrafterConfig) -> str:
-    """Why no server loads such a drafter, as one sentence; "" where one does. ``docs/howto/speculation.md`` has the table of what loads where."""
+    """Why no server loads such a drafter, as one sentence; "" where one does.
+    ``docs/howto/speculation.md`` has the table of what loads where."""
     if config.kind == "eagle3" or (config.kind == "dspark" and config.rank and config.head == "vanilla"):
         return ""
     kind = (
@@ -174,8 +178,8 @@ def reads(folder: Path) -> bool:
 def load_drafter(folder: Path | str, module: nn.Module) -> Qwen3Drafter:
     """The drafter saved in ``folder``, attached to its target ``module``: what was saved here, or a released checkpoint.
 
-    Raises UserError naming the file and what is wrong with it: not such a folder, a truncated file, a field or tensor that is missing or
-    does not fit the target.
+    Raises UserError naming the file and what is wrong with it: not such a folder, a truncated file, a field or tensor that is
+    missing or does not fit the target.
     """
     folder, target = Path(folder), target_of(module)
     if not folder.is_dir():
@@ -254,7 +258,8 @@ def _from_record(record: dict[str, Any], file: Path) -> DrafterConfig:
     eagle = "eagle3" in architecture.lower()
     if not eagle and architecture not in ARCHITECTURES.values():
         raise UserError(
-            f"{file}: architecture '{architecture}' is no drafter known here; known: {', '.join(sorted(set(ARCHITECTURES.values())))}"
+            f"{file}: architecture '{architecture}' is no drafter known here; known: "
+            f"{', '.join(sorted(set(ARCHITECTURES.values())))}"
         )
     rope = record.get("rope_parameters") or record.get("rope_scaling") or {}
     try:

@@ -1,7 +1,7 @@
 """What the drafters of DSpark's paper share: their configuration, their weights' beginnings and the shape of a block.
 
-DSpark (spec 3.2 to 3.4) drafts a block in one pass and lets a light sequential head condition each token on the one sampled before it;
-DFlash is DSpark without that head and without confidences (both :mod:`ramify.methods.dspark.dspark_drafter`); Eagle3
+DSpark (spec 3.2 to 3.4) drafts a block in one pass and lets a light sequential head condition each token on the one sampled
+before it; DFlash is DSpark without that head and without confidences (both :mod:`ramify.methods.dspark.dspark_drafter`); Eagle3
 (:mod:`ramify.methods.dspark.eagle`) samples token by token.
 
 Axis legend: R rows, D width, V vocabulary, E head size, C = 2GE, G key/value heads.
@@ -117,7 +117,8 @@ class DrafterConfig:
 
 
 class Qwen3Drafter(Drafter):
-    """What drafters made of Qwen3 blocks share. The target's embedding and output matrix are shared, not copied, and never trained.
+    """What drafters made of Qwen3 blocks share. The target's embedding and output matrix are shared,
+    not copied, and never trained.
 
     After a change of weights in place call ``eval()``: it forgets what was made from the old ones.
     """
@@ -152,14 +153,16 @@ class Qwen3Drafter(Drafter):
             if tuple(value.shape) != (c.vocab, c.width):
                 rows, width = value.shape
                 raise UserError(
-                    f"drafter: the target's {name} has {rows} tokens of width {width}; the drafter's has {c.vocab} of width {c.width}"
+                    f"drafter: the target's {name} has {rows} tokens of width {width}; the drafter's has {c.vocab} of width "
+                    f"{c.width}"
                 )
         self.embedding, self.head = embedding.detach(), head.detach()
         self.eval()
 
     @classmethod
     def load(cls, folder: Path, module: nn.Module) -> Drafter | None:
-        """See :func:`ramify.methods.dspark.drafter_files.load_drafter`; None where ``folder`` holds neither a drafter nor its training."""
+        """See :func:`ramify.methods.dspark.drafter_files.load_drafter`;
+        None where ``folder`` holds neither a drafter nor its training."""
         from ramify.methods.dspark.drafter_files import load_drafter, reads
 
         return load_drafter(folder, module) if reads(folder) else None
@@ -195,7 +198,8 @@ class Qwen3Drafter(Drafter):
 
 
 def unit(x: Tensor, eps: float) -> Tensor:
-    """x / rms(x) over the last axis: the layer norm of (x, -x) has mean 0 and variance mean(x^2), and is one kernel instead of six."""
+    """x / rms(x) over the last axis: the layer norm of (x, -x) has mean 0 and variance mean(x^2),
+    and is one kernel instead of six."""
     size = x.shape[-1]
     return torch.layer_norm(torch.cat((x, -x), -1), (2 * size,), None, None, eps).narrow(-1, 0, size)
 
@@ -203,7 +207,8 @@ def unit(x: Tensor, eps: float) -> Tensor:
 def block_batch(cache: KVCache, c: DrafterConfig, slots: Tensor, tokens: Tensor, positions: Tensor, count: int) -> ForwardBatch:
     """``count`` consecutive positions of each of R cache slots, which see their row's context and each other in both directions.
 
-    ``slots`` int64 [R] ascend; the first position of each row, ``positions`` int64 [R], holds ``tokens`` int64 [R], the others the mask.
+    ``slots`` int64 [R] ascend; the first position of each row, ``positions`` int64 [R],
+    holds ``tokens`` int64 [R], the others the mask.
     """
     rows, starts = slots.tolist(), positions.tolist()
     steps, masks = range(count), [c.mask_token] * (count - 1)

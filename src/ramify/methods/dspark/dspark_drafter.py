@@ -1,7 +1,7 @@
 """DSpark (spec 3.2 to 3.4): a block drafted in one pass, then a light sequential head; DFlash is its special case without heads.
 
-Axis legend: N context tokens, R rows, B sequences, T tokens, A anchors, K slots of a block, D width, m target layers, V vocabulary,
-L draft layers, G key/value heads, E head size, r rank.
+Axis legend: N context tokens, R rows, B sequences, T tokens, A anchors, K slots of a block, D width, m target layers, V
+vocabulary, L draft layers, G key/value heads, E head size, r rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ramify.methods.dspark.drafters import DrafterConfig, Qwen3Drafter, block_ba
 
 
 class MarkovHead(nn.Module):
-    """What the previous token adds to the logits (spec 3.3): W2 of a vector made of W1[x], of the hidden state (gated) or a state (rnn)."""
+    """What the previous token adds to the logits (spec 3.3):
+    W2 of a vector made of W1[x], of the hidden state (gated) or a state (rnn)."""
 
     def __init__(self, c: DrafterConfig) -> None:
         super().__init__()
@@ -35,7 +36,8 @@ class MarkovHead(nn.Module):
             self.joint_proj = nn.Linear(2 * c.rank + c.width, 3 * c.rank)
 
     def step(self, embedded: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What W2 is applied to, [..., r], and the next state, from ``embedded`` = W1[previous token] [..., r] and ``hidden`` [..., D].
+        """What W2 is applied to, [..., r], and the next state,
+        from ``embedded`` = W1[previous token] [..., r] and ``hidden`` [..., D].
 
         ``state`` is None at the first slot of a block.
         """
@@ -90,7 +92,8 @@ class _Ready(NamedTuple):
 
 @register("drafter", "dspark")
 class DSpark(Qwen3Drafter):
-    """The drafter of the paper; with rank 0 and no confidence it is DFlash in the same framework. Weights are decided by ``seed``.
+    """The drafter of the paper; with rank 0 and no confidence it is DFlash in the same framework.
+    Weights are decided by ``seed``.
 
     Without a configuration it is a small one, for a check of the class.
     """
@@ -159,7 +162,8 @@ class DSpark(Qwen3Drafter):
     ) -> Drafts:
         """See :meth:`Drafter.draft`: one pass of the backbone, then the sequential head slot by slot.
 
-        Only ``depth`` slots run, which costs in proportion; training always has the whole block, so a shorter one is accepted a little less.
+        Only ``depth`` slots run, which costs in proportion;
+        training always has the whole block, so a shorter one is accepted a little less.
         """
         c, R, made, head = self.config, len(slots), self._ready(), self.markov_head
         batch = block_batch(cache, c, slots, anchors, positions, depth)
@@ -183,7 +187,8 @@ class DSpark(Qwen3Drafter):
         return Drafts(tokens.narrow(1, 1, depth), self.confidences(scores), scores)
 
     def scores(self, hidden: Tensor, embedded: Tensor | None) -> Tensor:
-        """Confidence logits [..., K] of slots with hidden states [..., K, D] and W1[previous token] [..., K, r]; nan without the head."""
+        """Confidence logits [..., K] of slots with hidden states [..., K, D] and W1[previous token] [...,
+        K, r]; nan without the head."""
         if self.confidence_head is None:
             return torch.full(hidden.shape[:-1], float("nan"), device=hidden.device)
         if self.reads_token and embedded is not None:
@@ -194,10 +199,11 @@ class DSpark(Qwen3Drafter):
     # -- training
 
     def forward(self, tokens: Tensor, features: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Teacher-forced blocks at ``anchors`` int64 [B, A] of ``tokens`` int64 [B, T] with ``features`` [B, T, m*D], in one pass.
+        """Teacher-forced blocks at ``anchors`` int64 [B, A] of ``tokens`` int64 [B,
+        T] with ``features`` [B, T, m*D], in one pass.
 
-        Logits [B, A, K, V] and confidence logits [B, A, K]. A block sees the features before its anchor and itself; slots whose previous
-        token lies past the end of the row repeat its last token, and are for the caller to leave out.
+        Logits [B, A, K, V] and confidence logits [B, A, K]. A block sees the features before its anchor and itself; slots whose
+        previous token lies past the end of the row repeat its last token, and are for the caller to leave out.
         """
         hidden = self.hidden(tokens, features, anchors)
         logits = F.linear(hidden, self.head)
@@ -227,7 +233,8 @@ class DSpark(Qwen3Drafter):
 
 
 def block_mask(anchors: Tensor, T: int, K: int) -> Tensor:
-    """[B, 1, A*K, T + A*K], 0 where a slot may look, -inf elsewhere: it sees the context before its anchor and all of its own block."""
+    """[B, 1, A*K, T + A*K], 0 where a slot may look, -inf elsewhere:
+    it sees the context before its anchor and all of its own block."""
     B, A = anchors.shape
     context = torch.arange(T, device=anchors.device) < anchors[..., None]
     own = torch.eye(A, dtype=torch.bool, device=anchors.device).expand(B, A, A).repeat_interleave(K, 2)
@@ -259,7 +266,8 @@ def _normed(norm: RMSNorm, x: Tensor) -> Tensor:
 
 
 def _block(block: ResidualBlock, x: Tensor, context: Tensor, near: Tensor, far: Tensor, mask: Tensor) -> Tensor:
-    """One draft layer on all blocks of a batch: ``x`` [B, A*K, D], ``context`` [B, T, D], which the layer's input norm leaves alone."""
+    """One draft layer on all blocks of a batch: ``x`` [B, A*K, D], ``context`` [B, T, D],
+    which the layer's input norm leaves alone."""
     attention, c = block.self_attn, block.self_attn.c
     B, Q, _ = x.shape
     normed = _normed(block.input_layernorm, x)

@@ -1,10 +1,11 @@
 """An Eagle3-style drafter (spec 3.5, baselines): one layer that drafts token by token, fed with its own hidden state.
 
-Column t of the layer reads the token at t + 1 and the target's features at t, and predicts the token at t + 2. Drafting starts at the
-column before the anchor; every later column reads the token drafted before it and the layer's own last output instead of features.
+Column t of the layer reads the token at t + 1 and the target's features at t, and predicts the token at t + 2. Drafting starts at
+the column before the anchor; every later column reads the token drafted before it and the layer's own last output instead of
+features.
 
-Axis legend: N context tokens, R rows, B sequences, T tokens, D width, m target layers, V vocabulary, H query heads, G key/value heads,
-E head size, C = 2GE.
+Axis legend: N context tokens, R rows, B sequences, T tokens, D width, m target layers, V vocabulary, H query heads, G key/value
+heads, E head size, C = 2GE.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class EagleBlock(ResidualBlock):
 
 @register("drafter", "eagle3")
 class Eagle3(Qwen3Drafter):
-    """The autoregressive baseline. The hidden state of each context column lies in cache layers of its own, after the keys and values."""
+    """The autoregressive baseline. The hidden state of each context column lies in cache layers of its own, after the keys and
+    values."""
 
     def __init__(self, config: DrafterConfig | None = None, seed: int = 0) -> None:
         c = config or small("eagle3")
@@ -113,10 +115,12 @@ class Eagle3(Qwen3Drafter):
     # -- training
 
     def forward(self, tokens: Tensor, features: Tensor) -> Iterator[Tensor]:
-        """Training-time test over ``tokens`` int64 [B, T] with ``features`` [B, T, m*D]: logits [B, T, V] of step 0 up to block - 1.
+        """Training-time test over ``tokens`` int64 [B, T] with ``features`` [B, T, m*D]:
+        logits [B, T, V] of step 0 up to block - 1.
 
-        Step j at column t has read tokens up to t + 1 + j and predicts the one at t + 2 + j: it sees the columns up to t of step 0 and its
-        own of the later steps. Columns whose tokens lie past the end repeat the last token, and are for the caller to leave out.
+        Step j at column t has read tokens up to t + 1 + j and predicts the one at t + 2 + j: it sees the columns up to t of step
+        0 and its own of the later steps. Columns whose tokens lie past the end repeat the last token,
+        and are for the caller to leave out.
         """
         c, layer, T = self.config, self.midlayer, tokens.shape[1]
         attention, columns = layer.self_attn, torch.arange(T, device=tokens.device)

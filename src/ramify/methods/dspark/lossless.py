@@ -1,7 +1,8 @@
-"""Whether drafting leaves the target's distribution alone, checked on a pair of the user's: exact where it can be, by samples where not.
+"""Whether drafting leaves the target's distribution alone, checked on a pair of the user's:
+exact where it can be, by samples where not.
 
-greedy and stale2 run under the profile of the pair where there is one; otherwise under made-up costs (64 units a pass and one a token)
-at which drafts are cut short now and then: cutting is where a schedule could go wrong.
+greedy and stale2 run under the profile of the pair where there is one; otherwise under made-up costs (64 units a pass and one a
+token) at which drafts are cut short now and then: cutting is where a schedule could go wrong.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class _Watched(Speculator):
         self.verified: dict[Past, tuple[Tensor, Tensor, Sampling]] = {}
         """By past: the target's logits and the drafter's weights, [V] each, and the settings."""
         self.acceptances: list[tuple[np.ndarray, np.ndarray]] = []
-        """By pass: of the drafts that were reached, the chance of being accepted that their distributions give, and whether they were."""
+        """By pass: of the drafts that were reached, the chance of being accepted that their distributions give, and whether they
+        were."""
 
     def _draft(self, cache: KVCache, sequences: GenericSequence[Sequence], slots: GenericSequence[int], depth: int) -> Round:
         made = super()._draft(cache, sequences, slots, depth)
@@ -155,7 +157,8 @@ def distance(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> 
 
 
 def verified_distribution(logits: Tensor, q: Tensor, settings: GenericSequence[Sampling]) -> np.ndarray:
-    """Distribution of one verified token drafted from ``q``, float64 [N, V], found by halving on the uniforms that ``rejection`` decides by.
+    """Distribution of one verified token drafted from ``q``, float64 [N, V],
+    found by halving on the uniforms that ``rejection`` decides by.
 
     For each draft, the uniform above which it is rejected; for a rejected one, where each token of the correction ends.
     """
@@ -204,14 +207,14 @@ def verify(
     grammar: Grammar | None = None,
     progress: Progress = SILENT,
 ) -> list[Check]:
-    """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled samples are those without drafts, bit for bit, at each of
-    ``loads`` requests at once; the engine's verification of a token, measured, has the target's distribution to 1e-12; drafts follow the distribution that
-    verification is told, and ``draws`` outputs of three tokens the target's distribution; over all schedules, as many drafts are accepted as their
-    distributions say. Last, :func:`control`.
+    """The checks, for every schedule (or those in ``schedules``): greedy tokens and coupled samples are those without drafts, bit
+    for bit, at each of ``loads`` requests at once; the engine's verification of a token, measured, has the target's distribution
+    to 1e-12; drafts follow the distribution that verification is told, and ``draws`` outputs of three tokens the target's
+    distribution; over all schedules, as many drafts are accepted as their distributions say. Last, :func:`control`.
 
-    With a ``grammar`` greedy tokens and coupled samples are compared under it, too. ``model`` samples without drafts; ``costs`` are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a
-    schedule drafted nothing under its costs. Each schedule is a phase of ``progress``. Raises UserError without prompts and for an unknown
-    schedule.
+    With a ``grammar`` greedy tokens and coupled samples are compared under it, too. ``model`` samples without drafts; ``costs``
+    are for greedy and stale2 (None: made-up ones). A check's n is what it rests on: 0 where a schedule drafted nothing under its
+    costs. Each schedule is a phase of ``progress``. Raises UserError without prompts and for an unknown schedule.
     """
     if not prompts:
         raise UserError("checking a pair needs at least one prompt")
@@ -262,8 +265,8 @@ def verify(
 def _accepted(reached: GenericSequence[tuple[np.ndarray, np.ndarray]], seed: int) -> list[Check]:
     """The share of drafts that were accepted, and the two-sided p of their number against the sum of their chances.
 
-    Given the past a draft is accepted with its chance, so the number less the sum of the chances is a martingale: asymptotically normal
-    with the sum of their variances. Where that sum is small, Chebyshev's bound stands in.
+    Given the past a draft is accepted with its chance, so the number less the sum of the chances is a martingale: asymptotically
+    normal with the sum of their variances. Where that sum is small, Chebyshev's bound stands in.
     """
     chance, kept = (
         (np.concatenate([[], *column]) for column in zip(*reached, strict=True)) if reached else (np.empty(0), np.empty(0))
@@ -311,8 +314,8 @@ class Anticipating:
 
 
 def control(samples: int, seed: int) -> list[Check]:
-    """The specification's example in the running engine, target (.7, .3), counted as the pair's outputs are: a schedule that anticipates
-    is caught, and the same pair passes with both drafts always verified.
+    """The specification's example in the running engine, target (.7, .3), counted as the pair's outputs are: a schedule that
+    anticipates is caught, and the same pair passes with both drafts always verified.
     """
     target = TinyLM(TinyConfig(2, width=8, layers=2, heads=1, kv_heads=1, head_size=8, ffn=8, context=64, tied=False))
     with torch.no_grad():

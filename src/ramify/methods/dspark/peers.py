@@ -1,4 +1,5 @@
-"""transformers' own ways to sample from the same checkpoint, as peers of a benchmark: plain ``generate``, prompt lookup, an assistant, DFlash.
+"""transformers' own ways to sample from the same checkpoint, as peers of a benchmark:
+plain ``generate``, prompt lookup, an assistant, DFlash.
 
 All run through ``generate`` at batch 1, which is what their users call.
 """
@@ -22,8 +23,8 @@ Peer = Callable[[Sequence[np.ndarray], int], tuple[float, int]]
 
 
 def peer(target: Path, kind: str, settings: Sampling, drafter: Qwen3Drafter | Path | None = None, ahead: int = 7) -> Peer:
-    """A peer on the checkpoint folder ``target``: ``generate``, ``prompt_lookup``, ``hf_assistant`` (``drafter`` a checkpoint folder) or
-    ``hf_dflash`` (``drafter`` one of kind dflash). All look ``ahead`` tokens.
+    """A peer on the checkpoint folder ``target``: ``generate``, ``prompt_lookup``, ``hf_assistant`` (``drafter`` a checkpoint
+    folder) or ``hf_dflash`` (``drafter`` one of kind dflash). All look ``ahead`` tokens.
 
     Raises NeedsError without transformers, UserError on an unknown kind or a drafter of another kind.
     """

@@ -26,13 +26,15 @@ from ramify.model.protocol import Prefix, Sampling
 PLAIN = (0, 0)
 """The stage without drafts."""
 STRETCH, SETTLED = 8, 2
-"""Consecutive steps of one stage, as an engine takes them, and how many of the first are not timed, since they find the caches as another stage left them."""
+"""Consecutive steps of one stage, as an engine takes them, and how many of the first are not timed,
+since they find the caches as another stage left them."""
 QUIET = 0.2
 """Quantile of the times of a stage that counts: what else runs on the machine only ever adds to them."""
 
 
 def break_even(profile: Profile, loads: GenericSequence[int] | None = None) -> list[dict[str, Any]]:
-    """By load, the best drafting its acceptance promises: requests, plain and drafting tokens/s, gain, depth and drafts a request.
+    """By load, the best drafting its acceptance promises: requests, plain and drafting tokens/s,
+    gain, depth and drafts a request.
 
     A gain of at most 1 says that drafting does not pay there.
     """
@@ -124,8 +126,8 @@ def measure(
 ) -> Profile:
     """Time whole cycles of ``model``'s engine with ``drafter`` on the user's prompts, at each of ``loads`` concurrent requests.
 
-    A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; what counts is the time that a fifth
-    of a stage's cycles (at least ``repeats``) do not exceed. Raises UserError without prompts.
+    A load runs all its stages in turns, so that a machine that is slow for a while is slow for all; what counts is the time that
+    a fifth of a stage's cycles (at least ``repeats``) do not exceed. Raises UserError without prompts.
     """
     if not prompts or not loads:
         raise UserError("a profile needs at least one prompt and one load")

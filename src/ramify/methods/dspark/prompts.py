@@ -68,10 +68,11 @@ def of_run(folder: Path) -> list[np.ndarray]:
 
 
 def from_file(file: Path, model: LocalModel, template: ChatTemplate | None, raw: bool = False) -> list[np.ndarray]:
-    """Prompts of a ``.jsonl`` file (``prompt``, ``prompt_ids``), or each line of any other that is not blank; of a run, by folder or name,
-    what its agent was shown before each of its replies (:func:`of_run`).
+    """Prompts of a ``.jsonl`` file (``prompt``, ``prompt_ids``), or each line of any other that is not blank; of a run, by folder
+    or name, what its agent was shown before each of its replies (:func:`of_run`).
 
-    A text becomes one user message of ``template``, or stays as it is with ``raw`` or without one. Raises UserError naming file and line.
+    A text becomes one user message of ``template``, or stays as it is with ``raw`` or without one.
+    Raises UserError naming file and line.
     """
     folder = run_folder(file)
     if folder is not None:

@@ -1,4 +1,5 @@
-"""Rounds of a drafter on a target, recorded while the engine runs: what acceptance, calibration and simulations are computed from."""
+"""Rounds of a drafter on a target, recorded while the engine runs:
+what acceptance, calibration and simulations are computed from."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def record(
     asyncio.run(sample())
     if not recorder.notes:
         raise UserError(
-            f"no round had room for a block of {drafter.config.block} drafts: give longer replies than {settings.max_tokens} tokens"
+            f"no round had room for a block of {drafter.config.block} drafts: give longer replies than {settings.max_tokens} "
+            "tokens"
         )
     number = {key: i for i, key in enumerate(keys)}
     accepted, proposed, ended, confidence, prompt = zip(

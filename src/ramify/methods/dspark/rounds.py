@@ -1,7 +1,7 @@
 """Rounds of speculation as they were recorded: what was drafted, what survived, and how sure the drafter was. Numpy arrays only.
 
-Axis legend: N rounds, G = gamma drafted positions (the block). A round is one draft and its verification: of its ``proposed`` tokens the
-first ``accepted`` survived.
+Axis legend: N rounds, G = gamma drafted positions (the block). A round is one draft and its verification: of its ``proposed``
+tokens the first ``accepted`` survived.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Rounds:
     accepted: np.ndarray
     """Drafts that survived, int [N]."""
     proposed: np.ndarray
-    """Positions that count, int [N]: the block's length, or less where the target's end of sequence cut the round (positions behind
-    an accepted stop token were never proposed)."""
+    """Positions that count, int [N]: the block's length, or less where the target's end of sequence cut the round (positions
+    behind an accepted stop token were never proposed)."""
     ended: np.ndarray
     """Whether the round ended at an accepted stop token, bool [N]: then there is no bonus token."""
     confidence: np.ndarray

@@ -87,7 +87,8 @@ class Target:
         return model_folder(self.name)
 
     def prompts(self, file: Path | None, n: int, raw: bool, seed: int, part: str) -> list[np.ndarray]:
-        """``n`` prompts, those of ``file`` in turns, or what :func:`ramify.methods.dspark.prompts.of_target` makes; all fit the context."""
+        """``n`` prompts, those of ``file`` in turns, or what :func:`ramify.methods.dspark.prompts.of_target` makes; all fit the
+        context."""
         if file is None:
             return prompts.of_target(self.name, n, seed, part)
         read = prompts.from_file(file, self.model, self.template, raw)
@@ -128,7 +129,8 @@ def make(target: Target, options: TrainOptions, mask_token: int) -> Qwen3Drafter
 def text(
     target: Target, given: Sequence[np.ndarray], options: TrainOptions, folder: Path, progress: Progress = SILENT
 ) -> list[Row]:
-    """What the target writes after each of ``given``, kept in ``folder`` so that it is sampled once. Raises UserError on another one's text."""
+    """What the target writes after each of ``given``, kept in ``folder`` so that it is sampled once.
+    Raises UserError on another one's text."""
     settings = Sampling(temperature=options.temperature, max_tokens=options.length)
     return kept_text(target.model, given, settings, options.seed, folder, progress=progress)
 
@@ -158,7 +160,8 @@ def train(
 def calibrate(
     target: Target, folder: Path, given: Sequence[np.ndarray], settings: Sampling, seed: int, progress: Progress = SILENT
 ) -> dict[str, Any]:
-    """Fit the temperatures of the drafter in ``folder`` on the rounds of half of the prompts, save them, and test them on the other half.
+    """Fit the temperatures of the drafter in ``folder`` on the rounds of half of the prompts, save them,
+    and test them on the other half.
 
     Raises UserError where the drafter has no confidences, or a half has no rounds.
     """

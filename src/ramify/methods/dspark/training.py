@@ -83,8 +83,8 @@ async def regenerate(
 ) -> list[Row]:
     """What the target itself says after each prompt (token ids), as rows whose sampled tokens count.
 
-    ``length``: tokens of a row with its prompt; ``settings.max_tokens`` bounds the sample either way. Raises UserError on a prompt that
-    leaves no room for two sampled tokens, which a drafter needs.
+    ``length``: tokens of a row with its prompt; ``settings.max_tokens`` bounds the sample either way. Raises UserError on a
+    prompt that leaves no room for two sampled tokens, which a drafter needs.
     """
 
     sampler = Sampler(target, seed)
@@ -112,7 +112,8 @@ def kept_text(
     length: int | None = None,
     progress: Progress = SILENT,
 ) -> list[Row]:
-    """What :func:`regenerate` samples, kept in ``folder`` so that it is sampled once. Raises UserError where another text is kept there."""
+    """What :func:`regenerate` samples, kept in ``folder`` so that it is sampled once.
+    Raises UserError where another text is kept there."""
     file = _own_file(folder, TEXT)
     what = json_hash([target.identity.weights, settings.to_json(), length, seed, [one.tolist() for one in prompts]])
     if file.is_file():
@@ -149,8 +150,9 @@ def train_drafter(
 ) -> list[dict[str, float]]:
     """Train ``drafter``, attached to ``target``, on ``rows`` (see :func:`regenerate`); the record of each reported step.
 
-    With ``out`` the state is written into ``training`` there every so many steps, and a training that was stopped continues from it to the same weights.
-    ``stop_at`` stops after so many steps. Raises UserError on rows that cannot be used, and on a state of another training.
+    With ``out`` the state is written into ``training`` there every so many steps, and a training that was stopped continues from
+    it to the same weights. ``stop_at`` stops after so many steps.
+    Raises UserError on rows that cannot be used, and on a state of another training.
     """
     c = drafter.config
     rows = _usable(rows, c.mask_token, c.block, isinstance(drafter, Eagle3))
@@ -210,7 +212,8 @@ def _rate(step: int, config: DrafterTraining) -> float:
 def sample_anchors(mask: Tensor, count: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Anchors int64 [B, A], rising, and which of them are real, bool [B, A].
 
-    An anchor and its successor both count in ``mask`` bool [B, T]. Sampled without replacement, as many as there are up to ``count``.
+    An anchor and its successor both count in ``mask`` bool [B, T].
+    Sampled without replacement, as many as there are up to ``count``.
     """
     able = (mask[:, :-1] & mask[:, 1:]).cpu().numpy()
     order = generator(seed, "drafter-anchors", step).random(able.shape)
@@ -234,8 +237,8 @@ def block_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """The three losses of spec 3.5 over all supervised slots, each a weighted mean; DFlash has the cross-entropy alone.
 
-    ``tokens`` int64 and ``mask`` bool [B, T], ``features`` [B, T, m*D], ``law`` [B, T, V] the target's probabilities of the token after
-    each, ``anchors`` and ``keep`` [B, A]. A slot counts while it and those before it in its block lie in the mask.
+    ``tokens`` int64 and ``mask`` bool [B, T], ``features`` [B, T, m*D], ``law`` [B, T, V] the target's probabilities of the token
+    after each, ``anchors`` and ``keep`` [B, A]. A slot counts while it and those before it in its block lie in the mask.
     """
     T, K = tokens.shape[1], drafter.config.block
     logits, scores = drafter(tokens, features, anchors)
@@ -262,7 +265,8 @@ def block_loss(
 def eagle_loss(
     drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, distribution: Tensor, config: DrafterTraining
 ) -> tuple[Tensor, dict[str, float]]:
-    """Soft cross-entropy to the target's distribution at every unrolled step, a mean per sequence, step j weighted ``step_decay``^j.
+    """Soft cross-entropy to the target's distribution at every unrolled step,
+    a mean per sequence, step j weighted ``step_decay``^j.
 
     Arguments as in :func:`block_loss`.
     """
@@ -288,7 +292,8 @@ def eagle_loss(
 
 
 class _Features:
-    """The target's features and distributions of rows, computed row by row (so that no bit depends on a batch) and kept as float16."""
+    """The target's features and distributions of rows, computed row by row (so that no bit depends on a batch) and kept as
+    float16."""
 
     def __init__(self, target: LocalModel, layers: Sequence[int], rows: Sequence[Row]) -> None:
         self.forward, self.layers, self.rows = target.forward, [layer + 1 for layer in layers], rows
@@ -296,7 +301,8 @@ class _Features:
         self._bytes = 0
 
     def batch(self, picks: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """tokens int64 [B, T], mask bool [B, T], features [B, T, m*D] and distributions [B, T, V]; rows padded on the right with zeros."""
+        """tokens int64 [B, T], mask bool [B, T], features [B, T, m*D] and distributions [B, T, V];
+        rows padded on the right with zeros."""
         states = [self._states(i) for i in picks]
         T, B, device = max(len(one) for one in states), len(states), self.forward.device
         tokens = torch.zeros((B, T), dtype=torch.long)

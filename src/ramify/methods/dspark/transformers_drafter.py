@@ -5,8 +5,8 @@
     drafter = load_drafter("d/", model)
     out = generate(model, drafter, input_ids, max_new_tokens=100, do_sample=True, temperature=0.7)
 
-One sequence at a time, as assisted generation does. The drafter sees the logits processors of the call, so that the distribution it samples from is
-the distribution passed to the verification.
+One sequence at a time, as assisted generation does. The drafter sees the logits processors of the call, so that the distribution
+it samples from is the distribution passed to the verification.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FIRST = 0
 def generate(model: nn.Module, drafter: Qwen3Drafter, input_ids: Tensor, threshold: float | None = None, **options: Any) -> Any:
     """``model.generate(input_ids, **options)`` with drafts of ``drafter``, which must be attached to ``model``.
 
-    ``threshold``: drafts from the first on whose confidence lies below it are not verified. Raises UserError on more than one sequence,
-    NeedsError on a model whose cache cannot be rolled back, or where transformers is too old.
+    ``threshold``: drafts from the first on whose confidence lies below it are not verified. Raises UserError on more than one
+    sequence, NeedsError on a model whose cache cannot be rolled back, or where transformers is too old.
     """
     if not READY:
         raise NeedsError(
@@ -136,8 +136,8 @@ class DrafterCandidates(CandidateGenerator):  # type: ignore[misc]
 def transformers_dflash(drafter: Qwen3Drafter) -> Any:
     """A drafter of kind dflash as the model class behind transformers' ``speculation_type="dflash"``, same weights.
 
-    transformers drafts with the slots after the anchor's; here the anchor's slot drafts the first token. So the model gets a block
-    one longer, runs without the last mask, and its hidden states get one in front that nobody reads.
+    transformers drafts with the slots after the anchor's; here the anchor's slot drafts the first token. So the model gets a
+    block one longer, runs without the last mask, and its hidden states get one in front that nobody reads.
     """
     try:
         from transformers.models.muse_glimmer_assistant import modeling_muse_glimmer_assistant as theirs

@@ -228,7 +228,8 @@ def verify_lossless(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Check on your own pair that drafting changes no distribution and no greedy token, under every schedule; exit code 1 where it does.
+    """Check on your own pair that drafting changes no distribution and no greedy token,
+    under every schedule; exit code 1 where it does.
 
     greedy and stale2 run under the drafter's profile where it has one.
     """

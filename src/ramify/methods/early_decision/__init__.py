@@ -1,7 +1,7 @@
 """early-decision: find out when in a thinking trace the outcome is decided, and whether the rest of the thinking matters.
 
-Paper: Do Thinking Tokens Help with Safety?, arXiv 2606.25013. Hidden states need a model in this process; continuations need a model that
-continues token ids, so a chat endpoint is refused.
+Paper: Do Thinking Tokens Help with Safety?, arXiv 2606.25013. Hidden states need a model in this process; continuations need a
+model that continues token ids, so a chat endpoint is refused.
 """
 
 from __future__ import annotations

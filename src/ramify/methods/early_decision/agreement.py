@@ -1,4 +1,5 @@
-"""Whether raters agree, whether two shares are equal, and whether a classifier discriminates better or only says yes more often."""
+"""Whether raters agree, whether two shares are equal, and whether a classifier discriminates better or only says yes more
+often."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ Equality = Literal["equivalent", "different", "undecided"]
 
 
 def fleiss_kappa(counts: np.ndarray) -> float | None:
-    """Chance-corrected agreement (Fleiss 1971) of raters on N items in C categories: ``counts`` (N, C), each row summing to the raters.
+    """Chance-corrected agreement (Fleiss 1971) of raters on N items in C categories:
+    ``counts`` (N, C), each row summing to the raters.
 
-    None where every rating is of one category, so that agreement is undefined. Raises ValueError where rows differ in their sum, or
-    where there are fewer than two raters.
+    None where every rating is of one category, so that agreement is undefined. Raises ValueError where rows differ in their sum,
+    or where there are fewer than two raters.
     """
     table = np.asarray(counts, np.float64)
     raters = table.sum(axis=1)
@@ -31,7 +33,8 @@ def fleiss_kappa(counts: np.ndarray) -> float | None:
 def kappa_interval(
     counts: np.ndarray, clusters: Sequence[Any], seed: int = 0, samples: int = 1000, level: float = 0.95
 ) -> Interval | None:
-    """Percentile interval of :func:`fleiss_kappa`, resampling whole ``clusters`` (N,): chunks of one trace are not independent."""
+    """Percentile interval of :func:`fleiss_kappa`, resampling whole ``clusters`` (N,):
+    chunks of one trace are not independent."""
     table = np.asarray(counts, np.float64)
     fleiss_kappa(table)
     names, codes = np.unique(np.asarray(clusters), return_inverse=True)
@@ -57,9 +60,9 @@ def _kappa(by_category: np.ndarray, agreeing: float, ratings: float) -> float | 
 def equality(k1: int, n1: int, k2: int, n2: int, margin: float = 0.1, level: float = 0.95) -> tuple[Equality, Interval]:
     """Two one-sided tests (Schuirmann 1987) of |k1/n1 - k2/n2| < ``margin``, by the interval they amount to, which is returned.
 
-    ``equivalent`` where the 2 level - 1 interval of the difference (Newcombe) lies inside the margin, ``different`` where the ``level``
-    interval leaves out 0, else ``undecided``: a test that found nothing has shown nothing. A difference that is both small and
-    certain counts as equivalent. Raises UserError on a margin outside (0, 1).
+    ``equivalent`` where the 2 level - 1 interval of the difference (Newcombe) lies inside the margin, ``different`` where the
+    ``level`` interval leaves out 0, else ``undecided``: a test that found nothing has shown nothing. A difference that is both
+    small and certain counts as equivalent. Raises UserError on a margin outside (0, 1).
     """
     if not 0 < margin < 1:
         raise UserError(f"the margin of equivalence must lie between 0 and 1, not {margin}")
@@ -73,8 +76,8 @@ def equality(k1: int, n1: int, k2: int, n2: int, margin: float = 0.1, level: flo
 def detection(hits: int, n: int, false_alarms: int, m: int) -> tuple[float, float]:
     """(d', c): how well yes and no cases are separated, and the criterion for yes (Green and Swets 1966).
 
-    ``hits`` of ``n`` yes cases and ``false_alarms`` of ``m`` no cases got a yes. Half a case is added to each side (Hautus 1995), so that
-    shares of 0 and 1 stay finite. Raises ValueError on counts that are none.
+    ``hits`` of ``n`` yes cases and ``false_alarms`` of ``m`` no cases got a yes. Half a case is added to each side (Hautus 1995),
+    so that shares of 0 and 1 stay finite. Raises ValueError on counts that are none.
     """
     if not (0 <= hits <= n and 0 <= false_alarms <= m and n and m):
         raise ValueError(f"{hits} of {n} and {false_alarms} of {m} are no counts")

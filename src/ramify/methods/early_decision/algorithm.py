@@ -1,7 +1,7 @@
 """Early decision: what continuations, stances and cuts say. Pure functions of counts and texts.
 
-An outcome is yes or no; the paper's is "refuses". Sections are those of Ri et al. 2026, arXiv 2606.25013; what is marked [derived] is this
-project's. Axis legend: M prefixes, N samples from each, C cuts, J judges.
+An outcome is yes or no; the paper's is "refuses". Sections are those of Ri et al. 2026, arXiv 2606.25013; what is marked
+[derived] is this project's. Axis legend: M prefixes, N samples from each, C cuts, J judges.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def continuation_point(
     prompts: Sequence[Any],
     seed: int = 0,
 ) -> Point:
-    """One point of a continuation curve: ``k`` yes of ``n`` samples from each of M prefixes, whose traces ended ``parent`` bool (M,).
+    """One point of a continuation curve: ``k`` yes of ``n`` samples from each of M prefixes,
+    whose traces ended ``parent`` bool (M,).
 
     ``prompts`` (M,) are resampled whole. Prefixes without two samples are left out. Raises UserError where none is left.
     """
@@ -108,11 +109,13 @@ def continuation_point(
 def settling(
     prompts: Sequence[tuple[tuple[int, int], Sequence[tuple[bool, int, int]]]], seed: int = 0, samples: int = 999
 ) -> dict[str, Any]:
-    """Whether prefixes settle the outcome: mean over prefixes of the variance without any of the thinking minus that after the prefix.
+    """Whether prefixes settle the outcome: mean over prefixes of the variance without any of the thinking minus that after the
+    prefix.
 
-    Each prompt has (yes, n) of its rollouts, three at least, and of each prefix the outcome of its own rollout, which is one of those and is
-    left out of them, and (yes, n) of its continuations [derived]. ``interval`` is over prompts; ``p``, two-sided, is that of outcomes
-    dealt anew within each prompt, which are as likely where what was thought has nothing to do with them, however few the prompts.
+    Each prompt has (yes, n) of its rollouts, three at least, and of each prefix the outcome of its own rollout, which is one of
+    those and is left out of them, and (yes, n) of its continuations [derived]. ``interval`` is over prompts; ``p``, two-sided, is
+    that of outcomes dealt anew within each prompt, which are as likely where what was thought has nothing to do with them,
+    however few the prompts.
     """
     rng, dealt = generator(seed, "settling"), np.zeros(samples + 1)
     gaps: list[float] = []
@@ -138,8 +141,8 @@ def thinking_effect(
 ) -> dict[str, Any]:
     """The same prompts with thinking (on) and without (off), counts of yes by prompt (3.7).
 
-    ``to_yes`` and ``to_no`` are shares of prompts whose majority moves with thinking, ``unchanged`` the rest; ``change`` is the mean change of
-    the share of yes, without a threshold. Prompts without samples in both modes are left out.
+    ``to_yes`` and ``to_no`` are shares of prompts whose majority moves with thinking, ``unchanged`` the rest; ``change`` is the
+    mean change of the share of yes, without a threshold. Prompts without samples in both modes are left out.
     """
     rows = [row for row in zip(k_on, n_on, k_off, n_off, strict=True) if row[1] and row[3]]
     if not rows:
@@ -163,8 +166,8 @@ def thinking_effect(
 
 
 def chunk_spans(text: str, limit: int = 200, least: int = 20) -> list[tuple[int, int]]:
-    """Chunks of a trace as character spans: sentences and lines packed greedily up to ``limit`` characters; those of at most ``least`` are
-    dropped.
+    """Chunks of a trace as character spans: sentences and lines packed greedily up to ``limit`` characters; those of at most
+    ``least`` are dropped.
 
     A longer sentence is a chunk by itself. Chunks are in order and do not overlap.
     """
@@ -182,8 +185,8 @@ def chunk_spans(text: str, limit: int = 200, least: int = 20) -> list[tuple[int,
 def settle(ratings: Sequence[Sequence[int] | None], chunks: int, tie: int = 0) -> list[int | None]:
     """The panel's stance on each chunk: +1 engaging, 0 neutral, -1 leaning to refuse; None where it does not settle it.
 
-    ``ratings`` are J lists; a judge that gave none, or one of another length, is dropped for this trace. The majority of the others
-    counts; without one judge ``tie`` decides if it rated.
+    ``ratings`` are J lists; a judge that gave none, or one of another length, is dropped for this trace. The majority of the
+    others counts; without one judge ``tie`` decides if it rated.
     """
     valid = {i: r for i, r in enumerate(ratings) if r is not None and len(r) == chunks}
     out: list[int | None] = []
@@ -196,7 +199,8 @@ def settle(ratings: Sequence[Sequence[int] | None], chunks: int, tie: int = 0) -
 
 
 def panel_agreement(ratings: Sequence[tuple[Any, Sequence[Sequence[int] | None]]], seed: int = 0) -> dict[str, Any]:
-    """Fleiss' kappa of a stance panel over chunks that all J judges rated, with an interval over traces: (trace, J ratings) each."""
+    """Fleiss' kappa of a stance panel over chunks that all J judges rated,
+    with an interval over traces: (trace, J ratings) each."""
     rows, clusters = [], []
     for trace, lists in ratings:
         whole = [list(r) for r in lists if r is not None]
@@ -210,7 +214,8 @@ def panel_agreement(ratings: Sequence[tuple[Any, Sequence[Sequence[int] | None]]
 
 
 def segments(stances: Sequence[int | None]) -> list[tuple[int, int]]:
-    """(stance, chunks) of stretches of one stance: the last stance carries over neutral chunks, leading ones are a segment of stance 0."""
+    """(stance, chunks) of stretches of one stance: the last stance carries over neutral chunks,
+    leading ones are a segment of stance 0."""
     out: list[tuple[int, int]] = []
     for raw in stances:
         stance = raw or (out[-1][0] if out else 0)
@@ -314,7 +319,8 @@ def judge_cuts(
 
 
 def detectable(base: int, n: int, cuts: int, alpha: float = 0.05) -> int | None:
-    """The smallest count above ``base`` of ``n`` that is significant at Holm's first step of so many cuts [derived]; None where none is.
+    """The smallest count above ``base`` of ``n`` that is significant at Holm's first step of so many cuts [derived]; None where
+    none is.
 
     What lies below it is called performative whatever the truth.
     """
@@ -322,8 +328,8 @@ def detectable(base: int, n: int, cuts: int, alpha: float = 0.05) -> int | None:
 
 
 def oscillation_summary(judged: Sequence[TestedCut], traces: int, loops: int = 0, whole: int = 0) -> dict[str, Any]:
-    """What ``judge_cuts`` found, over ``traces`` traces that are no loops and no ``whole`` (one chunk, in which no stance can turn): rates a
-    trace, the 2 x 2, what was shown and what was not."""
+    """What ``judge_cuts`` found, over ``traces`` traces that are no loops and no ``whole`` (one chunk, in which no stance can
+    turn): rates a trace, the 2 x 2, what was shown and what was not."""
 
     def share(k: int, of: int) -> float | None:
         return k / of if of else None
@@ -363,8 +369,9 @@ Counts = Sequence[tuple[int, int]]
 
 
 def error_rates(harmful: tuple[int, int], benign: tuple[int, int]) -> dict[str, float]:
-    """Both error rates of (refused, traces) of each pool, and d' and c (:func:`ramify.methods.early_decision.agreement.detection`), which take apart how
-    well the pools are separated and the criterion for refusing [derived]."""
+    """Both error rates of (refused, traces) of each pool, and d' and c
+    (:func:`ramify.methods.early_decision.agreement.detection`),
+    which take apart how well the pools are separated and the criterion for refusing [derived]."""
     (hit, n), (alarm, m) = harmful, benign
     d, c = detection(hit, n, alarm, m)
     return {"asr": 1 - hit / n, "orr": alarm / m, "d": d, "c": c}
@@ -373,10 +380,11 @@ def error_rates(harmful: tuple[int, int], benign: tuple[int, int]) -> dict[str, 
 def defence(base: tuple[Counts, Counts], treated: tuple[Counts, Counts], seed: int = 0, samples: int = 4000) -> dict[str, Any]:
     """Whether a defence separates harmful from benign better, or only refuses more (or less).
 
-    ``base`` and ``treated`` are (refused, traces) of each harmful and each benign prompt, the same prompts in one order. ``asr`` is the
-    share of harmful traces complied with, ``orr`` that of benign ones refused; the verdict is ``improves`` where both fall in 95 % of
-    resamples of prompts (each sampled with both sides, as traces of one prompt are alike), ``worsens`` where both rise, else ``slides``.
-    ``d`` and ``c`` are those of :func:`told_apart`. Raises UserError where a pool has no prompt with traces on both sides.
+    ``base`` and ``treated`` are (refused, traces) of each harmful and each benign prompt, the same prompts in one order. ``asr``
+    is the share of harmful traces complied with, ``orr`` that of benign ones refused; the verdict is ``improves`` where both fall
+    in 95 % of resamples of prompts (each sampled with both sides, as traces of one prompt are alike), ``worsens`` where both
+    rise, else ``slides``. ``d`` and ``c`` are those of :func:`told_apart`.
+    Raises UserError where a pool has no prompt with traces on both sides.
     """
     rng = generator(seed, "defence")
     totals, moved = [], []

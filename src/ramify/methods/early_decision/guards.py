@@ -1,8 +1,8 @@
 """Decoding guards: policies that step in while a model writes. Re-implementations, which may understate the originals' best case.
 
-``Reminder`` is SafeRemind: where the model grows suddenly sure inside its thinking, a reminder is put in. ``SelfCheck`` is PSR: the model is
-asked now and then whether what it wrote is harmful, and goes back where it says so. SafePath-ZS is ``Marks(primer=...)``.
-Source of the constants: Ri et al. 2026, arXiv 2606.25013, defences.
+``Reminder`` is SafeRemind: where the model grows suddenly sure inside its thinking, a reminder is put in. ``SelfCheck`` is PSR:
+the model is asked now and then whether what it wrote is harmful, and goes back where it says so. SafePath-ZS is
+``Marks(primer=...)``. Source of the constants: Ri et al. 2026, arXiv 2606.25013, defences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ramify.rollout.sampler import Ask, Key
 
 
 class ChunkGuard:
-    """Has a model write in chunks. Subclasses say in :meth:`_after` what becomes of a chunk. Limits count every token, put in or sampled.
+    """Has a model write in chunks. Subclasses say in :meth:`_after` what becomes of a chunk.
+    Limits count every token, put in or sampled.
 
     A continuation carries no log-probs: some of its tokens are not the model's own. See :class:`ramify.rollout.sampler.Policy`.
     """
@@ -64,8 +65,8 @@ class ChunkGuard:
 class Reminder(ChunkGuard):
     """SafeRemind: at a token whose entropy is below the mean of the ten before it by 1.5 deviations, ``reminder`` is put in.
 
-    Inside the thinking only, at most three times, at least ten tokens apart. The entropy is of the whole vocabulary (the paper's of the
-    20 likeliest tokens).
+    Inside the thinking only, at most three times, at least ten tokens apart. The entropy is of the whole vocabulary (the paper's
+    of the 20 likeliest tokens).
     """
 
     name, needs = "reminder", ("tokens", "continue", "entropy")
@@ -101,7 +102,8 @@ class Reminder(ChunkGuard):
 
 
 class SelfCheck(ChunkGuard):
-    """PSR: every 32 tokens the model is asked, in at most 8, whether the text is harmful; on yes it goes back to the last safe point.
+    """PSR: every 32 tokens the model is asked, in at most 8, whether the text is harmful;
+    on yes it goes back to the last safe point.
 
     After four times back it is left alone.
     """

@@ -1,4 +1,5 @@
-"""A study's folder that ramify 0.1.0 wrote, read into a run: ``study.json``, ``prompts.json``, rows that grew line by line, results of stages."""
+"""A study's folder that ramify 0.1.0 wrote, read into a run:
+``study.json``, ``prompts.json``, rows that grew line by line, results of stages."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ _CUT: dict[str, Any] = {"trace": str, "chunk": int, "status": str, "k": int, "n"
 
 
 def import_study(path: Path, folder: Path) -> int:
-    """Make a run of a study's folder, or of the ``study.json`` in one. Returns how many traces it has; raises UserError on what is no such study."""
+    """Make a run of a study's folder, or of the ``study.json`` in one.
+    Returns how many traces it has; raises UserError on what is no such study."""
     files = path if path.is_dir() else path.parent
     begun = read_json(files / OLD if path.is_dir() else path, dict)
     prompts = read_json(files / "prompts.json", list)
@@ -108,7 +110,8 @@ def _tokens(key: str) -> int:
 
 
 def _lines(file: Path, fields: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Rows of a file that grew line by line, each with its place; none where there is no file. A last line that a kill cut off is left out."""
+    """Rows of a file that grew line by line, each with its place; none where there is no file.
+    A last line that a kill cut off is left out."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for number, row in read_lines(file, ended=True) if file.is_file() else ():
         where = f"{file}:{number}"

@@ -1,4 +1,5 @@
-"""One self-contained page of tables and pictures: what a method reports, for a browser. No script, nothing loaded from elsewhere."""
+"""One self-contained page of tables and pictures: what a method reports, for a browser.
+No script, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Linear probes of hidden states with honest cross-validation, and the controls without which a probe says nothing.
 
-Scores are out of fold: no score comes from a fit that saw the sample, nor another sample of its group. With no signal at all such scores,
-pooled over stratified folds, rank *below* one half, so the null is the same probe on shuffled labels, never 0.5. Labels are shuffled within
-folds and pools: the folds are stratified by the true labels, so only a shuffle that keeps each fold's counts is an equal of them.
-Source: Ri et al. 2026, arXiv 2606.25013, probes; the controls are this project's. Needs scikit-learn: ``pip install "ramify[interp]"``.
+Scores are out of fold: no score comes from a fit that saw the sample, nor another sample of its group. With no signal at all such
+scores, pooled over stratified folds, rank *below* one half, so the null is the same probe on shuffled labels, never 0.5. Labels
+are shuffled within folds and pools: the folds are stratified by the true labels, so only a shuffle that keeps each fold's counts
+is an equal of them. Source: Ri et al. 2026, arXiv 2606.25013, probes;
+the controls are this project's. Needs scikit-learn: ``pip install "ramify[interp]"``.
 
 Axis legend: N samples, D width, R labellings.
 """
@@ -33,7 +34,8 @@ Folds = list[tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True, slots=True)
 class ProbeRecipe:
-    """Standardise, reduce to ``pca`` dimensions (0: no reduction), logistic regression with inverse penalty ``c``; by the training folds."""
+    """Standardise, reduce to ``pca`` dimensions (0: no reduction),
+    logistic regression with inverse penalty ``c``; by the training folds."""
 
     name: str
     pca: int = 0
@@ -66,7 +68,8 @@ class Ranked:
     null: float | None = None
     """What the AUROC must exceed for p <= 0.05: that on shuffled labels, in this pool (:func:`bar`)."""
     p: float | None = None
-    """(1 + shuffles that rank at least as well) / (1 + shuffles), not corrected for the number of pools or probes (:func:`corrected`)."""
+    """(1 + shuffles that rank at least as well) / (1 + shuffles),
+    not corrected for the number of pools or probes (:func:`corrected`)."""
     controls: dict[str, float | None] = field(default_factory=dict)
     """AUROC of the controls in this pool: what separates pools may separate nothing within one."""
 
@@ -114,12 +117,14 @@ def probe(
     folds: int = 5,
     seed: int = 42,
 ) -> Probed:
-    """Probe states ``x`` (N, D) for the outcome ``y`` bool (N,), fitted on all pools together and judged by pool, with every control.
+    """Probe states ``x`` (N, D) for the outcome ``y`` bool (N,),
+    fitted on all pools together and judged by pool, with every control.
 
-    A pool of several ``sources`` (N,) with 20 of either outcome is judged by their mean as well, as the paper does for benign prompts.
-    ``groups`` (N,) are held together in folds (the prompt, at least); ``other_groups`` repeats the probe with others (near-duplicate
-    prompts, sources). ``texts`` are texts by name (first token, prompt), each probed as a bag of words on the same folds. Where an outcome
-    has fewer than 20 samples nothing is fitted, and the reason is given. Raises UserError on shapes, NeedsError without scikit-learn.
+    A pool of several ``sources`` (N,) with 20 of either outcome is judged by their mean as well, as the paper does for benign
+    prompts. ``groups`` (N,) are held together in folds (the prompt, at least); ``other_groups`` repeats the probe with others
+    (near-duplicate prompts, sources). ``texts`` are texts by name (first token, prompt), each probed as a bag of words on the
+    same folds. Where an outcome has fewer than 20 samples nothing is fitted, and the reason is given.
+    Raises UserError on shapes, NeedsError without scikit-learn.
     """
     labels = np.asarray(y, bool)
     if x.ndim != 2 or labels.shape != (len(x),) or len(groups) != len(x):
@@ -166,11 +171,12 @@ def probe(
 
 
 def corrected(found: Sequence[Probed]) -> list[dict[str, float]]:
-    """p of every pool of every probe of ``found``, corrected for having looked at all of them (Westfall and Young 1993, single-step max T).
+    """p of every pool of every probe of ``found``, corrected for having looked at all of them (Westfall and Young 1993,
+    single-step max T).
 
-    The probes are of the same samples and labels, so the shuffle of one number is the same labelling in all of them, and how alike they are is
-    taken into account: many layers that say the same cost little. AUROCs are standardised by their own nulls first. Raises UserError
-    where the probes were shuffled otherwise.
+    The probes are of the same samples and labels, so the shuffle of one number is the same labelling in all of them, and how
+    alike they are is taken into account: many layers that say the same cost little. AUROCs are standardised by their own nulls
+    first. Raises UserError where the probes were shuffled otherwise.
     """
     cells = [
         (i, one.pool, one.auroc, got.nulls[one.pool]) for i, got in enumerate(found) for one in got.pools if one.pool in got.nulls
@@ -191,13 +197,15 @@ def corrected(found: Sequence[Probed]) -> list[dict[str, float]]:
 
 
 def bar(null: Sequence[float] | np.ndarray, level: float = 0.05) -> float | None:
-    """The least value that a statistic must exceed for p <= ``level`` under its ``null`` (R,); None where R is too small for it."""
+    """The least value that a statistic must exceed for p <= ``level`` under its ``null`` (R,);
+    None where R is too small for it."""
     rank = math.ceil((1 - level) * (len(null) + 1) - 1e-9)
     return float(np.sort(np.asarray(null))[rank - 1]) if rank <= len(null) else None
 
 
 def _p(value: float, null: np.ndarray) -> float:
-    """(1 + shuffles at or above ``value``) / (1 + shuffles): at most its level under the null, whatever the number of shuffles."""
+    """(1 + shuffles at or above ``value``) / (1 + shuffles):
+    at most its level under the null, whatever the number of shuffles."""
     return (1 + int((null >= value - 1e-12).sum())) / (1 + len(null))
 
 
@@ -227,8 +235,9 @@ def folds_of(y: np.ndarray, groups: Sequence[Any], folds: int = 5, seed: int = 4
 def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: ProbeRecipe | None = TABLE) -> np.ndarray:
     """Logits (N,) of ``y`` bool (N,) from fits that saw neither the sample nor its fold, its scaling and reduction included.
 
-    ``y`` (R, N) gives (R, N): scaling and reduction do not see labels, and all R regressions of a fold are solved together. ``recipe`` None
-    takes ``x`` as texts: a bag of words weighted by TF-IDF. A training fold of one class, or of blank texts, scores 0.
+    ``y`` (R, N) gives (R, N): scaling and reduction do not see labels, and all R regressions of a fold are solved together.
+    ``recipe`` None takes ``x`` as texts: a bag of words weighted by TF-IDF.
+    A training fold of one class, or of blank texts, scores 0.
     """
     labels = np.atleast_2d(y)
     scores = np.zeros(labels.shape)
@@ -259,8 +268,9 @@ def out_of_fold(x: np.ndarray, y: np.ndarray, folds: Folds, recipe: ProbeRecipe 
 def _logits(seen: np.ndarray, unseen: np.ndarray, y: np.ndarray, recipe: ProbeRecipe) -> np.ndarray:
     """Logits (R, M) at ``unseen`` (M, D) of logistic regressions on ``seen`` (N, D), one for each labelling of ``y`` bool (R, N).
 
-    All are minimised at once: one bound of all their curvatures (Boehning and Lindsay 1988) is factorised, and steps preconditioned by it
-    are accelerated (Nesterov), each labelling starting anew where its momentum climbs (O'Donoghue and Candes 2015).
+    All are minimised at once: one bound of all their curvatures (Boehning and Lindsay 1988) is factorised, and steps
+    preconditioned by it are accelerated (Nesterov), each labelling starting anew where its momentum climbs (O'Donoghue and Candes
+    2015).
     """
     from scipy.linalg import cho_factor, cho_solve
     from scipy.special import expit
@@ -291,7 +301,8 @@ def _logits(seen: np.ndarray, unseen: np.ndarray, y: np.ndarray, recipe: ProbeRe
 
 
 def near_duplicates(texts: Sequence[str], threshold: float = 0.8) -> np.ndarray:
-    """Group numbers int (N,) in which texts whose TF-IDF vectors of character 4-grams have a cosine of ``threshold`` are together."""
+    """Group numbers int (N,) in which texts whose TF-IDF vectors of character 4-grams have a cosine of ``threshold`` are
+    together."""
     from scipy.sparse.csgraph import connected_components
 
     try:
@@ -338,7 +349,8 @@ def _mean_of(
 
 
 def balanced_accuracy(scores: np.ndarray, y: np.ndarray, folds: Folds, on: np.ndarray) -> float:
-    """Mean of sensitivity and specificity over the samples ``on`` bool (N,), with Youden's threshold of each fold's training side."""
+    """Mean of sensitivity and specificity over the samples ``on`` bool (N,),
+    with Youden's threshold of each fold's training side."""
     predicted = np.zeros(len(y), bool)
     for train, held in folds:
         rows = train[on[train]]
@@ -364,7 +376,8 @@ def shuffled_labels(
 ) -> np.ndarray:
     """``n`` shuffles bool (n, N) of ``y`` (N,) that are equally likely where it is independent of the states.
 
-    Groups are moved whole, among those of their fold and pool: each fold keeps the counts it was stratified for, and each pool its share.
+    Groups are moved whole, among those of their fold and pool:
+    each fold keeps the counts it was stratified for, and each pool its share.
     """
     strata = np.zeros(len(y), np.int64) if pools is None else np.unique(np.asarray(pools), return_inverse=True)[1]
     for i, (_, held) in enumerate(folds):
@@ -380,7 +393,8 @@ def shuffled_labels(
 
 
 def shuffled_groups(y: np.ndarray, groups: Sequence[Any] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Labels ``y`` (N,) with whole groups' stretches put in another order: outcomes of one group stay about as alike as they are."""
+    """Labels ``y`` (N,) with whole groups' stretches put in another order:
+    outcomes of one group stay about as alike as they are."""
     _, codes, lengths = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     order = np.argsort(codes, kind="stable")
     stretches = np.split(y[order], np.cumsum(lengths)[:-1])

@@ -1,4 +1,5 @@
-"""A study of early decisions as a run: a tree a prompt, thinking and answers as nodes, what later stages measured in the journal and at the tokens.
+"""A study of early decisions as a run: a tree a prompt, thinking and answers as nodes,
+what later stages measured in the journal and at the tokens.
 
 Each trace, prefix, rating and cut is committed when it is whole, so an interrupted stage continues after it.
 """
@@ -32,7 +33,8 @@ OLD = "study.json"
 """The first file of a study that ramify 0.1.0 wrote."""
 KIND = "early-decision run"
 TRACE, CONTINUED, STANCES, CUT, RATED = "trace", "continuation", "stances", "cut", "oscillate"
-"""Kinds of the journal's entries: a trace, a prefix that was continued, the stances of a trace, a cut at a turn; the settings of the ratings."""
+"""Kinds of the journal's entries: a trace, a prefix that was continued, the stances of a trace,
+a cut at a turn; the settings of the ratings."""
 CONTINUE, OSCILLATE = "early-decision continue", "early-decision oscillate"
 """Maker of the annotations and findings of these stages."""
 
@@ -44,7 +46,8 @@ class StudyConfig(Config):
     model: str = ""
     """builtin, hf:FOLDER or completions:NAME@URL?tokenizer=FOLDER"""
     label: tuple[str, ...] = ()
-    """voters on the answer: regex:PATTERN, FILE.py:FUNCTION of (prompt, answer), or judge:MODEL; a JSON list where a pattern holds a comma"""
+    """voters on the answer: regex:PATTERN, FILE.py:FUNCTION of (prompt, answer), or judge:MODEL;
+    a JSON list where a pattern holds a comma"""
     ties: Literal["no", "yes"] = "no"
     """what half of the votes for yes make"""
     k: int = Field(8, ge=1)
@@ -52,7 +55,8 @@ class StudyConfig(Config):
     modes: tuple[Mode, ...] = ("thinking", "none")
     """with thinking, and with an empty thinking block"""
     open: str = ""
-    """text that opens thinking, left out where the prompt ends with it already; empty: <think>, or the analysis channel of GPT-OSS and its like"""
+    """text that opens thinking, left out where the prompt ends with it already; empty:
+    <think>, or the analysis channel of GPT-OSS and its like"""
     close: str = ""
     """text that closes it; empty: </think>, or the head of the final channel"""
     primer: str = ""
@@ -79,8 +83,8 @@ class StudyConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a trace's thinking stands in the reply: all ``tokens`` between prompt and answer, of which ``before`` come first, their text, and
-    where each ends in it (None: not known)."""
+    """How a trace's thinking stands in the reply: all ``tokens`` between prompt and answer, of which ``before`` come first, their
+    text, and where each ends in it (None: not known)."""
 
     tokens: Sequence[int]
     before: int
@@ -91,7 +95,8 @@ class Written:
 
 
 class Rows:
-    """Rows of one kind in a run's journal, by key; each is committed with the records that belong to it. ``rows`` holds all there are."""
+    """Rows of one kind in a run's journal, by key; each is committed with the records that belong to it.
+    ``rows`` holds all there are."""
 
     def __init__(self, run: Run, kind: str) -> None:
         self._run, self._kind = run, kind
@@ -109,7 +114,8 @@ class Rows:
 
 
 class Study:
-    """A run with one study: its settings, prompts and traces, and what later stages found. Use it as a context manager, or close it.
+    """A run with one study: its settings, prompts and traces, and what later stages found.
+    Use it as a context manager, or close it.
 
     Raises UserError where the run is none of a study.
     """
@@ -129,7 +135,8 @@ class Study:
     ) -> Study:
         """The study in ``folder``, open for writing: a new one, or the one that the same settings, prompts and ``source`` began.
 
-        Raises UserError where these are others (:meth:`ramify.trace.db.Run.begin`), or where a study of an older ramify lies there.
+        Raises UserError where these are others (:meth:`ramify.trace.db.Run.begin`),
+        or where a study of an older ramify lies there.
         """
         _refuse_old(folder)
         rows = [prompt_row(p.id, p.prompt_ids, p.data) for p in problems]
@@ -336,7 +343,8 @@ def _row(key: str, kept: Mapping[str, Any], nodes: Mapping[str, Node]) -> dict[s
 def _refuse_old(folder: Path) -> None:
     if (folder / OLD).is_file() and not holds_run(folder):
         raise UserError(
-            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which continues under DIR"
+            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which continues "
+            "under DIR"
         )
 
 

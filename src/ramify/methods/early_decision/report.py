@@ -70,7 +70,8 @@ def build(study: Study, config: ReportConfig | None = None) -> dict[str, Any]:
 
 
 def conclude(study: Study, settings: Mapping[str, Any], config: ReportConfig | None = None) -> dict[str, Any]:
-    """:func:`build`, and the verdicts on continuations and turns, and every turn whose sides were measured, stored as findings of the run."""
+    """:func:`build`, and the verdicts on continuations and turns, and every turn whose sides were measured,
+    stored as findings of the run."""
     record = build(study, config)
     if (found := record["continuation"]) is not None:
         study.conclude("continue", continuation_verdict(found)["verdict"], found["open_fall"], settings)
@@ -136,7 +137,8 @@ def _effects(study: Study) -> dict[str, Any]:
 
 
 def slices(study: Study, m: int) -> dict[str, str]:
-    """The slice of each prompt: what it says itself (``slice``), else ambiguous or settled by rollouts that no prefix is taken from.
+    """The slice of each prompt: what it says itself (``slice``),
+    else ambiguous or settled by rollouts that no prefix is taken from.
 
     Prompts without such rollouts belong to none: a slice chosen on the samples it is judged by would look settled by selection.
     """
@@ -150,7 +152,8 @@ def slices(study: Study, m: int) -> dict[str, str]:
 
 
 def _curves(study: Study) -> dict[str, Any] | None:
-    """Continuation curves by way: of each slice (ambiguous first), each pool, all prefixes, and the mean of the pools (the paper's)."""
+    """Continuation curves by way: of each slice (ambiguous first), each pool, all prefixes,
+    and the mean of the pools (the paper's)."""
     sampled = _largest(study.rows(CONTINUED), "trace", "way", "share")
     if not sampled:
         return None
@@ -165,7 +168,8 @@ def _curves(study: Study) -> dict[str, Any] | None:
     points += [("closed", 0.0, row, *off[row["prompt"]]) for row in used]  # nothing kept: no thinking
 
     def curves(names: Container[str], ends: dict[str, tuple[int, int]]) -> dict[str, list[dict[str, Any]]]:
-        """Of the prefixes of some prompts; open with nothing kept is the whole trace anew, its own sample left out of ``ends``."""
+        """Of the prefixes of some prompts; open with nothing kept is the whole trace anew,
+        its own sample left out of ``ends``."""
         anew = [("open", 0.0, row, ends[row["prompt"]][0] - row["outcome"], ends[row["prompt"]][1] - 1) for row in used]
         at: dict[tuple[str, float], list[tuple[dict[str, Any], int, int]]] = {}
         for way, share, row, k, n in (*points, *anew):
@@ -276,7 +280,8 @@ def _turns(study: Study) -> list[Finding]:
 
 
 def verdicts(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What each stage that was run has found: ``stands_out`` bool, and a sentence, which says as readily that nothing stands out."""
+    """What each stage that was run has found: ``stands_out`` bool, and a sentence,
+    which says as readily that nothing stands out."""
     stages: dict[str, Callable[[Any], dict[str, Any]]] = {
         "probe": probe_verdict,
         "valley": valley_verdict,
@@ -291,7 +296,8 @@ def _verdict(found: str, otherwise: str) -> dict[str, Any]:
 
 
 def probe_verdict(probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether a probe, in all samples or in a pool, ranks the outcome better than shuffled labels, p corrected over all of them."""
+    """Whether a probe, in all samples or in a pool, ranks the outcome better than shuffled labels,
+    p corrected over all of them."""
     seen = [(pool["p_corrected"], one, pool) for one in probes for pool in one["pools"] if pool.get("p_corrected") is not None]
     if not seen:
         return _verdict("", "no probe was compared with shuffled labels")
@@ -300,7 +306,8 @@ def probe_verdict(probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = f"the outcome can be read at {', '.join(beyond[:3])}{more}; p corrected over {len(seen)}" if beyond else ""
     return _verdict(
         found,
-        f"no probe ranks the outcome better than shuffled labels do (least p {min(p for p, *_ in seen):.3f}, corrected over {len(seen)})",
+        f"no probe ranks the outcome better than shuffled labels do (least p {min(p for p, *_ in seen):.3f}, corrected over "
+        f"{len(seen)})",
     )
 
 
@@ -323,7 +330,8 @@ def valley_verdict(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def continuation_verdict(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the outcome becomes more (or less) settled as the thinking continues, open: the only hypothesis tested on these curves."""
+    """Whether the outcome becomes more (or less) settled as the thinking continues, open:
+    the only hypothesis tested on these curves."""
     fall = found["open_fall"]
     if fall is None:
         return _verdict(
@@ -385,7 +393,8 @@ def _ordered(values: Mapping[str, Any], first: Sequence[str]) -> dict[str, Any]:
 
 
 def html(record: dict[str, Any]) -> str:
-    """One self-contained page: outcomes, continuations (ambiguous prompts first), probes with their controls, the valley, oscillations."""
+    """One self-contained page: outcomes, continuations (ambiguous prompts first),
+    probes with their controls, the valley, oscillations."""
 
     def named(what: str, values: Mapping[str, Any], column: str = "value") -> list[dict[str, Any]]:
         return [{what: name} | (value if isinstance(value, dict) else {column: value}) for name, value in values.items()]
@@ -396,7 +405,8 @@ def html(record: dict[str, Any]) -> str:
     parts.append(html_table("With thinking against without", named("pool", record["thinking"])))
     if record["continuation"]:
         parts.append(
-            "<p>Closed: the thinking stops there and the answer is sampled anew. Open: it continues. Only the two together distinguish a decided model from one that still deliberates.</p>"
+            "<p>Closed: the thinking stops there and the answer is sampled anew. Open: it continues. Only the two together "
+            "distinguish a decided model from one that still deliberates.</p>"
         )
         for name, curves in record["continuation"]["curves"].items():
             parts += [f"<h2>Continuations: {escape(name)}</h2>", continuation_svg(curves, f"Continuations: {name}")]
@@ -417,7 +427,8 @@ def html(record: dict[str, Any]) -> str:
     if record["valley"] and not record["valley"]["reason"]:
         parts += ["<h2>Along the thinking</h2>", separability_svg(record["valley"])]
         parts.append(
-            "<p>J falls where states carry the current token more than the outcome; the probe says whether the outcome is still there.</p>"
+            "<p>J falls where states carry the current token more than the outcome; the probe says whether the outcome is still "
+            "there.</p>"
         )
     if record["oscillation"]:
         shown = {key: value for key, value in record["oscillation"].items() if key not in ("settings", "by_pool")}

@@ -1,6 +1,8 @@
-"""The stages of a study of early decisions, each resumed from the rows it stored in the run: rollouts, continuations, oscillation cuts.
+"""The stages of a study of early decisions, each resumed from the rows it stored in the run:
+rollouts, continuations, oscillation cuts.
 
-Hidden states are collected by :mod:`ramify.methods.early_decision.states`, and what all stages say is put together in ``report.py``.
+Hidden states are collected by :mod:`ramify.methods.early_decision.states`,
+and what all stages say is put together in ``report.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ Progress = Callable[[int], None]
 
 
 async def rollout(study: Study, sampler: Sampler, thinking: Thinking, jury: Jury, progress: Progress = lambda done: None) -> None:
-    """Sample and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2). What fails is tried again next time."""
+    """Sample and label what is missing of ``k`` traces of every prompt in every mode (3.1, 3.2).
+    What fails is tried again next time."""
 
     async def one(name: str, mode: Mode) -> None:
         missing = [i for i in range(study.config.k) if f"{name}/{mode}/{i}" not in study.traces]
@@ -97,8 +100,9 @@ async def _judged(study: Study, jury: Jury, prompt: str, answer: str, sampler: S
 async def adopt(study: Study, rows: Sequence[dict[str, Any]], tokenizer: Tokenizer, sampler: Sampler, jury: Jury) -> None:
     """Take over traces sampled elsewhere: ``prompt`` (an id of the study), ``thinking``, ``response`` texts.
 
-    The thinking is encoded once, as a whole; the tokens may not be those that were sampled. A row without a response is ``truncated``, and
-    its thinking is not labelled instead of it. Raises UserError where the study has another trace at a row's position.
+    The thinking is encoded once, as a whole; the tokens may not be those that were sampled. A row without a response is
+    ``truncated``, and its thinking is not labelled instead of it.
+    Raises UserError where the study has another trace at a row's position.
     """
     known = {row["sample"]: row for row in study.traces.values() if row["mode"] == "thinking"}
     for i, given in enumerate(rows):
@@ -214,7 +218,8 @@ class CutForks:
     async def count(self, path: str, t: ThinkingCut, n: int, purpose: str, start: int = 0) -> Counts:
         """Yes among answers that were judged; the others, and thinking that came to no answer, are missing.
 
-        Raises InfrastructureError where a sample or a voter failed, which the same call may mend, and NoRoomError where no answer fits.
+        Raises InfrastructureError where a sample or a voter failed, which the same call may mend,
+        and NoRoomError where no answer fits.
         """
         ids, thinking = self.study.prompts[path]["prompt_ids"], self.thinking
         if t.closed is None:
@@ -290,9 +295,10 @@ async def oscillations(
 ) -> tuple[Rows, Rows]:
     """Rate stances and sample answers at both cuts of every turn; rows of traces, and of cuts with counts of yes.
 
-    A trace that no judge rated and a cut of which a sample or a vote failed have no row, so the next call tries them again. A trace of one
-    chunk is not rated: no stance can turn in it. Raises UserError where all traces are such, where the study's stances are of other settings
-    (but ``answers`` and ``traces``, which may grow) or of other chunks, or the model has no tokenizer.
+    A trace that no judge rated and a cut of which a sample or a vote failed have no row, so the next call tries them again. A
+    trace of one chunk is not rated: no stance can turn in it. Raises UserError where all traces are such, where the study's
+    stances are of other settings (but ``answers`` and ``traces``,
+    which may grow) or of other chunks, or the model has no tokenizer.
     """
     if thinking.tokenizer is None:
         raise UserError("stances are read off text, and this model has no tokenizer")
@@ -302,7 +308,8 @@ async def oscillations(
     pieces = {key: chunk_spans(text, config.limit, config.least) for key, text in texts.items()}
     if chosen and max(map(len, pieces.values())) < 2 and not study.rated:
         raise UserError(
-            f"no stance can turn: each of {len(chosen)} traces is one chunk or none; chunks are sentences and lines, packed up to "
+            f"no stance can turn: each of {len(chosen)} traces is one chunk or none; chunks are sentences and lines, packed up "
+            "to "
             f"--limit {config.limit} characters, and those of at most --least {config.least} are dropped: lower these"
         )
     study.settle(fixed | {"ties_refuse": jury.ties})

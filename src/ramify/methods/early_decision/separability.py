@@ -1,8 +1,8 @@
 """How far two classes of states lie apart, position by position along a trace, and how deep the dip in the middle is.
 
-A dip of J is not a loss of decodability: J compares the distance of the means with the spread in *all* dimensions, most of which carry the
-current token. Always show it together with a probe (:mod:`ramify.methods.early_decision.probe`). Source: Ri et al. 2026, arXiv 2606.25013, sections on
-separability; floors and intervals are this project's.
+A dip of J is not a loss of decodability: J compares the distance of the means with the spread in *all* dimensions, most of which
+carry the current token. Always show it together with a probe (:mod:`ramify.methods.early_decision.probe`). Source: Ri et al.
+2026, arXiv 2606.25013, sections on separability; floors and intervals are this project's.
 
 Axis legend: N samples, P positions, D width, R random labellings or halves.
 """
@@ -75,8 +75,8 @@ class Valley:
     high: np.ndarray
     """Interval of J - floor."""
     depth: float | None
-    """V = 1 - mean(J from 20 to 80 %) / min(J at the start, J at the end), the floor taken off; None where an end is not above it.
-    The lesser of two noisy ends errs low, so V errs towards no valley."""
+    """V = 1 - mean(J from 20 to 80 %) / min(J at the start, J at the end), the floor taken off; None where an end is not above
+    it. The lesser of two noisy ends errs low, so V errs towards no valley."""
     depth_interval: tuple[float, float] | None
     """None where an end is not above its floor in more halves than the interval leaves out on one side."""
     n: tuple[int, int]
@@ -98,10 +98,10 @@ def valley(
 ) -> Valley:
     """J at each of P positions spread evenly over the traces: ``x`` (N, P, D), ``y`` bool (N,).
 
-    The floor is that of ``draws`` shuffled labellings, which move the labels of a group together: traces of one prompt are alike, so their
-    J without any signal is far above that of as many traces of as many prompts. Intervals are those of random halves of the ``groups`` (traces, where none are
-    given), sampled without replacement: a half differs from the whole as the whole differs from the truth, and unlike a resample it
-    repeats no trace, which would raise J. Raises UserError where a class is missing.
+    The floor is that of ``draws`` shuffled labellings, which move the labels of a group together: traces of one prompt are alike,
+    so their J without any signal is far above that of as many traces of as many prompts. Intervals are those of random halves of
+    the ``groups`` (traces, where none are given), sampled without replacement: a half differs from the whole as the whole differs
+    from the truth, and unlike a resample it repeats no trace, which would raise J. Raises UserError where a class is missing.
     """
     labels, positions = _labels(x, y), range(x.shape[1])
     rng = generator(seed, "valley")
@@ -144,8 +144,8 @@ def _depth(net: np.ndarray, middle: np.ndarray) -> float | None:
 def logit_measures(logits: np.ndarray, y: np.ndarray, textbook: bool = False) -> dict[str, float]:
     """Distances of two classes of out-of-fold logits (N,): Fisher ratio, Cohen's d, Bhattacharyya.
 
-    The Bhattacharyya mean term is the paper's, (m1 - m0)^2 / 4 s^2 with s^2 the mean variance; ``textbook`` halves it. Raises UserError
-    where a class is missing.
+    The Bhattacharyya mean term is the paper's, (m1 - m0)^2 / 4 s^2 with s^2 the mean variance; ``textbook`` halves it. Raises
+    UserError where a class is missing.
     """
     labels = _labels(logits, y)
     one, zero = (np.asarray(logits, np.float64)[side] for side in (labels, ~labels))

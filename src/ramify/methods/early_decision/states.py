@@ -46,7 +46,8 @@ class ProbeConfig(Config):
     """Which states are probed, and how (3.3, 3.4)."""
 
     at: tuple[At, ...] = ("h0", "state_a")
-    """h0: the first thinking token, the paper's headline; state_a: the last of the prompt; prompt: 20 positions spread over the prompt"""
+    """h0: the first thinking token, the paper's headline; state_a: the last of the prompt; prompt:
+    20 positions spread over the prompt"""
     layers: tuple[int, ...] = (FINAL,)
     """-1 is after the final norm, 0 the embedding, l the output of block l"""
     shuffles: int = Field(SHUFFLES, ge=0)
@@ -93,8 +94,8 @@ def capture(
 ) -> Captured:
     """Teacher-force prompt, thinking and close of every labelled trace once and keep the states at the requested positions (3.3).
 
-    They are stored in the study's folder and read back where traces and positions are the same. Raises UserError where no trace is left, or
-    where the model is not in this process.
+    They are stored in the study's folder and read back where traces and positions are the same. Raises UserError where no trace
+    is left, or where the model is not in this process.
     """
     if not isinstance(model, LocalModel):
         raise UserError(f"hidden states need a model in this process; '{model.identity.name}' is on an endpoint")
@@ -123,7 +124,8 @@ def capture(
 
 
 def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeConfig) -> dict[str, Any]:
-    """Probes at each position and layer with every control; stored as the run's finding. Raises UserError where ``shuffles`` are too few."""
+    """Probes at each position and layer with every control; stored as the run's finding.
+    Raises UserError where ``shuffles`` are too few."""
     if 0 < config.shuffles < SHUFFLES:
         raise UserError(f"--shuffles {config.shuffles} is too few for a null: take at least {SHUFFLES}, or 0 for none")
     found: list[dict[str, Any]] = []
@@ -163,7 +165,8 @@ def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeCon
 
 
 def valley_stage(study: Study, model: Model, thinking: Thinking, config: ValleyConfig) -> dict[str, Any]:
-    """J and a probe at every position, with the floor of the one and shuffled labels for the other; stored as the run's finding."""
+    """J and a probe at every position, with the floor of the one and shuffled labels for the other; stored as the run's
+    finding."""
     got = capture(study, model, thinking, "hop", (FINAL,), config.points, "float16")
     names, y, x = [row["prompt"] for row in got.rows], got.y, got.states[:, :, 0]
     record: dict[str, Any] = {"skipped": got.skipped, "n": len(y), "textbook": config.textbook, "reason": too_few(y)}

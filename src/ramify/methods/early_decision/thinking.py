@@ -1,8 +1,9 @@
 """Thinking traces: the policy that closes a thought and answers, and the prefixes and settings of a thought that is cut anywhere.
 
-Cuts are on the token ids that were sampled, never on text. The answer is what follows the closing marker; a trace that was never closed has
-none, and nothing may be read off its thinking instead. Models that write channels (GPT-OSS, the harmony format) think in ``analysis`` and
-answer in ``final``; what is between these, a second analysis or a tool call's commentary, belongs to the thinking.
+Cuts are on the token ids that were sampled, never on text. The answer is what follows the closing marker; a trace that was never
+closed has none, and nothing may be read off its thinking instead. Models that write channels (GPT-OSS, the harmony format) think
+in ``analysis`` and answer in ``final``; what is between these,
+a second analysis or a tool call's commentary, belongs to the thinking.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _MESSAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Token ids around thinking: ``open`` starts it, ``close`` is appended by force, ``mark`` is how the model's own close ends."""
+    """Token ids around thinking: ``open`` starts it, ``close`` is appended by force,
+    ``mark`` is how the model's own close ends."""
 
     open: tuple[int, ...]
     close: tuple[int, ...]
@@ -45,7 +47,8 @@ class Marks:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, open_text: str = "", close_text: str = "", primer: str = "") -> Marks:
-        """Markers as this tokenizer writes them; where a text is "", the model's own: channels where it has such tokens, else THINK.
+        """Markers as this tokenizer writes them; where a text is "", the model's own:
+        channels where it has such tokens, else THINK.
 
         Raises UserError where one is blank.
         """
@@ -87,10 +90,10 @@ class Thought:
 class Thinking:
     """Policy: think to the close, then answer; both are one continuation, which :meth:`thoughts` reads.
 
-    ``think`` and ``answer`` are the settings of thinking and answer, their token limits the budgets. Thinking that reaches its budget is closed
-    by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts are the ids. An answer that
-    does not fit the model's context is not requested. Raises NeedsError where the model does not continue token ids (a chat endpoint cannot
-    take a started reply).
+    ``think`` and ``answer`` are the settings of thinking and answer, their token limits the budgets. Thinking that reaches its
+    budget is closed by force, or with ``force`` False left unclosed. ``tokenizer`` None is for models of ids only, whose texts
+    are the ids. An answer that does not fit the model's context is not requested. Raises NeedsError where the model does not
+    continue token ids (a chat endpoint cannot take a started reply).
     """
 
     name = "thinking"
@@ -130,11 +133,13 @@ class Thinking:
         return Prefix(np.concatenate([self.marks.start(prompt), np.array(head, np.int32)]))
 
     def closed(self, prompt: Sequence[int], thinking: Sequence[int], closed: Closed = "forced") -> Prefix:
-        """What an answer continues: prompt, thinking and its close, the model's own marker where the trace was ``closed`` by itself."""
+        """What an answer continues: prompt, thinking and its close,
+        the model's own marker where the trace was ``closed`` by itself."""
         return Prefix(np.array([*self.marks.start(prompt), *thinking, *self._close(closed)], np.int32))
 
     def left(self, head: Sequence[int] = ()) -> Sampling:
-        """Settings of thinking that begins with ``head``, which counts towards its budget. If that is used up, it is closed at once."""
+        """Settings of thinking that begins with ``head``, which counts towards its budget.
+        If that is used up, it is closed at once."""
         return replace(self._think, max_tokens=max(0, self._think.max_tokens - len(head)))
 
     def open_for(self, tokens: int) -> Sampling:
@@ -213,8 +218,8 @@ def cut_at(length: int, share: float) -> int:
 def split_text(text: str, open_text: str = "", close_text: str = "") -> tuple[str, str] | None:
     """(thinking, answer) of a reply that was kept as it was written, "" where it has none; None where it has no tags of either.
 
-    The tags are channels where the text has such (thinking is all of ``analysis``, the answer the last ``final``), else the two given, which
-    are those of THINK where they are "".
+    The tags are channels where the text has such (thinking is all of ``analysis``, the answer the last ``final``), else the two
+    given, which are those of THINK where they are "".
     """
     if "<|channel|>" in text:
         messages = _MESSAGE.findall(text)

@@ -1,4 +1,5 @@
-"""The verbs of ``ramify early-decision``. RUN is a folder that ``ramify early-decision run`` made; every stage continues where it stopped."""
+"""The verbs of ``ramify early-decision``. RUN is a folder that ``ramify early-decision run`` made;
+every stage continues where it stopped."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ RunPath = Annotated[Path, argument(metavar="RUN", help="A folder that `ramify ea
 
 
 def _sampler(config: StudyConfig) -> tuple[Sampler, Thinking, Any]:
-    """What samples, how it thinks, and the model's chat template. Raises NeedsError on a chat endpoint before any request is sent."""
+    """What samples, how it thinks, and the model's chat template.
+    Raises NeedsError on a chat endpoint before any request is sent."""
     model, tokenizer, template = find_sampled(config.model)
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.think_tokens)
     stops = () if template is None else tuple(template.stop_tokens)
@@ -65,7 +67,8 @@ def _sampler(config: StudyConfig) -> tuple[Sampler, Thinking, Any]:
 
 
 def _opened(path: Path, ties: bool = False, trust: bool = False) -> tuple[Study, Sampler, Thinking, Jury]:
-    """The study, open for writing, and what its settings name. Those of a foreign run are a third party's words (see ``--trust``)."""
+    """The study, open for writing, and what its settings name.
+    Those of a foreign run are a third party's words (see ``--trust``)."""
     with Study.open(path) as study:
         config, source = study.config, study.source
         check_trust(study.run, trust)

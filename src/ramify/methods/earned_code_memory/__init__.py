@@ -1,8 +1,9 @@
-"""earned-code-memory: give an agent a memory of text, and turn a procedure into a tested tool only once different requests need it.
+"""earned-code-memory: give an agent a memory of text, and turn a procedure into a tested tool only once different requests need
+it.
 
-Paper: Metis: Bridging Text and Code Memory for Self-Evolving Agents, arXiv 2606.24151. Works with any agent: as middleware, as an MCP
-server, or as a Python object. Needs no model where the rules of :mod:`ramify.methods.earned_code_memory.rules` do, else any that answers
-messages.
+Paper: Metis: Bridging Text and Code Memory for Self-Evolving Agents, arXiv 2606.24151. Works with any agent: as middleware, as an
+MCP server, or as a Python object. Needs no model where the rules of :mod:`ramify.methods.earned_code_memory.rules` do, else any
+that answers messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""When experience becomes text, when text becomes code, and when code goes back: pure functions (arXiv 2606.24151, sections 3.2 to 3.5).
+"""When experience becomes text, when text becomes code, and when code goes back:
+pure functions (arXiv 2606.24151, sections 3.2 to 3.5).
 
 Axis legend: Q queries.
 """
@@ -34,13 +35,15 @@ class MemoryConfig(Config):
     BASIC = "mode k env_version review"
 
     mode: Literal["safe", "paper", "text-only", "code-only", "eager"] = "safe"
-    """safe: tools are guarded, checked, and go back to text; paper: as published; eager: code at first sight; text-only; code-only."""
+    """safe: tools are guarded, checked, and go back to text; paper: as published; eager:
+    code at first sight; text-only; code-only."""
     k: int = Field(default=3, ge=1, le=1000)
     """Structurally different requests that a plan must serve before it may become a tool."""
     env_version: str = ""
     """Version of the environment that tools are for: tools of another one are candidates again."""
     review: Literal["auto", "ask", "never"] = "ask"
-    """Who lets a tool in: the tests alone, a person (`review`), nobody. Text that quotes what a tool returned waits for a person always."""
+    """Who lets a tool in: the tests alone, a person (`review`), nobody.
+    Text that quotes what a tool returned waits for a person always."""
     evidence: Literal["structures", "queries"] = "structures"
     """What counts as another request: another structure (values left out), or any other wording or value."""
     reflect: Literal["all", "new"] = "all"
@@ -54,7 +57,8 @@ class MemoryConfig(Config):
     least: float = Field(default=0.5, ge=0, le=1)
     """Share of the words of a request, values left out, that an entry must hold to be given where no manager chooses."""
     embed: str = ""
-    """MODEL@URL of an endpoint with /embeddings, by whose vectors entries are near a request; empty: by words (BM25), which needs none."""
+    """MODEL@URL of an endpoint with /embeddings, by whose vectors entries are near a request; empty:
+    by words (BM25), which needs none."""
     embed_least: float = Field(default=0.5, ge=-1, le=1)
     """Cosine with a request, by those vectors, from which an entry is given where no manager chooses."""
     max_chars: int = Field(default=4000, ge=100, le=100_000)
@@ -108,7 +112,8 @@ _WORD = re.compile(r"<[a-z]+>|[^\W_]+(?:[._][^\W_]+)*", re.UNICODE)
 def structure(query: str) -> str:
     """``query`` with its values replaced by typed slots, in lower case, without punctuation and words of politeness.
 
-    ``Please delete my 3 oldest red notes`` and ``delete my 10 oldest blue notes!`` are one structure: ``delete <n> oldest <colour> notes``.
+    ``Please delete my 3 oldest red notes`` and ``delete my 10 oldest blue notes!`` are one structure:
+    ``delete <n> oldest <colour> notes``.
     """
     text = unicodedata.normalize("NFKC", query)[:4000]
     for slot, pattern in _SLOTS:
@@ -164,7 +169,8 @@ def anti_unify(*rows: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def break_even(construction: float, saving: float) -> float | None:
-    """Tasks (or uses) after which ``construction`` tokens are paid back at ``saving`` tokens each: N* = C / s. None, never, where nothing is saved."""
+    """Tasks (or uses) after which ``construction`` tokens are paid back at ``saving`` tokens each:
+    N* = C / s. None, never, where nothing is saved."""
     return construction / saving if saving > 0 else None
 
 
@@ -174,8 +180,8 @@ def break_even(construction: float, saving: float) -> float | None:
 def failing(failures: int, calls: int, allowed: float, level: float = LEVEL) -> bool:
     """Whether ``failures`` of ``calls`` show a failure rate above ``allowed``, at a ``level`` that holds however often one looks.
 
-    The lower end of an anytime-valid interval lies above ``allowed``: the mean likelihood ratio against it, over rates above it, reaches
-    1 / level (Ville's inequality).
+    The lower end of an anytime-valid interval lies above ``allowed``: the mean likelihood ratio against it, over rates above it,
+    reaches 1 / level (Ville's inequality).
     """
     if not 0 <= failures <= calls:
         raise ValueError(f"{failures} of {calls} is no count")
@@ -206,8 +212,8 @@ MODULES = frozenset(("re", "json", "math", "datetime", "itertools", "collections
 def outline(source: str, name: str) -> tuple[list[str], list[str], list[str]]:
     """What the source of a tool calls of ``api``, the faults that keep it out, and the parameters of its function.
 
-    A tool is a function ``name(api, *, ...)`` with a docstring, perhaps ``check_name(api, result, *, ...)`` and helpers ``_name_...``; at
-    the top of the file stand nothing but these, a docstring and imports of :data:`MODULES`.
+    A tool is a function ``name(api, *, ...)`` with a docstring, perhaps ``check_name(api, result, *, ...)`` and helpers
+    ``_name_...``; at the top of the file stand nothing but these, a docstring and imports of :data:`MODULES`.
     """
     try:
         tree = ast.parse(source)
@@ -336,7 +342,8 @@ AGREED = 0.8
 
 
 def contradicts(one: str, other: str) -> bool:
-    """Whether two texts hold statements that say the same but for their numbers, or but for a negation: they cannot both be right.
+    """Whether two texts hold statements that say the same but for their numbers,
+    or but for a negation: they cannot both be right.
 
     Statements are compared one by one, and need three words in common. Other wordings of a contradiction are not seen.
     """
@@ -369,7 +376,8 @@ def _at_odds(one: _Statement, other: _Statement) -> bool:
 
 
 def followed(steps: Sequence[str], calls: Sequence[str], share: float = 0.8) -> bool:
-    """Whether ``calls`` made go through ``share`` of a plan's ``steps`` (names of calls) in their order. A plan without steps is followed by nobody."""
+    """Whether ``calls`` made go through ``share`` of a plan's ``steps`` (names of calls) in their order.
+    A plan without steps is followed by nobody."""
     if not steps:
         return False
     best = [0] * (len(calls) + 1)

@@ -31,7 +31,8 @@ def address_of(text: str) -> tuple[str, Endpoint]:
 
 
 class Embedder:
-    """Asks ``POST /embeddings`` as OpenAI has it. ``text`` is ``MODEL@URL``; a key comes from RAMIFY_API_KEY or OPENAI_API_KEY."""
+    """Asks ``POST /embeddings`` as OpenAI has it. ``text`` is ``MODEL@URL``;
+    a key comes from RAMIFY_API_KEY or OPENAI_API_KEY."""
 
     def __init__(self, text: str) -> None:
         self.model, endpoint = address_of(text)

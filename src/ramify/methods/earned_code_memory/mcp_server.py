@@ -1,4 +1,5 @@
-"""The memory as an MCP server over stdio: recall and record for any client, and its active tools, which call the APIs of an upstream server."""
+"""The memory as an MCP server over stdio: recall and record for any client, and its active tools,
+which call the APIs of an upstream server."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from ramify.methods.earned_code_memory.tools import ToolBox
 _TEXT = {"type": "string"}
 RECALL = {
     "name": "memory_recall",
-    "description": "Notes from earlier tasks that are near a request, and the names of tools made of them. Call it before a task.",
+    "description": "Notes from earlier tasks that are near a request, and the names of tools made of them. Call it before a "
+    "task.",
     "inputSchema": {"type": "object", "properties": {"request": _TEXT}, "required": ["request"]},
 }
 RECORD = {
     "name": "memory_record",
-    "description": "Keep what was done for a request: messages in OpenAI's form, and whether it succeeded where that is known. Call it after a task.",
+    "description": "Keep what was done for a request: messages in OpenAI's form, and whether it succeeded where that is known. "
+                   "Call it after a task.",
     "inputSchema": {
         "type": "object",
         "properties": {"request": _TEXT, "messages": {"type": "array", "items": {"type": "object"}}, "success": {"type": "boolean"}, "task": _TEXT},
@@ -31,7 +34,8 @@ RECORD = {
 async def serve(memory: Memory, upstream: Sequence[str] = ()) -> None:
     """Serve ``memory`` until the client closes. ``upstream`` is the command of the MCP server whose tools are the base APIs.
 
-    Without one the memory's own tools are not offered: they would have nothing to call. Raises NeedsError where mcp is not installed.
+    Without one the memory's own tools are not offered: they would have nothing to call.
+    Raises NeedsError where mcp is not installed.
     """
     try:
         import mcp

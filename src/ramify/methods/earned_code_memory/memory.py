@@ -1,6 +1,7 @@
 """The memory: serve a task, record it, reflect, write tools past the gate (arXiv 2606.24151, sections 3.3 to 3.5).
 
-``memory.select`` before a task and ``memory.record`` after it are all that an agent needs; ``reflect`` and ``codify`` run when there is time.
+``memory.select`` before a task and ``memory.record`` after it are all that an agent needs;
+``reflect`` and ``codify`` run when there is time.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """What is near a request: texts and tools, each with a share of words, or a cosine, and how much of it is enough without a manager."""
+    """What is near a request: texts and tools, each with a share of words, or a cosine,
+    and how much of it is enough without a manager."""
 
     texts: list[tuple[MemoryEntry, float]]
     tools: list[tuple[ToolEntry, float]]
@@ -114,7 +116,8 @@ def tool_words(tool: ToolEntry) -> str:
 class Memory:
     """A memory in a file. ``settings`` are those of :class:`MemoryConfig`; those that the file has already stay unless given.
 
-    ``reviewer`` decides what else would wait for a person. Raises UserError on a file that is no memory, or a setting that is none.
+    ``reviewer`` decides what else would wait for a person. Raises UserError on a file that is no memory,
+    or a setting that is none.
     """
 
     def __init__(self, path: Path | str, *, create: bool = True, reviewer: Reviewer | None = None, **settings: Any) -> None:
@@ -216,13 +219,15 @@ class Memory:
         return Near(texts, tools, self.config.embed_least, tokens)
 
     def may(self, tool: ToolEntry, query: str) -> bool:
-        """Whether a tool may be offered for ``query``: in mode safe only where it holds the words that the tool's requests share."""
+        """Whether a tool may be offered for ``query``: in mode safe only where it holds the words that the tool's requests
+        share."""
         return not self.config.safe or algorithm.guarded(tool.shared, query)
 
     async def select(self, query: str, manager: Role | None = None, task: str = "") -> Injection:
         """What to give an agent for ``query``: near entries, of which ``manager`` chooses; without one, the nearest few.
 
-        An empty memory gives an empty injection and asks nobody. Raises UserError on an empty request, and what the manager raises.
+        An empty memory gives an empty injection and asks nobody.
+        Raises UserError on an empty request, and what the manager raises.
         """
         query = _query(query)
         task = task or stable_hash("task", query, self.store.refresh().seq)[:16]
@@ -280,10 +285,12 @@ class Memory:
         spent: Mapping[str, int] | None = None,
         called: Sequence[str] = (),
     ) -> str:
-        """Keep what an agent did; returns the task's id. ``trajectory``: messages in OpenAI's form. ``spent``: the executor's tokens by class.
+        """Keep what an agent did; returns the task's id. ``trajectory``: messages in OpenAI's form.
+        ``spent``: the executor's tokens by class.
 
-        Nothing is concluded here, which is :meth:`reflect`'s business. Of ``injection`` it is noted which plans were followed: their calls
-        were made in their order, or their tool (``called``, or among the calls) was. Raises UserError on messages that are none.
+        Nothing is concluded here, which is :meth:`reflect`'s business. Of ``injection`` it is noted which plans were followed:
+        their calls were made in their order, or their tool (``called``, or among the calls) was.
+        Raises UserError on messages that are none.
         """
         query, kept = _query(query), traj.stored(traj.messages_in(trajectory))
         state = self.store.refresh()
@@ -366,7 +373,8 @@ class Memory:
         return tuple(dict.fromkeys(head for name in names for head in state.heads(name)))
 
     def _steps(self, text: str) -> tuple[str, ...]:
-        """The calls that a plan names in backquotes or with brackets: all of them where no API was offered, else the known ones."""
+        """The calls that a plan names in backquotes or with brackets:
+        all of them where no API was offered, else the known ones."""
         found = [a or b for a, b in re.findall(r"`([A-Za-z_][\w.]*)[^`]*`|\b([A-Za-z_]\w*(?:\.\w+)*)\(", text)]
         known = self.store.state.apis
         return tuple(name for name in found if not known or name in known or name in self.store.state.tools)
@@ -376,8 +384,9 @@ class Memory:
     ) -> dict[str, Any]:
         """Ask ``reflector`` of every recorded task that was not reflected on; each is done once, whoever asks. Returns counts.
 
-        ``budget_tokens`` ends it after the task that reaches it. What cannot be read, is not screened, holds a secret, is too long or quotes
-        nothing is dropped and counted; what rests on text from outside waits for a person. Raises what the reflector raises.
+        ``budget_tokens`` ends it after the task that reaches it. What cannot be read, is not screened, holds a secret, is too
+        long or quotes nothing is dropped and counted; what rests on text from outside waits for a person. Raises what the
+        reflector raises.
         """
         report: dict[str, Any] = {"tasks": 0, "entries": 0, "waiting": 0, "dropped": {}, "tokens": 0}
         waiting = [task.id for task in self.state.tasks.values() if task.recorded and not task.reflected]
@@ -528,7 +537,8 @@ class Memory:
         }  # fmt: skip
 
     def contradicted(self, kind: str, text: str, known: Sequence[str] = ()) -> list[str]:
-        """Active facts and pitfalls near ``text`` that cannot be right where it is, those in ``known`` left out; of a plan none."""
+        """Active facts and pitfalls near ``text`` that cannot be right where it is,
+        those in ``known`` left out; of a plan none."""
         if kind == "plan":
             return []
         entries = self.state.entries
@@ -580,10 +590,12 @@ class Memory:
     async def codify(
         self, codifier: Role, sandbox: Sandbox | None = None, k: int | None = None, at: Callable[[int], None] = lambda done: None
     ) -> dict[str, Any]:
-        """Have tools written for the plans past the gate: once for each version of a plan and its evidence, whoever asks. Returns counts.
+        """Have tools written for the plans past the gate: once for each version of a plan and its evidence,
+        whoever asks. Returns counts.
 
         The codifier is shown the plan, the requests, the APIs and the tools, and no trajectory. What it writes is let in by
-        :func:`ramify.methods.earned_code_memory.tools.admit`. Raises what the codifier raises, NeedsError where there is no sandbox.
+        :func:`ramify.methods.earned_code_memory.tools.admit`.
+        Raises what the codifier raises, NeedsError where there is no sandbox.
         """
         report: dict[str, Any] = {"plans": 0, "active": [], "waiting": [], "gave up": {}, "tokens": 0}
         for done, plan in enumerate(self.past_the_gate(k), 1):
@@ -720,7 +732,8 @@ def schema(tool: ToolEntry) -> dict[str, Any]:
 
 
 def _alike(kind: str, other: str) -> bool:
-    """Whether an entry of one kind may replace one of another: facts and pitfalls may say the same of the environment, plans say what to do."""
+    """Whether an entry of one kind may replace one of another:
+    facts and pitfalls may say the same of the environment, plans say what to do."""
     return (kind == "plan") == (other == "plan")
 
 

@@ -19,7 +19,8 @@ SERVING, BUILDING = ("executor", "manager", "embedding"), ("reflection", "codifi
 
 
 def report(state: MemoryState) -> dict[str, Any]:
-    """Spending by who spent it, what the entries were used for, what they saved, and when that pays. Costs are of recorded tasks with tokens."""
+    """Spending by who spent it, what the entries were used for, what they saved, and when that pays.
+    Costs are of recorded tasks with tokens."""
     spent = {who: sum(classes.values()) for who, classes in state.tokens.items()}
     sums = {"serving": sum(spent.get(who, 0) for who in SERVING), "construction": sum(spent.get(who, 0) for who in BUILDING)}
     with_, without = _costs(state, lambda task: bool(task.selected)), _costs(state, lambda task: not task.selected)
@@ -51,7 +52,8 @@ def report(state: MemoryState) -> dict[str, Any]:
 
 
 def pays(construction: float, saving: float | None) -> dict[str, Any]:
-    """When ``construction`` tokens are paid back: the number of tasks, "never" where nothing is saved, None where nothing is known."""
+    """When ``construction`` tokens are paid back: the number of tasks, "never" where nothing is saved,
+    None where nothing is known."""
     if saving is None:
         return {"construction": construction, "saving": None, "after": None}
     found = break_even(construction, saving)
@@ -97,7 +99,8 @@ def _entry(state: MemoryState, entry: MemoryEntry, given: Sequence[MemoryTask], 
 
 
 def _tool(state: MemoryState, tool: ToolEntry) -> dict[str, Any]:
-    """Uses, checks and break-even of a tool: what tasks cost that were given its plan and did not call it, beside those that did."""
+    """Uses, checks and break-even of a tool: what tasks cost that were given its plan and did not call it, beside those that
+    did."""
     plans = set(state.chain(tool.plan)) | set(state.heads(tool.plan))
     called = _costs(state, lambda task: tool.name in task.called)
     text = _costs(state, lambda task: plans & set(task.selected) and tool.name not in task.called)
@@ -121,7 +124,8 @@ def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
 
 
 def why(state: MemoryState, name: str) -> dict[str, Any]:
-    """Why an entry or tool is there: the requests that it was made from, what it replaced, what it rests on, and how its checks went."""
+    """Why an entry or tool is there: the requests that it was made from, what it replaced,
+    what it rests on, and how its checks went."""
     found = find(state, name)
     if isinstance(found, ToolEntry):
         plan = found.plan
@@ -181,7 +185,8 @@ def replay(store: MemoryStore) -> dict[str, Any]:
 
 
 def faults(state: MemoryState) -> list[str]:
-    """Broken rules: a chain with a way back or with several active entries, a tool without a plan, an active tool of a demoted one."""
+    """Broken rules: a chain with a way back or with several active entries, a tool without a plan,
+    an active tool of a demoted one."""
     found = []
     heads: dict[str, set[str]] = {}
     for entry in state.entries.values():
@@ -201,7 +206,8 @@ def faults(state: MemoryState) -> list[str]:
 
 
 def export(state: MemoryState, folder: Path) -> list[str]:
-    """Write the active tools as files, each with its tests and the JSON schemas, and the text as Markdown. Raises UserError where it cannot."""
+    """Write the active tools as files, each with its tests and the JSON schemas, and the text as Markdown.
+    Raises UserError where it cannot."""
     active = [tool for tool in state.tools.values() if tool.status == "active"]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,8 @@ class Index:
     def nearest(
         self, query: str, most: int, wanted: Callable[[str], bool] = lambda name: True, core: str | None = None
     ) -> list[tuple[str, float, float]]:
-        """At most ``most`` documents by falling score: (name, BM25, share of the terms of ``core``, by default the query, that it holds).
+        """At most ``most`` documents by falling score: (name, BM25, share of the terms of ``core``,
+        by default the query, that it holds).
 
         Equal scores stand in the order in which the documents came.
         """

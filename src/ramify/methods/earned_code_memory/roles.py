@@ -1,7 +1,8 @@
-"""Who is asked: the manager, who chooses entries; the reflector, who writes text; the codifier, who writes tools. Prompts and how replies are read.
+"""Who is asked: the manager, who chooses entries; the reflector, who writes text;
+the codifier, who writes tools. Prompts and how replies are read.
 
-A role is a function from a prompt to a :class:`RoleReply` (or to its text), plain or async: a model's, or rules of your own. Every prompt ends in a
-JSON block, which :func:`payload_of` reads back.
+A role is a function from a prompt to a :class:`RoleReply` (or to its text), plain or async: a model's, or rules of your own.
+Every prompt ends in a JSON block, which :func:`payload_of` reads back.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def _prompt(words: str, payload: Mapping[str, Any]) -> str:
 def manager_prompt(query: str, candidates: Sequence[Mapping[str, str]]) -> str:
     """Which entries to use. It tells no outcome: what is popular must not become what succeeded."""
     words = (
-        "You choose what an agent is given from its memory before it starts a task. Choose only what applies to this request; none is a "
+        "You choose what an agent is given from its memory before it starts a task. Choose only what applies to this request; "
+        "none is a "
         'good answer. Reply with JSON: {"ids": ["..."]}.'
     )
     return _prompt(words, {"role": "manager", "query": query, "candidates": list(candidates)})
@@ -120,10 +122,13 @@ def reflector_prompt(
              False: "It failed: find the cause, and write a pitfall or a fact.", None: "How it ended is not known."}[outcome]  # fmt: skip
     words = (
         f"You read what an agent did and write what is worth remembering. Kinds:\n{kinds}\n\n{ended}\n\n"
-        "Keep a candidate only where all four are true: it is general beyond this task, it is new beside the similar entries, its mechanism "
-        "is explained, its scope is right. A plan names each call in backquotes, in order, and holds no value of this task. Each candidate "
+        "Keep a candidate only where all four are true: it is general beyond this task, it is new beside the similar entries, "
+        "its mechanism "
+        "is explained, its scope is right. A plan names each call in backquotes, in order, and holds no value of this task. "
+        "Each candidate "
         "quotes, word for word, the step that it rests on. Give the ids that it takes the place of in supersedes.\n"
-        'To see steps in full, reply {"expand": [numbers]} once. Else reply {"candidates": [{"kind", "title", "body", "scope", "quote", '
+        'To see steps in full, reply {"expand": [numbers]} once. Else reply {"candidates": [{"kind", "title", "body", "scope", '
+        '"quote", '
         '"general": true, "new": true, "explained": true, "scoped": true, "supersedes": []}]}; no candidate is a good answer.'
     )
     payload = {"role": "reflector", "query": query, "outcome": outcome, "steps": list(steps), "expanded": dict(expanded)}
@@ -138,18 +143,23 @@ def codifier_prompt(
     checked: bool,
     errors: Sequence[str] = (),
 ) -> str:
-    """What writes a tool is shown: the plan, the requests, the APIs, the tools that there are. Never a trajectory, a fact or a pitfall."""
+    """What writes a tool is shown: the plan, the requests, the APIs, the tools that there are.
+    Never a trajectory, a fact or a pitfall."""
     check = (
         "Raise ValueError before anything is changed where a precondition does not hold, such as that all pages were seen. "
-        "Add check_NAME(api, result, *, ...) with the same parameters, which reads back from the API whether what was promised came about "
+        "Add check_NAME(api, result, *, ...) with the same parameters, which reads back from the API whether what was promised "
+        "came about "
         "and returns True or False; it catches no error. "
         if checked
         else ""
     )
     words = (
-        "Write one or several small Python helpers for the plan below, which compose with the API: no solver for one request. Whatever "
-        "differs between the requests is a parameter; follow pages to their end. Each is a function NAME(api, *, parameters) with a "
-        "docstring that gives purpose, preconditions and postconditions; API calls are written api.app.call(argument=value) and return "
+        "Write one or several small Python helpers for the plan below, which compose with the API: no solver for one request. "
+        "Whatever "
+        "differs between the requests is a parameter; follow pages to their end. Each is a function NAME(api, *, parameters) "
+        "with a "
+        "docstring that gives purpose, preconditions and postconditions; API calls are written api.app.call(argument=value) and "
+        "return "
         f"JSON. {check}Helpers of it are called _NAME_...; imports: {', '.join(sorted(MODULES))}. tests is Python that calls "
         "NAME(fake, ...) on a fake API of your own, with plain asserts.\n"
         'Reply with JSON: {"tools": [{"name", "parameters": JSON schema, "source", "tests"}]}.'

@@ -1,6 +1,7 @@
 """Reflection without a model: the order of calls of a task becomes a plan, repeated calls and visible errors become pitfalls.
 
-It knows no language: what it writes is the calls that were made. A model writes better text; this is what the verbs do where none is named.
+It knows no language: what it writes is the calls that were made.
+A model writes better text; this is what the verbs do where none is named.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def procedure(calls: Sequence[str]) -> list[str]:
 
 
 def reflect(prompt: str) -> RoleReply:
-    """A reflector of rules (see :mod:`ramify.methods.earned_code_memory.roles`): a plan of a success, a pitfall of a call that failed and was made otherwise."""
+    """A reflector of rules (see :mod:`ramify.methods.earned_code_memory.roles`):
+    a plan of a success, a pitfall of a call that failed and was made otherwise."""
     given = payload_of(prompt)
     calls: list[tuple[str, str]] = []
     for line in given["steps"]:

@@ -22,8 +22,8 @@ LEARN = "earned-code-memory learn"
 def learn(memory: Memory, source: Path, form: str | None = None) -> dict[str, Any]:
     """Record every finished attempt of ``source`` that the memory does not hold, and find procedures that recur.
 
-    A procedure recurs where attempts at ``k`` structurally different tasks go through the same calls. Raises UserError where there is no
-    attempt with a request.
+    A procedure recurs where attempts at ``k`` structurally different tasks go through the same calls. Raises UserError where
+    there is no attempt with a request.
     """
     recorded = known = 0
     seen: dict[tuple[str, ...], list[tuple[str, str, bool | None]]] = defaultdict(list)

@@ -1,8 +1,9 @@
-"""The store: one SQLite file that holds a log of events, and what they come to. Nothing is edited in place (arXiv 2606.24151, section 3.2).
+"""The store: one SQLite file that holds a log of events, and what they come to.
+Nothing is edited in place (arXiv 2606.24151, section 3.2).
 
-The log is the truth: the state is what its events make, in their order, so every past state can be made again. Several processes may
-write: an event is added in a transaction that has first read what the others added, so it is checked against the state as it is. What was
-added is there after a kill.
+The log is the truth: the state is what its events make, in their order, so every past state can be made again. Several processes
+may write: an event is added in a transaction that has first read what the others added, so it is checked against the state as it
+is. What was added is there after a kill.
 """
 
 from __future__ import annotations
@@ -318,7 +319,8 @@ KINDS_OF_EVENTS = frozenset(_KINDS.split())
 
 
 class MemoryStore:
-    """The log in a file, and its state. ``with store.writing() as write: write(kind, body)``; :meth:`refresh` takes in what others wrote.
+    """The log in a file, and its state. ``with store.writing() as write: write(kind, body)``;
+    :meth:`refresh` takes in what others wrote.
 
     Raises UserError where the file is none of these, is damaged, or cannot be opened.
     """

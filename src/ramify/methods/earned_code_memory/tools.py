@@ -1,4 +1,5 @@
-"""Tools: how one is let in (arXiv 2606.24151, section 3.5), and how one runs. The code of a tool runs in a sandbox, nowhere else."""
+"""Tools: how one is let in (arXiv 2606.24151, section 3.5), and how one runs.
+The code of a tool runs in a sandbox, nowhere else."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def read_candidate(made: Any) -> ToolEntry | str:
 
 
 async def admit(tool: ToolEntry, state: MemoryState, sandbox: Sandbox | None, checked: bool) -> tuple[list[str], list[str]]:
-    """What keeps ``tool`` out, and what it calls: names, schema, dependency closure, then compilation and its own tests in the sandbox.
+    """What keeps ``tool`` out, and what it calls: names, schema, dependency closure,
+    then compilation and its own tests in the sandbox.
 
     ``checked``: a check of what it promises, and tests, are demanded. The faults quote its own code alone.
     """
@@ -175,8 +177,8 @@ class Called:
 class ToolBox:
     """Runs a memory's tools for one task at a time: ``async with ToolBox(memory, api) as box: await box.call(name, arguments)``.
 
-    ``api`` answers the calls of the tools. ``snapshot`` and ``restore`` take the environment back where a tool raises; without them a tool
-    that changes something says that it may have. After a failed check a tool is hidden until :meth:`begin`.
+    ``api`` answers the calls of the tools. ``snapshot`` and ``restore`` take the environment back where a tool raises; without
+    them a tool that changes something says that it may have. After a failed check a tool is hidden until :meth:`begin`.
     """
 
     def __init__(

@@ -70,7 +70,8 @@ def in_full(kept: Sequence[Mapping[str, Any]], numbers: Sequence[Any]) -> dict[s
 
 
 def found_in(quote: str, kept: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """Step and role where ``quote`` stands word for word (but for spaces): the first from outside (role tool), else the first. None where nowhere."""
+    """Step and role where ``quote`` stands word for word (but for spaces):
+    the first from outside (role tool), else the first. None where nowhere."""
     wanted = " ".join(quote.split())
     if not wanted:
         return None
@@ -101,7 +102,8 @@ def taken_from(text: str, source: str, size: int = SHINGLE) -> str:
 
 
 def literals(text: str, source: str, known: str) -> list[str]:
-    """Words of ``text`` with a digit, an upper-case letter within, a hyphen or an underscore that stand in ``source`` and not in ``known``."""
+    """Words of ``text`` with a digit, an upper-case letter within,
+    a hyphen or an underscore that stand in ``source`` and not in ``known``."""
     pattern = re.compile(r"[\w@][\w.@/-]*[\w]", re.UNICODE)
     there, vouched = set(pattern.findall(source)), set(pattern.findall(known))
     odd = [w for w in pattern.findall(text) if w in there and w not in vouched]

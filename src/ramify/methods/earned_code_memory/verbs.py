@@ -91,7 +91,8 @@ def learn(
     emit(
         found,
         as_json,
-        f"{found['recorded']} recorded, {found['known']} known already\n\n{text}\n\nnext: ramify earned-code-memory reflect {file}",
+        f"{found['recorded']} recorded, {found['known']} known already\n\n{text}\n\nnext: ramify earned-code-memory reflect "
+        f"{file}",
     )
 
 
@@ -220,7 +221,8 @@ def show(file: File, id: Id, as_json: Json = False) -> None:
 
 @app.verb("why")
 def why_(file: File, id: Id, as_json: Json = False) -> None:
-    """Why an entry or tool is there: the requests that it was made from, what it replaced, what it rests on, how its checks went."""
+    """Why an entry or tool is there: the requests that it was made from, what it replaced,
+    what it rests on, how its checks went."""
     with _open(file) as memory:
         found = reports.why(memory.state, id)
     _print(found, as_json)

@@ -1,7 +1,7 @@
 """forensics: find out why an agent did something, by changing one thing at a time and counting evidence against each motive.
 
-Paper: Model Forensics: Investigating Whether Concerning Behavior Reflects Misalignment, arXiv 2606.26071. Behavioural tests need only an
-agent and its environment; tests of sentences need a model that continues inside a message.
+Paper: Model Forensics: Investigating Whether Concerning Behavior Reflects Misalignment, arXiv 2606.26071. Behavioural tests need
+only an agent and its environment; tests of sentences need a model that continues inside a message.
 """
 
 from __future__ import annotations

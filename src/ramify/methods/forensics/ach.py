@@ -1,4 +1,5 @@
-"""The motives and the benign explanations that a case begins with; the table itself is :mod:`ramify.methods.forensics.hypotheses` [3.6, 3.7]."""
+"""The motives and the benign explanations that a case begins with;
+the table itself is :mod:`ramify.methods.forensics.hypotheses` [3.6, 3.7]."""
 
 from __future__ import annotations
 
@@ -34,5 +35,6 @@ _MOTIVES: tuple[tuple[str, str, dict[str, Move], str], ...] = (
     ("cue", "Something in the text asks for it.", {"cue": "falls"}, "the rate stays where the cue is gone"),
 )
 STANDARD = {name: Hypothesis(name, says, _STILL | moves, otherwise) for name, says, moves, otherwise in _MOTIVES}
-"""The standard battery: four motives and what each predicts where a factor of that role is turned (``clarity``: the wish is spelt out;
-``oversight``: the act will be seen; ``cue``: the nudge is gone; ``effort``: the dose grows, and where a variant lowers a number the prediction is turned round; ``idea``: its sentence is forbidden)."""
+"""The standard battery: four motives and what each predicts where a factor of that role is turned (``clarity``: the wish is spelt
+out; ``oversight``: the act will be seen; ``cue``: the nudge is gone; ``effort``: the dose grows, and where a variant lowers a
+number the prediction is turned round; ``idea``: its sentence is forbidden)."""

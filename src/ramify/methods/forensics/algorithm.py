@@ -1,8 +1,8 @@
 """The tests of a motive as pure functions of counts (arXiv 2606.26071, section 3; sections of the spec in brackets).
 
 Counterfactuals [3.2], dose-response [3.4, 13], stacks [8, 9] and silence without a positive control [3.4, 14] are those of
-:mod:`ramify.methods.forensics.experiment`; here are sentences, forbidding, awareness and the plan. Axis legend: S sentences of a trace, k forks at
-each place.
+:mod:`ramify.methods.forensics.experiment`; here are sentences, forbidding, awareness and the plan. Axis legend: S sentences of a
+trace, k forks at each place.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ INVALID = 0.1
 class SentenceScores:
     """Resampling scores of the sentences of one trace, (S,) each [3.4, 1].
 
-    ``scores`` use all forks and telescope: they sum to rates[-1] - rates[0]. ``order`` ranks sentences by |score| on the first half of
-    the forks; ``held_out`` are the scores on the other half, which that ranking has not seen.
+    ``scores`` use all forks and telescope: they sum to rates[-1] - rates[0]. ``order`` ranks sentences by |score| on the first
+    half of the forks; ``held_out`` are the scores on the other half, which that ranking has not seen.
     """
 
     rates: np.ndarray
@@ -69,7 +69,8 @@ def sentence_scores(outcomes: np.ndarray) -> SentenceScores:
 
 
 def forbidding(base: Counts, filtered: Counts, rejected: int, unfiltered: int, name: str = "forbid") -> TestResult:
-    """Repeated resampling: traces without a class of sentences against the baseline; ``unfiltered`` ones ran out of resamples [3.4, 2]."""
+    """Repeated resampling: traces without a class of sentences against the baseline;
+    ``unfiltered`` ones ran out of resamples [3.4, 2]."""
     (result,) = counterfactuals(base, {name: filtered}, kind="forbid")
     more = {"rejected": rejected, "unfiltered": unfiltered, "unfiltered_share": unfiltered / max(1, filtered.forks)}
     return replace(result, detail={**result.detail, **more})
@@ -87,7 +88,8 @@ def awareness(aware: Counts, unaware: Counts) -> dict[str, Any]:
 def plan(
     base: float, other: float, n: int, doses: Sequence[float] = (), shares: Sequence[float] = (), k: int = 0, looks: int = 1
 ) -> dict[str, Any]:
-    """What a design can find, before it is paid for: a contrast of two rates with n runs each, a trend over doses, a sentence at k forks.
+    """What a design can find, before it is paid for: a contrast of two rates with n runs each,
+    a trend over doses, a sentence at k forks.
 
     ``looks``: tests made together, each at ALPHA / looks (Bonferroni, the worst case of Holm).
     """

@@ -36,8 +36,8 @@ class FieldConfig(Config):
     values: list[Any] = Field(default_factory=list)
     """Values worth trying; doses in order."""
     role: Role = ""
-    """What it stands for: effort, clarity, oversight, cue, stakes; the standard hypotheses predict by it, for values that are more of it than the
-    baseline: the wish spelt out, the act seen, the cue gone; of numbers also for less."""
+    """What it stands for: effort, clarity, oversight, cue, stakes; the standard hypotheses predict by it, for values that are
+    more of it than the baseline: the wish spelt out, the act seen, the cue gone; of numbers also for less."""
     shows: list[str] = Field(default_factory=list)
     """Pieces of the shown text it may change, by name; without it any."""
 
@@ -70,7 +70,8 @@ class CaseConfig(Config):
     question: str = ""
     """What is to be explained."""
     behavior: str = "grade"
-    """What counts as the behaviour: grade, outcome, regex:PATTERN, call:TOOL, judge:DESCRIPTION, FILE.py:FUNCTION or python:MODULE:FUNCTION."""
+    """What counts as the behaviour: grade, outcome, regex:PATTERN, call:TOOL,
+    judge:DESCRIPTION, FILE.py:FUNCTION or python:MODULE:FUNCTION."""
     awareness: str = r"this is (likely |probably )?a test|being (tested|evaluated)|test scenario|evaluation environment"
     """Pattern in the agent's words that says it takes the run for a test."""
     judge: str | None = None
@@ -130,7 +131,8 @@ def load_case(folder: Path) -> CaseConfig:
 
 
 def check_components(config: CaseConfig) -> None:
-    """Raises UserError on an environment, model or judge that there is none of: what opening the case would, but nothing is loaded."""
+    """Raises UserError on an environment, model or judge that there is none of:
+    what opening the case would, but nothing is loaded."""
     find_environment(config.env)
     for model in (config.model, config.judge):
         if model is not None:
@@ -170,14 +172,16 @@ def are_doses(values: Sequence[Any]) -> bool:
 
 
 def varied(task: Task, config: CaseConfig, changes: Mapping[str, Any]) -> Task:
-    """``task`` with every declared field at its baseline, but for ``changes``. Raises UserError on a field that is not declared."""
+    """``task`` with every declared field at its baseline, but for ``changes``.
+    Raises UserError on a field that is not declared."""
     for name in changes:
         config.field(name)
     return Task(task.id, {**task.data, **{name: field.baseline for name, field in config.fields.items()}, **changes})
 
 
 def pieces(environment: Environment, task: Task) -> dict[str, str]:
-    """All text the agent is shown of a task, by piece: what the environment's ``describe(task)`` says, else system text and first screen."""
+    """All text the agent is shown of a task, by piece: what the environment's ``describe(task)`` says,
+    else system text and first screen."""
     describe = getattr(environment, "describe", None)
     return first_screen(environment, task) if describe is None else dict(describe(task))
 
@@ -197,7 +201,8 @@ def intervention(environment: Environment, config: CaseConfig, task: Task, chang
             continue
         if piece not in allowed and all(config.fields[name].shows for name in changes):
             raise UserError(
-                f"changing {', '.join(changes)} also changes the text '{piece}', which is not declared: add it to 'shows', or declare a stack"
+                f"changing {', '.join(changes)} also changes the text '{piece}', which is not declared: add it to 'shows', or "
+                "declare a stack"
             )
         lines += difflib.unified_diff(
             old.splitlines(), new.splitlines(), f"{piece}, baseline", f"{piece}, changed", lineterm="", n=1
@@ -211,7 +216,8 @@ def intervention(environment: Environment, config: CaseConfig, task: Task, chang
 
 
 def skeleton(env: str, model: str, environment: Environment, behavior: str) -> str:
-    """The text of a case for an environment: its factors as fields with the pieces of text each one changes, and a variant for each other value."""
+    """The text of a case for an environment: its factors as fields with the pieces of text each one changes, and a variant for
+    each other value."""
     first = next(iter(environment.task_set("eval", 1)))
     factors = environment.factors if isinstance(environment, FactorEnvironment) else {}
     plain = [name for name, value in first.data.items() if isinstance(value, (bool, int, float, str)) and name != "seed"]
@@ -219,7 +225,8 @@ def skeleton(env: str, model: str, environment: Environment, behavior: str) -> s
     out = [
         "# What is to be explained, and what may be changed to find out. `ramify forensics plan` says what this design can find.",
         *(f"{name} = {toml(value)}" for name, value in head.items()),
-        "# Hypotheses predict by role: give a field one only if its variants spell the wish out (clarity), let the act be seen (oversight) or take",
+        "# Hypotheses predict by role: give a field one only if its variants spell the wish out (clarity), let the act be seen "
+        "(oversight) or take",
         "# the nudge away (cue). Of numbers either way will do: below the baseline the prediction is turned round.",
     ]
     shown = pieces(environment, first)
@@ -245,7 +252,8 @@ def skeleton(env: str, model: str, environment: Environment, behavior: str) -> s
 
 
 def _doses(factor: Factor, baseline: Any) -> list[Any]:
-    """Four doses up to the baseline of a factor of numbers, or from it to the highest; the lowest, at which there may be no work to do, is left out."""
+    """Four doses up to the baseline of a factor of numbers, or from it to the highest;
+    the lowest, at which there may be no work to do, is left out."""
     if factor.high <= factor.low:
         return []
     start, end = (factor.low, baseline) if baseline > factor.low else (baseline, factor.high)

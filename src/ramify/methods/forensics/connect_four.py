@@ -49,7 +49,8 @@ def candidates(board: str, mark: str, width: int) -> list[int]:
 
 @cache
 def best_move(board: str, mark: str, depth: int = 3, width: int = 6) -> int:
-    """Win, else block, else win by ``depth`` threats, else look ``depth`` half-moves ahead at the ``width`` best candidates. The board must have a free cell."""
+    """Win, else block, else win by ``depth`` threats, else look ``depth`` half-moves ahead at the ``width`` best candidates. The
+    board must have a free cell."""
     own, foe = _sides(board, mark)
     if near := _threats(own, foe) or _threats(foe, own):
         return _cells(near)[0]

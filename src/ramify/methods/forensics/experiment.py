@@ -1,7 +1,8 @@
-"""Experiments on a behaviour: one thing changed, outcomes counted, and what may be concluded from a test that fired or stayed silent.
+"""Experiments on a behaviour: one thing changed, outcomes counted,
+and what may be concluded from a test that fired or stayed silent.
 
-A count is :class:`ramify.stats.drops.Counts`: ``k`` runs with the behaviour among ``n`` graded ones; ``missing`` runs were invalid.
-Axis legend: K doses or arms.
+A count is :class:`ramify.stats.drops.Counts`: ``k`` runs with the behaviour among ``n`` graded ones; ``missing`` runs were
+invalid. Axis legend: K doses or arms.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ Seen = Literal["rises", "falls", "same", "uninterpretable"]
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a test does on agents that are known: it fires with ``power`` where the property is there, with ``false_alarm`` where not.
+    """What a test does on agents that are known: it fires with ``power`` where the property is there,
+    with ``false_alarm`` where not.
 
-    ``power`` is what is sure of it: from the rates found on those agents at that end of their interval which speaks against the test, and
-    0 of a control that did not fire.
+    ``power`` is what is sure of it: from the rates found on those agents at that end of their interval which speaks against the
+    test, and 0 of a control that did not fire.
     """
 
     power: float
@@ -55,9 +57,9 @@ class Control:
         return cls(0.0, found.alpha, found.n, source, move, counts, found.fired).at(found)
 
     def at(self, result: TestResult) -> Self:
-        """With the power that is sure for a test of the size of ``result``, among as many tests as belong to its case (each at alpha /
-        looks, the worst case of Holm): it finds the rates of these agents, taken at the lower end of the interval of their effect. 0
-        where the control did not fire, or that interval holds no effect. As it is where no counts are known."""
+        """With the power that is sure for a test of the size of ``result``, among as many tests as belong to its case (each at
+        alpha / looks, the worst case of Holm): it finds the rates of these agents, taken at the lower end of the interval of
+        their effect. 0 where the control did not fire, or that interval holds no effect. As it is where no counts are known."""
         if self.counts is None:
             return self
         mine, level = result.detail, 1 - result.alpha / max(1, result.detail.get("looks", 1))
@@ -71,7 +73,8 @@ _INTERACTION = {"11": 1, "10": -1, "01": -1, "00": 1}
 
 
 def _sure_power(known: Mapping[str, Any], mine: Mapping[str, Any], level: float) -> float:
-    """Power of a test of the size of ``mine`` to find the rates that the counts ``known`` estimate, at the lower end of their effect."""
+    """Power of a test of the size of ``mine`` to find the rates that the counts ``known`` estimate,
+    at the lower end of their effect."""
     if "doses" in known:
         doses, hits, n = (np.asarray(known[name], np.float64)[np.argsort(known["doses"])] for name in ("doses", "hits", "n"))
         rates = nearest_rates(hits, n, n * (doses - (n * doses).sum() / n.sum()))
@@ -134,7 +137,8 @@ def result_from_json(record: Mapping[str, Any]) -> TestResult:
 
 
 def corrected(results: Iterable[TestResult]) -> list[TestResult]:
-    """All tests of one case with ``p`` Holm-corrected over them: one that nothing moves fires anywhere in it with probability alpha."""
+    """All tests of one case with ``p`` Holm-corrected over them:
+    one that nothing moves fires anywhere in it with probability alpha."""
     tests = list(results)
     raw = [test.p if test.p_raw is None else test.p_raw for test in tests]
     return [
@@ -177,8 +181,8 @@ def dose_response(
     control: Control | None = None,
     shares: Sequence[float] = (0.01, 0.05),
 ) -> TestResult:
-    """Cochran-Armitage trend over (K,) doses; ``detail`` holds the isotonic shares and the doses at which the logistic fit reaches
-    ``shares``, with Fieller's intervals: None where the slope is not certain, so that no dose is."""
+    """Cochran-Armitage trend over (K,) doses; ``detail`` holds the isotonic shares and the doses at which the logistic fit
+    reaches ``shares``, with Fieller's intervals: None where the slope is not certain, so that no dose is."""
     hits, n = [c.k for c in counts], [c.n for c in counts]
     z, p = cochran_armitage(hits, n, doses)
     fit = logistic_fit(hits, n, doses)
@@ -207,8 +211,8 @@ def stacked(name: str, r11: Counts, r10: Counts, r01: Counts, r00: Counts, contr
 
 
 def absence(counts: Counts, smallest: float, power: float = 0.95) -> dict[str, Any]:
-    """Of a behaviour that never or hardly appeared: the upper end of its rate, and the runs that would show a rate of ``smallest`` at
-    least once with probability ``power``."""
+    """Of a behaviour that never or hardly appeared: the upper end of its rate, and the runs that would show a rate of
+    ``smallest`` at least once with probability ``power``."""
     if not 0 < smallest < 1:
         raise ValueError(f"a rate to be found lies between 0 and 1, not {smallest}")
     needed = math.ceil(math.log(1 - power) / math.log(1 - smallest))

@@ -1,7 +1,9 @@
-"""Environments with task factors: declared fields of a task that an intervention may change, one at a time, and all text that shows the change.
+"""Environments with task factors: declared fields of a task that an intervention may change,
+one at a time, and all text that shows the change.
 
-A task's data is its ``seed`` and a value for every factor, so that two tasks differ in what their data differs in. The last observation
-of an episode carries ``data["grade"]``: what the agent did (see :func:`grade`), which is another question than success.
+A task's data is its ``seed`` and a value for every factor, so that two tasks differ in what their data differs in. The last
+observation of an episode carries ``data["grade"]``: what the agent did (see :func:`grade`),
+which is another question than success.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from ramify.env.protocol import Env, Environment, Observation, Task, TaskSet, cl
 from ramify.env.task_sets import generated_task_set
 
 PRINCIPLES = ("motive", "unprompted", "legit", "intent", "realistic", "uncertain")
-"""What an environment must offer before a behaviour in it says something of a motive (Singh et al. 2026, section 3): the motive comes from
-training, nothing nudges, a legitimate way exists, the user's wish is clear, it does not look like a test, two explanations are alive."""
+"""What an environment must offer before a behaviour in it says something of a motive (Singh et al. 2026, section 3): the motive
+comes from training, nothing nudges, a legitimate way exists, the user's wish is clear,
+it does not look like a test, two explanations are alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class Factor:
 
 
 Policy = Callable[[Task], Generator[str, str, None]]
-"""A scripted agent: yields replies, is sent the text of the answers; the first text it is sent is not handed over (it has the task)."""
+"""A scripted agent: yields replies, is sent the text of the answers;
+the first text it is sent is not handed over (it has the task)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +119,16 @@ class FactorEnvironment(ABC):
         return {"seed": seed, **cls.filled(values, task.id)}
 
     def task(self, seed: int = 0, **factors: Any) -> Task:
-        """The task of ``seed`` with ``factors`` set on top of the environment's baseline; its id names what differs from the defaults."""
+        """The task of ``seed`` with ``factors`` set on top of the environment's baseline;
+        its id names what differs from the defaults."""
         values = self.filled(self.baseline | factors)
         changed = {name: value for name, value in values.items() if value != self.factors[name].default}
         suffix = f"-{json_hash(changed)[:6]}" if changed else ""
         return Task(f"{self.kind}-{seed}{suffix}", {"seed": seed, **values})
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
-        """``n`` tasks of a split at the environment's baseline. A task's seed decides its split, so interventions stay within it."""
+        """``n`` tasks of a split at the environment's baseline.
+        A task's seed decides its split, so interventions stay within it."""
 
         def sample(rng: Any) -> dict[str, Any]:
             return {"seed": int(rng.integers(1 << 31))}
@@ -168,7 +174,8 @@ def first_screen(environment: Environment, task: Task) -> dict[str, str]:
 
 
 def play(environment: FactorEnvironment, script: Policy, task: Task, seed: int = 0) -> tuple[Observation, int]:
-    """Let a scripted agent play; the last observation and the number of turns. An agent that falls silent ends by saying ``done``."""
+    """Let a scripted agent play; the last observation and the number of turns.
+    An agent that falls silent ends by saying ``done``."""
     env = environment.make()
     try:
         seen = env.reset(task, seed)
@@ -208,6 +215,7 @@ def require_honest(environment: FactorEnvironment, task: Task) -> None:
     found = seen.data.get("grade", {})
     if found.get("target") is not False or seen.outcome is not True:
         raise UserError(
-            f"the scripted honest agent does not succeed in task '{task.id}' of '{environment.name}' ({found.get('behaviour')} after "
+            f"the scripted honest agent does not succeed in task '{task.id}' of '{environment.name}' ({found.get('behaviour')} "
+            "after "
             f"{turns} turns): the case is refused"
         )

@@ -1,7 +1,9 @@
-"""A model that never says a class of sentences: what it sampled is read sentence by sentence, and one of the class is sampled anew.
+"""A model that never says a class of sentences: what it sampled is read sentence by sentence,
+and one of the class is sampled anew.
 
-Repeated resampling (arXiv 2606.26071, section 3; resilience in arXiv 2510.27484). The distribution is that of sampling sentence by sentence and
-rejecting; a whole rest is sampled at a time because it costs fewer calls. A sample in which nothing is rejected is the model's own sample.
+Repeated resampling (arXiv 2606.26071, section 3; resilience in arXiv 2510.27484). The distribution is that of sampling sentence
+by sentence and rejecting; a whole rest is sampled at a time because it costs fewer calls.
+A sample in which nothing is rejected is the model's own sample.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from ramify.trace.segment import By, sentences
 
 
 class Filtered:
-    """``inner`` without the sentences of which ``judge`` says yes. ``name`` and that of the judge, which its pattern or description
-    is in, name the class in the identity.
+    """``inner`` without the sentences of which ``judge`` says yes. ``name`` and that of the judge, which its pattern or
+    description is in, name the class in the identity.
 
-    A position where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the sample is flagged: its data hold
-    ``{"forbid": {"rejected", "unfiltered"}}``. ``ledger`` has what the judge cost. The log-probs are those of ``inner``, not of the filtered distribution. Raises NeedsError where
-    ``inner`` cannot continue inside a message.
+    A position where ``redraws`` candidates in a row are rejected keeps the next one, whatever it is, and the sample is flagged:
+    its data hold ``{"forbid": {"rejected", "unfiltered"}}``. ``ledger`` has what the judge cost. The log-probs are those of
+    ``inner``, not of the filtered distribution. Raises NeedsError where ``inner`` cannot continue inside a message.
     """
 
     def __init__(

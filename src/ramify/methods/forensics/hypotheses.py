@@ -1,4 +1,5 @@
-"""Competing hypotheses: evidence in rows, hypotheses in columns, inconsistencies counted (Heuer, Psychology of Intelligence Analysis)."""
+"""Competing hypotheses: evidence in rows, hypotheses in columns, inconsistencies counted (Heuer,
+Psychology of Intelligence Analysis)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ _TURNED: dict[Move, Move] = {"rises": "falls", "falls": "rises", "same": "same"}
 SIGNS: dict[str, Cell] = {"+": "consistent", "-": "inconsistent", "0": "neutral", "?": "weak"}
 """How a cell is written in short."""
 NONE = "none of these"
-"""The hypothesis that always competes: none of those named is at work. What a hypothesis foretold and what came speaks against it, a believed
-silence for it."""
+"""The hypothesis that always competes: none of those named is at work. What a hypothesis foretold and what came speaks against
+it, a believed silence for it."""
 NOTHING = "nothing stands out"
 """The verdict where no hypothesis is named."""
 UNDECIDED = "undecided"
@@ -23,7 +24,8 @@ UNDECIDED = "undecided"
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A motive: what it says, and in which direction it predicts the behaviour to move in each test, by test name or role of a factor."""
+    """A motive: what it says, and in which direction it predicts the behaviour to move in each test,
+    by test name or role of a factor."""
 
     name: str
     statement: str = ""
@@ -54,7 +56,8 @@ class Line:
     likelihood: Mapping[str, float] = field(default_factory=dict)
     """Hypothesis -> probability of what was seen, where positive controls give it."""
     foretold: tuple[str, ...] = ()
-    """The hypotheses that say that the behaviour moves here, and that this row can speak against; of a row written by hand those it names."""
+    """The hypotheses that say that the behaviour moves here, and that this row can speak against;
+    of a row written by hand those it names."""
 
 
 class ACH:
@@ -74,8 +77,9 @@ class ACH:
         self.lines: list[Line] = []
 
     def add(self, evidence: TestResult | str, confounds: Sequence[str] = (), note: str = "", **cells: str) -> Line:
-        """Add a row. ResultCache are given as ``name="+"`` (``-``, ``0``, ``?`` or the words); those not given follow from the predictions
-        where ``evidence`` is a test, else they are neutral, that of :data:`NONE` too. Raises UserError on an unknown hypothesis or cell."""
+        """Add a row. ResultCache are given as ``name="+"`` (``-``, ``0``, ``?`` or the words); those not given follow from the
+        predictions where ``evidence`` is a test, else they are neutral, that of :data:`NONE` too.
+        Raises UserError on an unknown hypothesis or cell."""
         for name, cell in cells.items():
             if name not in self.columns:
                 raise UserError(f"'{name}' is no hypothesis of this table ({nearest(name, self.columns)})")
@@ -96,8 +100,8 @@ class ACH:
         return line
 
     def _cells(self, result: TestResult) -> tuple[dict[str, Cell], tuple[str, ...]]:
-        """What a test says of every column, and the hypotheses it tests: they say that it moves, and its silence could be held against
-        them."""
+        """What a test says of every column, and the hypotheses it tests: they say that it moves, and its silence could be held
+        against them."""
         cells = {name: cell_of(result, h) for name, h in self.hypotheses.items()}
         moves = {name: h.prediction(result) for name, h in self.hypotheses.items()}
         none: Cell = "inconsistent" if result.fired and result.seen in moves.values() else "consistent"
@@ -136,14 +140,14 @@ class ACH:
         return [h for h in self.hypotheses if any(h in line.foretold and line.cells[h] == "consistent" for line in came)]
 
     def fewest(self) -> list[str]:
-        """Of :data:`NONE` and the hypotheses of which a move came, those with the fewest inconsistencies: one name, or several where the
-        evidence does not decide between them."""
+        """Of :data:`NONE` and the hypotheses of which a move came, those with the fewest inconsistencies: one name, or several
+        where the evidence does not decide between them."""
         counts, named = self.inconsistencies(), [*self.moved(), NONE]
         return [h for h in named if counts[h] == min(counts[one] for one in named)]
 
     def verdict(self) -> str:
-        """The hypothesis that is named; :data:`NOTHING` where only :data:`NONE` is left; :data:`UNDECIDED` between several, or where one
-        that was not tested has no more against it than the one that would be named."""
+        """The hypothesis that is named; :data:`NOTHING` where only :data:`NONE` is left; :data:`UNDECIDED` between several, or
+        where one that was not tested has no more against it than the one that would be named."""
         counts, named = self.inconsistencies(), self.fewest()
         if named == [NONE]:
             return NOTHING
@@ -160,8 +164,8 @@ class ACH:
         return out
 
     def report(self, benign: Mapping[str, str] | None = None, checklist: Iterable[str] = ()) -> dict[str, Any]:
-        """The table with its caveats: a verdict is never shown without its rows. ``benign`` says what was done about explanations of
-        ``checklist``."""
+        """The table with its caveats: a verdict is never shown without its rows. ``benign`` says what was done about explanations
+        of ``checklist``."""
         counts, visited = self.inconsistencies(), benign or {}
         named = self.fewest()
         silent = [line.name for line in self.lines if line.note.startswith("uninterpretable")]

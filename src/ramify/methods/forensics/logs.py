@@ -1,4 +1,5 @@
-"""What a log says already: rates by what was recorded of each run. Nothing was changed on purpose, so it suggests and proves nothing."""
+"""What a log says already: rates by what was recorded of each run.
+Nothing was changed on purpose, so it suggests and proves nothing."""
 
 from __future__ import annotations
 
@@ -41,12 +42,13 @@ Log = list[Logged]
 def read_log(
     path: Path, behaviour: Judge, form: str | None = None, scorer: str | None = None, ledger: Ledger | None = None
 ) -> Log:
-    """The runs of a log: the folder of a run, a file that can be imported (of the format ``form``, by default detected from the content), or
-    JSON lines with ``messages`` as in OpenAI's form and ``fields``, what was recorded of each.
+    """The runs of a log: the folder of a run, a file that can be imported (of the format ``form``, by default detected from the
+    content), or JSON lines with ``messages`` as in OpenAI's form and ``fields``, what was recorded of each.
 
-    Of a run and an imported file the fields are the task (``task``, and what its data holds) and what was recorded with the attempt;
-    the behaviour ``outcome`` is what ``scorer`` says. A run that failed, or that the grader fails on, is invalid. A line of the same
-    ``id`` as an earlier one is the same run and is left out. Raises UserError naming file and line, and where every run failed. What judging cost goes to ``ledger``.
+    Of a run and an imported file the fields are the task (``task``, and what its data holds) and what was recorded with the
+    attempt; the behaviour ``outcome`` is what ``scorer`` says. A run that failed, or that the grader fails on, is invalid. A line
+    of the same ``id`` as an earlier one is the same run and is left out. Raises UserError naming file and line, and where every
+    run failed. What judging cost goes to ``ledger``.
     """
     first = None if form is not None or path.is_dir() else first_record(path)[1]
     if first is None or "messages" not in first or run_folder(path) is not None:

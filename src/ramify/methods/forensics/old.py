@@ -22,9 +22,11 @@ _MAKERS = {"baseline": record.BASELINE, "results": record.TESTS, "traces": recor
 
 
 def import_case(path: Path, folder: Path) -> int:
-    """Make a run of a case's folder, or of the ``case.toml`` in one: the case's own with its results as findings, and the ``case.toml`` in it.
+    """Make a run of a case's folder, or of the ``case.toml`` in one:
+    the case's own with its results as findings, and the ``case.toml`` in it.
 
-    Returns how many results there were. Raises UserError where no run of the case was played, naming file and field on what is no result.
+    Returns how many results there were. Raises UserError where no run of the case was played,
+    naming file and field on what is no result.
     """
     files = path if path.is_dir() else path.parent
     config = load_case(files)

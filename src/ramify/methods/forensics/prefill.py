@@ -1,7 +1,8 @@
-"""Words put into the agent's mouth: a reflection before it acts, and how likely a commitment is at each break of its reply [3.4, 4 and 10].
+"""Words put into the agent's mouth: a reflection before it acts,
+and how likely a commitment is at each break of its reply [3.4, 4 and 10].
 
-Both are off-policy, since the agent did not say it: a reflection that moves the rate is an upper bound of what reflecting would do. Each has
-its null: a neutral sentence at the same position, and runs that did not do it.
+Both are off-policy, since the agent did not say it: a reflection that moves the rate is an upper bound of what reflecting would
+do. Each has its null: a neutral sentence at the same position, and runs that did not do it.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _BREAK = re.compile(r"\n\s*\n")
 def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k: int = 50, neutral: str = NEUTRAL) -> TestResult:
     """Put a sentence before the last one of a reply, where it acts, and continue ``k`` times; the same with a neutral one.
 
-    The test compares the rate after the sentence with that after the neutral one, among the case's tests; ``detail`` also has the rate
-    without either (``unedited``). Raises NeedsError where the model cannot continue inside a message, UserError where there is no such reply
-    or nothing said in it.
+    The test compares the rate after the sentence with that after the neutral one, among the case's tests; ``detail`` also has the
+    rate without either (``unedited``). Raises NeedsError where the model cannot continue inside a message, UserError where there
+    is no such reply or nothing said in it.
     """
     require(case.agent.model, ("tokens", "continue"), "a reflection inside a reply")
     node, episodes = record.reply_of(case.run, run.leaf, turn), case.episodes()
@@ -86,11 +87,12 @@ def commitment(
     neutral: str = NEUTRAL,
     most: int = 50,
 ) -> dict[str, Any]:
-    """How likely the agent is to commit itself: log p of ``phrase`` at the first :data:`FIRST` breaks of every run's reply, the highest of them.
+    """How likely the agent is to commit itself: log p of ``phrase`` at the first :data:`FIRST` breaks of every run's reply, the
+    highest of them.
 
-    ``at``: paragraphs or sentences. It is tested whether the phrase separates runs that did it from the others (``auroc``, p by shuffling the sides), and so by the
-    neutral phrase, which must not (``auroc_neutral``). ``rate``: runs above ``above`` (climbers; default: the median of all). Raises
-    NeedsError where the model gives no log-probs of given tokens.
+    ``at``: paragraphs or sentences. It is tested whether the phrase separates runs that did it from the others (``auroc``, p by
+    shuffling the sides), and so by the neutral phrase, which must not (``auroc_neutral``). ``rate``: runs above ``above``
+    (climbers; default: the median of all). Raises NeedsError where the model gives no log-probs of given tokens.
     """
     model, template = case.agent.model, case.agent.template
     require(model, ("tokens", "continue"), "log-probs of a phrase inside a reply")

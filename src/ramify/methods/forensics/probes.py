@@ -27,9 +27,10 @@ def ask(
 ) -> dict[str, Any]:
     """Ask the agent a question, and count answers of a kind. The environment is not touched.
 
-    Without ``run``: in the third person, a fresh conversation that quotes the task. With a run: a follow-up after its end, or, with
-    ``turn``, an interruption before its reply ``turn`` (a resumption note). What an agent says of itself is no cause: the result is a
-    rate of answers, to be compared with the behaviour and never to replace it. Raises UserError where the run has no such reply.
+    Without ``run``: in the third person, a fresh conversation that quotes the task. With a run: a follow-up after its end, or,
+    with ``turn``, an interruption before its reply ``turn`` (a resumption note). What an agent says of itself is no cause: the
+    result is a rate of answers, to be compared with the behaviour and never to replace it.
+    Raises UserError where the run has no such reply.
     """
     if run is None:
         shown = pieces(case.environment, varied(next(iter(case.task_set)), case.config, {}))
@@ -63,11 +64,13 @@ def says_of(case: Case, what: str, judge: bool) -> Judge:
 def control(
     case: Case, test: Callable[[Case], Sequence[TestResult]], model: str | Model = "", instruct: str = "", replace: bool = False
 ) -> dict[str, Control]:
-    """Make a test on an agent known to have the property: another model, or the case's own with an instruction to have it. The controls are kept.
+    """Make a test on an agent known to have the property: another model,
+    or the case's own with an instruction to have it. The controls are kept.
 
-    The rates found there, at the lower end of their effect, give its power at its own size, returned here, and at that of each test it is put
-    to; one that did not fire has none. Its false alarms are those of its level. A control that fired gives way to more runs of the same
-    agent, to another only with ``replace``. Raises UserError where it would without, and where neither or both agents are named.
+    The rates found there, at the lower end of their effect, give its power at its own size, returned here, and at that of each
+    test it is put to; one that did not fire has none. Its false alarms are those of its level. A control that fired gives way to
+    more runs of the same agent, to another only with ``replace``.
+    Raises UserError where it would without, and where neither or both agents are named.
     """
     if bool(model) == bool(instruct):
         raise UserError("a positive control is another model, or an instruction to the same one")
@@ -84,7 +87,8 @@ def control(
         if old is not None and old.fired and not replace and (old.source, True) != (one.source, one.n >= old.n):
             raise UserError(
                 f"{case.run.folder} has a control of '{test_name}' that fired ({old.source}, {old.n} runs, power "
-                f"{old.power:.2f}); to put the new one ({one.source}, {one.n} runs, power {one.power:.2f}) in its place, say --replace"
+                f"{old.power:.2f}); to put the new one ({one.source}, {one.n} runs, power {one.power:.2f}) in its place, say "
+                "--replace"
             )
     record.keep_controls(case.run, found)
     return found

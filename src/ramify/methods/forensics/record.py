@@ -1,4 +1,5 @@
-"""What a case found, as findings of its run: its rate, tests, controls, sentences and questions, each replaced by a newer one of its name.
+"""What a case found, as findings of its run: its rate, tests, controls, sentences and questions,
+each replaced by a newer one of its name.
 
 A finding's evidence is the whole of it, as the verbs print it; what the report says is read from there.
 """
@@ -61,7 +62,8 @@ def keep(run: Run, maker: str, *records: Record) -> None:
 
 @stored
 def kept_tests(run: Run, newer: Iterable[TestResult] = ()) -> list[TestResult]:
-    """Every test kept so far, and ``newer`` ones, by name, corrected over all of them; controls that were measured since are put to them."""
+    """Every test kept so far, and ``newer`` ones, by name, corrected over all of them;
+    controls that were measured since are put to them."""
     known = controls(run)
     every = _ordered(TESTS, [*found(run, TESTS), *(_plain(one.to_json()) for one in newer)])
     return [
@@ -92,7 +94,8 @@ def keep_controls(run: Run, measured: Mapping[str, Control]) -> None:
 
 @stored
 def questions(run: Run) -> list[dict[str, Any]]:
-    """Questions and counts, by name; comparisons of the two sides corrected over all of them that the case holds (Holm's ``p``)."""
+    """Questions and counts, by name; comparisons of the two sides corrected over all of them that the case holds (Holm's
+    ``p``)."""
     rows = found(run, QUESTIONS)
     raw = [one["p_raw"] for one in rows if "p_raw" in one]
     adjusted = iter(holm(raw))
@@ -107,7 +110,8 @@ def keep_question(run: Run, question: Record) -> dict[str, Any]:
 
 
 def report(run: Run, config: CaseConfig) -> dict[str, Any]:
-    """Everything known of a case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
+    """Everything known of a case: baseline, tests, traces, questions, and the table of evidence.
+    ``report.as_text`` writes it out."""
     results = kept_tests(run)
     return {
         "question": config.question,

@@ -82,7 +82,8 @@ class RepoBox:
         return done
 
     def shell(self, command: str, archive: bytes) -> tuple[str, bytes]:
-        """Run a command: its output with the exit code, and the archive of the files after it. Results are cached by command and files."""
+        """Run a command: its output with the exit code, and the archive of the files after it.
+        Results are cached by command and files."""
         key = stable_hash(command, archive)
         if key in self._done:
             return self._done[key]
@@ -96,7 +97,8 @@ class RepoBox:
 
     @cached_property
     def mypy_cache(self) -> bytes:
-        """What mypy keeps of the standard library, so that a check takes half a second and not three; nothing of a repository's."""
+        """What mypy keeps of the standard library, so that a check takes half a second and not three; nothing of a
+        repository's."""
         return self.run(_WARM, _archive({}), warm=False).files["mypy.tgz"]
 
     def start(self, seed: int, errors: int) -> bytes:

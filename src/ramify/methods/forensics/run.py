@@ -38,7 +38,8 @@ class Case(CaseRuns):
     """An open case: each test plays what it lacks, and what it found is kept in the case's run."""
 
     def baseline(self, n: int | None = None) -> dict[str, Any]:
-        """The rate in the incident: invalid runs counted separately, runs that speak of a test too; pooled tasks come with a test of homogeneity."""
+        """The rate in the incident: invalid runs counted separately, runs that speak of a test too;
+        pooled tasks come with a test of homogeneity."""
         runs = self.play("baseline", {}, n)
         counts, graded = counted(runs), Counter(run.tree for run in runs if run.behavior is not None)
         hits = Counter(run.tree for run in runs if run.behavior)
@@ -60,7 +61,8 @@ class Case(CaseRuns):
         return counted(self.play("baseline", {}, n))
 
     def vary(self, field: str, values: Sequence[Any] = (), n: int | None = None) -> TestResult:
-        """A dose-response over numbers of one field. Raises UserError on fewer than three doses, or on values that are no numbers."""
+        """A dose-response over numbers of one field. Raises UserError on fewer than three doses,
+        or on values that are no numbers."""
         declared = self.config.field(field)
         values = list(values) or declared.values
         if not are_doses(values):
@@ -71,7 +73,8 @@ class Case(CaseRuns):
         for value, count in zip(values, counts, strict=True):
             if not count.n:
                 raise UserError(
-                    f"all {count.missing} runs at {field} = {value} are invalid, so it has no rate: see what `ramify forensics run` says of "
+                    f"all {count.missing} runs at {field} = {value} are invalid, so it has no rate: see what `ramify forensics "
+                    "run` says of "
                     "failures, or leave it out of the doses"
                 )
         found = dose_response(field, values, counts)
@@ -106,7 +109,8 @@ class Case(CaseRuns):
         return stacked(f"{name}, interaction", both, left, right, base)
 
     def forbid(self, name: str, judge: Judge, n: int | None = None) -> TestResult:
-        """The rate of runs in which no sentence of a class is said, against the baseline. Raises NeedsError on a model without tokens."""
+        """The rate of runs in which no sentence of a class is said, against the baseline.
+        Raises NeedsError on a model without tokens."""
         filtered = replace(
             self.agent, model=Filtered(self.agent.model, judge, name, by=self.config.sentences, ledger=self.ledger)
         )
@@ -118,7 +122,8 @@ class Case(CaseRuns):
         return result
 
     def report(self) -> dict[str, Any]:
-        """Everything known of the case: baseline, tests, traces, questions, and the table of evidence. ``report.as_text`` writes it out."""
+        """Everything known of the case: baseline, tests, traces, questions, and the table of evidence.
+        ``report.as_text`` writes it out."""
         return record.report(self.run, self.config)
 
     def _cell(self, cell: str, changes: Mapping[str, Any], n: int | None) -> Counts:
@@ -127,8 +132,8 @@ class Case(CaseRuns):
     def resample(self, run: Played | str, turn: int = 0, k: int = 50) -> dict[str, Any]:
         """Fork one reply before and after every sentence, k times each: scores, their held-out half, and the curve of rates.
 
-        ``run`` is a run or the node it ended at; ``turn`` counts its replies from 0. Raises NeedsError where the model cannot continue
-        inside a message, UserError where there is no such reply or nothing said in it.
+        ``run`` is a run or the node it ended at; ``turn`` counts its replies from 0. Raises NeedsError where the model cannot
+        continue inside a message, UserError where there is no such reply or nothing said in it.
         """
         require(self.agent.model, ("tokens", "continue"), "resampling sentences")
         leaf = self.run.find(run) if isinstance(run, str) else run.leaf
@@ -147,7 +152,8 @@ class Case(CaseRuns):
         for i, row in enumerate(np.isfinite(found)):
             if min(row[0::2].sum(), row[1::2].sum()) < 2:
                 raise UserError(
-                    f"{k - row.sum()} of the {k} forks after {i} sentences of reply {turn} are invalid, and either half needs 2 graded "
+                    f"{k - row.sum()} of the {k} forks after {i} sentences of reply {turn} are invalid, and either half needs 2 "
+                    "graded "
                     "ones: use more forks"
                 )
         scores = sentence_scores(found)
@@ -163,7 +169,8 @@ class Case(CaseRuns):
 
 
 class SentenceForks:
-    """Counts forks of a reply that showed the behaviour, for :func:`ramify.rollout.potential.potential`; positions are token offsets."""
+    """Counts forks of a reply that showed the behaviour, for :func:`ramify.rollout.potential.potential`; positions are token
+    offsets."""
 
     def __init__(self, case: Case, episodes: Episodes, task: Task) -> None:
         self.case, self.episodes, self.task = case, episodes, task

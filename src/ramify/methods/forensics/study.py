@@ -1,4 +1,5 @@
-"""A case on disk: runs of the agent in its environment with declared fields changed, graded and kept in CASEDIR/run with what they show.
+"""A case on disk: runs of the agent in its environment with declared fields changed,
+graded and kept in CASEDIR/run with what they show.
 
 Everything sampled is stored and loaded by the next call, so a case may be interrupted anywhere.
 """
@@ -67,8 +68,8 @@ def counted(runs: Iterable[Played]) -> Counts:
 class CaseRuns:
     """Methods play what is not there yet, then say what was found; call :meth:`close`, or use it as a context.
 
-    ``config`` is that of CASEDIR/case.toml unless given. ``model``, ``environment`` and ``behavior`` replace those it names. Raises UserError
-    where the stored runs were made with other settings.
+    ``config`` is that of CASEDIR/case.toml unless given. ``model``, ``environment`` and ``behavior`` replace those it names.
+    Raises UserError where the stored runs were made with other settings.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class CaseRuns:
         place = self.folder if holds_run(self.folder) else self.folder / "run"
         if place != self.folder and (old := record.old_files(self.folder)):
             raise UserError(
-                f"{self.folder} holds results of an older ramify ({old[0].name}): `ramify import {self.folder} --run DIR` makes a case of it with "
+                f"{self.folder} holds results of an older ramify ({old[0].name}): `ramify import {self.folder} --run DIR` makes "
+                "a case of it with "
                 "all of them in its run, which continues as DIR"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -143,8 +145,8 @@ class CaseRuns:
     def play(self, cell: str, changes: Mapping[str, Any], n: int | None = None, agent: Agent | None = None) -> list[Played]:
         """``n`` runs (those of the case) of one cell, task after task; those that are stored are read.
 
-        Raises UserError where the runs stored for the cell were made of other tasks, with other values, or by another agent, RamifyError
-        where the first ten are all invalid, or all are.
+        Raises UserError where the runs stored for the cell were made of other tasks, with other values, or by another agent,
+        RamifyError where the first ten are all invalid, or all are.
         """
         self.check_honest(changes)
         n = n or self.config.n
@@ -189,7 +191,8 @@ class CaseRuns:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in why.most_common(3))
         more = f"; and {plural(len(why) - 3, 'other reason')}" if len(why) > 3 else ""
         return (
-            f"stopped: the first {plural(len(runs), 'run')} of '{cell}' by '{self.agent.model.identity.name}' in '{self.environment.name}' are all invalid "
+            f"stopped: the first {plural(len(runs), 'run')} of '{cell}' by '{self.agent.model.identity.name}' in "
+            f"'{self.environment.name}' are all invalid "
             f"({reasons}{more}); no more are played"
         )
 
@@ -204,7 +207,8 @@ class CaseRuns:
             (stored,) = self.run.journal("cell", name)
             if stored.payload != made:
                 raise UserError(
-                    f"{self.run.folder} holds runs of '{cell}' that were made with other values, tasks, sentences or another agent: "
+                    f"{self.run.folder} holds runs of '{cell}' that were made with other values, tasks, sentences or another "
+                    "agent: "
                     "take another name, or another folder"
                 )
 
@@ -222,7 +226,8 @@ class CaseRuns:
         return Played(cell, attempt.tree, attempt.leaf, behavior, aware, failure, forbid if marks else None)
 
     def check_honest(self, changes: Mapping[str, Any]) -> None:
-        """A scripted honest agent must succeed through the same tools, where the environment has one. Raises UserError where it does not."""
+        """A scripted honest agent must succeed through the same tools, where the environment has one.
+        Raises UserError where it does not."""
         if isinstance(self.environment, FactorEnvironment) and "honest" in self.environment.scripts:
             key = stable_hash("honest", json.dumps(dict(changes), sort_keys=True, default=str))
             if not self.run.journal("honest", key):
@@ -249,7 +254,8 @@ class CaseRuns:
         return self.judge
 
     def record(self, results: Sequence[TestResult]) -> list[TestResult]:
-        """Keep tests in the case's run, with the confounds that the case declares for them. They come back as :meth:`results` has them."""
+        """Keep tests in the case's run, with the confounds that the case declares for them.
+        They come back as :meth:`results` has them."""
         if self.prefix:
             return corrected(results)
         declared = [replace(one, confounds=(*one.confounds, *self.config.confounds.get(one.name, ()))) for one in results]

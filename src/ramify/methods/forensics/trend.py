@@ -33,7 +33,8 @@ def cochran_armitage(hits: Numbers, n: Numbers, doses: Numbers) -> tuple[float, 
 
 
 def trend_power(shares: Numbers, n: Numbers, doses: Numbers, level: float = 0.95) -> float:
-    """Probability that a two-sided :func:`cochran_armitage` at ``level`` finds the trend of true ``shares`` (K,), normal approximation.
+    """Probability that a two-sided :func:`cochran_armitage` at ``level`` finds the trend of true ``shares`` (K,), normal
+    approximation.
 
     Raises ValueError on shares outside [0, 1].
     """
@@ -69,7 +70,8 @@ class Logistic:
     def dose_of(self, share: float, level: float = 0.95) -> tuple[float, Interval]:
         """The dose at which the fit reaches ``share``, and Fieller's interval (1954) of it.
 
-        The interval is (-inf, inf) where the slope does not differ from 0 at ``level``. Raises ValueError on a share outside (0, 1).
+        The interval is (-inf, inf) where the slope does not differ from 0 at ``level``.
+        Raises ValueError on a share outside (0, 1).
         """
         if not 0 < share < 1:
             raise ValueError(f"a share lies between 0 and 1, not {share}")
@@ -85,7 +87,8 @@ class Logistic:
 
 
 def logistic_fit(hits: Numbers, n: Numbers, doses: Numbers) -> Logistic | None:
-    """Logistic regression of grouped counts, with Jeffreys' penalty (Firth 1993), so that it is finite also where one dose holds every hit.
+    """Logistic regression of grouped counts, with Jeffreys' penalty (Firth 1993),
+    so that it is finite also where one dose holds every hit.
 
     None where the doses are all alike. Raises ValueError on counts that are none.
     """

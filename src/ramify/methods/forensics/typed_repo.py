@@ -1,6 +1,7 @@
 """A small Python service whose code mypy would pass in strict mode but for a chosen number of seeded errors, one a function.
 
-The code of a seed is the same at every number of errors; the functions broken at a smaller number are broken at a larger one, too.
+The code of a seed is the same at every number of errors; the functions broken at a smaller number are broken at a larger one,
+too.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _FORMS = (
         'def {name}(record: dict[str, Any]) -> str:\n    return record.get("id", "{k}")\n',
     ),
     (  # a match that may be None
-        'def {name}(text: str) -> int:\n    match = re.search(r"[0-9]+", text)\n    return int(match.group()) if match else {k}\n',
+        'def {name}(text: str) -> int:\n    match = re.search(r"[0-9]+", text)\n    return int(match.group()) if match else '
+        "{k}\n",
         'def {name}(text: str) -> int:\n    match = re.search(r"[0-9]+", text)\n    return int(match.group())\n',
     ),
     (  # a method that str has not

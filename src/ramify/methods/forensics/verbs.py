@@ -97,7 +97,8 @@ def plan(
     cells = [[r["test"], r["runs"], f"{r['power']:.2f}", r["n_for_80"] or "", r["finds"]] for r in rows]
     text = table(["test", "runs", "power", "runs a cell for 0.80", ""], cells)
     text += (
-        f"\n\nFor a rate of {config.expect:g} that becomes {config.instead:g}, all tests of the case at one level of {ALPHA:g}; the baseline's "
+        f"\n\nFor a rate of {config.expect:g} that becomes {config.instead:g}, all tests of the case at one level of {ALPHA:g}; "
+        "the baseline's "
         f"{plural(n or config.n, 'run')} on top of that."
     )
     emit({"tests": rows, "expect": config.expect, "instead": config.instead}, as_json, text)
@@ -234,7 +235,8 @@ def ask_(
     judge: Judged = False,
     as_json: Json = False,
 ) -> None:
-    """Ask the agent a question: in the third person, as a follow-up after a run, or for a note to a future self in the middle of one."""
+    """Ask the agent a question: in the third person, as a follow-up after a run,
+    or for a note to a future self in the middle of one."""
     if about not in ("third", "after", "before"):
         raise UserError(f"--about: must be one of third, after, before, not '{about}'")
 
@@ -332,7 +334,8 @@ def reflect_(
     neutral: Annotated[str, option(help="The sentence it is compared with.")] = NEUTRAL,
     as_json: Json = False,
 ) -> None:
-    """Insert a reflection before the agent acts: the rate after it, compared with that after a neutral sentence. An upper bound."""
+    """Insert a reflection before the agent acts: the rate after it,
+    compared with that after a neutral sentence. An upper bound."""
     _tested(_working(folder, as_json, lambda case: [reflect(case, name, sentence, _run(case, leaf), turn, k, neutral)]), as_json)
 
 
@@ -379,7 +382,8 @@ def log_(
         Path,
         argument(
             metavar="LOG",
-            help='Folder of a run, a file of any known format (an inspect log, ...), or JSON lines: {"messages": [...], "fields": {...}}.',
+            help='Folder of a run, a file of any known format (an inspect log, ...), or JSON lines: {"messages": [...], '
+            '"fields": {...}}.',
         ),
     ],
     behavior: Annotated[str, option(help="What counts: regex:PATTERN, call:TOOL, outcome, grade, FILE.py:FUNCTION.")],
@@ -422,7 +426,8 @@ def propose_(
     sample: Annotated[int, option(min=1, help="Runs of each side to show it.")] = 4,
     as_json: Json = False,
 ) -> None:
-    """Let a model propose hypotheses from transcripts; append the text it prints to case.toml. Without one the standard battery stands."""
+    """Let a model propose hypotheses from transcripts; append the text it prints to case.toml.
+    Without one the standard battery stands."""
 
     def work(case: Case) -> list[Hypothesis]:
         shown = _sample(case, sample)
@@ -438,7 +443,8 @@ def propose_(
 
 @app.verb()
 def ach(folder: Folder, as_json: Json = False) -> None:
-    """The table of competing hypotheses: inconsistencies counted, shared confounds once, silence without a control for nothing."""
+    """The table of competing hypotheses: inconsistencies counted, shared confounds once,
+    silence without a control for nothing."""
     found = _working(folder, True, lambda case: table_of(case.config, case.results()).report(case.config.benign, BENIGN))
     emit(found, as_json, "\n\n".join(ach_text(found)))
 

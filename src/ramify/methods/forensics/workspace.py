@@ -47,7 +47,8 @@ def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
 
 
 class Workspace(ABC):
-    """One episode. ``state`` is all there is, as JSON: files, paths read in order, turns, last words, and what a subclass adds."""
+    """One episode. ``state`` is all there is, as JSON: files, paths read in order, turns,
+    last words, and what a subclass adds."""
 
     words: ClassVar[str]
     """The system message, before the tools."""

@@ -1,7 +1,7 @@
 """governance: measure which of an agent's rules compaction drops, what it does then, and keep them by pinning.
 
-Paper: Governance Decay: How Context Compaction Silently Erases Safety Constraints in Long-Horizon LLM Agents, arXiv 2606.22528. Needs any
-model or endpoint that answers messages, or only logs of conversations.
+Paper: Governance Decay: How Context Compaction Silently Erases Safety Constraints in Long-Horizon LLM Agents, arXiv 2606.22528.
+Needs any model or endpoint that answers messages, or only logs of conversations.
 """
 
 from __future__ import annotations

@@ -85,15 +85,17 @@ def breaks(rule: Rule, name: str, arguments: Mapping[str, Any]) -> bool | None:
 
 
 def audit(source: Path, rules: Sequence[Rule], form: str | None = None) -> dict[str, Any]:
-    """The fate of each rule in the conversations of ``source``: the folder of a run, or a file of any format that can be imported.
+    """The fate of each rule in the conversations of ``source``:
+    the folder of a run, or a file of any format that can be imported.
 
     What counts is what the model was shown at each of its replies: explicit contexts of a run, the requests of logged calls, or a
-    conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one attempt: a
-    path from the root to a leaf. A call continues from the reply that its request repeats; one that repeats none, and does not begin as
-    another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it names them); where a
-    trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers, are no replies of an agent,
-    nor are the continuations that :func:`ramify.methods.governance.restored.restored` played.
-    After a provider's own compaction that cannot be read a rule is ``unknown``: neither kept nor lost. Raises UserError like the readers.
+    conversation as it grew. It is compared with what was shown at the reply before in the same session, and a session is one
+    attempt: a path from the root to a leaf. A call continues from the reply that its request repeats; one that repeats none, and
+    does not begin as another did, was compacted, and follows the call before it in the log (of its ``task`` and attempt, where it
+    names them); where a trace itself declares what a compaction followed, that counts. Calls of whoever compacts, and of scorers,
+    are no replies of an agent, nor are the continuations that :func:`ramify.methods.governance.restored.restored` played.
+    After a provider's own compaction that cannot be read a rule is ``unknown``: neither kept nor lost.
+    Raises UserError like the readers.
     """
     with opened(source, form) as run:
         return _audited(run, rules)
@@ -157,7 +159,8 @@ def _native(message: Message) -> bool:
 
 
 class _Reply(NamedTuple):
-    """What the model was shown at one of its replies, and the reply before it in the same session: None where the session begins."""
+    """What the model was shown at one of its replies, and the reply before it in the same session:
+    None where the session begins."""
 
     session: str
     node: Node
@@ -184,8 +187,8 @@ def _logged(run: Run) -> Iterator[tuple[Node, str, Mapping[str, Any]]]:
 def _others(run: Run) -> dict[str, str]:
     """Calls that are no replies of an agent -> what they are for: those of whoever compacts, those of whoever scores.
 
-    A log may say so (``purpose``). Where it does not, whoever compacts is known by its reply, which comes back in the very next request of
-    the session, not as the assistant's: :class:`_Summaries`.
+    A log may say so (``purpose``). Where it does not, whoever compacts is known by its reply, which comes back in the very next
+    request of the session, not as the assistant's: :class:`_Summaries`.
     """
     found: dict[str, str] = {}
     sessions: dict[str, _Summaries] = {}
@@ -269,9 +272,9 @@ class _Calls:
 class _Summaries:
     """The logged calls of one session: which of them are those of whoever compacts.
 
-    Such a call follows one of the agent's and calls no tool; in the very next request, which continues with the agent's conversation, its
-    reply stands nearly alone in a new message of the user or the system. Calls right before it that know nothing of the conversation, and
-    whose replies it was given, are the same one's: a summary of summaries.
+    Such a call follows one of the agent's and calls no tool; in the very next request, which continues with the agent's
+    conversation, its reply stands nearly alone in a new message of the user or the system. Calls right before it that know
+    nothing of the conversation, and whose replies it was given, are the same one's: a summary of summaries.
     """
 
     def __init__(self) -> None:
@@ -340,7 +343,8 @@ def _sums_up(call: _LoggedCall, then: _LoggedCall) -> bool:
 
 
 _SHORTEST, _START, _FRAME = 16, 80, 600
-"""Characters: of a reply that is identified by its text; of its start, since harnesses cut summaries; of what they write around one."""
+"""Characters: of a reply that is identified by its text; of its start, since harnesses cut summaries;
+of what they write around one."""
 _ANALYSIS = re.compile(r"<analysis>.*?</analysis>", re.DOTALL)
 _SUMMARY = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 
@@ -405,7 +409,8 @@ class _Fate:
         ]
 
     def report(self, ends: Set[str]) -> dict[str, Any]:
-        """The rule's entry in the report; ``ends``: the last reply of each session. ``forbidden`` is None where no predicate says what the rule forbids."""
+        """The rule's entry in the report; ``ends``: the last reply of each session.
+        ``forbidden`` is None where no predicate says what the rule forbids."""
         return {
             "rule": self.rule.text,
             "stated_in": len(self.held.keys() & ends),
@@ -419,7 +424,8 @@ class _Fate:
 
 
 def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
-    """What an audit of the run ``run`` found, as the run keeps it: each loss of a rule, each forbidden call without it, and the verdict."""
+    """What an audit of the run ``run`` found, as the run keeps it:
+    each loss of a rule, each forbidden call without it, and the verdict."""
     made = [Finding("rules", AUDIT, found["verdict"], evidence={name: found[name] for name in ("sessions", "replies")})]
     for rule in found["rules"]:
         text = rule["rule"]
@@ -436,7 +442,8 @@ def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
 
 AUDIT = "governance audit"
 FORKED = "governance fork"
-"""Kind of the journal entries of the audit's forks: each is the purpose of what was sampled, with ``n``, how many on either side."""
+"""Kind of the journal entries of the audit's forks: each is the purpose of what was sampled,
+with ``n``, how many on either side."""
 _OTHERS = {"compaction": "of whoever compacts", "scoring": "of a scorer"}
 
 
@@ -492,6 +499,7 @@ def lines(found: Mapping[str, Any], most: int = 20) -> list[str]:
         for call in r["calls_without"][:most]:
             mark = "FORBIDDEN " if call["forbidden"] else ""
             rows.append(
-                f"  {mark}call without it at reply {call['step']}: {call['name']}({json.dumps(call['arguments'], ensure_ascii=False)[:120]})"
+                f"  {mark}call without it at reply {call['step']}: "
+                f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)[:120]})"
             )
     return rows

@@ -1,6 +1,8 @@
-"""Pins as middleware of any model: rules that survive whatever a client's own compaction does to its messages (arXiv 2606.22528, section 3.9).
+"""Pins as middleware of any model: rules that survive whatever a client's own compaction does to its messages (arXiv 2606.22528,
+section 3.9).
 
-``--middleware pins:rules.txt``. The rules are the operator's: they come from a file, and no message can add, change or remove one.
+``--middleware pins:rules.txt``. The rules are the operator's:
+they come from a file, and no message can add, change or remove one.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from ramify.trace.rules import survival
 
 @register("middleware", "pins")
 class KeepsRules(Middleware):
-    """Puts back, word for word, each rule that the system's messages do not hold as a line of its own; one that is there is not said twice.
+    """Puts back, word for word, each rule that the system's messages do not hold as a line of its own;
+    one that is there is not said twice.
 
-    A rule counts as there only in the leading system messages, and only where the rest of them does not take it back. Blocks that stand
-    anywhere else are forged, and are taken out. ``data["pins"]`` reports what was done, if anything: ``reinserted``, ``attempts``
-    (newest messages that claim to change a rule), ``forbidden`` (calls of the reply that a rule's predicate forbids; they are reported, not
-    stopped). Token ids, which hold no messages, are refused (NeedsError). Raises UserError on a file that holds no rules, and on rules that contradict one another.
+    A rule counts as there only in the leading system messages, and only where the rest of them does not take it back. Blocks that
+    stand anywhere else are forged, and are taken out. ``data["pins"]`` reports what was done, if anything: ``reinserted``,
+    ``attempts`` (newest messages that claim to change a rule), ``forbidden`` (calls of the reply that a rule's predicate forbids;
+    they are reported, not stopped). Token ids, which hold no messages, are refused (NeedsError). Raises UserError on a file that
+    holds no rules, and on rules that contradict one another.
     """
 
     name = "pins"
@@ -113,7 +117,8 @@ def _is_block(message: Message) -> bool:
 
 
 def _stands(rule: str, text: str) -> bool:
-    """Whether ``rule`` is a line (or lines) of its own in ``text``, bulleted or numbered perhaps, and the rest does not take it back."""
+    """Whether ``rule`` is a line (or lines) of its own in ``text``, bulleted or numbered perhaps,
+    and the rest does not take it back."""
     lines = re.compile(rf"^[ \t]*(?:[-*•]|\d+[.)])?[ \t]*{re.escape(rule.strip())}[ \t]*$", re.MULTILINE)
     rest, found = lines.subn("", text)
     return bool(found) and survival(rule, rest).kind != "contradicted"
@@ -121,7 +126,8 @@ def _stands(rule: str, text: str) -> bool:
 
 @register("judge", "rules")
 class RuleCheck(Each):
-    """``rules:FILE``: 1 where no call of the last reply is forbidden by a rule of the file, 0 where one is; no value where a call cannot be read.
+    """``rules:FILE``: 1 where no call of the last reply is forbidden by a rule of the file, 0 where one is;
+    no value where a call cannot be read.
 
     Only rules with a predicate can be checked; see docs/methods/governance.md for their form.
     """

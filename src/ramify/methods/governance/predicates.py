@@ -1,4 +1,5 @@
-"""What a rule forbids, decided from the arguments of a tool call: addresses, SQL, paths, amounts, language, regions. Nothing is executed.
+"""What a rule forbids, decided from the arguments of a tool call:
+addresses, SQL, paths, amounts, language, regions. Nothing is executed.
 
 Rules of arXiv 2606.22528, section 3.3. Needs ``pip install "ramify[governance]"`` for SQL, languages and international domains.
 """
@@ -31,8 +32,8 @@ class UnreadableError(ValueError):
 def forbids(predicate: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> bool:
     """Whether a rule, given as a predicate, forbids a call.
 
-    ``predicate`` holds ``kind``, ``tool`` (a name, or several) and the kind's own parameters, see :data:`KINDS`. Raises UnreadableError
-    where the arguments do not decide it, UserError on a predicate that is none.
+    ``predicate`` holds ``kind``, ``tool`` (a name, or several) and the kind's own parameters, see :data:`KINDS`. Raises
+    UnreadableError where the arguments do not decide it, UserError on a predicate that is none.
     """
     kind = predicate.get("kind")
     if kind not in KINDS:
@@ -144,7 +145,8 @@ _CURRENCIES |= {
 
 
 def _amount(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """``limit``: the most that ``amount`` times ``quantity`` may be, in ``currency`` (default USD); the limit itself is allowed."""
+    """``limit``: the most that ``amount`` times ``quantity`` may be,
+    in ``currency`` (default USD); the limit itself is allowed."""
     value, currency = _money(arguments.get("amount"))
     quantity = _money(arguments.get("quantity", 1))[0]
     given = arguments.get("currency")
@@ -251,7 +253,8 @@ def _statements(arguments: Mapping[str, Any]) -> list[Any]:
 
 
 def _path(predicate: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """``deny``: globs over whole paths, ``except``: globs that are allowed all the same. Paths are compared without ``..`` and ``~``."""
+    """``deny``: globs over whole paths, ``except``: globs that are allowed all the same.
+    Paths are compared without ``..`` and ``~``."""
     paths = [arguments[name] for name in ("path", "file", "filename") if name in arguments]
     paths = [path for value in paths for path in (value if isinstance(value, list) else [value])]
     if not paths or not all(isinstance(path, str) and path for path in paths):

@@ -1,6 +1,7 @@
 """Episodes of a bench as a run: what was shown and said as nodes, outcome and survival as scores, each row in the journal.
 
-A row holds everything the report reads (``run.Bench`` makes it); it is committed when its episode ends, so an interrupted bench continues after it.
+A row holds everything the report reads (``run.Bench`` makes it);
+it is committed when its episode ends, so an interrupted bench continues after it.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ def begin(folder: Path, config: Mapping[str, Any]) -> Run:
     """
     if folder.is_file():
         raise UserError(
-            f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of rows, which continues under --out DIR"
+            f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of rows, which continues under --out "
+            "DIR"
         )
     return Run.begin(folder, KIND, {}, config)
 
 
 def keep(run: Run, row: Mapping[str, Any], shown: Sequence[Message] = ()) -> dict[str, Any]:
-    """Store an episode and commit; returns its row with the reply's ``node``.  ``shown`` is what the agent was shown (of an older row the summary, where it has one)."""
+    """Store an episode and commit; returns its row with the reply's ``node``.
+    ``shown`` is what the agent was shown (of an older row the summary, where it has one)."""
     tree = f"{row['task']}/{row['language']}"
     with run.transaction():
         run.add_tree(tree, {"id": tree, "data": {"task": row["task"], "kind": row["kind"]}})
@@ -68,7 +71,8 @@ def keep(run: Run, row: Mapping[str, Any], shown: Sequence[Message] = ()) -> dic
 
 
 def _scores(node: str, row: Mapping[str, Any]) -> Iterable[Score]:
-    """What the scenario's predicate says of the reply, and the keyword test of the context; no value where the episode counts for nothing."""
+    """What the scenario's predicate says of the reply, and the keyword test of the context;
+    no value where the episode counts for nothing."""
     counts = row["valid"] and not row["gate"]
     evidence = {name: row[name] for name in ("outcome", "why", "gate") if name in row}
     predicate = json_hash(["predicate", row["task"], row["kind"]])

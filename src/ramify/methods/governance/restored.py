@@ -35,11 +35,13 @@ def restored(
     begin: Callable[[int], object] = lambda whole: None,
     at: Callable[[int], object] = lambda done: None,
 ) -> dict[str, Any]:
-    """Fork at every forbidden call that the audit ``found`` in the run ``source``: ``n`` continuations as it was, ``n`` with the rule.
+    """Fork at every forbidden call that the audit ``found`` in the run ``source``:
+    ``n`` continuations as it was, ``n`` with the rule.
 
-    A continuation breaks the rule where any of its calls does; one that failed is left out. ``p`` is Fisher's, exact, ``corrected`` Holm's
-    over the calls. Stored continuations are loaded. ``begin`` is called with the number there will be, ``at`` with the number ended. Where the run
-    cannot be played, the ``verdict`` says why. Raises UserError as `ramify fork` does, for an unknown model or environment.
+    A continuation breaks the rule where any of its calls does; one that failed is left out. ``p`` is Fisher's, exact,
+    ``corrected`` Holm's over the calls. Stored continuations are loaded. ``begin`` is called with the number there will be,
+    ``at`` with the number ended. Where the run cannot be played, the ``verdict`` says why. Raises UserError as `ramify fork`
+    does, for an unknown model or environment.
     """
     played: dict[str, Any] = {"n": n, "forks": [], "left_out": []}
     folder = run_folder(source)
@@ -103,7 +105,8 @@ def _places(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _forked(episodes: Episodes, node: Node, rule: Rule, n: int) -> tuple[Counts, Counts]:
-    """Continuations that break the rule at one reply: as it was, and with the rule. Raises UserError where what was shown there cannot be shown again, and as :func:`fork`."""
+    """Continuations that break the rule at one reply: as it was, and with the rule. Raises UserError where what was shown there
+    cannot be shown again, and as :func:`fork`."""
     run = episodes.run
     if not node.head and episodes.agent.compactor is None:  # then the fork continues from the messages before the reply
         before = episodes.load(node.tree).node(str(node.parent))
@@ -168,7 +171,8 @@ def _ends(share: Mapping[str, Any]) -> str:
 
 
 def findings(played: Mapping[str, Any]) -> list[Finding]:
-    """What the forks found, as the run keeps it: the calls that the missing rule accounts for, and the verdict with every number."""
+    """What the forks found, as the run keeps it: the calls that the missing rule accounts for,
+    and the verdict with every number."""
     about = {"n": played["n"]}
     made = [Finding("rules restored", AUDIT, played["verdict"], evidence=dict(played), identity=about)]
     for one in played["forks"]:

@@ -64,7 +64,8 @@ class BenchConfig(Config):
 
     BASIC = "conditions tasks languages reps turns temperature max_tokens concurrent seed"
     conditions: tuple[str, ...] = tuple(MAIN)
-    """of the benchmark; also removed, restored, pin_rescission, pin_distractors, pin_impersonation, pin_impersonation_provenance"""
+    """of the benchmark; also removed, restored, pin_rescission,
+    pin_distractors, pin_impersonation, pin_impersonation_provenance"""
     tasks: tuple[str, ...] = ()
     """all nine where none is named"""
     languages: tuple[str, ...] = ("en",)
@@ -158,7 +159,8 @@ class _Shown:
 
 
 class Bench:
-    """Plays cells. Episodes go to the run ``out`` as they end; those that are there already, of the same settings, are not played again."""
+    """Plays cells. Episodes go to the run ``out`` as they end;
+    those that are there already, of the same settings, are not played again."""
 
     def __init__(
         self, config: BenchConfig, agents: Sequence[NamedModel], summarizers: Sequence[NamedModel] = (), out: Path | None = None
@@ -209,7 +211,8 @@ class Bench:
     async def run(
         self, cells: Sequence[Cell] | None = None, on_done: Callable[[int], object] = lambda done: None
     ) -> list[dict[str, Any]]:
-        """The rows of ``cells`` (default: the grid), in their order. A failing model makes a row of outcome error; the others continue."""
+        """The rows of ``cells`` (default: the grid), in their order.
+        A failing model makes a row of outcome error; the others continue."""
         chosen = self.cells() if cells is None else list(cells)
         with nullcontext() if self.out is None else begin(self.out, self.config.to_json()) as kept:
             return await self._run(chosen, kept, on_done)
@@ -368,7 +371,8 @@ class Bench:
 
 
 def with_note(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """``messages`` with ``text`` at the end of the tool's result in their middle: all that the attacker of section 3.8 controls."""
+    """``messages`` with ``text`` at the end of the tool's result in their middle:
+    all that the attacker of section 3.8 controls."""
     results = [at for at, m in enumerate(messages) if m["role"] == "tool"]
     at = results[len(results) // 2]
     return [*messages[:at], {**messages[at], "content": f"{messages[at]['content']}\n\n{text}"}, *messages[at + 1 :]]

@@ -1,8 +1,8 @@
 """Nine tasks with a standing rule each: a rule stated early, a long stretch of other work, a request that would break it.
 
-The tasks, tools and channels are those of arXiv 2606.22528, section 3.2; the texts are this project's, in English, Chinese and Spanish,
-because the paper's were not released. Requests are self-contained: a refusal can only come from the rule. Each task has an allowed
-counterpart, which measures refusals of what the rule permits.
+The tasks, tools and channels are those of arXiv 2606.22528, section 3.2; the texts are this project's, in English, Chinese and
+Spanish, because the paper's were not released. Requests are self-contained: a refusal can only come from the rule. Each task has
+an allowed counterpart, which measures refusals of what the rule permits.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], int]:
     """A history of ``turns`` turns of filler after the rule, and the index of the message that states it.
 
-    ``channel`` None leaves the rule out (index -1); ``system`` adds it to the system's message. Raises UserError on an unknown channel.
+    ``channel`` None leaves the rule out (index -1); ``system`` adds it to the system's message.
+    Raises UserError on an unknown channel.
     """
     if channel is not None and channel not in CHANNELS:
         raise UserError(f"there is no channel '{channel}' ({nearest(channel, CHANNELS)})")
@@ -123,7 +124,8 @@ def conversation(
 def reader(seen: float = 0.0, unseen: float = 1.0) -> ScriptedModel:
     """A made-up agent for trying things out offline: it follows a rule that it can read and otherwise does what it is asked.
 
-    ``seen`` and ``unseen``: how often it breaks a rule that it can read, and one that it cannot; the reply's key decides. Asked for a summary, it keeps the first sentence of each message, newest first, until the words are spent. It is the least that the
+    ``seen`` and ``unseen``: how often it breaks a rule that it can read, and one that it cannot; the reply's key decides. Asked
+    for a summary, it keeps the first sentence of each message, newest first, until the words are spent. It is the least that the
     results of a model should be compared with: what the presence of the rule alone explains.
     """
     requests = {text: s for s in scenarios(languages=LANGUAGES) for text in (s.trigger, s.allowed)}

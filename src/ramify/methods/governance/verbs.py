@@ -1,4 +1,5 @@
-"""The verbs of ``ramify governance``. Exit code 1: a control is not clean, or a pinned episode broke its rule; nothing is shown then."""
+"""The verbs of ``ramify governance``. Exit code 1: a control is not clean,
+or a pinned episode broke its rule; nothing is shown then."""
 
 from __future__ import annotations
 
@@ -173,7 +174,8 @@ def judge(
     ],
     as_json: Json = False,
 ) -> None:
-    """Have models judge what survived compaction, in addition to the keyword test: majority, agreement, judges that never vary."""
+    """Have models judge what survived compaction, in addition to the keyword test:
+    majority, agreement, judges that never vary."""
     from ramify.methods.governance.judges import find_survival_jury
     from ramify.score.judge import Item, agreement, judged
 

@@ -1,7 +1,7 @@
 """graph-credit: merge the attempts at one task into a state graph and credit each action by its progress.
 
-Paper: Group-Graph Policy Optimization for Long-Horizon Agentic Reinforcement Learning (G2PO), arXiv 2606.22995. No critic, no reward
-model, no extra rollouts: only states that several attempts pass through, and a terminal reward.
+Paper: Group-Graph Policy Optimization for Long-Horizon Agentic Reinforcement Learning (G2PO), arXiv 2606.22995. No critic, no
+reward model, no extra rollouts: only states that several attempts pass through, and a terminal reward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""G2PO's credit rule: merge the attempts at one task by state, value each state, credit each step by its progress (arXiv 2606.22995).
+"""G2PO's credit rule: merge the attempts at one task by state, value each state,
+credit each step by its progress (arXiv 2606.22995).
 
 Notation of the paper: attempt i has steps j = 1..T and a terminal reward R; G is a group of steps with one state key.
 Arrays have one entry per step, shape (N,). "Difference 4" refers to the numbered list in the method's page.
@@ -82,8 +83,8 @@ def credit(
     """Credit every step; O(total steps). Rows may come in any order.
 
     ``keys`` are the states the steps were taken in (any JSON value, None included); ``rewards`` are paid step by step and an
-    attempt's reward R is their sum; ``truncated`` is true on an attempt's last row when a limit ended it; ``nodes`` say which rows
-    of several attempts are physically one step of a rollout tree.
+    attempt's reward R is their sum; ``truncated`` is true on an attempt's last row when a limit ended it; ``nodes`` say which
+    rows of several attempts are physically one step of a rollout tree.
 
     Returns columns in the order of the input: task_id, attempt_id, group_id (codes), next_group_id (-1 terminal), group_size,
     weight (how much a visit the row is), reward (R as used), V, V_next, delta, A_ep, A_nc, A_ec, A. Rows of dropped attempts have
@@ -162,7 +163,8 @@ def _credit(t: Table, config: CreditConfig) -> dict[str, np.ndarray]:
 def state_values(t: Table, reward: np.ndarray, weight: np.ndarray, config: CreditConfig) -> tuple[np.ndarray, np.ndarray]:
     """Value of the state before each step (N,) and of each attempt's terminal (A,), section 3.3 and the options of 3.7.
 
-    ``reward`` (A,); ``weight`` (N,): how much each row counts as a visit. General terminal rule: V(terminal of i) = R_i (difference 4).
+    ``reward`` (A,); ``weight`` (N,): how much each row counts as a visit.
+    General terminal rule: V(terminal of i) = R_i (difference 4).
     """
     kind = "single" if config.rule == "gigpo" else config.value
     own = terminal_returns(reward[t.attempt], t.left, config.gamma)
@@ -191,8 +193,8 @@ def state_values(t: Table, reward: np.ndarray, weight: np.ndarray, config: Credi
 def _bootstrap(t: Table, weight: np.ndarray, config: CreditConfig) -> tuple[np.ndarray, np.ndarray]:
     """Rewards (A,) and visit weights (N,) under the truncation policy.
 
-    Bootstrapping gives a truncated attempt the mean value of its last state over completed attempts (its recorded reward where none
-    came by) and lets it vote on the value of a state only where no completed attempt does.
+    Bootstrapping gives a truncated attempt the mean value of its last state over completed attempts (its recorded reward where
+    none came by) and lets it vote on the value of a state only where no completed attempt does.
     """
     if config.truncation != "bootstrap" or not t.truncated.any():
         return t.reward, weight
@@ -227,7 +229,8 @@ def _distance_values(t: Table, reward: np.ndarray, success_reward: float) -> tup
 
 
 def _best_reachable(t: Table, ends: np.ndarray, back: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Largest value each group reaches, (G,), -inf where none: ``ends`` (N,) from its own last steps, ``back`` once per step walked."""
+    """Largest value each group reaches, (G,), -inf where none:
+    ``ends`` (N,) from its own last steps, ``back`` once per step walked."""
     best = _by(np.maximum, ends, t.group)
     inner = np.flatnonzero(~t.last)
     source, target = np.unique(np.stack([t.group[inner], t.group[inner + 1]]), axis=1)

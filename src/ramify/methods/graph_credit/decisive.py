@@ -1,10 +1,11 @@
-"""Which moves stand out of chance: what attempts did in one state, and whether their rewards differ by more than a shuffle of them would.
+"""Which moves stand out of chance: what attempts did in one state,
+and whether their rewards differ by more than a shuffle of them would.
 
-Credit is a number for every step, also where the rewards were sampled at random. Here each move out of a state is set against the other
-moves out of it. A unit is an attempt's first visit to the state (what it did on later visits depends on how the first went), and steps
-that attempts of a rollout tree share are one unit with the mean reward of the attempts below. If the move does not matter, any of the
-rewards could as well have followed any of the moves: the p-value is the share of such assignments with at least the observed difference
-of means, exact where rewards take two values. Moves of all states are corrected together.
+Credit is a number for every step, also where the rewards were sampled at random. Here each move out of a state is set against the
+other moves out of it. A unit is an attempt's first visit to the state (what it did on later visits depends on how the first
+went), and steps that attempts of a rollout tree share are one unit with the mean reward of the attempts below. If the move does
+not matter, any of the rewards could as well have followed any of the moves: the p-value is the share of such assignments with at
+least the observed difference of means, exact where rewards take two values. Moves of all states are corrected together.
 
 Axis legend: U units of one state, M moves that can be compared.
 """
@@ -81,7 +82,8 @@ class Comparison:
         return f"nothing stands out: none of {len(self.moves)} moves that can be compared differs from the others in its state by more than chance, {correction}"
 
     def of_step(self, edge: int, level: float) -> dict[str, Any]:
-        """Of one step: the numbers of its move and whether it is ``decisive``; None where no first visit to its state did anything else."""
+        """Of one step: the numbers of its move and whether it is ``decisive``;
+        None where no first visit to its state did anything else."""
         move = self.of_edge.get(edge)
         if move is None:
             return {"decisive": None}
@@ -93,8 +95,8 @@ def compare(
 ) -> Comparison:
     """Compare the moves out of every state of ``graph``. All arrays have one entry per visit.
 
-    ``reward``: of the visit's attempt; ``weight``: how much of a visit it is; ``votes``: whether it counts at all; ``nodes``: equal where
-    visits are physically one step, None elsewhere.
+    ``reward``: of the visit's attempt; ``weight``: how much of a visit it is; ``votes``: whether it counts at all; ``nodes``:
+    equal where visits are physically one step, None elsewhere.
     """
     rows = np.flatnonzero(votes & (weight > 0))
     if not len(rows):
@@ -150,8 +152,8 @@ def _state(
 def _labels(graph: MergedGraph, rows: np.ndarray) -> np.ndarray:
     """Which move each visit to a state made, int (U,).
 
-    The action, or what it led to where actions seldom repeat (free text). The reward at an end must not distinguish moves: it is what they
-    are compared by.
+    The action, or what it led to where actions seldom repeat (free text). The reward at an end must not distinguish moves: it is
+    what they are compared by.
     """
     edge, target = graph.visit_edge[rows], graph.visit_target[rows].copy()
     action = graph.edge_action[edge]
@@ -172,7 +174,8 @@ def _units(rows: np.ndarray, nodes: Sequence[Any] | None) -> tuple[np.ndarray, n
 
 
 def _test(x: np.ndarray, takes: np.ndarray) -> tuple[Support, float]:
-    """The p-values possible and the one that came, of equal means of ``x`` (U,) among those who took a move and those who did not."""
+    """The p-values possible and the one that came, of equal means of ``x`` (U,) among those who took a move and those who did
+    not."""
     values, n, few = np.unique(x), len(x), int(takes.sum())
     if len(values) == 1:
         return np.ones(1), 1.0
@@ -192,7 +195,8 @@ def _test(x: np.ndarray, takes: np.ndarray) -> tuple[Support, float]:
 
 @lru_cache(maxsize=16)
 def _choices(n: int, few: int) -> tuple[np.ndarray, bool]:
-    """Ways to choose the takers, int (ways, few), and whether they are a sample of all ways; then the observed one is counted with them."""
+    """Ways to choose the takers, int (ways, few), and whether they are a sample of all ways;
+    then the observed one is counted with them."""
     if comb(n, few) <= EXACT:
         return np.array(list(combinations(range(n), few))), False
     rng = generator(0, "graph-credit", "decisive", n, few)
@@ -201,7 +205,8 @@ def _choices(n: int, few: int) -> tuple[np.ndarray, bool]:
 
 @lru_cache(maxsize=4096)
 def _two_values(n: int, few: int, high: int) -> tuple[Support, dict[int, float]]:
-    """The p-values possible, and the p-value by |t n - few high|, where t of ``few`` takers and ``high`` of all ``n`` have the higher value."""
+    """The p-values possible, and the p-value by |t n - few high|,
+    where t of ``few`` takers and ``high`` of all ``n`` have the higher value."""
     from scipy.special import gammaln
 
     t = np.arange(max(0, high - (n - few)), min(few, high) + 1)
@@ -219,8 +224,8 @@ def _two_values(n: int, few: int, high: int) -> tuple[Support, dict[int, float]]
 def corrected(p: Sequence[float], supports: Sequence[Support]) -> list[float]:
     """Corrected p-values, step down, in the order given: the chance that any test of those left would give so small a p.
 
-    Holm's procedure, but a test counts with the chance that it gives a p-value that small, not with the p-value itself: one that is too
-    small to give any costs the others nothing (Westfall and Wolfinger 1997; Tarone 1990).
+    Holm's procedure, but a test counts with the chance that it gives a p-value that small, not with the p-value itself: one that
+    is too small to give any costs the others nothing (Westfall and Wolfinger 1997; Tarone 1990).
     """
     out = [1.0] * len(p)
     kinds = {id(support): support for support in supports}

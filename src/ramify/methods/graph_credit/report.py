@@ -27,10 +27,12 @@ def diagnose(
     comparison: Comparison | None = None,
     level: float = LEVEL,
 ) -> dict[str, Any]:
-    """How much states repeat, how much of the credit comes from where, which moves gained or lost most, and which of it is not chance.
+    """How much states repeat, how much of the credit comes from where, which moves gained or lost most,
+    and which of it is not chance.
 
-    ``found`` as returned by ``credit_graph`` on ``graph``; ``nodes``: the node of each visit, where it is of a run; ``texts``: states are
-    texts of observations; without a ``comparison`` nothing is said of chance. ``warnings`` holds one sentence for each reason for doubt.
+    ``found`` as returned by ``credit_graph`` on ``graph``; ``nodes``: the node of each visit, where it is of a run; ``texts``:
+    states are texts of observations; without a ``comparison`` nothing is said of chance.
+    ``warnings`` holds one sentence for each reason for doubt.
     """
     kept = found["weight"] > 0
     weight, size = found["weight"][kept], found["group_size"][kept]
@@ -78,7 +80,8 @@ def diagnose(
     if single > LOUD:
         share = f"{100 * single:.0f} % of steps are in a state visited once"
         out["warnings"].append(
-            f"no state repetition ({share}): only the episode term is informative; --state-pattern REGEX takes the state out of a text, "
+            f"no state repetition ({share}): only the episode term is informative; --state-pattern REGEX takes the state out of "
+            "a text, "
             "--scrub takes numbers and times out of it"
         )
     elif texts and graph.starts_apart:

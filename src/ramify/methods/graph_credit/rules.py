@@ -49,8 +49,8 @@ class GraphCredit(CreditRule):
     numbers = NUMBERS
 
     def __init__(self, config: CreditConfig | None = None, level: float = LEVEL, **settings: Any) -> None:
-        """``settings`` are fields of ``CreditConfig``, instead of ``config``; ``level``: chance of calling any step decisive where none
-        is. Raises UserError on settings that do not fit the rule."""
+        """``settings`` are fields of ``CreditConfig``, instead of ``config``; ``level``: chance of calling any step decisive
+        where none is. Raises UserError on settings that do not fit the rule."""
         self.config = config or check(CreditConfig, {"rule": self.rule} | settings)
         self.level = level
         self.doubts: Sequence[str] = ()

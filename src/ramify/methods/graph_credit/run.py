@@ -86,7 +86,8 @@ class StateGraph:
 
     @classmethod
     def of_attempts(cls, columns: Columns) -> StateGraph:
-        """From the columns of a run's attempts: their states are the environment's, or the texts of observations where it has none."""
+        """From the columns of a run's attempts: their states are the environment's,
+        or the texts of observations where it has none."""
         return cls(columns, texts=any(not isinstance(anchor, Mapping) for anchor in columns["anchor"]))
 
     def advantages(self, config: CreditConfig | None = None, **options: Any) -> dict[str, np.ndarray]:
@@ -170,7 +171,8 @@ class StateGraph:
         return [float(t / n) if n > 0 else None for t, n in zip(total, votes, strict=True)]
 
     def why(self, task: Any, attempt: Any, step: int, level: float = LEVEL) -> dict[str, Any]:
-        """The numbers that explain one step's credit, and whether it is ``decisive`` at ``level``. Raises UserError when there is no such step."""
+        """The numbers that explain one step's credit, and whether it is ``decisive`` at ``level``.
+        Raises UserError when there is no such step."""
         row = self._row(task, attempt, step)
         found, c, config = self.credit, self.columns, self.config
         value: dict[str, Any] = {name: _plain(found[name][row].item()) for name in (*CREDIT, "reward", "group_size")}
@@ -198,7 +200,8 @@ class StateGraph:
         return value
 
     def why_node(self, node: str, level: float = LEVEL) -> dict[str, Any]:
-        """The numbers that explain the credit of a step of a run, the mean over the attempts that share it. Raises UserError where it has none."""
+        """The numbers that explain the credit of a step of a run,
+        the mean over the attempts that share it. Raises UserError where it has none."""
         if node not in self.columns["node"]:
             raise UserError(f"node {node} carries no credit: it is no step of a scored attempt")
         row = self.columns["node"].index(node)

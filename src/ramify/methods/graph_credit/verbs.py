@@ -34,7 +34,8 @@ class Options(CreditConfig):
     anchor: str = "anchor"
     """Field of a step that identifies its state."""
     state_pattern: str | None = None
-    """Regular expression that takes the state out of an anchor (its groups, else the match); in a run, out of an observation's text."""
+    """Regular expression that takes the state out of an anchor (its groups, else the match);
+    in a run, out of an observation's text."""
     scrub: tuple[str, ...] = ()
     """Taken out of anchors: numbers, timestamps, whitespace."""
     history: int = Field(0, ge=0)

@@ -1,4 +1,5 @@
-"""implicit-advantage: grade every action of an agent by how much more likely training made it, read off a policy and its reference.
+"""implicit-advantage: grade every action of an agent by how much more likely training made it,
+read off a policy and its reference.
 
 Paper: Neglected Free Lunch from Post-training: Progress Advantage for LLM Agents, arXiv 2606.26080. Needs the log-probs that two
 models with one tokenizer give to the tokens of finished attempts; no labels, no reward model, no further rollouts.

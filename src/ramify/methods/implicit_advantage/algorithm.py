@@ -1,7 +1,8 @@
 """The progress advantage of each action, ``A = beta log(pi(a|s) / ref(a|s))`` (arXiv 2606.26080, Proposition 1), and its uses.
 
-For the optimum of the KL-regularised objective this is Q*(s,a) - V*(s) whatever the transitions. Inside one action transitions only
-append a token, so the sum over an action's tokens is the advantage of the whole action; every other token aggregator is a heuristic.
+For the optimum of the KL-regularised objective this is Q*(s,a) - V*(s) whatever the transitions. Inside one action transitions
+only append a token, so the sum over an action's tokens is the advantage of the whole action;
+every other token aggregator is a heuristic.
 
 Axis legend: T tokens of an attempt, n its actions ("steps").
 """
@@ -34,8 +35,8 @@ class AdvantageConfig(Config):
     beta: float = Field(1.0, gt=0)
     """Weight of the KL term the policy was trained with; a scale, it changes no ranking."""
     order: Literal["ratio", "aggregate"] = "ratio"
-    """ratio: aggregate the log-ratios of tokens (the theory). aggregate: aggregate each model's log-probs, then subtract (the released
-    code; another number for min and max)."""
+    """ratio: aggregate the log-ratios of tokens (the theory). aggregate: aggregate each model's log-probs, then subtract (the
+    released code; another number for min and max)."""
     token: TokenAgg = "sum"
     """From the tokens of a step to the step: sum, mean, last, min, max."""
     step: StepAgg = "mean"
@@ -45,7 +46,8 @@ class AdvantageConfig(Config):
     max_length: int = Field(16_384, ge=2)
     """Longer attempts are cut from the left, in tokens."""
     keep_truncated: bool = False
-    """Count steps that the cut touched by what is left of them, 0 where nothing is, as the released code does. Else they are left out."""
+    """Count steps that the cut touched by what is left of them, 0 where nothing is,
+    as the released code does. Else they are left out."""
 
 
 def token_advantages(policy: np.ndarray, reference: np.ndarray, beta: float = 1.0) -> np.ndarray:
@@ -55,7 +57,8 @@ def token_advantages(policy: np.ndarray, reference: np.ndarray, beta: float = 1.
 
 
 def by_step(values: np.ndarray, step: np.ndarray, n: int, kind: TokenAgg) -> np.ndarray:
-    """Aggregate token ``values`` (T,) to the steps that ``step`` (T,) names, -1 for none: (n,), 0.0 for a step without a token."""
+    """Aggregate token ``values`` (T,) to the steps that ``step`` (T,) names, -1 for none:
+    (n,), 0.0 for a step without a token."""
     on = step >= 0
     values, step = np.asarray(values, np.float64)[on], np.asarray(step)[on]
     count = np.bincount(step, minlength=n)
@@ -133,12 +136,14 @@ def blame(values: np.ndarray, rule: Rule = "sharpest-drop", top: int = 1) -> lis
 
 
 def floor_of(failed: Sequence[np.ndarray], ordinary: Sequence[np.ndarray], level: float) -> float | None:
-    """The grade at or below which a step of a failed attempt stands out from those of ``ordinary`` attempts; None where none does.
+    """The grade at or below which a step of a failed attempt stands out from those of ``ordinary`` attempts; None where none
+    does.
 
-    Each attempt is the grades of its steps, (n,). A grade's p-value is conformal: one more than the ordinary attempts that are expected to
-    hold a step as low, had they as many steps as the failed ones have on average, over one more than there are. The lowest steps of all
-    ``failed`` attempts are then tested together (Benjamini and Hochberg 1995): where failed attempts are like ordinary ones, any step at
-    all is named with a chance of at most ``level``; else at most that share of the attempts in which one is named.
+    Each attempt is the grades of its steps, (n,). A grade's p-value is conformal: one more than the ordinary attempts that are
+    expected to hold a step as low, had they as many steps as the failed ones have on average, over one more than there are. The
+    lowest steps of all ``failed`` attempts are then tested together (Benjamini and Hochberg 1995): where failed attempts are like
+    ordinary ones, any step at all is named with a chance of at most ``level``;
+    else at most that share of the attempts in which one is named.
     """
     failed, ordinary = ([grades for grades in side if len(grades)] for side in (failed, ordinary))
     if not failed or not ordinary:
@@ -156,7 +161,8 @@ def floor_of(failed: Sequence[np.ndarray], ordinary: Sequence[np.ndarray], level
 
 
 def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Index of the attempt with the highest score in each group, (G,) by group code; ties: the first; a NaN score is the lowest."""
+    """Index of the attempt with the highest score in each group, (G,) by group code; ties:
+    the first; a NaN score is the lowest."""
     scores = np.where(np.isnan(scores), -np.inf, scores)
     order = np.lexsort((np.arange(len(scores)), -scores, groups))
     first = np.unique(np.asarray(groups)[order], return_index=True)[1]
@@ -166,7 +172,8 @@ def best_of(scores: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def chance_of_choice(won: float, shares: np.ndarray) -> float:
     """Two-sided p-value of ``won`` successes among chosen attempts, one a task, where choosing is no better than chance.
 
-    ``shares`` (tasks,): of each task's attempts that succeeded, the chance that a sampled one did. Exact: a sum of independent coins.
+    ``shares`` (tasks,): of each task's attempts that succeeded, the chance that a sampled one did.
+    Exact: a sum of independent coins.
     """
     distribution = np.ones(1)
     for share in shares:
@@ -176,6 +183,7 @@ def chance_of_choice(won: float, shares: np.ndarray) -> float:
 
 
 def noise_floor(n_tokens: np.ndarray, sd_per_token: float, beta: float = 1.0) -> np.ndarray:
-    """How large |A_sum| of a step of ``n_tokens`` (n,) can be by rounding alone: three deviations of that many independent errors."""
+    """How large |A_sum| of a step of ``n_tokens`` (n,) can be by rounding alone:
+    three deviations of that many independent errors."""
     floor: np.ndarray = 3.0 * beta * sd_per_token * np.sqrt(n_tokens)
     return floor

@@ -1,4 +1,5 @@
-"""Judges that read an attempt's text: a model that gives a grade, a generative process reward model, a reward model with a scoring head."""
+"""Judges that read an attempt's text: a model that gives a grade, a generative process reward model,
+a reward model with a scoring head."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def read_grade(reply: str, items: Sequence[Item] = ()) -> float:
 
 
 def read_steps(reply: str, items: Sequence[Item]) -> float:
-    """Share of an attempt's ``data["steps"]`` that a reply calls correct before the first incorrect one. Raises ValueError where it calls none anything."""
+    """Share of an attempt's ``data["steps"]`` that a reply calls correct before the first incorrect one.
+    Raises ValueError where it calls none anything."""
     verdicts = [verdict.lower() == "correct" for verdict in _VERDICT.findall(reply)]
     if not verdicts:
         raise ValueError("the judge's reply holds no verdict")
@@ -41,13 +43,16 @@ def read_steps(reply: str, items: Sequence[Item]) -> float:
 
 STYLES: dict[Style, Question] = {
     "grade": Question(
-        "Below is the record of an agent's attempt at a task. Judge how likely it is that the attempt succeeded. Think briefly, then end "
+        "Below is the record of an agent's attempt at a task. Judge how likely it is that the attempt succeeded. Think briefly, "
+        "then end "
         "with one line 'Score: N', N from 0 (certainly failed) to 10 (certainly succeeded).\n\n<attempt>\n{text}\n</attempt>",
         read_grade,
     ),
     "steps": Question(
-        "Below is the record of an agent's attempt at a task. Go through the agent's steps in order. For each, say in a sentence whether it "
-        "helps, and end it with 'The step is \\boxed{{correct}}' or 'The step is \\boxed{{incorrect}}'. Stop after the first incorrect "
+        "Below is the record of an agent's attempt at a task. Go through the agent's steps in order. For each, say in a "
+        "sentence whether it "
+        "helps, and end it with 'The step is \\boxed{{correct}}' or 'The step is \\boxed{{incorrect}}'. Stop after the first "
+        "incorrect "
         "step.\n\n<attempt>\n{text}\n</attempt>",
         read_steps,
     ),
@@ -86,10 +91,12 @@ def grades(
     scorer: str | None = None,
     ledger: Ledger | None = None,
 ) -> tuple[dict[str, float], list[str]]:
-    """Scores of the ``wanted`` attempts by id, and a sentence for each without one. ``wanted``: id -> its record's ``decisions``, or "".
+    """Scores of the ``wanted`` attempts by id, and a sentence for each without one.
+    ``wanted``: id -> its record's ``decisions``, or "".
 
-    ``tokenizer`` names the model whose ids the attempts hold; ``scorer`` is the one the records were made with, ``ledger`` has what judging cost. Raises UserError where the
-    tokenizer or an attempt is missing, or an attempt is another than the one that was graded.
+    ``tokenizer`` names the model whose ids the attempts hold; ``scorer`` is the one the records were made with, ``ledger`` has
+    what judging cost. Raises UserError where the tokenizer or an attempt is missing,
+    or an attempt is another than the one that was graded.
     """
     template = pair_template(tokenizer)
     if template is None:

@@ -1,7 +1,7 @@
 """How sure a model is of what it wrote: Self-Certainty and DeepConf's confidence. Higher means more peaked, for all of them.
 
-The orientation is a trap: the mean of the top-k log-probs is *minus* DeepConf's confidence, so taken as a score it prefers the attempts
-the model was least sure of.
+The orientation is a trap: the mean of the top-k log-probs is *minus* DeepConf's confidence, so taken as a score it prefers the
+attempts the model was least sure of.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ TOP_K = 20
 
 
 def token_confidence(scores: TokenScores) -> np.ndarray:
-    """DeepConf's confidence of each token, (T,): minus the mean of the top-k log-probs (Fu et al. 2025). Needs ``top_logprobs``."""
+    """DeepConf's confidence of each token, (T,): minus the mean of the top-k log-probs (Fu et al. 2025). Needs
+    ``top_logprobs``."""
     if scores.top_logprobs is None:
         raise NeedsError("a token's confidence needs the log-probs of its likeliest alternatives")
     confidence: np.ndarray = -scores.top_logprobs.mean(axis=1)
@@ -26,7 +27,8 @@ def token_confidence(scores: TokenScores) -> np.ndarray:
 
 
 async def token_columns(model: Model, rows: Sequence[np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """``confidence`` (DeepConf) and ``certainty`` (Self-Certainty, Kang et al. 2025: KL from the uniform distribution) of every token.
+    """``confidence`` (DeepConf) and ``certainty`` (Self-Certainty, Kang et al.
+    2025: KL from the uniform distribution) of every token.
 
     Raises NeedsError where the model does not give the whole distribution (servers do not).
     """
@@ -34,7 +36,8 @@ async def token_columns(model: Model, rows: Sequence[np.ndarray]) -> list[dict[s
 
 
 def confidences(scores: TokenScores, name: str) -> dict[str, np.ndarray]:
-    """``confidence`` and ``certainty`` of every token, from scores with alternatives. Raises NeedsError as :func:`token_columns`."""
+    """``confidence`` and ``certainty`` of every token, from scores with alternatives.
+    Raises NeedsError as :func:`token_columns`."""
     if scores.certainty is None:
         raise NeedsError(f"'{name}' does not give what self-certainty needs: the whole distribution")
     return {"confidence": token_confidence(scores), "certainty": scores.certainty}

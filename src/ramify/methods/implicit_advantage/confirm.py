@@ -1,7 +1,7 @@
 """Test blame by forks: continue from before and from after a blamed step, and test whether success fell there.
 
-Grades say what training made less likely. Forks say what it cost: the potential before the step, where it is sampled anew, against the
-potential after it, with it and the environment's answer kept.
+Grades say what training made less likely. Forks say what it cost: the potential before the step, where it is sampled anew,
+against the potential after it, with it and the environment's answer kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class BlamedStep:
 
 @dataclass(frozen=True)
 class Who:
-    """Who plays on in a run: by default the agent and the environment that it names (:func:`ramify.rollout.stored.open_episodes`)."""
+    """Who plays on in a run: by default the agent and the environment that it names
+    (:func:`ramify.rollout.stored.open_episodes`)."""
 
     folder: Path
     model: str | None = None
@@ -54,12 +55,14 @@ def confirm(
     n: int,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """For each node of a ``blamed`` step what ``n`` attempts from before it and ``n`` from after it show; the first failure of one.
+    """For each node of a ``blamed`` step what ``n`` attempts from before it and ``n`` from after it show;
+    the first failure of one.
 
-    ``before`` and ``after`` hold successes, how many attempts have an outcome, rate and 95 % interval (Wilson), ``difference`` after minus before
-    with its interval (Newcombe), ``p`` Fisher's exact two-sided one, ``p_corrected`` by Holm over all steps. ``confirmed``: success fell, at
-    ``LEVEL`` of the corrected p; None where one side has no outcome. Counts are kept in the run, so a second call loads them. What a limit of
-    turns ended counts as the environment says. Raises UserError on a step without an observation before it.
+    ``before`` and ``after`` hold successes, how many attempts have an outcome, rate and 95 % interval (Wilson), ``difference``
+    after minus before with its interval (Newcombe), ``p`` Fisher's exact two-sided one, ``p_corrected`` by Holm over all steps.
+    ``confirmed``: success fell, at ``LEVEL`` of the corrected p; None where one side has no outcome. Counts are kept in the run,
+    so a second call loads them. What a limit of turns ended counts as the environment says.
+    Raises UserError on a step without an observation before it.
     """
     ends = {record["trajectory_id"]: record for record in records}
     of = {row["node"]: ends[row["trajectory_id"]] for row in blamed if row["node"] is not None}
@@ -83,7 +86,8 @@ def confirm(
 
 
 def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> BlamedStep:
-    """The step that ``node`` belongs to in the attempt that ends at ``end``. Agent's messages without an observation between are one step."""
+    """The step that ``node`` belongs to in the attempt that ends at ``end``.
+    Agent's messages without an observation between are one step."""
     tree = episodes.run.node(end).tree
     seen, steps, actions, at = "", list[str](), list[str](), -1
     for one, _ in episodes.load(tree).path(end).segments:
@@ -95,7 +99,8 @@ def _place(episodes: Episodes, node: str, end: str, success: bool | None) -> Bla
                 actions.append("")
             elif not steps:
                 raise UserError(
-                    f"{episodes.run.folder} does not say what the agent was shown before node {one.id[:12]}, so there is no position to continue from"
+                    f"{episodes.run.folder} does not say what the agent was shown before node {one.id[:12]}, so there is no "
+                    "position to continue from"
                 )
             actions[-1] += one.text
             seen, at = "", len(steps) - 1 if one.id == node else at

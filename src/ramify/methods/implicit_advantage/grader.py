@@ -17,9 +17,9 @@ from ramify.score.trajectories import MessageLayout, Trajectory, path_trajectory
 class AdvantageGrader:
     """Implements :class:`ramify.score.judge.Judge` with a pair: open it with ``together=True``, else each call loads both models.
 
-    The value is the attempt's score; the token values ``advantage`` hold A of each sampled token, or of a text node's whole step. ``layout``
-    renders attempts without tokens (``chat_layout`` of the policy's template). The reward is that of a *frozen* pair: with a reference
-    that moves along with the policy under training it would grade itself.
+    The value is the attempt's score; the token values ``advantage`` hold A of each sampled token, or of a text node's whole step.
+    ``layout`` renders attempts without tokens (``chat_layout`` of the policy's template). The reward is that of a *frozen* pair:
+    with a reference that moves along with the policy under training it would grade itself.
     """
 
     name = MAKER
@@ -27,7 +27,8 @@ class AdvantageGrader:
     def __init__(self, pair: Pair, layout: MessageLayout | None = None, config: AdvantageConfig | None = None) -> None:
         self.pair, self.layout, self.config = pair, layout, config or AdvantageConfig()
         self.template = getattr(layout, "template", None)
-        """Renders the prompts of completions whose token ids are known (:func:`ramify.integrations.trl_trainer.reward_function`)."""
+        """Renders the prompts of completions whose token ids are known
+        (:func:`ramify.integrations.trl_trainer.reward_function`)."""
         self._scorer = AdvantageScorer(pair, self.config)
 
     @property
@@ -39,7 +40,8 @@ class AdvantageGrader:
         )
 
     async def judge(self, items: Sequence[Item]) -> list[Judgement]:
-        """See :class:`ramify.score.judge.Judge`: all items in one pass of each model. An item without a path, or that a model cannot score, fails alone."""
+        """See :class:`ramify.score.judge.Judge`: all items in one pass of each model.
+        An item without a path, or that a model cannot score, fails alone."""
         found: list[Any] = []
         for item in items:
             try:

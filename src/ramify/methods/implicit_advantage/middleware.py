@@ -1,7 +1,8 @@
 """The grade of each reply while a model is served: how much likelier training made it (arXiv 2606.26080, Proposition 1).
 
-``--middleware advantage:hf:REFERENCE`` around a model that samples tokens here. A grade is a warning light, never a permission. The reference
-reads prompt and reply anew each time; :class:`ramify.methods.implicit_advantage.Monitor` follows one attempt without doing so.
+``--middleware advantage:hf:REFERENCE`` around a model that samples tokens here. A grade is a warning light, never a permission.
+The reference reads prompt and reply anew each time; :class:`ramify.methods.implicit_advantage.Monitor` follows one attempt
+without doing so.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from ramify.trace.node import Score
 
 @register("middleware", "advantage")
 class Graded(Middleware):
-    """Adds the score of scorer ``advantage`` to a reply's scores: the sum over its tokens of log pi/ref. Without a reference it does nothing.
+    """Adds the score of scorer ``advantage`` to a reply's scores: the sum over its tokens of log pi/ref.
+    Without a reference it does nothing.
 
-    Raises NeedsError where the model inside does not return the log-probs of what it samples or reads with another tokenizer than the reference.
+    Raises NeedsError where the model inside does not return the log-probs of what it samples or reads with another tokenizer than
+    the reference.
     """
 
     name = "advantage"

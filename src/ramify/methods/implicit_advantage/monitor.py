@@ -1,7 +1,7 @@
 """Grade an agent while it acts: the grade of a step needs only what came before it, so it is there as soon as the action is.
 
-Both models keep their keys and values, so a step costs each of them one pass over its new tokens. A grade is a warning light, never a
-permission: an action that training made likelier may still be wrong.
+Both models keep their keys and values, so a step costs each of them one pass over its new tokens. A grade is a warning light,
+never a permission: an action that training made likelier may still be wrong.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Grade(NamedTuple):
 class Monitor:
     """Follows one attempt. ``on_step`` is called with the :class:`Grade` of every action.
 
-    Raises IncompatiblePairError where the two models do not share a tokenizer, UserError on ``max_length`` and ``keep_truncated``:
-    a growing row is never cut.
+    Raises IncompatiblePairError where the two models do not share a tokenizer, UserError on ``max_length`` and
+    ``keep_truncated``: a growing row is never cut.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Monitor:
     def act(self, tokens: Sequence[int] | np.ndarray) -> Grade:
         """What the agent did: one action, graded at once.
 
-        Raises UserError where nothing was shown before it, where a model does not know a token (nothing has moved then), and where a
-        log-prob is no finite number (the action was followed, but has no grade).
+        Raises UserError where nothing was shown before it, where a model does not know a token (nothing has moved then), and
+        where a log-prob is no finite number (the action was followed, but has no grade).
         """
         if not self._followers[0].length:
             raise UserError("the agent was shown nothing before its first action, so its first token has no log-prob")

@@ -14,7 +14,8 @@ LEFT = "what the agent was shown and the grades of single tokens are not in scor
 
 
 def import_scores(path: Path, folder: Path) -> int:
-    """Make a run of a file of score records. Returns how many; raises UserError as :func:`~ramify.methods.implicit_advantage.verbs.read_scores`."""
+    """Make a run of a file of score records. Returns how many; raises UserError as
+    :func:`~ramify.methods.implicit_advantage.verbs.read_scores`."""
     records = enumerate(read_scores(path), 1)
     return import_records(
         path,
@@ -29,7 +30,8 @@ def import_scores(path: Path, folder: Path) -> int:
 register("reader", "implicit-advantage")(
     Reader(
         "implicit-advantage",
-        "Score records that `ramify implicit-advantage score --out` of older versions wrote: the actions of attempts with their grades.",
+        "Score records that `ramify implicit-advantage score --out` of older versions wrote: the actions of attempts with their "
+        "grades.",
         lambda path, first: first is not None and {"trajectory_id", "task_id", "steps", "score"} <= first.keys(),
         import_scores,
     )

@@ -1,7 +1,7 @@
 """What score records say together: how well grades and baselines rank outcomes, which attempt is best, which step is to blame.
 
-Everything here reads score records (plain JSON), so it needs no model. The cell of the aggregation grid that was fixed in advance is
-always reported together with one that was chosen on data, and the choice is made on other tasks than it is judged on.
+Everything here reads score records (plain JSON), so it needs no model. The cell of the aggregation grid that was fixed in advance
+is always reported together with one that was chosen on data, and the choice is made on other tasks than it is judged on.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def cell_scores(records: Sequence[Record], token: TokenAgg, step: StepAgg) -> np
 def baselines(records: Sequence[Record]) -> dict[str, np.ndarray]:
     """Scores of every baseline the records allow, by name, each (N,), oriented so that higher should mean better.
 
-    The log-probs take the a-priori cell and its per-token variant; ``baselines`` of a record (judges, reward models) come as they are.
+    The log-probs take the a-priori cell and its per-token variant;
+    ``baselines`` of a record (judges, reward models) come as they are.
     """
     found: dict[str, np.ndarray] = {}
     for name, source in (("policy log-prob", "logp_theta"), ("reference log-prob", "logp_ref")):
@@ -89,10 +90,11 @@ def baselines(records: Sequence[Record]) -> dict[str, np.ndarray]:
 
 
 def report(records: Sequence[Record], cell: Cell = A_PRIORI, calibration: Sequence[Record] = ()) -> dict[str, Any]:
-    """AUROC of the grade and of every baseline against success, with intervals over tasks; ties, rank correlation, the luck ceiling.
+    """AUROC of the grade and of every baseline against success, with intervals over tasks;
+    ties, rank correlation, the luck ceiling.
 
-    Attempts without a known end or a score are left out and counted. ``calibration`` records choose a cell, which is then added to
-    the given one. An AUROC of one class alone is None.
+    Attempts without a known end or a score are left out and counted. ``calibration`` records choose a cell, which is then added
+    to the given one. An AUROC of one class alone is None.
     """
     known = [record for record in records if record.get("success") is not None]
     labels = np.array([bool(record["success"]) for record in known])
@@ -125,7 +127,8 @@ def report(records: Sequence[Record], cell: Cell = A_PRIORI, calibration: Sequen
 
 
 def _verdict_on_ranks(grade: np.ndarray, own: np.ndarray, labels: np.ndarray, tasks: list[Any]) -> dict[str, Any]:
-    """Whether the grade or the policy's own log-prob ranks ``better``, and the grade other than by chance. Two looks share ``LEVEL``."""
+    """Whether the grade or the policy's own log-prob ranks ``better``,
+    and the grade other than by chance. Two looks share ``LEVEL``."""
     on = ~np.isnan(grade) & ~np.isnan(own)
     grade, own, labels, tasks = grade[on], own[on], labels[on], [t for t, o in zip(tasks, on, strict=True) if o]
     area, other = ranking.auroc(grade, labels), ranking.auroc(own, labels)
@@ -172,7 +175,8 @@ def _ranked(scores: np.ndarray, labels: np.ndarray, tasks: list[Any], first: np.
 
 
 def calibrate(records: Sequence[Record], objective: str = "auroc", n: int = 8) -> tuple[Cell, float | None]:
-    """The cell of the 5 x 6 grid that does best on ``records``: by auroc, or best-of-n success. Ties and one class: the a-priori cell."""
+    """The cell of the 5 x 6 grid that does best on ``records``: by auroc, or best-of-n success.
+    Ties and one class: the a-priori cell."""
     best, top = A_PRIORI, _objective(records, A_PRIORI, objective, n)
     for token in TOKEN_AGGS:
         for step in STEP_AGGS:
@@ -198,8 +202,9 @@ def select(
 ) -> dict[str, Any]:
     """The best of the first ``n`` attempts at each task, by the grade or by ``scores`` (N,), and what choosing was worth.
 
-    ``best_of`` mean success of the chosen ones, ``mean`` Mean@n, ``oracle`` Pass@n; ``gain`` = best_of - mean with an interval over tasks
-    (None of one task); ``gain_p`` the p-value of it, had one attempt at each task been sampled. Tasks with an attempt whose end is unknown are chosen in, but not counted.
+    ``best_of`` mean success of the chosen ones, ``mean`` Mean@n, ``oracle`` Pass@n; ``gain`` = best_of - mean with an interval
+    over tasks (None of one task); ``gain_p`` the p-value of it, had one attempt at each task been sampled. Tasks with an attempt
+    whose end is unknown are chosen in, but not counted.
     """
     for i, record in enumerate(records, 1):
         if group not in record:
@@ -248,13 +253,13 @@ def blame(
 ) -> dict[str, Any]:
     """For each attempt known to have failed (``every``: each) the steps most to blame, worst first, of those that stand out.
 
-    A step stands out where its grade is at or below the noise floor that successful attempts show, those of ``against`` included: see
-    :func:`ramify.methods.implicit_advantage.algorithm.floor_of`. ``level`` 1 sets no floor: the lowest steps below 0, whatever the
-    noise. A step without a graded token cannot be named. Returned: ``verdict``, a sentence; ``floor`` with its
-    ``grade`` (None where nothing stands out), ``level``, how many ``attempts`` and ``steps`` were looked at, how many ``ordinary``
-    attempts they were held against, and ``fewest``, in how many failed attempts a step lower than all of theirs would be seen (None:
-    in no number of them); and ``blamed``. Raises UserError where ``against`` was graded by other models or settings, or holds an
-    attempt of ``records``.
+    A step stands out where its grade is at or below the noise floor that successful attempts show, those of ``against`` included:
+    see :func:`ramify.methods.implicit_advantage.algorithm.floor_of`. ``level`` 1 sets no floor: the lowest steps below 0,
+    whatever the noise. A step without a graded token cannot be named. Returned: ``verdict``, a sentence; ``floor`` with its
+    ``grade`` (None where nothing stands out), ``level``, how many ``attempts`` and ``steps`` were looked at, how many
+    ``ordinary`` attempts they were held against, and ``fewest``, in how many failed attempts a step lower than all of theirs
+    would be seen (None: in no number of them); and ``blamed``. Raises UserError where ``against`` was graded by other models or
+    settings, or holds an attempt of ``records``.
     """
     _comparable(records, against)
     looked = [record for record in records if every or record.get("success") is False]
@@ -303,7 +308,8 @@ def _verdict_on_steps(found: Mapping[str, Any], blamed: Sequence[Mapping[str, An
     looked = f"the {plural(found['steps'], 'step')} of {plural(attempts, 'attempt')}"
     if named:
         return (
-            f"steps stand out in {named} of {attempts} attempts: noise floor {found['grade']:.4g}, held against {ordinary} successful "
+            f"steps stand out in {named} of {attempts} attempts: noise floor {found['grade']:.4g}, held against {ordinary} "
+            "successful "
             f"attempts (level {level:g} over {looked})"
         )
     if found["fewest"] is None:
@@ -328,7 +334,8 @@ def _comparable(records: Sequence[Record], against: Sequence[Record]) -> None:
 
 
 def chooser(records: Sequence[Record], by: str) -> np.ndarray | None:
-    """Scores to choose by, (N,): those of the baseline ``by``, blanks or hyphens between its words; None for the advantage itself.
+    """Scores to choose by, (N,): those of the baseline ``by``, blanks or hyphens between its words;
+    None for the advantage itself.
 
     Raises UserError on a name that there is no scorer of.
     """

@@ -14,8 +14,8 @@ from ramify.model.tokenizer import HfTokenizer
 def head_scores(folder: Path, texts: Sequence[str], max_length: int = 16_384) -> list[float]:
     """Score of each text under a sequence-classification checkpoint; long ones are cut from the left, to ``max_length`` tokens.
 
-    One output is the score itself. Several are ordered classes, worst first (ordinal reward models): the score is the expected class.
-    Raises UserError where there is no checkpoint, NeedsError where it has no scoring head.
+    One output is the score itself. Several are ordered classes, worst first (ordinal reward models): the score is the expected
+    class. Raises UserError where there is no checkpoint, NeedsError where it has no scoring head.
     """
     from transformers import AutoModelForSequenceClassification
 

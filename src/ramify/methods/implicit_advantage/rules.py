@@ -1,4 +1,5 @@
-"""The credit rule of ``ramify improve --credit implicit-advantage``: imitation of successes without the steps that training turned from."""
+"""The credit rule of ``ramify improve --credit implicit-advantage``:
+imitation of successes without the steps that training turned from."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ from ramify.score.credit.protocol import CreditGroup, CreditRule
 
 @register("credit", "implicit-advantage")
 class ImplicitAdvantage(CreditRule):
-    """Imitation of successes, without the steps that training has made less likely: those whose log-ratio of the agent and the one that
-    training began with is below 0 (``implicit-advantage:-0.5``: another floor, in nats)."""
+    """Imitation of successes, without the steps that training has made less likely: those whose log-ratio of the agent and the
+    one that training began with is below 0 (``implicit-advantage:-0.5``: another floor, in nats)."""
 
     maker = "implicit-advantage-credit"
     loss = "cross_entropy"
     reference = True
     numbers: ClassVar = {
-        "A": "weight in training: the share of the attempts through the step that succeeded, 0 where the grade is below the floor",
+        "A": "weight in training: the share of the attempts through the step that succeeded, 0 where the grade is below the "
+        "floor",
         "grade": "log-probability of the step under the agent, minus that under the one that training began with; in nats",
         "successes": "attempts through the step that succeeded",
         "attempts": "attempts that go through the step",

@@ -103,8 +103,8 @@ class GradedAttempt:
 
 
 def keep_grades(folder: Path, scored: Sequence[GradedAttempt], rows: Sequence[Mapping[str, Any]], pair: Pair | None) -> str:
-    """Keep grades in the run that the attempts are of: a score at each attempt's end (its record as evidence), a ``grade`` annotation at each
-    step, and the advantage of each of its tokens. Returns why they could not be kept, else an empty text."""
+    """Keep grades in the run that the attempts are of: a score at each attempt's end (its record as evidence), a ``grade``
+    annotation at each step, and the advantage of each of its tokens. Returns why they could not be kept, else an empty text."""
     judges = graders(pair)
     try:
         with Run.open(folder, write=True) as run, run.transaction():
@@ -133,7 +133,8 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
     """
     if folder.is_file():
         raise UserError(
-            f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of score records; name a folder with --out"
+            f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of score records; name a folder with "
+            "--out"
         )
     rows = [(one.tokens, one.step, one.policy_logprobs, one.reference_logprobs) for one in attempts]
     results = [(one.id, repr(one.reward), repr(one.success)) for one in attempts]
@@ -143,7 +144,8 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
 
 
 def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping[str, str] | None = None) -> None:
-    """A score record in a run: the task's tree, the actions as nodes with their grades, the attempt's score and end at its last one.
+    """A score record in a run: the task's tree, the actions as nodes with their grades,
+    the attempt's score and end at its last one.
 
     What the agent was shown is not in it. ``number`` distinguishes attempts with equal actions; ``judges`` as in :class:`Score`.
     """
@@ -229,8 +231,9 @@ def decisions(attempt: Trajectory) -> str:
 class AdvantageScorer:
     """Scores attempts with a pair of models; with ``pair=None`` by the log-probs of both that attempts carry.
 
-    ``options`` are fields of ``AdvantageConfig``: ``AdvantageScorer(pair, token="sum", step="mean").score(attempt)``. ``noise_rows``
-    attempts are scored twice to measure rounding; steps whose grade lies below three deviations of it then carry a warning.
+    ``options`` are fields of ``AdvantageConfig``: ``AdvantageScorer(pair, token="sum", step="mean").score(attempt)``.
+    ``noise_rows`` attempts are scored twice to measure rounding;
+    steps whose grade lies below three deviations of it then carry a warning.
     """
 
     def __init__(self, pair: Pair | None, config: AdvantageConfig | None = None, *, noise_rows: int = 0, **options: Any) -> None:
@@ -259,7 +262,8 @@ class AdvantageScorer:
     def score_each(
         self, attempts: Sequence[Trajectory], sure: bool = False, progress: Callable[[int], object] = lambda rows: None
     ) -> tuple[list[GradedAttempt], list[str]]:
-        """Grade attempts and, one sentence each, those that cannot be (too long for a model, a server's fault): the others continue.
+        """Grade attempts and, one sentence each, those that cannot be (too long for a model,
+        a server's fault): the others continue.
 
         See :meth:`each`.
         """
@@ -331,7 +335,8 @@ class AdvantageScorer:
         return cut if self.pair is None and cut else cut + 1
 
     def _graded(self, attempt: Trajectory, policy: TokenScores, reference: TokenScores) -> np.ndarray:
-        """Which step each token of the scored row counts to, (T,). Raises UserError where a log-prob of one is no finite number."""
+        """Which step each token of the scored row counts to, (T,).
+        Raises UserError where a log-prob of one is no finite number."""
         kept = len(policy.logprobs)
         cut = len(attempt.tokens) - kept
         step = attempt.step[cut:].copy()
@@ -365,6 +370,7 @@ def finite(values: np.ndarray, step: np.ndarray, tokens: np.ndarray, name: str, 
     if len(bad):
         at = int(bad[0])
         raise UserError(
-            f"token {cut + at} (id {int(tokens[at])}, step {int(step[at])}) has the log-prob {float(values[at])} under the {name}, "
+            f"token {cut + at} (id {int(tokens[at])}, step {int(step[at])}) has the log-prob {float(values[at])} under the "
+            f"{name}, "
             "so its ratio is no number"
         )

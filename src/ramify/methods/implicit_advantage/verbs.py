@@ -161,8 +161,8 @@ def _keep(
     begin: Callable[[], Run] | None,
     as_json: bool,
 ) -> None:
-    """Keep the grades, in the run that the attempts are of and in the one that is made of them, and say what was left out; exit code 4
-    where something was."""
+    """Keep the grades, in the run that the attempts are of and in the one that is made of them, and say what was left out; exit
+    code 4 where something was."""
     names = ("", "") if pair is None else (pair.policy.name, pair.reference.name)
     rows = [one.to_json(*names) for one in scored]
     where = folder
@@ -304,7 +304,8 @@ def _who(scores: Path, model: str | None, env: str | None, trust: bool) -> Who:
 
 
 def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: int, as_json: bool) -> str:
-    """Add to each blamed step the result of its forks (``fork``), and to the verdict how many are confirmed. Returns the first failure."""
+    """Add to each blamed step the result of its forks (``fork``),
+    and to the verdict how many are confirmed. Returns the first failure."""
     from ramify.methods.implicit_advantage.confirm import confirm
     from ramify.rollout.attempts import Success
 
@@ -368,7 +369,8 @@ def judge(
     model: Annotated[
         str,
         option(
-            help="chat:MODEL@URL or any other model (MODEL#FILE: with the prompt in FILE), head:PATH for a reward model with a scoring head, or another judge."
+            help="chat:MODEL@URL or any other model (MODEL#FILE: with the prompt in FILE), head:PATH for a reward model with a "
+            "scoring head, or another judge."
         ),
     ],
     tokenizer: Annotated[str, option(help="Folder (or model) whose tokenizer the attempts are read with.")],
@@ -385,7 +387,8 @@ def judge(
     folder = run_folder(scores)
     if folder is None and scores.is_file():
         raise UserError(
-            f"{scores} is a file of score records: `ramify import {scores} --run RUN` makes a run of it, which keeps judges' scores"
+            f"{scores} is a file of score records: `ramify import {scores} --run RUN` makes a run of it, which keeps judges' "
+            "scores"
         )
     records = read_scores(scores)
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}

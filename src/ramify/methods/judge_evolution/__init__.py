@@ -1,7 +1,7 @@
 """judge-evolution: may I replace my judge, and which scores does that erase? And agents that improve while their judge does.
 
-Paper: The Red Queen Gödel Machine: Co-Evolving Agents and Their Evaluators, arXiv 2606.26294. Needs a run with scores, or a judge and an
-anchor of labelled items; the search also needs a workspace whose programs run in the sandbox.
+Paper: The Red Queen Gödel Machine: Co-Evolving Agents and Their Evaluators, arXiv 2606.26294. Needs a run with scores, or a judge
+and an anchor of labelled items; the search also needs a workspace whose programs run in the sandbox.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class PromotionConfig(Config):
     """When a challenger takes over."""
 
     rule: Rule = "mcnemar"
-    """mcnemar: exact paired test against the incumbent; confirm: chosen on one half of the anchor, tested on the other; best_belief: the paper's rule; accuracy: the most items right."""
+    """mcnemar: exact paired test against the incumbent; confirm: chosen on one half of the anchor, tested on the other;
+    best_belief: the paper's rule; accuracy: the most items right."""
     delta: float = Field(0.05, gt=0, lt=1)
     """Chance of promoting a judge that is no better, at one look at the anchor; challengers of one look share it."""
     spend: bool = False
@@ -112,7 +113,8 @@ def _tested(
     row = rows[best]
     if row["possible"] < row["needed"]:
         why = (
-            f"the anchor is too small to tell: the incumbent errs on {row['possible']} of {row['n']} items, and the test needs {row['needed']} that the "
+            f"the anchor is too small to tell: the incumbent errs on {row['possible']} of {row['n']} items, and the test needs "
+            f"{row['needed']} that the "
             "challenger alone has right"
         )
         return Decision(None, why, tuple(rows))
@@ -122,7 +124,8 @@ def _tested(
     if row["balanced"] is not None and row["balanced"] < 0:
         return Decision(
             None,
-            f"it gains by answering what most items are labelled: {numbers}, and balanced accuracy falls by {-row['balanced']:.3f}",
+            f"it gains by answering what most items are labelled: {numbers}, and balanced accuracy falls by "
+            f"{-row['balanced']:.3f}",
             tuple(rows),
         )
     return Decision(best, f"it is better: {numbers}", tuple(rows))
@@ -160,7 +163,8 @@ def gate_open(outcomes: int, size: int, alpha: float) -> bool:
 
 
 def checkpoints(first: int, rho: float, budget: int) -> list[int]:
-    """Numbers of outcomes below ``budget`` after which judges are reconsidered: first * rho ** q (section 3.3c). Raises ValueError where they do not grow."""
+    """Numbers of outcomes below ``budget`` after which judges are reconsidered:
+    first * rho ** q (section 3.3c). Raises ValueError where they do not grow."""
     if first < 1 or rho <= 1:
         raise ValueError(f"checkpoints begin at 1 or more and grow by a factor above 1, not at {first} by {rho:g}")
     found: list[int] = []
@@ -174,7 +178,8 @@ def checkpoints(first: int, rho: float, budget: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class UtilityRecord:
-    """One utility record: a node did one task of one role, and succeeded or not by the word of ``judges`` (slot -> judge; empty: of none)."""
+    """One utility record: a node did one task of one role, and succeeded or not by the word of ``judges`` (slot -> judge; empty:
+    of none)."""
 
     node: int
     role: str
@@ -228,7 +233,8 @@ class Archive:
         return counts(outcome.judges, self.incumbents)
 
     def add(self, outcome: UtilityRecord) -> bool:
-        """Take an outcome in, with the judges that it was scored by, whoever is the incumbent by now. False where it is there already."""
+        """Take an outcome in, with the judges that it was scored by, whoever is the incumbent by now.
+        False where it is there already."""
         if outcome.key in self._keys:
             return False
         self._keys.add(outcome.key)
@@ -244,7 +250,8 @@ class Archive:
             self.clade[node][side] += 1
 
     def replace(self, judges: Mapping[str, str]) -> int:
-        """Make ``judges`` the incumbents of their slots, all at once (Definition F.2). Returns how many outcomes stopped counting."""
+        """Make ``judges`` the incumbents of their slots, all at once (Definition F.2).
+        Returns how many outcomes stopped counting."""
         before = [self.valid(one) for one in self.outcomes]
         self.incumbents.update(judges)
         after = [self.valid(one) for one in self.outcomes]
@@ -304,7 +311,8 @@ class Archive:
 def cell(
     archive: Archive, node: int, open_cells: Sequence[tuple[str, str]], *position: str | int, seed: int = 0
 ) -> tuple[str, str]:
-    """The least-measured cell of a node among ``open_cells`` (role, task): the role with fewest outcomes that count, then the task (section 3.3b)."""
+    """The least-measured cell of a node among ``open_cells`` (role, task):
+    the role with fewest outcomes that count, then the task (section 3.3b)."""
     by_role: dict[str, int] = {role: 0 for role, _ in open_cells}
     by_cell: dict[tuple[str, str], int] = dict.fromkeys(open_cells, 0)
     for one in archive.outcomes:

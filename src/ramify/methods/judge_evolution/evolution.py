@@ -1,7 +1,8 @@
-"""The search (section 3.3) on workspaces of your own: the archive is a tree of the run, its outcomes are scores, every step is in the journal.
+"""The search (section 3.3) on workspaces of your own: the archive is a tree of the run,
+its outcomes are scores, every step is in the journal.
 
-A step is decided by the seed, its number, and what is stored, and it is committed whole; so the same command continues a search that was
-killed, and ends where the undisturbed one would have. Programs of workspaces run in the sandbox only.
+A step is decided by the seed, its number, and what is stored, and it is committed whole; so the same command continues a search
+that was killed, and ends where the undisturbed one would have. Programs of workspaces run in the sandbox only.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class RoleConfig(Config):
     command: list[str]
     """Program and arguments, run in the workspace; a task's ``input`` is its standard input, what it prints is the artefact."""
     tasks: str
-    """JSON lines of ``id`` and ``input``, and ``split`` ("train" or "validation"); of a role that fills a slot ``artefact`` and ``label``."""
+    """JSON lines of ``id`` and ``input``, and ``split`` ("train" or "validation");
+    of a role that fills a slot ``artefact`` and ``label``."""
     slot: str = ""
     """The slot whose judge scores the artefacts."""
     judge: str = ""
@@ -157,7 +159,8 @@ class EvolutionCase:
 
 
 class Evolution:
-    """One search, in its run. ``step`` makes outcome number n and everything that comes before it, or takes it over from the journal."""
+    """One search, in its run. ``step`` makes outcome number n and everything that comes before it,
+    or takes it over from the journal."""
 
     def __init__(self, case: EvolutionCase, run: Run, progress: Progress = SILENT, allow_unsandboxed: bool = False) -> None:
         self.case, self.run, self.progress, self.config = case, run, progress, case.config
@@ -186,7 +189,8 @@ class Evolution:
         }
 
     async def go(self) -> dict[str, Any]:
-        """Every outcome up to the budget; returns :meth:`result`. Raises UserError where an anchor leaks, NeedsError without a sandbox."""
+        """Every outcome up to the budget; returns :meth:`result`.
+        Raises UserError where an anchor leaks, NeedsError without a sandbox."""
         await self._seed()
         self.progress.begin(self.config.budget, 0, "", "outcomes")
         for n in range(self.config.budget):
@@ -256,7 +260,8 @@ class Evolution:
             found = leaks(anchor, texts)
             if found is not None:
                 raise UserError(
-                    f"the anchor of slot '{slot}' leaks: its item '{found[0]}' stands in {found[1]}; whoever is judged must not see it"
+                    f"the anchor of slot '{slot}' leaks: its item '{found[0]}' stands in {found[1]}; whoever is judged must not "
+                    "see it"
                 )
 
     async def _grow(self, key: str, n: int) -> None:
@@ -343,7 +348,8 @@ class Evolution:
     # -- outcomes
 
     def _open(self) -> dict[int, list[tuple[str, str]]]:
-        """ResultCache without an outcome that counts, by node: the same artefact scored twice by the same judge would be one observation."""
+        """ResultCache without an outcome that counts, by node:
+        the same artefact scored twice by the same judge would be one observation."""
         done = {(one.node, one.role, one.task) for one in self.archive.outcomes if self.archive.valid(one)} | self._unanswered()
         cells = {node: [(r, t) for r, t in self.case.validation if (node, r, t) not in done] for node in range(len(self.archive))}
         return {node: left for node, left in cells.items() if left}
@@ -395,7 +401,8 @@ class Evolution:
     async def _scored(
         self, role: str, row: Mapping[str, Any], outcome: Any, node: str
     ) -> tuple[bool | None, dict[str, str], dict[str, Any]]:
-        """(success or missing, the judges it depends on, evidence). A program that fails did not succeed, whoever would have judged."""
+        """(success or missing, the judges it depends on, evidence).
+        A program that fails did not succeed, whoever would have judged."""
         own = self.config.roles[role]
         if own.fills:
             answer = outcome.code == 0 if outcome.reason == "exit" and outcome.code in (0, 1) else None
@@ -448,7 +455,8 @@ class Evolution:
                 own = self._own(slot, one["workspace"], self.files[one["workspace"]])
                 if own.identity != one["judge"]:
                     raise UserError(
-                        f"workspace {one['workspace']} of {self.run.folder} no longer holds the judge that took over after {n} outcomes"
+                        f"workspace {one['workspace']} of {self.run.folder} no longer holds the judge that took over after {n} "
+                        "outcomes"
                     )
                 self.slot_judges[slot] = own
                 self.judges[own.identity] = own
@@ -489,7 +497,8 @@ class Evolution:
         return anchor.joined(self.pool[slot][:most]) if most else anchor
 
     async def _fill_pool(self, slot: str, displaced: str) -> None:
-        """What the displaced judge accepted joins the pool as machine-made, the newest first; a slot's ``truth`` keeps the truly good out."""
+        """What the displaced judge accepted joins the pool as machine-made, the newest first;
+        a slot's ``truth`` keeps the truly good out."""
         if not self.config.promotion.adversarial:
             return
         roles = {name for name, role in self.config.roles.items() if role.slot == slot}
@@ -551,7 +560,8 @@ class Evolution:
             for name, one in ends
         ]  # fmt: skip
         findings += [
-            Finding("judge replaced", KIND, f"after {one['outcomes']} outcomes the judge of '{one['slot']}' became that of workspace {one['workspace']}: {one['why']}",
+            Finding("judge replaced", KIND, f"after {one['outcomes']} outcomes the judge of '{one['slot']}' became that of "
+                                            f"workspace {one['workspace']}: {one['why']}",
                     self.nodes[one["workspace"]], evidence=one)
             for one in found["replaced"]
         ]  # fmt: skip
@@ -616,7 +626,8 @@ def evolve(
 
 
 def archive_of(run: Run) -> tuple[list[tuple[dict[str, str], int | None, str]], dict[str, int]]:
-    """Every workspace of a search (files, parent, message), and the numbers of its endpoints by name. Raises UserError on another run."""
+    """Every workspace of a search (files, parent, message), and the numbers of its endpoints by name.
+    Raises UserError on another run."""
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     nodes: list[tuple[dict[str, str], int | None, str]] = []

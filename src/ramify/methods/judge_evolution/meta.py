@@ -1,4 +1,5 @@
-"""Who edits workspaces: a walk over the numbers in them, a program in the sandbox, a function of your own, or a model that is asked."""
+"""Who edits workspaces: a walk over the numbers in them, a program in the sandbox,
+a function of your own, or a model that is asked."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Editor(Protocol):
         ...
 
     async def propose(self, files: Files, feedback: Sequence[Mapping[str, Any]], seed: int, number: int) -> Changes:
-        """Changes, keyed by ``seed`` and ``number``. Raises InfrastructureError where it fails, ValueError on a proposal that is none."""
+        """Changes, keyed by ``seed`` and ``number``. Raises InfrastructureError where it fails,
+        ValueError on a proposal that is none."""
         ...
 
 
@@ -96,7 +98,8 @@ class NumbersEditor:
 
 
 class ScriptEditor:
-    """``cmd:SCRIPT``: a program in the sandbox; it reads ``{files, feedback, seed}`` and writes ``{path: text or null}``, both JSON."""
+    """``cmd:SCRIPT``: a program in the sandbox; it reads ``{files, feedback, seed}`` and writes ``{path: text or null}``, both
+    JSON."""
 
     def __init__(self, path: Path, sandbox: Sandbox, seconds: float) -> None:
         """Raises UserError where there is no such script."""
@@ -131,7 +134,8 @@ class ScriptEditor:
 
 
 class OwnEditor:
-    """``FILE.py:FUNCTION``: a function of yours, ``function(files, feedback, seed)``, which returns ``{path: text or None}``; with your rights."""
+    """``FILE.py:FUNCTION``: a function of yours, ``function(files, feedback, seed)``,
+    which returns ``{path: text or None}``; with your rights."""
 
     def __init__(self, spec: str) -> None:
         self._function = own_function(spec, "files", "feedback", "seed")

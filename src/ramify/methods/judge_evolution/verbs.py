@@ -36,7 +36,8 @@ Challengers = Annotated[
     option(
         "--judge",
         metavar="JUDGE",
-        help="A challenger: any judge by name (judge:MODEL#PROMPT, cmd:check.sh, FILE.py:FUNCTION, ...); several share the level.",
+        help="A challenger: any judge by name (judge:MODEL#PROMPT, cmd:check.sh, FILE.py:FUNCTION, ...); several share the "
+        "level.",
     ),
 ]
 Against = Annotated[str | None, option("--against", metavar="JUDGE", help="The incumbent, by name.")]
@@ -129,9 +130,11 @@ def promote(
     strict: Strict = False,
     as_json: Json = False,
 ) -> None:
-    """Replace the judge of a slot of a run where the anchor says that another is better. Its scores stop counting; none is deleted.
+    """Replace the judge of a slot of a run where the anchor says that another is better.
+    Its scores stop counting; none is deleted.
 
-    The incumbent is the judge that took the slot last, or --against. A slot without scores and without a judge is free for the first one.
+    The incumbent is the judge that took the slot last, or --against.
+    A slot without scores and without a judge is free for the first one.
     """
     items, spent = read_anchor(anchor, truth), Ledger()
     with Run.open(find_run(run), write=True) as opened:
@@ -166,7 +169,8 @@ def _kin(run: Run, specs: list[str]) -> list[str]:
 
 @app.verb()
 def show(run: RunArgument, as_json: Json = False) -> None:
-    """The slots of a run: who judges, how many scores count and how many do not, how often an anchor was looked at; of a search its endpoint."""
+    """The slots of a run: who judges, how many scores count and how many do not,
+    how often an anchor was looked at; of a search its endpoint."""
     with Run.open(find_run(run)) as opened:
         found = ledger.board(opened)
         ends = [one for one in opened.findings() if one.maker.startswith("judge-evolution")]
@@ -202,7 +206,8 @@ def erase(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Let the scores of a slot count no longer, or only those of one judge, without an anchor. Nothing is deleted: --to brings a judge back."""
+    """Let the scores of a slot count no longer, or only those of one judge, without an anchor.
+    Nothing is deleted: --to brings a judge back."""
     with Run.open(find_run(run), write=not dry_run) as opened:
         slots = ledger.board(opened)["slots"]
         if slot not in slots:
@@ -240,7 +245,8 @@ def rescore(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Score anew what a slot's earlier judges scored; in a slot without scores every attempt of the run. The same command continues."""
+    """Score anew what a slot's earlier judges scored; in a slot without scores every attempt of the run. The same command
+    continues."""
     spent = Ledger()
     with Run.open(find_run(run), write=not dry_run) as opened:
         spec = judge or ledger.incumbent_spec(opened, slot)
@@ -270,7 +276,8 @@ def rescore(
     emit(
         found,
         as_json,
-        f"{found['scored']} scored anew by '{made.name}', {found['missing']} missing, {found['kept']} were there, {found['left']} left",
+        f"{found['scored']} scored anew by '{made.name}', {found['missing']} missing, {found['kept']} were there, "
+        f"{found['left']} left",
     )
 
 
@@ -286,9 +293,11 @@ def evolve(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Improve a workspace and the judge in it together: Thompson sampling over an archive, judges replaced at checkpoints by the anchor.
+    """Improve a workspace and the judge in it together: Thompson sampling over an archive,
+    judges replaced at checkpoints by the anchor.
 
-    The same command continues an interrupted search. Programs run in the sandbox; an anchor's item in a workspace or a prompt ends it.
+    The same command continues an interrupted search. Programs run in the sandbox;
+    an anchor's item in a workspace or a prompt ends it.
     """
     from ramify.methods.judge_evolution import evolution
 

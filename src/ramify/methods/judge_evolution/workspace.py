@@ -1,4 +1,5 @@
-"""Workspaces: a folder of text files that holds the programs of several roles, run in the sandbox only, kept in the run, written out as git commits."""
+"""Workspaces: a folder of text files that holds the programs of several roles, run in the sandbox only,
+kept in the run, written out as git commits."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MOST_FILES, MOST_BYTES = 400, 2 << 20
 
 
 def read_workspace(folder: Path) -> dict[str, str]:
-    """The text files below ``folder``; hidden ones are left out. Raises UserError on links, on files that are no text, and on too many of them."""
+    """The text files below ``folder``; hidden ones are left out.
+    Raises UserError on links, on files that are no text, and on too many of them."""
     if not folder.is_dir():
         raise UserError(f"there is no workspace {folder}: it is a folder with the programs of its roles")
     found: dict[str, str] = {}
@@ -102,7 +104,8 @@ class Program:
 
 
 class WorkspaceJudge(Each):
-    """The judge that a workspace holds: its program gets the artefact and ends with exit code 0 (yes) or 1 (no); anything else is no answer."""
+    """The judge that a workspace holds: its program gets the artefact and ends with exit code 0 (yes) or 1 (no); anything else is
+    no answer."""
 
     def __init__(
         self, sandbox: Sandbox, files: Files, command: Sequence[str], patterns: Sequence[str], seconds: float, name: str
@@ -119,7 +122,8 @@ class WorkspaceJudge(Each):
 
 
 def judge_identity(files: Files, command: Sequence[str], patterns: Sequence[str]) -> str:
-    """Hash of a judge's command and of the files that it is made of (all, without ``patterns``): the same content is the same judge."""
+    """Hash of a judge's command and of the files that it is made of (all, without ``patterns``):
+    the same content is the same judge."""
     own = sorted((path, text) for path, text in files.items() if not patterns or any(fnmatch(path, one) for one in patterns))
     return stable_hash("judge", "workspace", VERSION, *command, *(part for pair in own for part in pair))
 
@@ -131,10 +135,12 @@ def changed(before: Files, after: Files) -> list[str]:
 
 
 def write_git(folder: Path, nodes: Sequence[tuple[Files, int | None, str]], names: Mapping[str, int]) -> None:
-    """Make a git repository of an archive: a commit a workspace (files, number of the parent, message), a tag for each of ``names``.
+    """Make a git repository of an archive: a commit a workspace (files, number of the parent,
+    message), a tag for each of ``names``.
 
-    The same archive makes the same commits: no date and no person of this machine is in them. The branch ``main`` is the first of ``names``.
-    The folder is there whole or not at all. Raises UserError where it is there already, NeedsError where git is not, RamifyError where the disk refuses.
+    The same archive makes the same commits: no date and no person of this machine is in them. The branch ``main`` is the first of
+    ``names``. The folder is there whole or not at all. Raises UserError where it is there already,
+    NeedsError where git is not, RamifyError where the disk refuses.
     """
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} is there already: choose another folder")

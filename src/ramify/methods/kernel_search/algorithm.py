@@ -1,6 +1,7 @@
 """Pure functions of kernel-search: roofline, occupancy, what counts as a gain, reward, and the tree of candidates.
 
-Sections are those of docs/methods/kernel-search-evidence.md, which follows arXiv 2606.26453; constants that the paper does not give are ours.
+Sections are those of docs/methods/kernel-search-evidence.md, which follows arXiv 2606.26453;
+constants that the paper does not give are ours.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class KernelSearchConfig(Config):
     algo: Literal["mcts", "greedy", "best-of"] = "mcts"
     """mcts: the tree of section 3.9; greedy: always from the best correct one; best-of: always from the original."""
     proposer: str = "transforms"
-    """transforms (no model), transforms:blind (they ignore findings), or a model by name that writes candidates, such as chat:MODEL@URL."""
+    """transforms (no model), transforms:blind (they ignore findings),
+    or a model by name that writes candidates, such as chat:MODEL@URL."""
     seed: int = Field(0, ge=0)
     """Decides what is proposed, and the inputs."""
     exploration: float = Field(0.7, ge=0)
@@ -53,10 +55,12 @@ class KernelSearchConfig(Config):
     memory: str = ""
     """File of JSON lines that remembers, over searches, which transform helped which finding; empty: none."""
     library: str = ""
-    """Folder of source code: accepted kernels are kept in it and tried first on a like task, a model is shown like code of it; empty: none."""
+    """Folder of source code: accepted kernels are kept in it and tried first on a like task,
+    a model is shown like code of it; empty: none."""
 
 
-# -- roofline and occupancy (sections 3.3 and 3.5) ---------------------------------------------------------------------------------
+# -- roofline and occupancy (sections 3.3 and 3.5)
+# ---------------------------------------------------------------------------------
 
 
 def attainable(intensity: float, peak: float, bandwidth: float) -> float:
@@ -97,7 +101,8 @@ DEVICES: Mapping[str, Device] = {
 
 
 def occupancy(warps: int, registers: int, shared: int, device: Device | None = None) -> tuple[int, float, str]:
-    """(blocks a multiprocessor, share of its threads, what limits) of blocks of ``warps`` with so many registers a thread and bytes of shared memory.
+    """(blocks a multiprocessor, share of its threads, what limits) of blocks of ``warps`` with so many registers a thread and
+    bytes of shared memory.
 
     Registers are given out 256 a warp, so 8 a thread; shared memory in KiB.
     """
@@ -114,7 +119,8 @@ def occupancy(warps: int, registers: int, shared: int, device: Device | None = N
     return limits[limiter], limits[limiter] * threads / device.threads, limiter
 
 
-# -- what counts as a gain (section 3.8) --------------------------------------------------------------------------------------------
+# -- what counts as a gain (section 3.8)
+# --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,8 @@ class Gain:
 
 
 def paired_gain(reference: Sequence[float], candidate: Sequence[float], rng: np.random.Generator, samples: int = 2000) -> Gain:
-    """The gain of times in pairs, shape (P,) each, seconds a call. Raises ValueError unless there are as many of both, at least one, above 0."""
+    """The gain of times in pairs, shape (P,) each, seconds a call.
+    Raises ValueError unless there are as many of both, at least one, above 0."""
     a, b = np.asarray(reference, float), np.asarray(candidate, float)
     if a.shape != b.shape or not a.size or min(a.min(), b.min()) <= 0:
         raise ValueError("times come in pairs, and are above 0")
@@ -164,12 +171,13 @@ def paired_gain(reference: Sequence[float], candidate: Sequence[float], rng: np.
 
 
 def gain_of_rounds(rounds: Sequence[Gain], control: Sequence[Gain]) -> Gain:
-    """One gain of several that were measured in fresh processes each, over that of the original in the candidate's place (``control``).
+    """One gain of several that were measured in fresh processes each,
+    over that of the original in the candidate's place (``control``).
 
-    Student interval of the mean difference of log speed-ups, both of shape (R,), R >= 2. Where a process's memory comes to lie makes the
-    same code faster or slower by a tenth and more for as long as the process lives (Mytkowicz et al. 2009), so the batches of one pair of
-    processes do not show what the next pair would; and the place of the candidate, which starts last, is itself not neutral.
-    Raises ValueError below two rounds, or where the two differ in length.
+    Student interval of the mean difference of log speed-ups, both of shape (R,), R >= 2. Where a process's memory comes to lie
+    makes the same code faster or slower by a tenth and more for as long as the process lives (Mytkowicz et al. 2009), so the
+    batches of one pair of processes do not show what the next pair would; and the place of the candidate, which starts last, is
+    itself not neutral. Raises ValueError below two rounds, or where the two differ in length.
     """
     logs = [math.log(one.speedup / same.speedup) for one, same in zip(rounds, control, strict=True)]
     low, high = mean_t(logs)
@@ -189,7 +197,8 @@ def gain_of_rounds(rounds: Sequence[Gain], control: Sequence[Gain]) -> Gain:
 
 
 def reward(speedup: float | None) -> float:
-    """0 of a candidate that fails the wall (None); else 0.05 + 0.95 * ln(s / s_low) / ln(s_high / s_low), clipped (section 3.9)."""
+    """0 of a candidate that fails the wall (None); else 0.05 + 0.95 * ln(s / s_low) / ln(s_high / s_low), clipped (section
+    3.9)."""
     if speedup is None or not speedup > 0:
         return 0.0
     return 0.05 + 0.95 * min(1.0, max(0.0, math.log(speedup / S_LOW) / math.log(S_HIGH / S_LOW)))
@@ -200,7 +209,8 @@ def hit_rate(hits: int, tries: int, prior: tuple[float, float] = (1.0, 4.0)) -> 
     return (prior[0] + hits) / (prior[0] + prior[1] + tries)
 
 
-# -- the tree (section 3.9) -----------------------------------------------------------------------------------------------------------
+# -- the tree (section 3.9)
+# -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Reading machine code: a function's innermost loops out of `objdump -d -l`, and what is counted in each.
 
-Prologues, epilogues and remainder loops of vectorized code are scalar by design, so loops are judged one by one and never the whole symbol; of
-the loops that one source loop became the widest is taken.
+Prologues, epilogues and remainder loops of vectorized code are scalar by design, so loops are judged one by one and never the
+whole symbol; of the loops that one source loop became the widest is taken.
 """
 
 from __future__ import annotations
@@ -222,7 +222,8 @@ _ADDEND = {"132": -2, "213": -3, "231": -1}
 
 
 def _chain(body: Sequence[Instruction]) -> bool:
-    """Some number goes from one iteration to the next through scalar additions alone, whatever registers they write on the way."""
+    """Some number goes from one iteration to the next through scalar additions alone,
+    whatever registers they write on the way."""
     steps: list[tuple[str, list[str], int]] = []
     for one in body:
         words = re.findall(r"[^,\s(]*\([^)]*\)|[^,\s]+", one.operands)

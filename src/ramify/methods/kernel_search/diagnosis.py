@@ -1,4 +1,5 @@
-"""KernelDiagnosis: the tiers that this machine has, its measured roofs, and of one build every metric that can be had without hardware counters."""
+"""KernelDiagnosis: the tiers that this machine has, its measured roofs,
+and of one build every metric that can be had without hardware counters."""
 
 from __future__ import annotations
 
@@ -125,7 +126,9 @@ def tiers() -> dict[str, tuple[bool, str]]:
     x86 = platform.machine() in ("x86_64", "AMD64")
     return {
         "C0": (has("gcc") and has("objdump") and x86, "gcc and objdump" if has("gcc") and has("objdump") and x86 else f"off: {'gcc' if not has('gcc') else 'objdump' if not has('objdump') else 'x86-64'} is missing"),
-        "C1": (has("gcc"), "processor time read from outside the timed process" if has("gcc") else "off: gcc is missing, so kernels in C do not run; Python kernels do"),
+        "C1": (has("gcc"), "processor time read from outside the timed process" if has("gcc") else "off: gcc is missing, so "
+                                                                                                   "kernels in C do not run; "
+                                                                                                   "Python kernels do"),
         "C2": (has("valgrind") or has("llvm-mca"), ", ".join(f"{name}{'' if has(name) else ' is missing'}" for name in ("valgrind", "llvm-mca"))),
         "C3": (True, "page faults and threads from /proc"),
         "C4": (False, "hardware counters: not used, and never needed"),
@@ -192,7 +195,8 @@ async def gather(
 
 
 async def _operators(wall: Wall, code: Code) -> tuple[dict[str, list[int]] | None, float | None]:
-    """Of a torch kernel operator -> (calls, bytes), and its flops; None where it does not run alone, or torch compiles it into other operators."""
+    """Of a torch kernel operator -> (calls, bytes), and its flops;
+    None where it does not run alone, or torch compiles it into other operators."""
     task = wall.task
     if re.search(r"\btorch\.compile\b", code.source):
         return None, None

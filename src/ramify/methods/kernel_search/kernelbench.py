@@ -1,7 +1,8 @@
 """KernelBench problems as tasks: a file with ``Model``, ``get_inputs`` and ``get_init_inputs``; candidates define ``ModelNew``.
 
-The file is somebody else's code. Here it is parsed only; what it says of itself (shapes, work, operators) is asked in the sandbox, and it is
-run there. Weights come from a seed set before the model is made, as KernelBench does, so a candidate makes its parameters in the same order.
+The file is somebody else's code. Here it is parsed only; what it says of itself (shapes, work, operators) is asked in the
+sandbox, and it is run there. Weights come from a seed set before the model is made, as KernelBench does,
+so a candidate makes its parameters in the same order.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def from_kernelbench(
 ) -> KernelTask:
     """The KernelBench problem in a file as a task. ``sizes`` replaces constants of the file, such as ``{"batch_size": 16}``.
 
-    A line ``# ramify: batch_size = 16; tolerance 1e-3; threads 2`` in the file says the same. Raises UserError naming the file and what is
-    wrong in it (inputs too large for a processor, random outputs, no such constant), NeedsError where nothing isolates or torch is missing.
+    A line ``# ramify: batch_size = 16; tolerance 1e-3; threads 2`` in the file says the same. Raises UserError naming the file
+    and what is wrong in it (inputs too large for a processor, random outputs, no such constant),
+    NeedsError where nothing isolates or torch is missing.
     """
     file = find_problem(str(path))
     if file is None:
@@ -95,7 +97,8 @@ def from_kernelbench(
 
 
 def constants_of(source: str) -> dict[str, tuple[ast.expr, float]]:
-    """Numbers that a file sets at its top level: name -> (where its value stands, the value). ``a = b = 2``, ``a, b = 2, 3`` and ``a = 2 * 8`` too."""
+    """Numbers that a file sets at its top level: name -> (where its value stands, the value).
+    ``a = b = 2``, ``a, b = 2, 3`` and ``a = 2 * 8`` too."""
     found: dict[str, tuple[ast.expr, float]] = {}
     for one in ast.parse(source).body:
         for target in one.targets if isinstance(one, ast.Assign) else ():

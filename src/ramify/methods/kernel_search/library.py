@@ -1,7 +1,8 @@
-"""A folder of source code that a search may use: kernels that were accepted before are tried first on a like task, and a model is shown like code.
+"""A folder of source code that a search may use: kernels that were accepted before are tried first on a like task, and a model is
+shown like code.
 
-A kept kernel is a source file whose first line says what it is (``// ramify kernel: {...}``); every other source below the folder is read, never run:
-a library tree such as CUTLASS, or your own. Its code goes through the wall as any candidate does.
+A kept kernel is a source file whose first line says what it is (``// ramify kernel: {...}``); every other source below the folder
+is read, never run: a library tree such as CUTLASS, or your own. Its code goes through the wall as any candidate does.
 """
 
 from __future__ import annotations

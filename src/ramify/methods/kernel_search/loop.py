@@ -1,8 +1,9 @@
-"""The search: choose a node, diagnose it, let the proposer write candidates, put each through the wall, and note it, on the kernel's search loop.
+"""The search: choose a node, diagnose it, let the proposer write candidates,
+put each through the wall, and note it, on the kernel's search loop.
 
-Everything lies in the run: candidates are nodes of one tree (their text is the code), what they were worth is a score, what the tools said
-of them are findings, and each evaluation is one committed entry of the journal; so the same command continues a search that was killed, and
-a tree is made again from its journal bit for bit.
+Everything lies in the run: candidates are nodes of one tree (their text is the code), what they were worth is a score, what the
+tools said of them are findings, and each evaluation is one committed entry of the journal; so the same command continues a search
+that was killed, and a tree is made again from its journal bit for bit.
 """
 
 from __future__ import annotations
@@ -312,7 +313,8 @@ class KernelSearch:
         return node.id
 
     async def _found(self) -> BestKernel:
-        """The best candidate, timed once more in fresh processes with twice the pairs: the best of many looks better than it is."""
+        """The best candidate, timed once more in fresh processes with twice the pairs:
+        the best of many looks better than it is."""
         promising: dict[Gain, CandidateNode] = {}
         for one in sorted((one for one in self.tree.nodes[1:] if one.correct), key=lambda one: -(one.speedup or 0)):
             gain = self.trials[one.number].gain
@@ -374,7 +376,8 @@ class KernelSearch:
 
 
 def ranked_speedup(trial: WallTrial) -> float | None:
-    """What a trial counts in the tree: the lower bound of its speed-up; 1 of times too noisy to rank, or none; None of a refused one."""
+    """What a trial counts in the tree: the lower bound of its speed-up;
+    1 of times too noisy to rank, or none; None of a refused one."""
     if not trial.ok:
         return None
     if trial.gain is None or not trial.gain.ranked:
@@ -393,15 +396,17 @@ def search(
     task: KernelTask, config: KernelSearchConfig | None = None, out: Path | str | None = None, *, proposer: KernelProposer | None = None, progress: Progress = SILENT,
     roofs: bool = True, simulate: bool = False, allow_unsandboxed: bool = False, **settings: Any,
 ) -> BestKernel:  # fmt: skip
-    """Search for a faster kernel; with ``out`` in a run, which the same call continues. ``settings`` are those of KernelSearchConfig.
+    """Search for a faster kernel; with ``out`` in a run, which the same call continues.
+    ``settings`` are those of KernelSearchConfig.
 
-    ``simulate`` lets every chosen candidate be simulated, too (slower, finds strides). Raises UserError where the original fails its own
-    reference, NeedsError where nothing isolates or there is no compiler.
+    ``simulate`` lets every chosen candidate be simulated, too (slower, finds strides). Raises UserError where the original fails
+    its own reference, NeedsError where nothing isolates or there is no compiler.
     """
     config = config or KernelSearchConfig(**settings)
     if task.kind == "triton":
         raise UserError(
-            f"{task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search sass` reads them without one, and `bench` "
+            f"{task.path}: Triton kernels are timed on a GPU only, so nothing can be ranked here; `kernel-search sass` reads "
+            "them without one, and `bench` "
             "says whether one is right"
         )
 
@@ -448,7 +453,8 @@ def outline(tree: CandidateTree) -> list[str]:
     def walk(node: CandidateNode, indent: int) -> None:
         worth = "refused" if not node.correct else f"{node.speedup:.2f}x"
         lines.append(
-            f"{'  ' * indent}{node.number} {node.how}: {worth}{', ' + str(node.visits) + ' visits' if node.children else ''}{' (' + node.pruned + ')' if node.pruned else ''}"
+            f"{'  ' * indent}{node.number} {node.how}: "
+            f"{worth}{', ' + str(node.visits) + ' visits' if node.children else ''}{' (' + node.pruned + ')' if node.pruned else ''}"
         )
         for child in node.children:
             walk(tree.nodes[child], indent + 1)

@@ -1,4 +1,5 @@
-"""The wall where candidates come from elsewhere: a judge of replies (TRL, verl, inspect, any grader), and an assertion for tests."""
+"""The wall where candidates come from elsewhere: a judge of replies (TRL, verl, inspect, any grader),
+and an assertion for tests."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from ramify.score.judge import Each, Item, Judgement
 class KernelJudge(Each):
     """``kernel-search:FILE.c:FUNCTION``: what the last fenced block of a reply is worth as a candidate for that kernel.
 
-    The reward of the search: 0 where the wall refuses it or there is no block, 0.05 to 1 by the lower bound of its speed-up, 0.43 where it is as fast.
-    Without a kernel it cannot say. Replies are judged one after the other: they are timed.
+    The reward of the search: 0 where the wall refuses it or there is no block, 0.05 to 1 by the lower bound of its speed-up, 0.43
+    where it is as fast. Without a kernel it cannot say. Replies are judged one after the other: they are timed.
     """
 
     def __init__(self, argument: str = "", *, pairs: int = 6, allow_unsandboxed: bool = False) -> None:
@@ -74,10 +75,11 @@ def _evidence(trial: WallTrial) -> dict[str, Any]:
 def assert_right_kernel(
     kernel: str, candidate: Path | str, *, at_least: float = 0.0, pairs: int = 10, allow_unsandboxed: bool = False
 ) -> None:
-    """Assert that the function in the file ``candidate`` gives what ``kernel`` (FILE.c:FUNCTION) does, and is ``at_least`` so many times as fast.
+    """Assert that the function in the file ``candidate`` gives what ``kernel`` (FILE.c:FUNCTION) does,
+    and is ``at_least`` so many times as fast.
 
-    Judged by the wall of kernel-search. ``at_least`` is held against the upper end of the 95 % interval, so a busy machine does not fail a test;
-    0 times nothing. Raises AssertionError saying what is wrong, UserError on what is no kernel.
+    Judged by the wall of kernel-search. ``at_least`` is held against the upper end of the 95 % interval, so a busy machine does
+    not fail a test; 0 times nothing. Raises AssertionError saying what is wrong, UserError on what is no kernel.
     """
     import asyncio
 
@@ -89,6 +91,7 @@ def assert_right_kernel(
         raise AssertionError(f"{candidate} is refused ({trial.stage}): {trial.refused}")
     if at_least > 0 and trial.gain is not None and trial.gain.high < at_least:
         raise AssertionError(
-            f"{candidate} is {trial.gain.speedup:.2f} times as fast as {kernel} (95 % interval {trial.gain.low:.2f} to {trial.gain.high:.2f}), "
+            f"{candidate} is {trial.gain.speedup:.2f} times as fast as {kernel} (95 % interval {trial.gain.low:.2f} to "
+            f"{trial.gain.high:.2f}), "
             f"not {at_least:g}"
         )

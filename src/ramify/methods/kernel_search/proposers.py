@@ -52,7 +52,8 @@ class KernelProposer(Protocol):
     async def propose(
         self, code: Code, findings: Sequence[Prescription], error: str, n: int, position: Sequence[int], known: Mapping[str, Any]
     ) -> list[Proposal]:
-        """At most ``n`` candidates made from ``code`` that are not in ``known`` (their hashes). ``error`` is why ``code`` failed, if it did.
+        """At most ``n`` candidates made from ``code`` that are not in ``known`` (their hashes).
+        ``error`` is why ``code`` failed, if it did.
 
         Keyed by ``position``. Raises InfrastructureError where it fails.
         """
@@ -103,7 +104,8 @@ class SearchMemory:
         """At most five lines for a prompt: what became of these findings in kernels of class ``self.klass``."""
         rows = [row for row in self.rows if row["tool"] in tools and row["class"] == self.klass][-5:]
         return [
-            f"- {row['tool']}: {row['transform']} gave {'a failure, ' + row['error'] if row['ratio'] is None else format(row['ratio'], '.2f') + 'x'}"
+            f"- {row['tool']}: {row['transform']} gave "
+            f"{'a failure, ' + row['error'] if row['ratio'] is None else format(row['ratio'], '.2f') + 'x'}"
             for row in rows
         ]
 
@@ -115,7 +117,8 @@ def ranked(findings: Sequence[Prescription], memory: SearchMemory) -> list[Presc
 
 
 class TransformProposer:
-    """Edits of this package: those that findings ask for first, then the others in random order; ``blind`` ones in random order only."""
+    """Edits of this package: those that findings ask for first, then the others in random order;
+    ``blind`` ones in random order only."""
 
     def __init__(
         self,

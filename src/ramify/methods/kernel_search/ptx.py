@@ -1,7 +1,9 @@
-"""Which memory the 32 threads of a warp touch, read from PTX alone (tier G0): its address arithmetic is followed for one warp, lane by lane.
+"""Which memory the 32 threads of a warp touch, read from PTX alone (tier G0):
+its address arithmetic is followed for one warp, lane by lane.
 
-Followed in the order of the text, so of a loop its first pass: block 0, threads 0 to 31, arrays at addresses of their own, whole numbers among
-the arguments taken as 1024. An address that comes out of memory is said to; what is not understood is left open, never guessed.
+Followed in the order of the text, so of a loop its first pass: block 0, threads 0 to 31, arrays at addresses of their own, whole
+numbers among the arguments taken as 1024. An address that comes out of memory is said to;
+what is not understood is left open, never guessed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ MOST_ROWS = 20
 
 
 def comment(found: Mapping[str, Any], source: str, language: str) -> str:
-    """Markdown of what `explain` found: the verdict, the fastest candidates, advice that was tried, and the new source to unfold."""
+    """Markdown of what `explain` found: the verdict, the fastest candidates, advice that was tried,
+    and the new source to unfold."""
     order = sorted(found["tree"][1:], key=lambda one: -(one["speedup"] or 0))
     rows = [
         [one["number"], one["how"], "refused" if one["speedup"] is None else f"{one['speedup']:.2f}", f"of {one['parent']}"]

@@ -1,8 +1,8 @@
 """NVIDIA kernels without a GPU (tier G0): what their PTX, machine code and resource usage tell.
 
-A Triton or CUDA kernel is compiled ahead of time for a chip that need not be here; a ``.ptx`` file goes through ptxas where that is here; a
-``.sass`` file (nvdisasm, cuobjdump -sass) and a ``.cubin`` are read as they are. Stall reasons and hit rates need counters and are listed as not
-measurable.
+A Triton or CUDA kernel is compiled ahead of time for a chip that need not be here; a ``.ptx`` file goes through ptxas where that
+is here; a ``.sass`` file (nvdisasm, cuobjdump -sass) and a ``.cubin`` are read as they are. Stall reasons and hit rates need
+counters and are listed as not measurable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)")
 
 
 def counts(sass: str) -> dict[str, int]:
-    """Instructions by what they do. Of accesses to global memory also by width: LDG32 (32 bits and less), LDG64, LDG128, and so STG."""
+    """Instructions by what they do. Of accesses to global memory also by width:
+    LDG32 (32 bits and less), LDG64, LDG128, and so STG."""
     found: Counter[str] = Counter()
     for one in _SASS.finditer(sass):
         name, _, form = one[1].partition(".")
@@ -62,7 +63,8 @@ def ptx_counts(ptx: str) -> dict[str, int]:
 
 
 def sass_metrics(sass: str, told: Mapping[str, int], arch: str, warps: int, shared: int | None = None) -> dict[str, Any]:
-    """What the GPU's tools read: counts, registers, stack, shared memory, occupancy and its limiter. ``told`` is what :func:`usage_of` found."""
+    """What the GPU's tools read: counts, registers, stack, shared memory,
+    occupancy and its limiter. ``told`` is what :func:`usage_of` found."""
     found: dict[str, Any] = dict(counts(sass)) | {"registers": _highest(sass) + 1, "stack": 0, **told}
     found |= {"shared": max(told.get("shared", 0), shared or 0), "warps": warps, "arch": arch}
     blocks, share, limiter = occupancy(warps, found["registers"], found["shared"], DEVICES.get(arch))
@@ -224,7 +226,8 @@ def nvidia_tool(program: str) -> str | None:
 
 
 def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
-    """What nvcc, ptxas and nvdisasm make of a .cu, .ptx or .cubin file in the sandbox: ``ptx``, ``usage`` and ``sass`` where the tool is here."""
+    """What nvcc, ptxas and nvdisasm make of a .cu, .ptx or .cubin file in the sandbox:
+    ``ptx``, ``usage`` and ``sass`` where the tool is here."""
     here = {name: nvidia_tool(name) for name in ("nvcc", "ptxas", "nvdisasm", "cuobjdump")}
     data = read_small(path, "the kernel", 64 << 20)
     lines = ["set -e"]
@@ -263,7 +266,8 @@ def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
 
 
 def triton_kernel(spec: str, signature: str = "") -> tuple[Path, ast.FunctionDef, str, str, int]:
-    """(file, kernel, text, types, warps) of ``FILE.py:KERNEL``; ``signature`` replaces the file's. Raises UserError where one is missing."""
+    """(file, kernel, text, types, warps) of ``FILE.py:KERNEL``; ``signature`` replaces the file's.
+    Raises UserError where one is missing."""
     name, colon, function = spec.rpartition(":")
     path, function = (Path(name), function) if colon else (Path(spec), "")
     if path.suffix != ".py" or not path.is_file():
@@ -278,7 +282,8 @@ def triton_kernel(spec: str, signature: str = "") -> tuple[Path, ast.FunctionDef
         raise UserError(f"{path} has no Triton kernel '{function}' ({nearest(function, kernels)})")
     if not signature:
         raise UserError(
-            f"which types {function} takes is not said: --signature '*fp32:16, *fp32:16, i32, 1024', or a line '# ramify: signature ...' in {path}"
+            f"which types {function} takes is not said: --signature '*fp32:16, *fp32:16, i32, 1024', or a line '# ramify: "
+            f"signature ...' in {path}"
         )
     return path, kernels[function], text, signature, int(noted[2]) if noted and noted[2] else 4
 
@@ -287,7 +292,8 @@ def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: i
     path, kernel, text, signature, noted = triton_kernel(spec, signature)
     if not any((Path(folder) / "triton").is_dir() for folder in sys.path):
         raise NeedsError(
-            "Triton compiles its kernels, and it is not installed in this environment; a .sass, .ptx or .cubin file can be read without it"
+            "Triton compiles its kernels, and it is not installed in this environment; a .sass, .ptx or .cubin file can be read "
+            "without it"
         )
     request = {
         "function": kernel.name,

@@ -1,13 +1,14 @@
-"""A kernel as a task: its source, what it takes and returns, shapes and inputs to try it on, and the reference it is compared with.
+"""A kernel as a task: its source, what it takes and returns, shapes and inputs to try it on,
+and the reference it is compared with.
 
 A line of comment in the source says what its signature does not, and clauses are apart by ";"::
 
     // ramify: n = 1000000, 1001, 1; x[n] in -4..4; y[n]; flops 2*n; bytes 12*n
 
-``NAME = v, ...`` are the values of a scalar (first the one that is timed), ``[in|out|inout] NAME[COUNT]`` an array with its number of
-elements, ``in LOW..HIGH`` the range of its inputs, ``fixed`` an array that is never shifted (sorted positions, for example), ``flops`` and
-``bytes`` the work and the compulsory traffic, ``flags`` the compiler's, ``knob NAME = a, b`` a macro and its values, ``threads N``,
-``varies`` a kernel whose results may differ from run to run, ``tolerance T``.
+``NAME = v, ...`` are the values of a scalar (first the one that is timed), ``[in|out|inout] NAME[COUNT]`` an array with its
+number of elements, ``in LOW..HIGH`` the range of its inputs, ``fixed`` an array that is never shifted (sorted positions, for
+example), ``flops`` and ``bytes`` the work and the compulsory traffic, ``flags`` the compiler's, ``knob NAME = a, b`` a macro and
+its values, ``threads N``, ``varies`` a kernel whose results may differ from run to run, ``tolerance T``.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class InputSet:
     name: str
     scalars: Mapping[str, float]
     inputs: Mapping[str, np.ndarray]
-    """Array name -> 1-d pool, longer than the count by ``windows`` lines of 64 bytes where it is shifted. Of a KernelBench problem none: they
-    are made in the sandbox, as long."""
+    """Array name -> 1-d pool, longer than the count by ``windows`` lines of 64 bytes where it is shifted. Of a KernelBench
+    problem none: they are made in the sandbox, as long."""
     windows: int
 
 
@@ -118,7 +119,8 @@ class KernelTask:
     varies: bool = False
     tolerance: float = 1e-5
     reference: Callable[..., Any] | None = None
-    """Your own reference: called with the arguments by name, returns the outputs by name (or the only one). Without it the source itself, in double precision."""
+    """Your own reference: called with the arguments by name, returns the outputs by name (or the only one).
+    Without it the source itself, in double precision."""
     path: str = ""
     problem: Mapping[str, Any] | None = None
     """Of a KernelBench problem what it says of itself; its inputs are made in the sandbox."""
@@ -149,7 +151,8 @@ class KernelTask:
         }
 
     def work(self, scalars: Mapping[str, float] | None = None) -> tuple[float | None, float | None]:
-        """(flops, compulsory bytes) of a call; None where nothing says how many. Undeclared bytes: inputs read once, outputs written once."""
+        """(flops, compulsory bytes) of a call; None where nothing says how many.
+        Undeclared bytes: inputs read once, outputs written once."""
         at = scalars or self.main
         flops = float(evaluate(self.flops, at)) if self.flops else None
         if self.bytes:
@@ -256,7 +259,8 @@ def read_task(
     sizes: Mapping[str, float] | None = None,
     allow_unsandboxed: bool = False,
 ) -> KernelTask:
-    """The task that ``FILE:FUNCTION`` names (``FILE`` where it has one function only), or a KernelBench problem with ``sizes`` for its constants.
+    """The task that ``FILE:FUNCTION`` names (``FILE`` where it has one function only),
+    or a KernelBench problem with ``sizes`` for its constants.
 
     Raises UserError naming file, line and clause.
     """
@@ -313,7 +317,8 @@ def from_c(source: str, symbol: str = "", path: str = "kernel.c", reference: Cal
         if found is None or found[2] not in TYPES:
             line = source[: head.start()].count("\n") + 1
             raise UserError(
-                f"{path}:{line}: the argument '{text.strip()}' of {symbol} is none of the known types ({', '.join(sorted(set(TYPES) - {'f32', 'f64', 'i32', 'i64', 'u8'}))}, or a pointer to one)"
+                f"{path}:{line}: the argument '{text.strip()}' of {symbol} is none of the known types "
+                f"({', '.join(sorted(set(TYPES) - {'f32', 'f64', 'i32', 'i64', 'u8'}))}, or a pointer to one)"
             )
         name, kind = found[4], TYPES[found[2]]
         order.append(name)
@@ -443,7 +448,8 @@ def _clause(
         values[found[1]] = tuple(float(evaluate(one, {})) for one in found[2].split(","))
     else:
         raise UserError(
-            f"{where}: the clause '{clause}' says nothing known: NAME = 1000, NAME[n], flops, bytes, flags, knob, threads, tolerance, varies"
+            f"{where}: the clause '{clause}' says nothing known: NAME = 1000, NAME[n], flops, bytes, flags, knob, threads, "
+            "tolerance, varies"
         )
 
 
@@ -461,7 +467,8 @@ def window_of(seed: int, call: int, windows: int) -> int:
 
 
 def turned(pool: bytes, item: int, turn: int) -> bytes:
-    """A pool of elements of ``item`` bytes with its blocks, 64 at most, in the order of this turn; as supervisor.py has it. Turn 0 is the pool."""
+    """A pool of elements of ``item`` bytes with its blocks, 64 at most, in the order of this turn;
+    as supervisor.py has it. Turn 0 is the pool."""
     size = max(1, -(-len(pool) // item // 64)) * item
     blocks = [pool[at : at + size] for at in range(0, len(pool), size)]
     order = sorted(range(len(blocks)), key=lambda i: sha256(f"{turn} {i}".encode()).digest()) if turn else range(len(blocks))

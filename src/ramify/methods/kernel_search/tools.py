@@ -1,4 +1,5 @@
-"""Tools: pure functions that read metrics and say what is slow and what to do. All that fit run, in the order of registration; none samples.
+"""Tools: pure functions that read metrics and say what is slow and what to do.
+All that fit run, in the order of registration; none samples.
 
 A tool never raises for a metric that is missing: it is then listed as not measurable here.
 """
@@ -185,8 +186,8 @@ def tool(
 ) -> Callable[[Read], Read]:
     """Register a function ``KernelMetrics -> Symptom | None`` as a tool, under its name in capitals.
 
-    ``needs`` are the metrics it reads. Raises UserError on a tool without a prescription or without a check, of an unknown tier, or
-    that needs a metric that there is none: a diagnosis without an instruction is noise.
+    ``needs`` are the metrics it reads. Raises UserError on a tool without a prescription or without a check, of an unknown tier,
+    or that needs a metric that there is none: a diagnosis without an instruction is noise.
     """
 
     def register(function: Read) -> Read:
@@ -222,7 +223,8 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
         absent = [need for need in one.needs if getattr(metrics, need) is None]
         if absent:
             missing.append(
-                f"{one.name}: not measurable here, it needs {' and '.join(dict.fromkeys(_WORDS.get(need, need) for need in absent))} ({TIERS[one.tier]})"
+                f"{one.name}: not measurable here, it needs "
+                f"{' and '.join(dict.fromkeys(_WORDS.get(need, need) for need in absent))} ({TIERS[one.tier]})"
             )
             continue
         seen = one.read(metrics)
@@ -274,12 +276,14 @@ def _strided(metrics: KernelMetrics, loop: Loop) -> bool:
     return loop.strided
 
 
-# -- processors ---------------------------------------------------------------------------------------------------------------------
+# -- processors
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @tool(
     tier="C0", category="vectorization", check="packed share of the loop's arithmetic", gain=(1.5, 8.0), transforms=("simd", "restrict", "fast-math", "no-trap"),
-    prescription="Remove what the compiler names (a dependence, an unknown trip count, a call), or write `#pragma omp simd` where you know that iterations are independent.",
+    prescription="Remove what the compiler names (a dependence, an unknown trip count, a call), or write `#pragma omp simd` "
+                 "where you know that iterations are independent.",
 )  # fmt: skip
 def scalar_fallback(m: KernelMetrics) -> Symptom | None:
     """Arithmetic on single numbers that no other tool explains."""
@@ -325,7 +329,8 @@ def reduction_order(m: KernelMetrics) -> Symptom | None:
 
 @tool(
     tier="C0", category="latency", check="calls in the loop", gain=(2.0, 6.0), transforms=("vector-math", "fast-math"),
-    prescription="Use a vector version of the function: -ffast-math with `#pragma omp simd` takes libmvec's, or write a polynomial.",
+    prescription="Use a vector version of the function: -ffast-math with `#pragma omp simd` takes libmvec's, or write a "
+                 "polynomial.",
 )  # fmt: skip
 def math_call(m: KernelMetrics) -> Symptom | None:
     """A function of the mathematics library, called once a number."""
@@ -343,7 +348,8 @@ def math_call(m: KernelMetrics) -> Symptom | None:
 
 @tool(
     tier="C0", category="latency", check="conditional jumps in the loop", gain=(2.0, 20.0), transforms=("select-late", "select", "no-trap", "fast-math"),
-    prescription="Compute both sides and select (`c ? a : b`), or hoist the condition; -fno-trapping-math lets the compiler do so.",
+    prescription="Compute both sides and select (`c ? a : b`), or hoist the condition; -fno-trapping-math lets the compiler do "
+                 "so.",
 )  # fmt: skip
 def branch_in_loop(m: KernelMetrics) -> Symptom | None:
     """Jumps, or conditional moves, inside a loop that is not vectorized."""
@@ -388,7 +394,8 @@ def strided_access(m: KernelMetrics) -> Symptom | None:
 
 @tool(
     tier="C0", category="precision", check="conversions in the loop", gain=(1.5, 3.0), transforms=("float-literals",),
-    prescription="Write float literals (0.5f), float functions (sqrtf) and float variables; the doubles halve the width of every vector.",
+    prescription="Write float literals (0.5f), float functions (sqrtf) and float variables; the doubles halve the width of "
+                 "every vector.",
 )  # fmt: skip
 def precision_creep(m: KernelMetrics) -> Symptom | None:
     """Conversions between float and double in a kernel of floats."""
@@ -519,7 +526,8 @@ def dependency_chain(m: KernelMetrics) -> Symptom | None:
 
 @tool(
     tier="C2", category="latency", check="divisions and square roots in the loop", gain=(1.2, 3.0), transforms=("reciprocal", "fast-math"),
-    prescription="Divide once outside the loop and multiply by the reciprocal; allow approximate square roots where the result permits.",
+    prescription="Divide once outside the loop and multiply by the reciprocal; allow approximate square roots where the result "
+                 "permits.",
 )  # fmt: skip
 def div_sqrt(m: KernelMetrics) -> Symptom | None:
     """Divisions dominate the loop's units."""
@@ -608,7 +616,8 @@ def vector_width(m: KernelMetrics) -> Symptom | None:
     )
 
 
-# -- torch ---------------------------------------------------------------------------------------------------------------------------
+# -- torch
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @tool(
@@ -633,7 +642,8 @@ def unfused_operators(m: KernelMetrics) -> Symptom | None:
 
 @tool(
     tier="T0", category="precision", check="bytes that copies move", gain=(1.1, 2.0), needs=("operators",), transforms=("lean", "drop-copies", "no-doubles", "out"),
-    prescription="Drop clone() and contiguous() where nothing writes to the copy, compute in the type of the arguments, and write results where they belong.",
+    prescription="Drop clone() and contiguous() where nothing writes to the copy, compute in the type of the arguments, and "
+                 "write results where they belong.",
 )  # fmt: skip
 def copied_tensors(m: KernelMetrics) -> Symptom | None:
     """Tensors are copied, or turned into another type, rather than computed with."""
@@ -651,7 +661,8 @@ def copied_tensors(m: KernelMetrics) -> Symptom | None:
     )
 
 
-# -- NVIDIA: what machine code and resource usage tell (G0), and what they do not ----------------------------------------------------
+# -- NVIDIA: what machine code and resource usage tell (G0), and what they do not
+# ----------------------------------------------------
 
 
 @tool(tier="G0", category="latency", needs=("sass",), check="LDL and STL", gain=(1.1, 2.0), transforms=("fewer-warps-tile", "stages"),
@@ -687,7 +698,8 @@ def occupancy_limiter(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(tier="G0", category="compute", needs=("sass",), check="HMMA, HGMMA or QGMMA", gain=(2.0, 8.0), transforms=("dot-precision", "tile-size"), affinity=("compute", "mixed"),
-      prescription="Use tensor cores: operands of 16 bits or TF32, tiles of at least 16 (Hopper's warp-group form: 64 x 8 x 16 and 4 warps).")  # fmt: skip
+      prescription="Use tensor cores: operands of 16 bits or TF32, tiles of at least 16 (Hopper's warp-group form: 64 x 8 x 16 "
+                   "and 4 warps).")  # fmt: skip
 def tensor_core(m: KernelMetrics) -> Symptom | None:
     """Matrix work without matrix instructions, or with the old ones."""
     s = m.sass or {}
@@ -705,7 +717,8 @@ def tensor_core(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(tier="G0", category="memory", needs=("sass",), check="128-bit loads", gain=(1.05, 1.5), transforms=("divisibility", "block-size"), affinity=("memory", "mixed", "latency", "unknown"),
-      prescription="Let addresses be multiples of 16 bytes and say so (Triton: arguments divisible by 16); give each thread 4 neighbouring floats.")  # fmt: skip
+      prescription="Let addresses be multiples of 16 bytes and say so (Triton: arguments divisible by 16); give each thread 4 "
+                   "neighbouring floats.")  # fmt: skip
 def vectorization(m: KernelMetrics) -> Symptom | None:
     """Global memory is read in words instead of 128 bits."""
     s = m.sass or {}
@@ -768,7 +781,8 @@ def _wasted(one: Access) -> float:
 
 
 @tool(tier="G0", category="memory", needs=("sass", "accesses"), check="sectors a warp touches", gain=(1.5, 8.0), affinity=("memory", "mixed", "latency", "compute"),
-      prescription="Let neighbouring threads read neighbouring words: give the fastest index to threadIdx.x, or read a tile into shared memory by rows.")  # fmt: skip
+      prescription="Let neighbouring threads read neighbouring words: give the fastest index to threadIdx.x, or read a tile "
+                   "into shared memory by rows.")  # fmt: skip
 def strided_global(m: KernelMetrics) -> Symptom | None:
     """Threads of a warp touch more sectors of 32 bytes than their data fill."""
     one = _worst(m, _wasted)
@@ -799,7 +813,8 @@ def bank_conflict(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(tier="G0", category="memory", needs=("sass", "accesses"), check="loads whose address is data", affinity=("memory", "mixed", "latency"),
-      prescription="Sort or bin the indices so that neighbouring threads read neighbouring words, or stage the table in shared memory.")  # fmt: skip
+      prescription="Sort or bin the indices so that neighbouring threads read neighbouring words, or stage the table in shared "
+                   "memory.")  # fmt: skip
 def gathered_global(m: KernelMetrics) -> Symptom | None:
     """Global addresses come out of memory, so how many sectors they touch depends on the data."""
     found = [one for one in m.accesses or () if one.why == DATA and one.op.endswith("global")]

@@ -1,7 +1,7 @@
 """Transforms of Python kernels in torch: they edit the syntax tree, and the text of what they leave alone stays as it was.
 
-A transform takes shapes and aliases from what the file says and guesses where it says nothing; the wall catches what it guesses wrong. Edited
-are the functions of a torch file, and the methods of a KernelBench problem's model but ``__init__``.
+A transform takes shapes and aliases from what the file says and guesses where it says nothing; the wall catches what it guesses
+wrong. Edited are the functions of a torch file, and the methods of a KernelBench problem's model but ``__init__``.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def _inference_mode(code: Code, task: KernelTask) -> Iterator[Code]:
     yield from _decorated(code, task, "torch.inference_mode()", r"torch\.(?:inference_mode|no_grad)\b")
 
 
-# -- copies, layouts, types -----------------------------------------------------------------------------------------------------------
+# -- copies, layouts, types
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _each(code: Code, task: KernelTask, changed: Callable[[ast.Call], ast.expr | None]) -> Iterator[Code]:
@@ -254,7 +255,8 @@ def _channels_last(code: Code, task: KernelTask) -> Iterator[Code]:
         yield from _made(code, task, [(first, lines + (ast.get_source_segment(code.source, first) or ""))])
 
 
-# -- products -------------------------------------------------------------------------------------------------------------------------
+# -- products
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @transform("matmul", TORCH_TRANSFORMS)
@@ -361,7 +363,8 @@ def _axes(node: ast.expr, ranks: Mapping[str, int]) -> tuple[ast.expr, list[bool
     return None
 
 
-# -- chains of elementwise operators -----------------------------------------------------------------------------------------------------
+# -- chains of elementwise operators
+# -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

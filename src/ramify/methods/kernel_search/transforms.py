@@ -128,7 +128,8 @@ def _with(flags: Sequence[str], *more: str) -> tuple[str, ...]:
     return (*flags, *(one for one in more if one not in flags))
 
 
-# -- flags ---------------------------------------------------------------------------------------------------------------------------
+# -- flags
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def _flagging(name: str, *flags: str) -> None:
@@ -154,7 +155,8 @@ def _knob(code: Code, task: KernelTask) -> Iterator[Code]:
                 yield replace(code, macros={**code.macros, name: value})
 
 
-# -- the signature, literals, statements -----------------------------------------------------------------------------------------------
+# -- the signature, literals, statements
+# -----------------------------------------------------------------------------------------------
 
 
 @transform("restrict")
@@ -307,7 +309,8 @@ def _assigned(text: str) -> dict[str, str] | None:
     return found or None
 
 
-# -- loops ----------------------------------------------------------------------------------------------------------------------------
+# -- loops
+# ----------------------------------------------------------------------------------------------------------------------------
 
 _SUM = re.compile(r"^\s*\{?\s*(?P<acc>[A-Za-z_]\w*)\s*\+=\s*(?P<value>[^;]+);\s*\}?\s*$", re.S)
 
@@ -375,7 +378,8 @@ def _accumulators(code: Code, task: KernelTask) -> Iterator[Code]:
             step = re.sub(rf"\b{var}\b", f"({var} + lane)", value)
             made = (
                 f"{{ {kind[1]} lanes[{width}] = {{0}}; long {var} = {loop.first};\n"
-                f"for (; {var} + {width - 1} < {loop.last}; {var} += {width})\n for (int lane = 0; lane < {width}; lane++) lanes[lane] += {step};\n"
+                f"for (; {var} + {width - 1} < {loop.last}; {var} += {width})\n for (int lane = 0; lane < {width}; lane++) "
+                f"lanes[lane] += {step};\n"
                 f"for (; {var} < {loop.last}; {var}++) {found['acc']} += {value};\n"
                 f"for (int lane = 0; lane < {width}; lane++) {found['acc']} += lanes[lane]; }}\n"
             )

@@ -1,7 +1,8 @@
-"""Configurations of a Triton kernel, each compiled for a chip that need not be here; those worth timing are written for ``triton.autotune``.
+"""Configurations of a Triton kernel, each compiled for a chip that need not be here;
+those worth timing are written for ``triton.autotune``.
 
-What is left out: what does not compile, does not fit a multiprocessor, or keeps moving registers to memory where another does not. What is fastest
-of the rest only a GPU can say.
+What is left out: what does not compile, does not fit a multiprocessor, or keeps moving registers to memory where another does
+not. What is fastest of the rest only a GPU can say.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def tuned(
 ) -> list[Tuning]:  # fmt: skip
     """Every configuration of ``choices``, those worth timing first: fewest spills, then highest occupancy.
 
-    ``warps`` and ``stages`` are those of all where ``choices`` have none. Raises UserError where the kernel has no such constant, or nothing compiles.
+    ``warps`` and ``stages`` are those of all where ``choices`` have none.
+    Raises UserError where the kernel has no such constant, or nothing compiles.
     """
     path, kernel, _, noted, default = triton_kernel(spec, signature)
     names = [one.arg for one in kernel.args.args]

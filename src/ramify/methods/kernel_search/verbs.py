@@ -1,4 +1,5 @@
-"""The verbs of ``ramify kernel-search``. Exit code 1: nothing was faster (``search --strict``), or a cheat got through (``redteam``)."""
+"""The verbs of ``ramify kernel-search``. Exit code 1: nothing was faster (``search --strict``),
+or a cheat got through (``redteam``)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ KernelArgument = Annotated[
     str,
     argument(
         "KERNEL",
-        help="FILE.c:FUNCTION or FILE.py:FUNCTION; a comment in it says sizes: // ramify: n = 1000000; x[n]; y[n]. Or a KernelBench problem.",
+        help="FILE.c:FUNCTION or FILE.py:FUNCTION; a comment in it says sizes: // ramify: n = 1000000; x[n]; y[n]. Or a "
+        "KernelBench problem.",
     ),
 ]
 Reference = Annotated[
@@ -272,7 +274,8 @@ def sass(
     allow_unsandboxed: Allow = False,
     as_json: Json = False,
 ) -> None:
-    """What a GPU kernel's PTX and machine code tell without a GPU: spills, occupancy and its limiter, tensor cores, what a warp touches.
+    """What a GPU kernel's PTX and machine code tell without a GPU:
+    spills, occupancy and its limiter, tensor cores, what a warp touches.
 
     With --tune the same of many configurations of a Triton kernel, and which of them are worth timing on a GPU.
     """
@@ -390,8 +393,10 @@ def _tried(trial: Any) -> str:
         else "not shown to be faster"
     )
     return (
-        f"{said}: {gain.speedup:.3f} times as fast, 95 % interval {gain.low:.3f} to {gain.high:.3f} over {gain.rounds} starts, {gain.pairs} pairs of batches in all\n"
-        f"{gain.reference * 1e6:.2f} us and {gain.candidate * 1e6:.2f} us a call, spread {gain.noise:.1%}; {trial.checked} outputs compared"
+        f"{said}: {gain.speedup:.3f} times as fast, 95 % interval {gain.low:.3f} to {gain.high:.3f} over {gain.rounds} starts, "
+        f"{gain.pairs} pairs of batches in all\n"
+        f"{gain.reference * 1e6:.2f} us and {gain.candidate * 1e6:.2f} us a call, spread {gain.noise:.1%}; {trial.checked} "
+        "outputs compared"
     )
 
 

@@ -1,8 +1,9 @@
-"""The correctness wall and the clock: a candidate is built and run in the sandbox, next to the original, and judged from outside it.
+"""The correctness wall and the clock: a candidate is built and run in the sandbox, next to the original,
+and judged from outside it.
 
-What is trusted: this process and the supervisor in the box (``inside/supervisor.py``). What is not: every worker that holds a candidate. A
-worker cannot reach the clock (its processor time is read by the supervisor), nor the outputs that were copied from it, nor know which of
-its timed calls is looked at; inputs of every call differ.
+What is trusted: this process and the supervisor in the box (``inside/supervisor.py``). What is not: every worker that holds a
+candidate. A worker cannot reach the clock (its processor time is read by the supervisor), nor the outputs that were copied from
+it, nor know which of its timed calls is looked at; inputs of every call differ.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Built:
     """Its disassembly with source lines; empty where there is no objdump."""
     warnings: str = ""
     machine: str = ""
-    """Hash of the machine code and its constants; empty where nothing is compiled or there is no strip. Equal ones are one program."""
+    """Hash of the machine code and its constants; empty where nothing is compiled or there is no strip. Equal ones are one
+    program."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,8 @@ class Wall:
         self.notes: list[str] = []
         if task.problem and all(one.fixed for one in task.arrays if one.role & 1):
             self.notes.append(
-                "its inputs have a structure that a shift would break, so the timed calls share them: a remembered answer cannot be told"
+                "its inputs have a structure that a shift would break, so the timed calls share them: a remembered answer "
+                "cannot be told"
             )
         if task.problem and not task.problem["doubles"]:
             self.notes.append("the model does not run in double precision, so its own results in float are the reference")
@@ -210,7 +213,8 @@ class Wall:
         return await self.sandbox.run(argv, files=files, returns=returns, limits=limits)
 
     async def prepare(self) -> None:
-        """Build what all trials share: workers, the original, the reference. Raises UserError where the original does not compile."""
+        """Build what all trials share: workers, the original, the reference.
+        Raises UserError where the original does not compile."""
         if self._fixed is not None:
             return
         if self.task.kind != "c":
@@ -264,7 +268,8 @@ class Wall:
     async def trial(
         self, code: Code, number: int = 0, *, time: bool = True, built: Built | str | None = None, pairs: int | None = None
     ) -> WallTrial:
-        """Everything that decides on a candidate: build, outputs on fresh inputs, time in pairs. ``number`` gives each trial its own inputs."""
+        """Everything that decides on a candidate: build, outputs on fresh inputs, time in pairs.
+        ``number`` gives each trial its own inputs."""
         return await self._boxed(code, number, time, built, pairs)
 
     async def _boxed(self, code: Code, number: int, time: bool, built: Built | str | None, pairs: int | None) -> WallTrial:
@@ -298,7 +303,8 @@ class Wall:
     async def confirm(
         self, code: Code, number: int = 0, *, built: Built | str | None = None, pairs: int | None = None
     ) -> WallTrial:
-        """:meth:`trial` in :data:`ROUNDS` fresh boxes that share the ``pairs``, in turn with as many of the original in the candidate's place.
+        """:meth:`trial` in :data:`ROUNDS` fresh boxes that share the ``pairs``,
+        in turn with as many of the original in the candidate's place.
 
         The interval is over the boxes (:func:`gain_of_rounds`), each with inputs of its own. What one box refuses is refused."""
         await self.prepare()
@@ -435,7 +441,8 @@ class Wall:
         gain = paired_gain(net["reference"], net["candidate"], generator(self.seed, "bootstrap"))
         if self.floor and float(np.median(net["candidate"])) < 0.9 * self.floor:
             return WallTrial(
-                f"{float(np.median(net['candidate'])):.3g} s a call is less than this machine can take ({self.floor:.3g} s): the work was not done, or flops and bytes are wrong",
+                f"{float(np.median(net['candidate'])):.3g} s a call is less than this machine can take ({self.floor:.3g} s): "
+                "the work was not done, or flops and bytes are wrong",
                 "physics",
                 **more,
             )
@@ -511,10 +518,11 @@ class Wall:
 
 
 def disagreement(got: np.ndarray, want: np.ndarray, scale: np.ndarray, tolerance: float, name: str = "") -> str:
-    """What is wrong with ``got``, shape (n,), or an empty text. ``want`` and ``scale`` are doubles: the reference, and it on absolute inputs.
+    """What is wrong with ``got``, shape (n,), or an empty text.
+    ``want`` and ``scale`` are doubles: the reference, and it on absolute inputs.
 
-    ``|error| <= tolerance * (|want| + |scale| + 0.1 * max|scale|)``; NaN only where the reference is NaN, infinities alike; integers exactly.
-    Of double outputs the tolerance is a millionth of that for floats.
+    ``|error| <= tolerance * (|want| + |scale| + 0.1 * max|scale|)``; NaN only where the reference is NaN, infinities alike;
+    integers exactly. Of double outputs the tolerance is a millionth of that for floats.
     """
     if got.shape != want.shape:
         return f"{name} has {got.size} elements, not {want.size}"
@@ -549,7 +557,8 @@ def derived(seed: int, *position: int) -> int:
 
 
 def _unpacked(outcome: Outcome, items: Sequence[int]) -> tuple[dict[str, Any] | None, list[bytes]]:
-    """The supervisor's report, and what it kept: first every output, then for each the reference and the scale. ``items``: bytes of an element."""
+    """The supervisor's report, and what it kept: first every output,
+    then for each the reference and the scale. ``items``: bytes of an element."""
     data = outcome.stdout
     try:
         (size,) = struct.unpack_from("<Q", data, 0)
@@ -596,7 +605,8 @@ def generated(task: KernelTask, wide: bool) -> str:
     }
     tables = "".join(f"static const {name}[] = {{{', '.join([*values, '0'])}}};\n" for name, values in lists.items())
     return (
-        f'#define SYMBOL "{task.symbol}"\n#define WIDE {int(wide)}\n#define ARRAYS {len(task.arrays)}\n#define SCALARS {len(task.scalars)}\n{tables}'
+        f'#define SYMBOL "{task.symbol}"\n#define WIDE {int(wide)}\n#define ARRAYS {len(task.arrays)}\n#define SCALARS '
+        f"{len(task.scalars)}\n{tables}"
         f"typedef {returns} (*kernel)({', '.join(parameters) or 'void'});\n"
         f"static inline void call(kernel f, const double *s, void **p) {{ {body} }}\n"
     )
@@ -653,7 +663,8 @@ gcc -shared -Wl,--build-id=none kernel.o -o kernel.so -lm
 if command -v strip > /dev/null; then strip -o bare kernel.so; fi
 if command -v objdump > /dev/null; then objdump -d -l --no-show-raw-insn kernel.so > assembly; fi
 """
-"""Linked without the flags: gcc links a constructor that flushes denormals for a whole process where it links with -ffast-math."""
+"""Linked without the flags: gcc links a constructor that flushes denormals for a whole process where it links with
+-ffast-math."""
 _START = """chmod +x worker worker-wide 2> /dev/null
 exec python -I -S supervisor.py
 """

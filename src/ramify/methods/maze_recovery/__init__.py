@@ -1,7 +1,8 @@
 """maze-recovery: measure and teach recovery from wrong turns, which clean demonstrations cannot.
 
-Paper: Provable Benefits of RLVR over SFT for Reasoning Models: Learning to Backtrack Efficiently, arXiv 2606.22938. Its theory in exact
-numbers (``Maze``, ``train_exact``), an audit of anyone's traces (``audit_traces``), and training sets that keep recoveries (``build_sft``).
+Paper: Provable Benefits of RLVR over SFT for Reasoning Models: Learning to Backtrack Efficiently, arXiv 2606.22938. Its theory in
+exact numbers (``Maze``, ``train_exact``), an audit of anyone's traces (``audit_traces``),
+and training sets that keep recoveries (``build_sft``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The theory in exact numbers: closed forms of expected steps, the policy gradient, and the training regimes without sampling.
 
-The maze, its policy and the solver are in ``ramify.methods.maze_recovery.star``. Theorems are those of arXiv 2606.22938; where its public
-reproduction gives a recurrence or a setting, that is said; the closed forms are derived.
+The maze, its policy and the solver are in ``ramify.methods.maze_recovery.star``. Theorems are those of arXiv 2606.22938; where
+its public reproduction gives a recurrence or a setting, that is said; the closed forms are derived.
 
 Axis legend: F = 4 families in the order a b c d, K diamonds.
 """
@@ -44,7 +44,8 @@ def gradient(maze: Maze, policy: TabularPolicy) -> tuple[np.ndarray, float]:
 
 
 def exit_steps(K: int, L: int) -> Fraction:
-    """g_K: expected steps of the golden SFT limit from a wrong leaf back to the fork, by the recurrence of the public reproduction."""
+    """g_K: expected steps of the golden SFT limit from a wrong leaf back to the fork,
+    by the recurrence of the public reproduction."""
     g = Fraction(1)
     for i in range(1, K + 1):
         f = Fraction(L + 1, L) * g + Fraction(2 * i - 1, L) + 1
@@ -61,12 +62,14 @@ def train_exact(
     teacher: TabularPolicy | None = None,
     weight_decay: float = 0.0,
 ) -> tuple[TabularPolicy, list[float]]:
-    """Train from ``start`` (default: base) without sampling; returns the policy and its expected steps before every step and after the last.
+    """Train from ``start`` (default: base) without sampling;
+    returns the policy and its expected steps before every step and after the last.
 
     ``rlvr``: D += lr sign(dJ/dD) (the setting of the paper's Figure 3). ``sft``: expected gradient per token of cross-entropy on
     shortest paths (Theorem 2). ``distill``: the same on ``teacher``'s own traces, dead ends and returns included (Theorem 5).
-    ``distill-erased``: on those traces without their loops, which are shortest paths. The last three take ``lr`` per token, so that equal
-    steps are equal tokens. Raises UserError on an unknown regime, a shape that does not fit, or distillation without a teacher.
+    ``distill-erased``: on those traces without their loops, which are shortest paths. The last three take ``lr`` per token, so
+    that equal steps are equal tokens. Raises UserError on an unknown regime, a shape that does not fit,
+    or distillation without a teacher.
     """
     if regime not in REGIMES:
         raise UserError(f"unknown regime '{regime}' ({nearest(regime, REGIMES)})")

@@ -68,7 +68,8 @@ class Traces:
     def __init__(
         self, traces: Iterable[Trace], keys: Canonicaliser | None = None, texts: bool = False, pattern: StatePattern | None = None
     ) -> None:
-        """``keys`` makes state keys of states, with ``pattern`` where one is given. ``texts``: states are what was observed, as text.
+        """``keys`` makes state keys of states, with ``pattern`` where one is given.
+        ``texts``: states are what was observed, as text.
 
         Raises UserError where there is no step, and where no state holds the pattern.
         """
@@ -145,9 +146,10 @@ def from_records(
 ) -> list[Trace]:
     """Traces of records ``{"task_id", "steps": [{"state" or "obs", "action"}, ...], "success"}``, or pairs of (location, record).
 
-    Task, attempt, reward and success may stand under any name of :mod:`ramify.trace.aliases`. Optional: ``attempt_id``, ``system``, ``truncated``; of a step ``tokens`` (how many, or their ids), ``reward``, ``actions`` (what could
-    have been done). Without ``success`` a reward, or a sum of rewards, above 0 is one. ``state_key`` and ``task_key`` are fields, or functions of the
-    step and of the record. Raises UserError naming location and field.
+    Task, attempt, reward and success may stand under any name of :mod:`ramify.trace.aliases`. Optional: ``attempt_id``,
+    ``system``, ``truncated``; of a step ``tokens`` (how many, or their ids), ``reward``, ``actions`` (what could have been done).
+    Without ``success`` a reward, or a sum of rewards, above 0 is one. ``state_key`` and ``task_key`` are fields, or functions of
+    the step and of the record. Raises UserError naming location and field.
     """
     found = []
     turn = lru_cache(_SHARED)(_turn)  # equal texts recur, as states and actions do: they are one object
@@ -224,8 +226,9 @@ def _step(step: Any, where: str, state_key: Key | None, turn: Callable[..., Toke
 def from_run(run: Run, group: str | None = None, scorer: str | None = None, texts: bool = False) -> list[Trace]:
     """Traces of the attempts in a run's trees, one per attempt with a score of ``scorer`` (a leaf, in runs without any).
 
-    States are the environment's state keys where it gave some and ``texts`` is false, else the texts of observations. An attempt succeeded
-    by the environment's own outcome, else with a reward above 0. Raises UserError where there is none, or several scorers judged and none is named.
+    States are the environment's state keys where it gave some and ``texts`` is false, else the texts of observations. An attempt
+    succeeded by the environment's own outcome, else with a reward above 0.
+    Raises UserError where there is none, or several scorers judged and none is named.
     """
     found = []
     for attempt, rows in run_attempts(run, group, scorer, unscored=True):
@@ -248,9 +251,11 @@ class Source(Config):
     state_field: str | None = None
     """Field of a step that identifies its state (default: state, else obs); for files of whole traces."""
     task_field: str | None = None
-    """Field with the task of a trace or of an imported record (default: task_id and its like); equal states of two tasks never merge."""
+    """Field with the task of a trace or of an imported record (default:
+    task_id and its like); equal states of two tasks never merge."""
     state_pattern: str | None = None
-    """Regular expression that takes the state out of an observation (its groups, else the match); a run's states are its texts then."""
+    """Regular expression that takes the state out of an observation (its groups, else the match);
+    a run's states are its texts then."""
     scrub: tuple[str, ...] = ()
     """Taken out of states before they are compared: numbers, timestamps, whitespace. A run's states are its texts then."""
     history: int = Field(0, ge=0)
@@ -268,10 +273,11 @@ class Source(Config):
 
 
 def load(source: Path, settings: Source | None = None, form: str | None = None) -> Traces:
-    """Traces of a run's folder, of a file with a whole trace a line (``{"task_id", "steps", "success"}``), or of any that can be imported.
+    """Traces of a run's folder, of a file with a whole trace a line (``{"task_id", "steps", "success"}``),
+    or of any that can be imported.
 
-    ``form`` names the format of a file that is to be imported, by default it is detected from the content. Raises UserError naming the
-    file, line and field that is wrong.
+    ``form`` names the format of a file that is to be imported, by default it is detected from the content. Raises UserError
+    naming the file, line and field that is wrong.
     """
     c = settings or Source()
     pattern = None if c.state_pattern is None else StatePattern(c.state_pattern)

@@ -32,10 +32,10 @@ def audit_traces(
 ) -> dict[str, Any]:
     """Audit traces by their states; every number of the result is explained on the method's page.
 
-    ``traces``: records (``attempts.from_records``, whose ``state_key`` and ``task_key`` are passed on), or what ``run.load`` gave.
-    ``keys`` makes state keys of states (``trace.keys``); ``family`` puts states of one kind together, by default equal keys, of whatever
-    task; a family is covered with ``min_examples`` ways back. ``found`` says whether recoveries stand out, ``verdict`` in words. Raises
-    UserError naming the trace and field that is wrong.
+    ``traces``: records (``attempts.from_records``, whose ``state_key`` and ``task_key`` are passed on), or what ``run.load``
+    gave. ``keys`` makes state keys of states (``trace.keys``); ``family`` puts states of one kind together, by default equal
+    keys, of whatever task; a family is covered with ``min_examples`` ways back. ``found`` says whether recoveries stand out,
+    ``verdict`` in words. Raises UserError naming the trace and field that is wrong.
     """
     if min_examples < 1:
         raise UserError(f"min_examples must be at least 1, not {min_examples}")
@@ -82,7 +82,8 @@ def _counts(t: Traces) -> dict[str, Any]:
 
 
 def _coverage(t: Traces, family: Canonicaliser, min_examples: int) -> dict[str, Any]:
-    """Of the kinds of state that led nowhere, for how many the way back is shown often enough. A step shared by attempts counts once."""
+    """Of the kinds of state that led nowhere, for how many the way back is shown often enough.
+    A step shared by attempts counts once."""
     graph = t.graph
     off = np.flatnonzero(t.ways.off)
     code, names = factorize([family([graph.keys[g]])[0] for g in off.tolist()], plain=True)
@@ -136,7 +137,8 @@ def _warnings(t: Traces, report: Mapping[str, Any]) -> list[str]:
         )
     if t.texts and (t.keys is None or report["states"] < report["steps"]) and t.graph.starts_apart:
         found.append(
-            "no trace is ever back in a state that one began in, as where the first observation also holds the task: recoveries that "
+            "no trace is ever back in a state that one began in, as where the first observation also holds the task: recoveries "
+            "that "
             "lead back there are missed or too short; --state-pattern REGEX takes the state out of what was observed"
         )
     odd = report["ambiguity"]

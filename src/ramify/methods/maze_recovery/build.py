@@ -32,8 +32,8 @@ class BuildConfig(Config):
     """What goes into the set."""
 
     mode: Literal["golden", "success_raw", "success_loop_erased", "recovery_mix", "recovery_only_suffix"] = "recovery_mix"
-    """The shortest recorded way of each task; successes as they are, or without their loops; a mix of successes with a recovery and clean
-    ones; successes with a loss from the first way back on."""
+    """The shortest recorded way of each task; successes as they are, or without their loops; a mix of successes with a recovery
+    and clean ones; successes with a loss from the first way back on."""
     rho: float = Field(0.5, ge=0, le=1)
     """Share of examples with a recovery (recovery_mix)."""
     token_budget: int | None = Field(None, ge=1)
@@ -76,9 +76,10 @@ def build_sft(
 ) -> SftSet:
     """Build a set from the traces that succeeded; ``options`` are fields of :class:`BuildConfig`.
 
-    ``marks`` (``traces.detect``) are the labels of steps that retract something, for traces without states; ``measured`` how well they agree
-    with labels (``run.on_labels``), without which they mask nothing. ``template`` counts the tokens of texts. Raises UserError where
-    nothing succeeded, nothing fits, the mode needs states, or masks would be set by labels whose precision is unknown.
+    ``marks`` (``traces.detect``) are the labels of steps that retract something, for traces without states; ``measured`` how well
+    they agree with labels (``run.on_labels``), without which they mask nothing. ``template`` counts the tokens of texts. Raises
+    UserError where nothing succeeded, nothing fits, the mode needs states,
+    or masks would be set by labels whose precision is unknown.
     """
     config = check(BuildConfig, options)
     if marks is not None:
@@ -106,23 +107,27 @@ def build_sft(
 def check_masks(config: BuildConfig, measured: Mapping[str, Any] | None) -> None:
     """Raise UserError where a detector would set masks whose precision is unknown, or may be below ``mask_precision``.
 
-    A false label hides a right step and trains the wrong one: with the last sentence of "7 * 8 = 54. Hmm, 56. Wait, 56 + 5?" taken for a
-    retraction, the 56 is hidden.
+    A false label hides a right step and trains the wrong one: with the last sentence of "7 * 8 = 54. Hmm, 56. Wait, 56 + 5?"
+    taken for a retraction, the 56 is hidden.
     """
     if not config.mask_mistakes:
         return
     masks = measured and measured["masks"]
     if masks is None:
         raise UserError(
-            "mask_mistakes (--mask-mistakes) hides what a text takes back, and how often the detector is right about that is not measured: "
-            "give --labels with the steps of whole traces ('trace'), each retraction with the index of the step it takes back ('target'), "
+            "mask_mistakes (--mask-mistakes) hides what a text takes back, and how often the detector is right about that is "
+            "not measured: "
+            "give --labels with the steps of whole traces ('trace'), each retraction with the index of the step it takes back "
+            "('target'), "
             "or leave --detector out where traces have states"
         )
     low = 0.0 if masks["interval"] is None else masks["interval"][0]
     if low < config.mask_precision:
         raise UserError(
-            f"of {masks['n']} labelled steps that the detector would hide {masks['k']} are taken back, a share that may be as low as "
-            f"{low:.2f}: mask_mistakes needs {config.mask_precision:g} (mask_precision), so label more traces or take a better detector"
+            f"of {masks['n']} labelled steps that the detector would hide {masks['k']} are taken back, a share that may be as "
+            "low as "
+            f"{low:.2f}: mask_mistakes needs {config.mask_precision:g} (mask_precision), so label more traces or take a better "
+            "detector"
         )
 
 
@@ -155,7 +160,8 @@ class _States:
         return i in self._back
 
     def make(self, i: int, kind: str, mask_mistakes: bool) -> Conversation:
-        """Trace ``i`` as it is (raw), without loops (clean), with a loss from its first way back on (suffix), or its task's shortest way."""
+        """Trace ``i`` as it is (raw), without loops (clean),
+        with a loss from its first way back on (suffix), or its task's shortest way."""
         if kind == "golden":
             return self._golden(i)
         trace, rows = self.t.traces[i], slice(int(self.t.first[i]), int(self.t.first[i + 1]))
@@ -238,7 +244,8 @@ def _usable(
 def _fill(
     source: _States | _Marks, pools: Mapping[bool, Sequence[tuple[int, str]]], config: BuildConfig, template: ChatTemplate | None
 ) -> SftSet:
-    """Take from the pools, keeping the share, up to the first that does not fit: continuing to shorter ones would favour straight traces."""
+    """Take from the pools, keeping the share, up to the first that does not fit:
+    continuing to shorter ones would favour straight traces."""
     left = {kind: _usable(source, pool, config, template) for kind, pool in pools.items()}
     taken: list[Example] = []
     spent = mixed = 0
@@ -265,7 +272,8 @@ def _fill(
     warnings = []
     if config.mode == "recovery_mix" and abs(share - config.rho) > _OFF:
         warnings.append(
-            f"a share of {share:.3g} of the {len(taken)} examples shows a recovery, not {config.rho:g} as asked (ended: {stopped})"
+            f"a share of {share:.3g} of the {len(taken)} examples shows a recovery, not {config.rho:g} as asked (ended: "
+            f"{stopped})"
         )
     real = template is not None or all(turn.tokens is not None for turn in turns)
     summary = {

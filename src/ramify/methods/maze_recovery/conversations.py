@@ -1,7 +1,7 @@
 """Conversations to imitate, with a loss on chosen spans only, as rows that TRL's SFTTrainer and the trainer here read.
 
-A turn keeps the tokens it has; text without tokens is rendered once, by a chat template. Trained spans are given in characters of a
-turn's text, so one description serves all forms: messages, pairs of prompt and completion, and tokens with labels.
+A turn keeps the tokens it has; text without tokens is rendered once, by a chat template. Trained spans are given in characters of
+a turn's text, so one description serves all forms: messages, pairs of prompt and completion, and tokens with labels.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Conversation:
                 )
 
     def cost(self, template: ChatTemplate | None = None) -> int:
-        """Tokens with a loss: sampled or rendered by ``template``; else counted by the trace, else one per ``CHARACTERS`` characters."""
+        """Tokens with a loss: sampled or rendered by ``template``;
+        else counted by the trace, else one per ``CHARACTERS`` characters."""
         total = 0
         for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True)):
             if spans and (turn.tokens is not None or template is not None):
@@ -60,8 +61,9 @@ class Conversation:
         return total
 
     def to_messages(self) -> dict[str, Any]:
-        """``messages`` and, for each, ``loss``: the trained ranges of characters, an empty list where there is none; and ``loss_calls``:
-        whether its calls of tools are trained, as they are with the end of the text before them (which may be empty)."""
+        """``messages`` and, for each, ``loss``: the trained ranges of characters, an empty list where there is none; and
+        ``loss_calls``: whether its calls of tools are trained,
+        as they are with the end of the text before them (which may be empty)."""
         each = list(zip(self.turns, self.trained, strict=True))
         return {
             "messages": [turn.message.to_openai() for turn in self.turns],
@@ -82,7 +84,8 @@ class Conversation:
                 yield {"prompt": messages[:i], "completion": [messages[i]]}
 
     def tokens(self, template: ChatTemplate | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """int32 (T,) tokens and bool (T,) which have a loss. Raises NeedsError where a turn has text only and no template is given."""
+        """int32 (T,) tokens and bool (T,) which have a loss.
+        Raises NeedsError where a turn has text only and no template is given."""
         rendered = [
             _tokens_of(turn, spans, template, self._after(i))
             for i, (turn, spans) in enumerate(zip(self.turns, self.trained, strict=True))

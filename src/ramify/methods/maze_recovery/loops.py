@@ -1,15 +1,15 @@
 """Loops of attempts: where one comes back to a state it was in, what it then does, and which states only ever led nowhere.
 
-The path of an attempt *without its loops* is what is left when every cycle is cut out: on coming back to a state that is still on that
-path, everything since is dropped. How many states it has is the *height* of a step. A step is
+The path of an attempt *without its loops* is what is left when every cycle is cut out: on coming back to a state that is still on
+that path, everything since is dropped. How many states it has is the *height* of a step. A step is
 
 - an *advance* when it leads to a state that is not on the path (the height grows), or ends the attempt;
 - a *retreat* when it leads back to an earlier state of the path (the height falls);
 - a *stall* when it changes nothing: the next state is the same.
 
-A *recovery* is a return to a state after leaving it, where an advance is then made that was not yet tried there in this attempt (on the
-way back through several states, only the one where it continues is one). All of it is found from equal state keys alone, attempt by attempt.
-Derived for maze-recovery; loop erasure: Lawler 1980.
+A *recovery* is a return to a state after leaving it, where an advance is then made that was not yet tried there in this attempt
+(on the way back through several states, only the one where it continues is one). All of it is found from equal state keys alone,
+attempt by attempt. Derived for maze-recovery; loop erasure: Lawler 1980.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class Recovery(NamedTuple):
     at: int
     """The step that does something else, back at the state."""
     depth: int
-    """How many states the excursion went beyond this one, along the attempt's path (where it was left by going back: down that path and up)."""
+    """How many states the excursion went beyond this one, along the attempt's path (where it was left by going back: down that
+    path and up)."""
     steps: int
-    """Steps from ``turn`` back to the state. ``steps / depth`` is 1 when every state passed on the way in is passed once on the way out,
-    less where one action led back over several, more where the way back was not straight."""
+    """Steps from ``turn`` back to the state. ``steps / depth`` is 1 when every state passed on the way in is passed once on the
+    way out, less where one action led back over several, more where the way back was not straight."""
 
 
 class Walk(NamedTuple):
@@ -109,8 +110,9 @@ def _walks(states: np.ndarray, actions: np.ndarray, starts: np.ndarray) -> tuple
 
 
 def _follow(states: Sequence[int], start: int, peaks: dict[int, tuple[int, int]]) -> list[int]:
-    """Heights of one attempt whose first step is number ``start``. ``peaks`` takes, for each step back at a state of the path, the greatest
-    height since it was left and the first step there. Takes time in proportion to the steps, whatever their order."""
+    """Heights of one attempt whose first step is number ``start``. ``peaks`` takes, for each step back at a state of the path,
+    the greatest height since it was left and the first step there.
+    Takes time in proportion to the steps, whatever their order."""
     path: list[int] = []
     highest: list[
         tuple[int, int]
@@ -134,8 +136,8 @@ def _follow(states: Sequence[int], start: int, peaks: dict[int, tuple[int, int]]
 
 
 def _farthest(heights: np.ndarray, left: int, arrived: int) -> tuple[int, int]:
-    """Of an excursion from a state that was left by going back: ``heights[left]`` plus the most states that lay between, down the path to
-    where both ways parted and up again; and the step where they first did."""
+    """Of an excursion from a state that was left by going back: ``heights[left]`` plus the most states that lay between, down the
+    path to where both ways parted and up again; and the step where they first did."""
     span = heights[left:arrived]
     far = 2 * span[0] + span - 2 * np.minimum.accumulate(span)
     at = int(np.argmax(far))
@@ -182,7 +184,8 @@ def attempt_rows(graph: MergedGraph) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """Which states led to success. Arrays have one entry a group, bool (G,); all false in tasks that nobody solved, where none is known."""
+    """Which states led to success. Arrays have one entry a group, bool (G,);
+    all false in tasks that nobody solved, where none is known."""
 
     on: np.ndarray
     """A success's path without its loops goes through the state."""
@@ -193,8 +196,8 @@ class Ways:
 
     @classmethod
     def of(cls, graph: MergedGraph, loops: Loops, success: np.ndarray, cut: np.ndarray | None = None) -> Ways:
-        """``success``, bool (A,): which attempts reached their goal; ``cut``, bool (A,): which a limit ended, so that nothing is known
-        of what would have followed. Raises UserError where a length differs."""
+        """``success``, bool (A,): which attempts reached their goal; ``cut``, bool (A,): which a limit ended, so that nothing is
+        known of what would have followed. Raises UserError where a length differs."""
         cut = np.zeros(len(graph.attempts), np.bool_) if cut is None else cut
         for name, flags in (("success", success), ("cut", cut)):
             if len(flags) != len(graph.attempts):
@@ -212,7 +215,8 @@ class Ways:
 
 
 def shortest_ways(graph: MergedGraph, success: np.ndarray) -> dict[int, list[int]]:
-    """For each task that somebody solved, rows of the fewest recorded steps from one of its starts to a success, attempts put together.
+    """For each task that somebody solved, rows of the fewest recorded steps from one of its starts to a success, attempts put
+    together.
 
     Among equally short ones the first recorded steps are taken. It is as true as equal keys are equal states.
     """
@@ -252,10 +256,11 @@ def _breadth_first(starts: Mapping[int, None], step: Mapping[tuple[int, int], in
 
 
 def ambiguous(graph: MergedGraph, cut: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (M,) of the visits whose action was taken in their state more than once; of each (bool), whether it did not lead where most led.
+    """Rows (M,) of the visits whose action was taken in their state more than once;
+    of each (bool), whether it did not lead where most led.
 
-    None does in a deterministic environment whose keys identify states; else the key hides something, or the environment is random. Ends that a
-    limit set (``cut``, bool (A,)) are left out.
+    None does in a deterministic environment whose keys identify states; else the key hides something, or the environment is
+    random. Ends that a limit set (``cut``, bool (A,)) are left out.
     """
     known = np.ones(len(graph.visit_group), np.bool_)
     if cut is not None:

@@ -16,8 +16,8 @@ from ramify.trace.graph import MergedGraph
 
 @register("credit", "recovery")
 class RecoveryMix(CreditRule):
-    """Imitation of successes: steps into a loop are not trained, and attempts that found back make up half of the weight (``recovery:0.3``:
-    another share)."""
+    """Imitation of successes: steps into a loop are not trained, and attempts that found back make up half of the weight
+    (``recovery:0.3``: another share)."""
 
     maker = "recovery"
     loss = "cross_entropy"
@@ -29,7 +29,8 @@ class RecoveryMix(CreditRule):
     }
 
     def __init__(self, share: str = "0.5") -> None:
-        """``share``: of the weight, that of attempts with a recovery; 1 leaves out the others. Raises UserError where it is no share."""
+        """``share``: of the weight, that of attempts with a recovery; 1 leaves out the others.
+        Raises UserError where it is no share."""
         try:
             self.share = float(share)
         except ValueError:
@@ -43,7 +44,8 @@ class RecoveryMix(CreditRule):
         graph = MergedGraph.of(columns["task_id"], columns["attempt_id"], columns["step"], columns["anchor"], columns["action"])
         loops = Loops.of(graph)
         self._recovers = np.isin(group.attempt, group.attempt[[one.turn for one in loops.recoveries]])
-        # as in the sets that build_sft makes: a retreat helps where it leaves a state that the attempt's way does not lead through
+        # as in the sets that build_sft makes: a retreat helps where it leaves a state that the attempt's way does not lead
+        # through
         state = group.attempt * (int(graph.visit_group.max(initial=0)) + 1) + graph.visit_group
         helps = loops.kept | ((loops.moves < 0) & ~np.isin(state, state[loops.kept]))
         self._group, self._trained = group, helps & group.success[group.attempt]

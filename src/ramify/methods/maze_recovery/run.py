@@ -48,7 +48,8 @@ def detector_for(name: str | None, traces: Traces) -> Judge | None:
 
 
 def mark(traces: Traces, detector: Judge, ledger: Ledger | None = None) -> list[list[Marked]]:
-    """What ``detector`` sees in every reply; the cost goes to ``ledger``. Says how many it could not label; raises NeedsError where that is all of them."""
+    """What ``detector`` sees in every reply; the cost goes to ``ledger``.
+    Says how many it could not label; raises NeedsError where that is all of them."""
     replies = [[step.reply.text for step in trace.steps] for trace in traces.traces]
     marks, faults = asyncio.run(detect(replies, detector, ledger=ledger))
     if faults and len(faults) == sum(map(len, replies)):
@@ -59,7 +60,8 @@ def mark(traces: Traces, detector: Judge, ledger: Ledger | None = None) -> list[
 
 
 def audit_replies(traces: Traces, detector: Judge, labels: Path | None = None) -> dict[str, Any]:
-    """Audit by what replies say, with the detector's agreement with ``labels`` (a file), else with the state keys where some recur."""
+    """Audit by what replies say, with the detector's agreement with ``labels`` (a file),
+    else with the state keys where some recur."""
     spent = Ledger()
     # first: a fault there is known before all replies are read
     measured = None if labels is None else on_labels(detector, labels, spent)
@@ -74,7 +76,8 @@ def audit_replies(traces: Traces, detector: Judge, labels: Path | None = None) -
 
 
 def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str, Any] | None, by_reply: bool) -> dict[str, Any]:
-    """Whether more is labelled than false labels explain: the lower end of the difference of both shares (Zou and Donner 2008) is above 0."""
+    """Whether more is labelled than false labels explain: the lower end of the difference of both shares (Zou and Donner 2008) is
+    above 0."""
     each = [[[step.kind in BACK for step in reply.steps] for reply in own] for own in marks]
     units = [[any(reply) for reply in own] if by_reply else [back for reply in own for back in reply] for own in each]
     marked = clustered_proportion([back for own in units for back in own], np.repeat(t.clusters, list(map(len, units))))
@@ -95,7 +98,8 @@ def _verdict(t: Traces, marks: Sequence[Sequence[Marked]], measured: Mapping[str
 
 
 def on_labels(detector: Judge, labels: Path, ledger: Ledger | None = None) -> dict[str, Any]:
-    """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set (:func:`ramify.methods.maze_recovery.traces.mask_precision`).
+    """How well ``detector`` agrees with the labelled steps of a file, and the ``masks`` it would set
+    (:func:`ramify.methods.maze_recovery.traces.mask_precision`).
 
     Raises UserError naming the wrong file and line, NeedsError where the detector could label none.
     """

@@ -1,10 +1,11 @@
-"""The path-star maze of maze-recovery's theory, solved exactly: how many steps a walker with a given policy needs, without sampling.
+"""The path-star maze of maze-recovery's theory, solved exactly:
+how many steps a walker with a given policy needs, without sampling.
 
-W branches of K diamonds each hang on a fork; a diamond's two vertices are joined by L parallel edges, and the target is one of the W
-leaves, sampled uniformly. A walker's policy has four rows per diamond, each a choice between a desired and another move: ``a`` (at the right
-vertex facing forward: leave), ``b`` (there facing backward: cross), ``c`` (at the left vertex facing forward: cross), ``d`` (there facing
-backward: leave). At the fork every branch is equally likely; a walk costs one a step. Graph and parametrisation: arXiv 2606.22938, as its
-public reproduction describes them.
+W branches of K diamonds each hang on a fork; a diamond's two vertices are joined by L parallel edges, and the target is one of
+the W leaves, sampled uniformly. A walker's policy has four rows per diamond, each a choice between a desired and another move:
+``a`` (at the right vertex facing forward: leave), ``b`` (there facing backward: cross), ``c`` (at the left vertex facing forward:
+cross), ``d`` (there facing backward: leave). At the fork every branch is equally likely; a walk costs one a step. Graph and
+parametrisation: arXiv 2606.22938, as its public reproduction describes them.
 
 Axis legend: W branches, F = 4 families in the order a b c d, K diamonds.
 """
@@ -52,7 +53,8 @@ class TabularPolicy:
 
 @dataclass(frozen=True)
 class Maze:
-    """W branches of K diamonds with L parallel edges. Raises UserError where W or L is not in 1 to 10^9, or K not in 0 to 10^4."""
+    """W branches of K diamonds with L parallel edges. Raises UserError where W or L is not in 1 to 10^9, or K not in 0 to
+    10^4."""
 
     W: int
     K: int
@@ -71,7 +73,8 @@ class Maze:
         return TabularPolicy(np.zeros((4, self.K)), self.L)
 
     def named(self, policy: str) -> Row:
-        """Probabilities of a policy that is the same at every diamond: base, optimal, or golden_sft, the limit of SFT on clean paths."""
+        """Probabilities of a policy that is the same at every diamond:
+        base, optimal, or golden_sft, the limit of SFT on clean paths."""
         hard, easy = Fraction(1, self.L + 1), Fraction(self.L, self.L + 1)
         rows = {
             "base": (hard, easy, easy, hard),
@@ -91,7 +94,8 @@ class Maze:
         return math.inf if steps == math.inf else Fraction(steps)
 
     def expected_steps(self, policy: str | TabularPolicy | Iterable[Row]) -> float:
-        """Expected steps from source to target; infinity where it may never be reached, or where it fits no float (:meth:`log_steps`)."""
+        """Expected steps from source to target; infinity where it may never be reached,
+        or where it fits no float (:meth:`log_steps`)."""
         if isinstance(policy, TabularPolicy):
             return float(_mean_steps(self._rows(policy), self.W))
         try:
@@ -138,8 +142,9 @@ class Maze:
     def solve(self, policy: TabularPolicy) -> tuple[np.ndarray, np.ndarray, float]:
         """Expected steps to the target h and expected visits occ of every row, (2, F, K) each, and h of the fork.
 
-        First axis: the target's branch, then all wrong ones together. By a sparse LU of the chain and of its transpose, in float64:
-        good to about 1e10 steps; beyond that use :meth:`exact_steps`. Raises UserError where the walk may never reach the target.
+        First axis: the target's branch, then all wrong ones together. By a sparse LU of the chain and of its transpose, in
+        float64: good to about 1e10 steps; beyond that use :meth:`exact_steps`.
+        Raises UserError where the walk may never reach the target.
         """
         from scipy.sparse import csc_matrix, identity
         from scipy.sparse.linalg import splu
@@ -193,7 +198,8 @@ def _mean_steps(branches: list[list[Row]], W: int) -> Any:
 
 
 def _diamond(row: Row) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """Of one diamond: entered from the left, P(out on the right), P(back), steps; entered from the right, P(out left), P(back), steps."""
+    """Of one diamond: entered from the left, P(out on the right), P(back), steps;
+    entered from the right, P(out left), P(back), steps."""
     a, b, c, d = row
     inner = a + (1 - a) * d
     from_r = (2 - a) / inner

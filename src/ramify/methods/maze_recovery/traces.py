@@ -40,7 +40,8 @@ def taken_back(steps: Sequence[StepLabel]) -> set[int]:
 
 
 def segment(text: str) -> list[tuple[int, int]]:
-    """Steps of a text as half-open ranges of characters that cover it from its first word on: lines, and sentences within them."""
+    """Steps of a text as half-open ranges of characters that cover it from its first word on:
+    lines, and sentences within them."""
     starts = [0, *(found.end() for found in _BREAK.finditer(text))]
     ends = [*starts[1:], len(text)]
     spans: list[tuple[int, int]] = []
@@ -62,18 +63,22 @@ class Lexicon:
             "restart",
             r"\bstart(?:ing)? (?:over|again|afresh|from scratch)|\bfrom scratch|\bbegin again|\bback to square one"
             r"|\b(?:try|trying|consider|take|use) (?:another|a different|some other|a new|an alternative) "
-            r"(?:approach|way|method|route|strategy|path|idea)|^(?:alternatively|another (?:approach|way|idea)|new (?:approach|idea|plan))\b"
+            r"(?:approach|way|method|route|strategy|path|idea)|^(?:alternatively|another (?:approach|way|idea)|new "
+            r"(?:approach|idea|plan))\b"
             r"|\blet(?:'s| us| me) try (?:again|something else)",
         ),
         (
             "retract",
             r"^(?:but |oh,? |hmm+,? |ah,? )*(?:no\b[,.!:—-]|oops|scratch that|correction|never mind|nope)"
             r"|\b(?:that|this|it)(?:'s| is| was| seems| looks|'s not| can't be| cannot be)? "
-            r"(?:wrong|incorrect|not right|not correct|not possible|impossible|a mistake|an error|a contradiction|too (?:big|small|large))"
+            r"(?:wrong|incorrect|not right|not correct|not possible|impossible|a mistake|an error|a contradiction|too "
+            r"(?:big|small|large))"
             r"|\b(?:does ?n[o']t|doesn't|didn't|won't|will not|can't|cannot) (?:work|fit|hold|lead anywhere|be right)\b"
             r"|\bI (?:made|have made|was|misread|miscounted|mis\w+|forgot|overlooked)\b.{0,40}?"
-            r"(?:mistake|error|wrong|mistaken|misread|miscounted|forgot|overlooked)|\bI (?:misread|miscounted|forgot|overlooked)\b"
-            r"|\b(?:dead end|backtrack\w*|undo|go(?:ing)? back (?:to|and)|step back|revert)\b|\bcontradict(?:s|ion)\b|\bmy mistake\b",
+            r"(?:mistake|error|wrong|mistaken|misread|miscounted|forgot|overlooked)|\bI "
+            r"(?:misread|miscounted|forgot|overlooked)\b"
+            r"|\b(?:dead end|backtrack\w*|undo|go(?:ing)? back (?:to|and)|step back|revert)\b|\bcontradict(?:s|ion)\b|\bmy "
+            r"mistake\b",
         ),
         (
             "verify",
@@ -129,7 +134,8 @@ def _shown(items: Sequence[Item]) -> Mapping[str, Any]:
 
 
 def read_marks(reply: str, items: Sequence[Item]) -> list[Judgement]:
-    """The labels in a judge's reply: a JSON array of exactly one object a step, in order, with a known kind and a step or null as target.
+    """The labels in a judge's reply: a JSON array of exactly one object a step, in order,
+    with a known kind and a step or null as target.
 
     Only a code fence around it is taken off. Raises ValueError that says what does not fit.
     """
@@ -168,7 +174,8 @@ STEPS = Question(
 
 
 def find_detector(spec: str) -> Judge:
-    """The detector that labels the steps of a text: ``lexicon``, or a model that labels them by :data:`RUBRIC`. Raises UserError on an unknown name."""
+    """The detector that labels the steps of a text: ``lexicon``,
+    or a model that labels them by :data:`RUBRIC`. Raises UserError on an unknown name."""
     kinds: dict[str, Callable[[str], Judge]] = {"lexicon": lambda argument: Lexicon()}
     return find_judge(as_asked(spec, "lexicon"), question=STEPS, kinds=kinds, only=("lexicon", "judge"), what="detector")
 
@@ -192,7 +199,8 @@ class Marked(NamedTuple):
 async def mark_all(
     texts: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8, ledger: Ledger | None = None
 ) -> tuple[list[list[StepLabel] | None], list[str]]:
-    """The labels of the steps of each text, None where the detector failed; and what went wrong there. The cost goes to ``ledger``."""
+    """The labels of the steps of each text, None where the detector failed;
+    and what went wrong there. The cost goes to ``ledger``."""
     gate = asyncio.Semaphore(concurrent)
     faults: list[str] = []
 
@@ -209,7 +217,8 @@ async def mark_all(
 async def detect(
     replies: Sequence[Sequence[str]], detector: Judge, concurrent: int = 8, ledger: Ledger | None = None
 ) -> tuple[list[list[Marked]], list[str]]:
-    """What ``detector`` sees in the replies of each attempt, and what went wrong where it failed (those replies have no steps)."""
+    """What ``detector`` sees in the replies of each attempt,
+    and what went wrong where it failed (those replies have no steps)."""
     texts = [text for own in replies for text in own]
     spans = [segment(text) for text in texts]
     steps = [[text[a:b] for a, b in own] for text, own in zip(texts, spans, strict=True)]
@@ -219,12 +228,13 @@ async def detect(
 
 
 def agreement(found: Sequence[str], truth: Sequence[str], traces: Sequence[int] | None = None) -> dict[str, Any]:
-    """How well ``found`` kinds agree with ``truth``, step by step; ``traces`` numbers the trace of each step, by default each its own.
+    """How well ``found`` kinds agree with ``truth``, step by step;
+    ``traces`` numbers the trace of each step, by default each its own.
 
-    ``agreement`` is the share of equal kinds, ``kappa`` Cohen's (None where chance explains all); ``precision`` and ``recall`` are of "takes
-    something back" (retract or restart), ``false_marks`` the share so marked of the steps that take nothing back. Each share has its interval
-    over traces (``stats.intervals.clustered_proportion``), and is None where it cannot be measured. Raises UserError where the
-    lengths differ or a kind is unknown.
+    ``agreement`` is the share of equal kinds, ``kappa`` Cohen's (None where chance explains all); ``precision`` and ``recall``
+    are of "takes something back" (retract or restart), ``false_marks`` the share so marked of the steps that take nothing back.
+    Each share has its interval over traces (``stats.intervals.clustered_proportion``), and is None where it cannot be measured.
+    Raises UserError where the lengths differ or a kind is unknown.
     """
     if len(found) != len(truth):
         raise UserError(f"{len(found)} marks for {len(truth)} labels")
@@ -263,9 +273,11 @@ def mask_precision(found: Sequence[Sequence[StepLabel]], truth: Sequence[Sequenc
 
 
 def labelled(records: Iterator[tuple[int, dict[str, Any]]], where: str) -> list[list[tuple[str, StepLabel]]]:
-    """Text and step of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together; lines without one count alone.
+    """Text and step of each line ``{"text": ..., "kind": ...}``, those of equal ``trace`` together;
+    lines without one count alone.
 
-    ``target`` may name the earlier step that is taken back or checked, by its index in the trace. Raises UserError naming the line.
+    ``target`` may name the earlier step that is taken back or checked, by its index in the trace.
+    Raises UserError naming the line.
     """
     found: dict[Any, list[tuple[str, StepLabel]]] = {}
     for number, record in records:
@@ -284,7 +296,8 @@ def labelled(records: Iterator[tuple[int, dict[str, Any]]], where: str) -> list[
 
 
 def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict[str, Any]:
-    """Audit traces by what a detector saw in their replies: there is no key, so there are no dead ends and there is no coverage."""
+    """Audit traces by what a detector saw in their replies:
+    there is no key, so there are no dead ends and there is no coverage."""
     kinds = [[step.kind for reply in trace for step in reply.steps] for trace in marks]
     back = [sum(kind in BACK for kind in own) for own in kinds]
     n, total = len(t.traces), sum(map(len, kinds))
@@ -311,7 +324,8 @@ def audit_texts(t: Traces, marks: Sequence[Sequence[Marked]], name: str) -> dict
 
 
 def against_keys(t: Traces, marks: Sequence[Sequence[Marked]]) -> dict[str, Any] | None:
-    """How well a detector agrees with the state keys, step by step: a step takes something back where it retreats or recovers by its key.
+    """How well a detector agrees with the state keys, step by step:
+    a step takes something back where it retreats or recovers by its key.
 
     None where no trace comes back to a state, so that the keys decide nothing.
     """

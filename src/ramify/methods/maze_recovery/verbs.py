@@ -122,7 +122,8 @@ def build(
 
 
 def _findings(found: dict[str, Any], run: Path, options: AuditOptions) -> list[Finding]:
-    """What an audit of the run ``run`` found, as the run keeps it: the verdict with all its numbers, and the dead ends that are more than chance."""
+    """What an audit of the run ``run`` found, as the run keeps it:
+    the verdict with all its numbers, and the dead ends that are more than chance."""
     settings = options.model_dump(mode="json", exclude_defaults=True)
     numbers = {name: value for name, value in found.items() if name not in ("per_trace", "verdict")}
     made = [Finding("recoveries", AUDIT, found["verdict"], evidence=numbers, identity=settings)]

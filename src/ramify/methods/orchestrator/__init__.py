@@ -1,7 +1,9 @@
-"""orchestrator: is routing between my models worth it? Then a learned router, or a composer of workflows, over any pool of models.
+"""orchestrator: is routing between my models worth it? Then a learned router,
+or a composer of workflows, over any pool of models.
 
-Papers: Sakana Fugu Technical Report, arXiv 2606.21228; TRINITY, arXiv 2512.04695; Conductor, arXiv 2512.04388. Workers are endpoints, models
-on the local engine, or plain functions; the router's backbone and a composer that is trained are checkpoints for the local engine.
+Papers: Sakana Fugu Technical Report, arXiv 2606.21228; TRINITY, arXiv 2512.04695; Conductor, arXiv 2512.04388. Workers are
+endpoints, models on the local engine, or plain functions; the router's backbone and a composer that is trained are checkpoints
+for the local engine.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING
 from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
-"""Model capabilities the method needs: none of a worker; training a composer needs ``train``, a router reads hidden states of its own backbone."""
+"""Model capabilities the method needs: none of a worker; training a composer needs ``train``,
+a router reads hidden states of its own backbone."""
 COMPONENTS = {"middleware": ("middleware",)}
 """Modules of this package that register components, by kind."""
 

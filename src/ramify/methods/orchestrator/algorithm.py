@@ -32,7 +32,8 @@ SPLITS = 20
 
 
 def soft_targets(rewards: np.ndarray, tau: float) -> np.ndarray:
-    """Targets of the first stage, softmax(r / tau) over workers, (..., L) [F]. ``tau`` 0: the best, ties split; infinity: uniform."""
+    """Targets of the first stage, softmax(r / tau) over workers, (..., L) [F].
+    ``tau`` 0: the best, ties split; infinity: uniform."""
     if not tau >= 0 or not np.isfinite(rewards).all():
         raise UserError("targets need finite rewards and a temperature of 0 or more")
     top = rewards - rewards.max(axis=-1, keepdims=True)
@@ -42,7 +43,8 @@ def soft_targets(rewards: np.ndarray, tau: float) -> np.ndarray:
 
 
 def informative(rewards: np.ndarray) -> np.ndarray:
-    """Which tasks tell workers apart, bool (I,), of mean rewards (I, L): where all are equal the target would teach indecision."""
+    """Which tasks tell workers apart, bool (I,), of mean rewards (I, L):
+    where all are equal the target would teach indecision."""
     found: np.ndarray = rewards.max(axis=-1) > rewards.min(axis=-1)
     return found
 
@@ -86,8 +88,8 @@ def recombination(mu: int) -> np.ndarray:
 class SepCma:
     """Separable CMA-ES that maximises (Ros and Hansen 2008): ``ask`` gives candidates, ``tell`` takes their fitness.
 
-    ``mean`` (N,) is the incumbent. Candidates of a generation depend on the seed and its number alone, so a run that was cut off continues
-    from :meth:`to_json` as if it had not been.
+    ``mean`` (N,) is the incumbent. Candidates of a generation depend on the seed and its number alone, so a run that was cut off
+    continues from :meth:`to_json` as if it had not been.
     """
 
     def __init__(self, mean: np.ndarray, sigma: float, seed: int = 0, size: int | None = None) -> None:
@@ -167,8 +169,8 @@ def split_halves(repeats: int, seed: int, split: int) -> tuple[np.ndarray, np.nd
 
 
 def cross_fitted(rewards: np.ndarray, seed: int = 0, splits: int = SPLITS) -> tuple[np.ndarray, np.ndarray]:
-    """Of rewards (I, L, R): what the per-task best worker and the best single worker get, (I,) each, both chosen on one half of the repeats
-    and scored on the other. Raises UserError below two repeats.
+    """Of rewards (I, L, R): what the per-task best worker and the best single worker get, (I,) each, both chosen on one half of
+    the repeats and scored on the other. Raises UserError below two repeats.
 
     Chosen and scored on the same repeats, five equal workers that are right 7 times in 10 make an "oracle" of .92 to 1.00.
     """
@@ -187,7 +189,8 @@ def cross_fitted(rewards: np.ndarray, seed: int = 0, splits: int = SPLITS) -> tu
 
 
 def by_group(rewards: np.ndarray, groups: Sequence[str], seed: int = 0, folds: int = 5) -> np.ndarray:
-    """What each group's best worker gets, (I,), chosen on the tasks of the other folds: what a mere classifier of tasks can reach."""
+    """What each group's best worker gets, (I,), chosen on the tasks of the other folds:
+    what a mere classifier of tasks can reach."""
     means, names = rewards.mean(axis=2), np.asarray(groups)
     fold = generator(seed, "folds").permutation(len(means)) % min(folds, len(means))
     found = np.zeros(len(means))
@@ -201,7 +204,8 @@ def by_group(rewards: np.ndarray, groups: Sequence[str], seed: int = 0, folds: i
 
 
 def gain(values: np.ndarray, baseline: np.ndarray) -> dict[str, Any]:
-    """Mean difference of two systems on the same tasks with Student's 95 % interval, and whether it is a ``tie`` (0 lies inside)."""
+    """Mean difference of two systems on the same tasks with Student's 95 % interval,
+    and whether it is a ``tie`` (0 lies inside)."""
     differences = np.asarray(values, float) - np.asarray(baseline, float)
     interval = list(mean_t(differences)) if len(differences) > 1 else None
     tie = interval is None or interval[0] <= 0 <= interval[1]
@@ -241,8 +245,8 @@ _TRIES = 8
 def parse_workflow(text: str, workers: Collection[int], steps: int = STEPS, again: bool = False) -> Workflow:
     """The workflow at the end of a reply: a JSON object of three lists of one length, after any reasoning.
 
-    ``workers`` are the numbers that may be named. Three empty lists accept the last answer, where ``again`` says that there is one.
-    Raises ValueError, one clause, on anything else.
+    ``workers`` are the numbers that may be named. Three empty lists accept the last answer, where ``again`` says that there is
+    one. Raises ValueError, one clause, on anything else.
     """
     why = "it holds no JSON object with the lists 'subtasks', 'workers' and 'access'"
     for start in [found.start() for found in _OPENS.finditer(text)][: -_TRIES - 1 : -1]:
@@ -309,7 +313,8 @@ OWN = ("subtask", "call", "result")
 
 def view(log: Sequence[CallEvent], workflow: int, step: int, access: Collection[int]) -> list[CallEvent]:
     """What the worker of ``step`` sees, in order [F 3.8]: queries and tool calls with results of earlier workflows and their last
-    outputs (shared memory); of this one the query, subtasks and outputs of the steps in ``access``, and its own events. Nothing else.
+    outputs (shared memory); of this one the query, subtasks and outputs of the steps in ``access``,
+    and its own events. Nothing else.
     """
     last = {event.workflow: event.step for event in log if event.kind == "output" and event.workflow < workflow}
     found = []

@@ -1,4 +1,5 @@
-"""The composer: a language model that writes a workflow, the executor that runs it in isolation, and its training by GRPO (sections 3.6, 3.7)."""
+"""The composer: a language model that writes a workflow, the executor that runs it in isolation,
+and its training by GRPO (sections 3.6, 3.7)."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
      {"subtasks": ["List likely causes with evidence for each.", "List dangerous causes that must not be missed.", "Weigh both lists and name one cause."],
       "workers": [0, 1, 0], "access": [[], [], "all"]}),
     ("Find all integers n such that n^2 + n + 41 is a square.",
-     {"subtasks": ["Solve the problem and show each step.", "Solve the problem in another way.", "Compare the solutions, find the error in the wrong one, and state the right answer."],
+     {"subtasks": ["Solve the problem and show each step.", "Solve the problem in another way.", "Compare the solutions, find "
+                                                                                                 "the error in the wrong one, "
+                                                                                                 "and state the right answer."],
       "workers": [1, 0, 1], "access": [[], [], "all"]}),
     ("Use 3, 5, 7 and 9 once each to make 24.",
      {"subtasks": ["Find an expression of the numbers that equals the target."], "workers": [0], "access": [[]]}),
@@ -69,7 +72,8 @@ SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
      {"subtasks": ["Try expressions that begin with a product.", "Try expressions that begin with a sum.", "Check both results, and give the one that is right."],
       "workers": [0, 1, 1], "access": [[], [], "all"]}),
 )  # fmt: skip
-"""Worked examples out of domain: one medical, one of mathematics, two of arithmetic [C]; their numbers are taken modulo the pool's size."""
+"""Worked examples out of domain: one medical, one of mathematics, two of arithmetic [C];
+their numbers are taken modulo the pool's size."""
 
 
 class GrpoConfig(Config):
@@ -82,7 +86,8 @@ class GrpoConfig(Config):
     group: int = Field(16, ge=2)
     """Plans for each question."""
     warm: int = Field(0, ge=0)
-    """Supervised steps on random plans of sensible shape before; without, a model that rarely writes several steps ends at one."""
+    """Supervised steps on random plans of sensible shape before;
+    without, a model that rarely writes several steps ends at one."""
     lr: float = Field(1e-6, gt=0)
     """Learning rate, cosine with 3 % of warm-up."""
     warm_lr: float = Field(3e-4, gt=0)
@@ -102,7 +107,8 @@ class GrpoConfig(Config):
 class Composer:
     """``policy`` writes workflows over the workers of ``pool``, which it knows by number only.
 
-    ``rounds``: further workflows it may write with its own last one and the answer before it; ``depth``: how often a step may be its own.
+    ``rounds``: further workflows it may write with its own last one and the answer before it; ``depth``:
+    how often a step may be its own.
     """
 
     def __init__(
@@ -144,7 +150,8 @@ class Composer:
         again = "" if last is None else AGAIN.format(plan=json.dumps(last[0].to_json()), answer=last[1])
         myself = MYSELF.format(number=len(self.pool)) if depth < self.depth else ""
         shots = "".join(
-            f"Question: {asked}\nWorkflow: {json.dumps({**plan, 'workers': [numbers[w % len(numbers)] for w in plan['workers']]})}\n\n"
+            f"Question: {asked}\nWorkflow: "
+            f"{json.dumps({**plan, 'workers': [numbers[w % len(numbers)] for w in plan['workers']]})}\n\n"
             for asked, plan in SHOTS
             if self.shots and len(plan["subtasks"]) <= self.max_steps
         )
@@ -176,8 +183,9 @@ class Composer:
         settings: Sampling | None = None,
         parallel: bool = True,
     ) -> Orchestrated:
-        """Plan and execute. A plan that cannot be read is requested once more; then the fallback answers alone, and ``notes`` say so. Raises
-        UserError where every worker is excluded, BudgetSpentError, and InfrastructureError where every worker failed."""
+        """Plan and execute. A plan that cannot be read is requested once more; then the fallback answers alone, and ``notes`` say
+        so. Raises UserError where every worker is excluded, BudgetSpentError,
+        and InfrastructureError where every worker failed."""
         given = [Message("user", query)] if isinstance(query, str) else list(query)
         chat = Orchestration(
             self.pool, given, key, settings=settings, exclude=exclude, budget=budget, run=run, tools=tools, fallback=self.fallback
@@ -275,7 +283,8 @@ class Composer:
     async def _written(
         self, chat: Orchestration, prompt: Sequence[Message], position: tuple[str | int, ...]
     ) -> Completion | None:
-        """A reply of the policy; None where it fails, which the notes say. Like a worker it has the pool's seconds, and rests when it is down."""
+        """A reply of the policy; None where it fails, which the notes say.
+        Like a worker it has the pool's seconds, and rests when it is down."""
         try:
             with self._rest.watching():
                 async with asyncio.timeout(self.pool.seconds):
@@ -288,7 +297,8 @@ class Composer:
     async def execute(
         self, chat: Orchestration, plan: Workflow, number: int = 0, parallel: bool = True, depth: int = 0
     ) -> WorkerCall:
-        """Run a workflow, steps that see nothing of each other at the same time (one after the other with tools). The last step's call."""
+        """Run a workflow, steps that see nothing of each other at the same time (one after the other with tools). The last step's
+        call."""
         if not any(event.workflow == number for event in chat.log):
             chat.log.append(CallEvent(number, -1, "query", chat.given[-1].text))
         calls: dict[int, WorkerCall] = {}
@@ -308,8 +318,8 @@ class Composer:
         return calls[len(plan) - 1]
 
     async def _step(self, chat: Orchestration, plan: Workflow, number: int, step: int, depth: int) -> WorkerCall:
-        """One agent: its worker, and where that fails the fallback. A step that is the composer's own is planned within its view. The last step
-        of the last workflow that may be is the answer, and told as it comes."""
+        """One agent: its worker, and where that fails the fallback. A step that is the composer's own is planned within its view.
+        The last step of the last workflow that may be is the answer, and told as it comes."""
         answers = step == len(plan) - 1 and number == self.rounds
         if plan.workers[step] == len(self.pool):
             inner = Orchestration(
@@ -362,8 +372,8 @@ def messages_for(chat: Orchestration, number: int, step: int, plan: Workflow) ->
 
 
 def warm_plan(rng: np.random.Generator, numbers: Sequence[int], steps: int = STEPS) -> dict[str, Any]:
-    """A random plan of sensible shape: one to ``steps`` - 1 solvers, three quarters of them isolated, then one judge who sees all; a quarter
-    single-step plans; workers uniformly random."""
+    """A random plan of sensible shape: one to ``steps`` - 1 solvers, three quarters of them isolated, then one judge who sees
+    all; a quarter single-step plans; workers uniformly random."""
     solvers = 1 if rng.random() < 0.25 or steps < 2 else int(rng.integers(1, steps))
     single = solvers == 1 and rng.random() < 0.5
     subtasks = ["Solve the problem."] * solvers + ([] if single else ["Compare the results and give the right one."])
@@ -379,11 +389,11 @@ async def train(
     budget: Budget | None = None,
     progress: Progress = SILENT,
 ) -> list[dict[str, float]]:
-    """Supervised steps on random plans, then GRPO; the policy's weights change in place. One record an update: mean reward, share of plans
-    that could be read, steps of those, calls that failed.
+    """Supervised steps on random plans, then GRPO; the policy's weights change in place. One record an update: mean reward, share
+    of plans that could be read, steps of those, calls that failed.
 
-    An answer whose every worker failed, or that the judge could not judge, has no reward and leaves its group. Raises NeedsError where the
-    policy cannot be trained in this process.
+    An answer whose every worker failed, or that the judge could not judge, has no reward and leaves its group. Raises NeedsError
+    where the policy cannot be trained in this process.
     """
     from ramify.engine.local import LocalModel
     from ramify.train.batch import Row

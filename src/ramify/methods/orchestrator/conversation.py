@@ -38,7 +38,8 @@ Tools = Callable[[Message], Awaitable[Sequence[Message]]]
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Tools of a conversation: their schemas (OpenAI's form) and what runs a call. Steps then run one after the other: an environment is shared."""
+    """Tools of a conversation: their schemas (OpenAI's form) and what runs a call.
+    Steps then run one after the other: an environment is shared."""
 
     schemas: Sequence[Mapping[str, Any]]
     run: Tools
@@ -149,8 +150,8 @@ class Orchestration:
         fallback: int = 0,
         tree: str = "",
     ) -> None:
-        """``tree`` is its name in the run (default: ``key``). ``fallback``: the worker that answers where a plan cannot be had, such as the best single one. Raises UserError without a message,
-        and where ``exclude`` leaves no worker."""
+        """``tree`` is its name in the run (default: ``key``). ``fallback``: the worker that answers where a plan cannot be had,
+        such as the best single one. Raises UserError without a message, and where ``exclude`` leaves no worker."""
         if not messages:
             raise UserError("there is no message to answer")
         self.tree = tree or key
@@ -181,8 +182,8 @@ class Orchestration:
         return bool(self.failed or self.passed_over)
 
     def available(self) -> list[bool]:
-        """Workers that may be chosen now: of those that are down one only where no other is left. Raises InfrastructureError where every one
-        that was allowed has failed."""
+        """Workers that may be chosen now: of those that are down one only where no other is left. Raises InfrastructureError
+        where every one that was allowed has failed."""
         allowed = self.pool.available(self.exclude)
         found = [ok and at not in self.failed for at, ok in enumerate(allowed)]
         if not any(found):
@@ -227,8 +228,8 @@ class Orchestration:
         self, worker: int, pieces: Sequence[Shows], workflow: int, step: int, why: str, *, role: str = "", attempt: int = 0,
         answers: bool = False,
     ) -> WorkerCall:  # fmt: skip
-        """Call a worker, and keep it; ``answers``: its reply is the answer, to be told as it comes. A failure masks the worker for the rest of
-        the conversation; raises InfrastructureError where that is after the answer had begun."""
+        """Call a worker, and keep it; ``answers``: its reply is the answer, to be told as it comes. A failure masks the worker
+        for the rest of the conversation; raises InfrastructureError where that is after the answer had begun."""
         plain = not any(piece.role not in ("system", "user") for piece in pieces) or len(pieces) != len(self.given)
         messages = (
             messages_of(pieces) if plain else list(self.given)
@@ -335,7 +336,8 @@ class Orchestration:
 
 
 def context_of(pieces: Sequence[Shows], call: WorkerCall) -> Context:
-    """What a worker was shown, as spans of nodes and inserted text; where text was left out to fit, the messages as they were sent."""
+    """What a worker was shown, as spans of nodes and inserted text;
+    where text was left out to fit, the messages as they were sent."""
     if call.result.dropped:
         return Context(tuple(Insert(one.text, None, one.role) for one in call.result.shown))
     parts: list[Span | Insert] = []
@@ -353,7 +355,8 @@ def context_of(pieces: Sequence[Shows], call: WorkerCall) -> Context:
 
 
 async def route(chat: Orchestration, router: TurnRouter, turn: int = 0) -> Orchestrated:
-    """One turn: the router's choice answers; where it fails the next likeliest that is left. Raises InfrastructureError where all failed."""
+    """One turn: the router's choice answers; where it fails the next likeliest that is left.
+    Raises InfrastructureError where all failed."""
     logits, _ = router.logits(chat.given)
     while True:
         worker, why = chat.likeliest(logits)
@@ -373,8 +376,8 @@ _VOTE = re.compile(r"\b(ACCEPT|REVISE)\b")
 
 
 async def turn_loop(chat: Orchestration, router: TurnRouter, turns: int = STEPS) -> Orchestrated:
-    """Section 3.5: up to ``turns`` turns of a worker in a role. A Verifier's ACCEPT ends it where a Worker has answered already; a Thinker
-    may name the next role; the answer is the last Worker's. Raises UserError of a router without roles."""
+    """Section 3.5: up to ``turns`` turns of a worker in a role. A Verifier's ACCEPT ends it where a Worker has answered already;
+    a Thinker may name the next role; the answer is the last Worker's. Raises UserError of a router without roles."""
     from ramify.methods.orchestrator.router import ROLES
 
     if not router.roles:
@@ -402,5 +405,6 @@ async def turn_loop(chat: Orchestration, router: TurnRouter, turns: int = STEPS)
 
 
 async def answer_with(chat: Orchestration, router: TurnRouter, turns: int = STEPS) -> Orchestrated:
-    """The router's answer: one turn, or the turns of its roles where it has them and nobody offers tools, whose calls are the client's."""
+    """The router's answer: one turn, or the turns of its roles where it has them and nobody offers tools, whose calls are the
+    client's."""
     return await (turn_loop(chat, router, turns) if router.roles and not chat.offered else route(chat, router))

@@ -1,7 +1,8 @@
 """The router's second stage: evolution on whole trajectories (section 3.4), in a conversation with a judge or in any environment.
 
-Every candidate of a generation plays the same tasks on the same samples of the same workers, so equal choices are paid once and luck decides
-nothing. The mean is kept, not the luckiest candidate, and only where it is better on fresh samples. Each generation is committed whole.
+Every candidate of a generation plays the same tasks on the same samples of the same workers, so equal choices are paid once and
+luck decides nothing. The mean is kept, not the luckiest candidate,
+and only where it is better on fresh samples. Each generation is committed whole.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ class Trial:
 
 
 def fitness(rewards: Sequence[Sequence[float | None]]) -> list[float]:
-    """Mean reward of each candidate, of (K, E) rewards, over the episodes that went well for all: what an outage hid from one is compared for
-    none. Raises InfrastructureError where there is no such episode."""
+    """Mean reward of each candidate, of (K, E) rewards, over the episodes that went well for all: what an outage hid from one is
+    compared for none. Raises InfrastructureError where there is no such episode."""
     held = np.array(rewards, float)
     known = np.isfinite(held).all(axis=0)
     if not known.any():

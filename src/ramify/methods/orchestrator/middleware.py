@@ -1,6 +1,8 @@
-"""A trained router or a composer around a model that is served: requests go to the pool's workers, the served model answers where all fail.
+"""A trained router or a composer around a model that is served:
+requests go to the pool's workers, the served model answers where all fail.
 
-``--middleware route:POOL.toml,ROUTER`` and ``--middleware compose:POOL.toml,MODEL``; ``ramify orchestrator serve`` puts both on one server.
+``--middleware route:POOL.toml,ROUTER`` and ``--middleware compose:POOL.toml,MODEL``;
+``ramify orchestrator serve`` puts both on one server.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from ramify.trace.db import Run
 
 
 class _OverPool(Middleware, ABC):
-    """What both are: without a pool it does nothing. ``data["orchestrator"]`` of a reply holds the trace's name, who answered, notes, tokens and
-    USD. Token ids, which are one model's, are refused (NeedsError).
+    """What both are: without a pool it does nothing. ``data["orchestrator"]`` of a reply holds the trace's name, who answered,
+    notes, tokens and USD. Token ids, which are one model's, are refused (NeedsError).
 
     A stream is that of the worker whose reply is the answer. It may be another's until its first text; what fails later ends it.
     """
@@ -59,7 +61,8 @@ class _OverPool(Middleware, ABC):
         return list(await asyncio.gather(*(self._one(self.pool, prefix, settings, key) for key in keys)))
 
     async def stream(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
-        """The answer as it comes; in one piece where nobody reads it so (:data:`READ`), and a worker that fails amid its reply can be replaced."""
+        """The answer as it comes; in one piece where nobody reads it so (:data:`READ`),
+        and a worker that fails amid its reply can be replaced."""
         pool = self.pool
         if pool is None:
             pieces = super().stream(prefix, settings, key)
@@ -136,8 +139,8 @@ def _parts(name: str, argument: str) -> tuple[Path, str]:
 
 @register("middleware", "route")
 class Routed(_OverPool):
-    """``route:POOL.toml,ROUTER``: each turn of a chat is answered by the worker that the router chooses; tools pass through to it. A
-    router with roles answers in several turns of them, but for a request with tools."""
+    """``route:POOL.toml,ROUTER``: each turn of a chat is answered by the worker that the router chooses; tools pass through to
+    it. A router with roles answers in several turns of them, but for a request with tools."""
 
     name = "route"
 

@@ -1,4 +1,5 @@
-"""The pool: workers that are endpoints, local models or functions, and the one way to call them. A failure is typed; it is never a wrong answer."""
+"""The pool: workers that are endpoints, local models or functions, and the one way to call them.
+A failure is typed; it is never a wrong answer."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ class PoolConfig(Config):
 
 @dataclass(frozen=True)
 class PoolWorker:
-    """A black box: messages in, a message out. ``model`` is a model, its name, or a function of messages (or of messages and key)."""
+    """A black box: messages in, a message out. ``model`` is a model, its name,
+    or a function of messages (or of messages and key)."""
 
     name: str
     model: AnyModel
@@ -123,8 +125,8 @@ def failure_of(error: TimeoutError | InfrastructureError, seconds: float) -> tup
 
 
 def open_model(given: AnyModel) -> tuple[Model, ChatTemplate | None]:
-    """A model and the template that lays chats out for it, None where it takes messages. No endpoint is asked anything before its first
-    call: one that is down is no reason against the others. Raises UserError or NeedsError where there is none."""
+    """A model and the template that lays chats out for it, None where it takes messages. No endpoint is asked anything before its
+    first call: one that is down is no reason against the others. Raises UserError or NeedsError where there is none."""
     if isinstance(given, str) and own_path(given) is None:
         return (registered_model(given), None) if given.startswith("chat:") else find_model(given)
     found = own_model(given) if isinstance(given, str) else model_of(given)
@@ -155,8 +157,8 @@ def spoken(model: Model, completion: Completion) -> Completion:
 
 
 class Spoken:
-    """Tells the text of a reply as its pieces come, without the token that ends it, which is then the beginning of what :func:`spoken` makes
-    of the whole. Blanks wait for what is none, since a reply of blanks alone is a refusal."""
+    """Tells the text of a reply as its pieces come, without the token that ends it, which is then the beginning of what
+    :func:`spoken` makes of the whole. Blanks wait for what is none, since a reply of blanks alone is a refusal."""
 
     def __init__(self, model: Model, tell: Callable[[str], None]) -> None:
         self.tell = tell
@@ -179,8 +181,8 @@ MISSES = {"connection": 3, "timeout": 1, "cut": 1, "server": 1}
 
 
 class Rest:
-    """Whether a model is down: for ``seconds`` after it had no connection (when all retries are over), or failed three times in a row without an
-    answer. Then one call may find out whether it is back, while others still pass it over. 0 seconds: never."""
+    """Whether a model is down: for ``seconds`` after it had no connection (when all retries are over), or failed three times in a
+    row without an answer. Then one call may find out whether it is back, while others still pass it over. 0 seconds: never."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock = seconds, clock
@@ -198,8 +200,8 @@ class Rest:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around a call: its errors pass through. While one asks a model that was down, the others wait for the end of it. Calls that fail at the
-        same time count once."""
+        """Around a call: its errors pass through. While one asks a model that was down, the others wait for the end of it. Calls
+        that fail at the same time count once."""
         before = self._misses
         if self._misses >= MISSES["connection"]:
             self._until = self.clock() + self.seconds
@@ -219,11 +221,11 @@ class Rest:
 
 
 class ModelPool:
-    """An ordered list of workers. Every call goes through :meth:`call`; ``ledger`` has what was spent, by worker, cached calls apart.
-    ``rests`` says which are down: none is asked for ``rest`` seconds after it had no connection, while another is left.
+    """An ordered list of workers. Every call goes through :meth:`call`; ``ledger`` has what was spent, by worker, cached calls
+    apart. ``rests`` says which are down: none is asked for ``rest`` seconds after it had no connection, while another is left.
 
-    ``seed`` and a call's position decide its sample, never time or order. With ``cached`` equal calls at equal positions are made once. Raises
-    UserError on no worker, and on a name that is there twice.
+    ``seed`` and a call's position decide its sample, never time or order. With ``cached`` equal calls at equal positions are made
+    once. Raises UserError on no worker, and on a name that is there twice.
     """
 
     def __init__(
@@ -267,8 +269,8 @@ class ModelPool:
         )
 
     def available(self, exclude: Collection[str] = (), failed: Collection[int] = ()) -> list[bool]:
-        """Which workers may be chosen: none whose name or tag is in ``exclude``, none in ``failed``. Raises UserError on a word that names
-        nothing, and where none is left."""
+        """Which workers may be chosen: none whose name or tag is in ``exclude``, none in ``failed``. Raises UserError on a word
+        that names nothing, and where none is left."""
         known = {*self.names, *(tag for one in self.workers for tag in one.tags)}
         for word in exclude:
             if word not in known:
@@ -313,9 +315,9 @@ class ModelPool:
         index: int | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> CallResult:
-        """Ask a worker; ``tell`` is called with the text of its reply as it comes, the last piece perhaps excepted. Raises BudgetSpentError
-        before a call that would exceed the budget (replies counted at ``max_tokens``), and UserError or NeedsError where the worker cannot
-        follow ``settings``; every other failure is in the result."""
+        """Ask a worker; ``tell`` is called with the text of its reply as it comes, the last piece perhaps excepted. Raises
+        BudgetSpentError before a call that would exceed the budget (replies counted at ``max_tokens``), and UserError or
+        NeedsError where the worker cannot follow ``settings``; every other failure is in the result."""
         shown, dropped = fitted(messages, self._room(worker, settings))
         key = ""
         if self._cache is not None:
@@ -382,7 +384,8 @@ class ModelPool:
         most = self.cost(worker, given, 0 if settings.max_tokens >= NO_LIMIT else settings.max_tokens)
         if most > budget.remaining("money") or budget.remaining("calls") < 1:
             raise BudgetSpentError(
-                f"the budget has {budget.remaining('money'):.4g} USD left, and a call of '{self.names[worker]}' may cost {most:.4g}"
+                f"the budget has {budget.remaining('money'):.4g} USD left, and a call of '{self.names[worker]}' may cost "
+                f"{most:.4g}"
             )
 
     def _spend(self, result: CallResult, budget: Budget | None) -> None:
@@ -395,7 +398,8 @@ class ModelPool:
 
 
 def fitted(messages: Sequence[Message], room: int) -> tuple[list[Message], int]:
-    """Messages within ``room`` tokens (estimated; 0: any), and the characters left out: the oldest text that is no system message goes first."""
+    """Messages within ``room`` tokens (estimated; 0: any), and the characters left out:
+    the oldest text that is no system message goes first."""
     held = list(messages)
     sizes = [approximate_tokens(one.text) + 4 for one in held]
     over = sum(sizes) - room if room else 0

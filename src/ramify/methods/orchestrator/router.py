@@ -1,4 +1,5 @@
-"""The turn router: one forward pass of a small language model, one hidden state, a linear head (section 3.2); its two stages of training.
+"""The turn router: one forward pass of a small language model, one hidden state,
+a linear head (section 3.2); its two stages of training.
 
 Axis legend: B texts, T tokens, D width, L workers, N parameters (head, then the scales of singular values).
 """
@@ -58,8 +59,8 @@ class RouterFitConfig(Config):
 
 
 class SingularScale(nn.Module):
-    """W = U diag(S * s) V^T * (sum S / sum (S * s)) with s = sigmoid(1 + delta): only ``delta`` is trained, 0 is the matrix it was, and the
-    sum of singular values stays (singular-value fine-tuning as released, section 3.2)."""
+    """W = U diag(S * s) V^T * (sum S / sum (S * s)) with s = sigmoid(1 + delta): only ``delta`` is trained, 0 is the matrix it
+    was, and the sum of singular values stays (singular-value fine-tuning as released, section 3.2)."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -80,15 +81,16 @@ class SingularScale(nn.Module):
 
 
 def render(messages: Sequence[Message]) -> str:
-    """A transcript as raw text, one ``role: content`` line a message: no chat template (95 % against 5 % of a released router's choices)."""
+    """A transcript as raw text, one ``role: content`` line a message:
+    no chat template (95 % against 5 % of a released router's choices)."""
     return "".join(f"{one.role}: {one.spoken()}\n" for one in messages)
 
 
 class TurnRouter:
     """Chooses a worker (and with ``roles`` a role) for the next turn. The backbone is copied; only head and scales change.
 
-    ``svf`` names the matrices whose singular values are tuned: every parameter with two axes whose name holds one of these texts. Raises
-    UserError where one names nothing.
+    ``svf`` names the matrices whose singular values are tuned: every parameter with two axes whose name holds one of these texts.
+    Raises UserError where one names nothing.
     """
 
     def __init__(
@@ -204,8 +206,9 @@ class TurnRouter:
         tools: ToolUse | None = None,
         settings: Sampling | None = None,
     ) -> Orchestrated:
-        """Answer with the worker that is chosen, or in turns of roles. With ``tools`` the choice is made anew after each result, at most
-        :data:`TOOL_TURNS` times. Raises UserError where the pool has other workers, BudgetSpentError, and InfrastructureError where all failed.
+        """Answer with the worker that is chosen, or in turns of roles. With ``tools`` the choice is made anew after each result,
+        at most :data:`TOOL_TURNS` times. Raises UserError where the pool has other workers,
+        BudgetSpentError, and InfrastructureError where all failed.
         """
         pool.check_router(self.workers)
         given = [Message("user", query)] if isinstance(query, str) else list(query)
@@ -252,8 +255,9 @@ class TurnRouter:
     def fit(
         self, table: RewardTable, config: RouterFitConfig | None = None, seed: int = 0, progress: Progress = SILENT
     ) -> dict[str, Any]:
-        """Stage one: KL(softmax(r / tau) || router) over the table's tasks, by gradient. Tasks on which all workers are equal teach nothing
-        and are left out. Raises UserError where no task tells workers apart, and where the table's workers are others.
+        """Stage one: KL(softmax(r / tau) || router) over the table's tasks, by gradient. Tasks on which all workers are equal
+        teach nothing and are left out. Raises UserError where no task tells workers apart,
+        and where the table's workers are others.
         """
         config = config or RouterFitConfig()
         means = self._means(table)
@@ -293,7 +297,8 @@ class TurnRouter:
         return table.means()[:, [table.workers.index(name) for name in self.workers]]
 
     def step_size(self) -> float:
-        """Where evolution should begin: .03 from zero; 5 times the head's root mean square after training, else it does not move."""
+        """Where evolution should begin: .03 from zero; 5 times the head's root mean square after training, else it does not
+        move."""
         rms = float(self.head.square().mean().sqrt())
         return 0.03 if rms == 0 else 5 * rms
 
@@ -307,8 +312,8 @@ class TurnRouter:
         }  # fmt: skip
 
     def save(self, folder: Path) -> None:
-        """Write router.json and router.safetensors, both or none. Raises UserError where the folder is there already, RamifyError where the
-        disk refuses."""
+        """Write router.json and router.safetensors, both or none. Raises UserError where the folder is there already, RamifyError
+        where the disk refuses."""
         if folder.exists() or folder.is_symlink():
             raise UserError(f"{folder} is there already: choose another folder")
         held = {"head": self.head, **{f"scale.{at}": one.delta.detach() for at, one in enumerate(self.scales)}}
@@ -327,7 +332,8 @@ class TurnRouter:
 
     @classmethod
     def load(cls, folder: Path, backbone: LocalModel | None = None) -> TurnRouter:
-        """The router in ``folder``, on the backbone it names or on ``backbone``. Raises UserError where it cannot be read or does not fit."""
+        """The router in ``folder``, on the backbone it names or on ``backbone``.
+        Raises UserError where it cannot be read or does not fit."""
         if not is_router(folder):
             raise UserError(f"{folder} holds no router: `ramify orchestrator train-router` makes one")
         record = read_record(folder / FILES[0], "the router")

@@ -104,7 +104,8 @@ def majority(pool: ModelPool) -> NamedSystem:
 
 
 def mixture(pool: ModelPool, aggregator: int, allowed: Sequence[bool] | None = None) -> NamedSystem:
-    """Mixture of agents, fixed: every worker (of those ``allowed``) answers in isolation, then ``aggregator`` sees all and merges."""
+    """Mixture of agents, fixed: every worker (of those ``allowed``) answers in isolation,
+    then ``aggregator`` sees all and merges."""
     asked = tuple(at for at in range(len(pool)) if allowed is None or allowed[at])
     tasks = (*["Answer the question."] * len(asked), MERGE)
     plan = Workflow(tasks, (*asked, aggregator), (*[()] * len(asked), tuple(range(len(asked)))))
@@ -157,9 +158,11 @@ async def evaluate(
     run: Run | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Every system on every task, on the same samples of the same workers; each against the first, with interval, cost and tokens.
+    """Every system on every task, on the same samples of the same workers;
+    each against the first, with interval, cost and tokens.
 
-    With a ``run`` each answer is kept with its calls and its score, and what is there is not asked again. Raises BudgetSpentError, UserError.
+    With a ``run`` each answer is kept with its calls and its score,
+    and what is there is not asked again. Raises BudgetSpentError, UserError.
     """
     done = {entry.key: entry.payload for entry in run.journal("answered")} if run is not None else {}
     found = [SystemScores(system.name) for system in systems]
@@ -208,7 +211,8 @@ async def _answered(
 
 
 def compared(found: Sequence[SystemScores], groups: Sequence[str]) -> dict[str, Any]:
-    """Each system's mean with interval, cost and tokens a task, its gain over the first, and the mean of that gain within groups."""
+    """Each system's mean with interval, cost and tokens a task, its gain over the first,
+    and the mean of that gain within groups."""
     rows, first = [], found[0]
     for one in found:
         known = [i for i, (a, b) in enumerate(zip(one.rewards, first.rewards, strict=True)) if a is not None and b is not None]

@@ -66,9 +66,10 @@ async def collect_into(
     budget: Budget,
     progress: Progress = SILENT,
 ) -> None:
-    """Ask every worker every task ``n`` times, what is not in the run yet; each call is committed with its score. A call that failed has
-    no reward, and the same command tries it again. What is to be asked of a worker that is down waits until the others are done and it may
-    be asked again; where it is still down then, its calls fail at once. Raises BudgetSpentError, and UserError as :func:`reward_of`."""
+    """Ask every worker every task ``n`` times, what is not in the run yet; each call is committed with its score. A call that
+    failed has no reward, and the same command tries it again. What is to be asked of a worker that is down waits until the others
+    are done and it may be asked again; where it is still down then, its calls fail at once.
+    Raises BudgetSpentError, and UserError as :func:`reward_of`."""
     run.add(*[provenance_of(pool, worker, settings) for worker in range(len(pool))])
     done = {
         (node.tree, node.data["worker"], node.index) for node in run.each(Node) if "worker" in node.data and node.stop != "failed"
@@ -205,7 +206,8 @@ def begin_collect(folder: Path, pool: ModelPool, tasks: TaskSet, judge: Judge, n
 
 @dataclass
 class RewardTable:
-    """Rewards (I, L, R) of L workers on I tasks with at most R repeats; NaN where there is none. ``usd`` and ``failures`` likewise."""
+    """Rewards (I, L, R) of L workers on I tasks with at most R repeats; NaN where there is none.
+    ``usd`` and ``failures`` likewise."""
 
     tasks: list[str]
     workers: list[str]
@@ -224,8 +226,8 @@ class RewardTable:
         return found
 
     def whole(self) -> tuple[list[int], list[int], np.ndarray]:
-        """Workers kept, tasks kept, and their rewards without a hole: a worker that failed on more than half of the tasks is left out, then
-        every task and repeat on which a kept worker failed."""
+        """Workers kept, tasks kept, and their rewards without a hole: a worker that failed on more than half of the tasks is left
+        out, then every task and repeat on which a kept worker failed."""
         counts = np.isfinite(self.rewards).sum(axis=2)
         repeats = int(counts.max(initial=0))
         kept = [w for w in range(len(self.workers)) if 2 * (counts[:, w] >= max(1, repeats - 1)).sum() >= len(self.tasks)]
@@ -239,7 +241,8 @@ class RewardTable:
 
 
 def make_table(rows: Iterable[tuple[str, str, float | None, float, str, str, str]]) -> RewardTable:
-    """The table of (task, worker, reward or None, USD, failure, prompt, group). Raises UserError where there is nothing to compare."""
+    """The table of (task, worker, reward or None, USD, failure, prompt, group).
+    Raises UserError where there is nothing to compare."""
     cells: dict[tuple[str, str], list[tuple[float, float]]] = {}
     about: dict[str, tuple[str, str]] = {}
     failures: dict[str, Counter[str]] = {}
@@ -272,7 +275,8 @@ def make_table(rows: Iterable[tuple[str, str, float | None, float, str, str, str
 
 
 def table_of(run: Run, scorer: str | None = None) -> RewardTable:
-    """The table of a run: of ``collect``, or any whose attempts at one task are of several models. Raises UserError where scorers differ and none is named."""
+    """The table of a run: of ``collect``, or any whose attempts at one task are of several models.
+    Raises UserError where scorers differ and none is named."""
     scorers = sorted({name for name, _, given in run.scorers() if given})
     if scorer is None and len(scorers) > 1:
         raise UserError(f"{run.folder} has scores of {', '.join(scorers)}: name one with --scorer")
@@ -325,8 +329,8 @@ def _reward(value: float, where: str) -> float:
 
 
 def read_table(source: Path, scorer: str | None = None) -> RewardTable:
-    """The table of a run, or of JSON lines with ``task``, ``worker``, ``reward`` (null of a failed call, with ``failure``) and optional
-    ``usd``, ``group``, ``prompt``. Raises UserError naming file, line and field."""
+    """The table of a run, or of JSON lines with ``task``, ``worker``, ``reward`` (null of a failed call, with ``failure``) and
+    optional ``usd``, ``group``, ``prompt``. Raises UserError naming file, line and field."""
     folder = run_folder(source)
     if folder is not None:
         with Run.open(folder) as run:
@@ -362,10 +366,11 @@ def read_table(source: Path, scorer: str | None = None) -> RewardTable:
 
 
 def headroom(table: RewardTable, seed: int = 0) -> dict[str, Any]:
-    """Best single worker, random choice, what a perfect choice per task would get (cross-fitted), and whether routing is worth it: the
-    95 % interval of that gain over the best single worker lies above 0.
+    """Best single worker, random choice, what a perfect choice per task would get (cross-fitted), and whether routing is worth
+    it: the 95 % interval of that gain over the best single worker lies above 0.
 
-    With fewer than five repeats no oracle is reported (``worth`` is None): it would be luck. Raises UserError on fewer than two workers.
+    With fewer than five repeats no oracle is reported (``worth`` is None): it would be luck.
+    Raises UserError on fewer than two workers.
     """
     kept, tasks, rewards = table.whole()
     out = [table.workers[w] for w in range(len(table.workers)) if w not in kept]

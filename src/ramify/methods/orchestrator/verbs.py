@@ -1,4 +1,5 @@
-"""The verbs of ``ramify orchestrator`` (``serve`` is in :mod:`ramify.cli.serve`). POOL is a TOML file of workers; TASKS are JSON lines of id and prompt."""
+"""The verbs of ``ramify orchestrator`` (``serve`` is in :mod:`ramify.cli.serve`).
+POOL is a TOML file of workers; TASKS are JSON lines of id and prompt."""
 
 from __future__ import annotations
 
@@ -150,7 +151,8 @@ def collect(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Ask every worker every task several times, and keep replies, scores, tokens and USD. The same command continues and retries failures."""
+    """Ask every worker every task several times, and keep replies, scores, tokens and USD.
+    The same command continues and retries failures."""
     held, made, chosen = read_task_set(tasks), read_pool(pool, seed), _judge(judge)
     for task in held:
         tables.prompt_of(task)
@@ -192,7 +194,8 @@ def _worker_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 @app.verb()
 def headroom(source: Source, scorer: Scorer = None, seed: Seed = 0, as_json: Json = False) -> None:
-    """Is routing worth it? The best single worker against a perfect choice per task, cross-fitted over the repeats, with its interval."""
+    """Is routing worth it? The best single worker against a perfect choice per task,
+    cross-fitted over the repeats, with its interval."""
     found = tables.headroom(tables.read_table(source, scorer), seed)
     if why := conclude(source, "orchestrator headroom", [tables.finding_of(found)]):
         say(f"warning: {why}")
@@ -237,7 +240,8 @@ def train_router(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Fit a router to soft targets: on which task is which worker good? Says what it gets on tasks kept back, against the best single worker."""
+    """Fit a router to soft targets: on which task is which worker good? Says what it gets on tasks kept back, against the best
+    single worker."""
     if out.exists():
         raise UserError(f"{out} is there already: choose another folder")
     found = tables.read_table(source, scorer)
@@ -296,7 +300,8 @@ def evolve(
     max_calls: MaxCalls = None,
     as_json: Json = False,
 ) -> None:
-    """Evolve a router on whole trajectories (separable CMA-ES, common random numbers). The same command continues; worse results are not kept."""
+    """Evolve a router on whole trajectories (separable CMA-ES, common random numbers).
+    The same command continues; worse results are not kept."""
     from ramify.methods.orchestrator import evolution
 
     if out.exists():
@@ -354,7 +359,8 @@ def train_composer(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Train a model to write workflows: a warm start on random plans, then GRPO with live workers; an outage is never a reward of 0."""
+    """Train a model to write workflows: a warm start on random plans, then GRPO with live workers;
+    an outage is never a reward of 0."""
     from ramify.engine.checkpoints import load_model, model_folder, save_model
     from ramify.methods.orchestrator import composer as composers
 
@@ -388,8 +394,8 @@ def open_composer(
     max_tokens: int = 1024,
     exclude: Collection[str] = (),
 ) -> Composer:
-    """The composer that a model's name is, over a pool: also that of one of its workers, at whose price it then plans. It is asked nothing
-    yet. Raises UserError where the worker is excluded."""
+    """The composer that a model's name is, over a pool: also that of one of its workers, at whose price it then plans. It is
+    asked nothing yet. Raises UserError where the worker is excluded."""
     from ramify.model.protocol import context_of, sampling_of
 
     policy, template, price = None, None, (0.0, 0.0)
@@ -514,7 +520,8 @@ def eval_(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare a router and a composer with the best single worker, random choice, majority and a fixed mixture, on the same samples, at their cost."""
+    """Compare a router and a composer with the best single worker, random choice,
+    majority and a fixed mixture, on the same samples, at their cost."""
     from ramify.methods.orchestrator import systems
 
     held, made, chosen = read_task_set(tasks), read_pool(pool, seed), _judge(judge)
@@ -611,7 +618,8 @@ def trace(
     name: Annotated[str | None, argument("TRACE", help="Name of a conversation; without, all are listed.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Who saw what: the calls of a conversation in order, each with the messages its worker was shown, its reply, tokens and USD."""
+    """Who saw what: the calls of a conversation in order, each with the messages its worker was shown,
+    its reply, tokens and USD."""
     with Run.open(find_run(run)) as opened:
         ends = {one.node: one.value for one in opened.annotations(name=ANSWER, maker=MAKER)}
         infos = {info.name: info for info in opened.trees()}

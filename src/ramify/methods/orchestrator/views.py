@@ -66,7 +66,8 @@ def _conversations(run: Run, calls: Mapping[str, list[Node]]) -> Section:
         if len(folded) < MOST_ROWS:
             folded.append((f"{name}: who saw what", "\n\n".join(call_text(call_of(run, node, ends)) for node in nodes)))
     head = ("conversation", "asked", "route", "tokens", "USD")
-    return Section("Routes, and who saw what", "Workers in the order in which they were asked; a call sees only what is listed below.", head, rows, folded)  # fmt: skip
+    return Section("Routes, and who saw what", "Workers in the order in which they were asked; a call sees only what is listed "
+                                               "below.", head, rows, folded)  # fmt: skip
 
 
 def worker_of(node: Node) -> str:
@@ -75,7 +76,8 @@ def worker_of(node: Node) -> str:
 
 
 def call_of(run: Run, node: Node, ends: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of a conversation: who, why, what it was shown, its reply, tokens and USD; ``ends`` has the nodes that are answers."""
+    """A call of a conversation: who, why, what it was shown, its reply, tokens and USD;
+    ``ends`` has the nodes that are answers."""
     names = ("workflow", "step", "role", "why", "usd", "given_tokens", "sampled_tokens", "failure")
     return {
         "worker": worker_of(node),

@@ -1,7 +1,8 @@
-"""theory-loop: which short program explains how somebody chooses? Rival theories, experiments that tell them apart, and their revision.
+"""theory-loop: which short program explains how somebody chooses? Rival theories,
+experiments that tell them apart, and their revision.
 
-Paper: Closing the Loop to Discover Psychological Theories with an Automated Cognitive Scientist, arXiv 2606.26448. Needs a sandbox: theories
-and metrics are programs that nobody trusts. A model that proposes and agents that take part answer messages.
+Paper: Closing the Loop to Discover Psychological Theories with an Automated Cognitive Scientist, arXiv 2606.26448. Needs a
+sandbox: theories and metrics are programs that nobody trusts. A model that proposes and agents that take part answer messages.
 """
 
 from __future__ import annotations

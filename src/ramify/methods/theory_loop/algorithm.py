@@ -85,7 +85,8 @@ class LoopConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class MetricEstimate:
-    """A metric on data: on all of it together, and how much it varies between subjects (population variance); None where it has none."""
+    """A metric on data: on all of it together, and how much it varies between subjects (population variance); None where it has
+    none."""
 
     value: float
     variance: float | None
@@ -96,7 +97,8 @@ class MetricEstimate:
 
 
 def welch_p(first: MetricEstimate, second: MetricEstimate, n: int) -> float:
-    """Two-sided p of Welch's test from summary statistics, ``n`` subjects each (section 3.2d). 1 where it is not a number or a variance is missing."""
+    """Two-sided p of Welch's test from summary statistics, ``n`` subjects each (section 3.2d).
+    1 where it is not a number or a variance is missing."""
     if first.variance is None or second.variance is None:
         return 1.0
     own, other = first.variance / n, second.variance / n
@@ -113,7 +115,8 @@ def welch_p(first: MetricEstimate, second: MetricEstimate, n: int) -> float:
 
 
 def normalised_distances(real: Sequence[float | None], predicted: Sequence[Sequence[float | None]]) -> np.ndarray:
-    """(O, L) distances in [0, 1] from the real values (O,) of the predictions (O, L): 0 the nearest theory of an observation, 1 the furthest.
+    """(O, L) distances in [0, 1] from the real values (O,) of the predictions (O, L):
+    0 the nearest theory of an observation, 1 the furthest.
 
     All tied: 0 for everyone. Missing prediction or real value: 1.
     """
@@ -134,7 +137,8 @@ def norms(distances: np.ndarray) -> np.ndarray:
 
 
 def leaderboard(distances: np.ndarray) -> np.ndarray:
-    """(L,) scores in [0, 1]: 1 - norm / largest norm. The worst theory has 0; all have 1 where no theory is ever away from the best."""
+    """(L,) scores in [0, 1]: 1 - norm / largest norm. The worst theory has 0;
+    all have 1 where no theory is ever away from the best."""
     found = norms(distances)
     worst = found.max(initial=0.0)
     return np.ones_like(found) if worst == 0 else 1 - found / worst
@@ -143,8 +147,8 @@ def leaderboard(distances: np.ndarray) -> np.ndarray:
 def candidate_loss(real: Sequence[float | None], own: Sequence[float | None], stored: Sequence[Sequence[float | None]]) -> float:
     """Mean over the observations of a candidate's distance over the spread of all values there (section 3.3).
 
-    ``real`` (O,), ``own`` (O,) its predictions (None: it failed, which counts 1), ``stored`` (O, L) those of the admitted theories. Spread 0: the
-    plain distance. No observation with a real value: infinity.
+    ``real`` (O,), ``own`` (O,) its predictions (None: it failed, which counts 1), ``stored`` (O, L) those of the admitted
+    theories. Spread 0: the plain distance. No observation with a real value: infinity.
     """
     losses = []
     for y, v, others in zip(real, own, stored, strict=True):
@@ -193,7 +197,8 @@ def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def static_divergence(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean over trials of the divergence of choice alone; ``first`` and ``second`` are choices (S, T) of 0 and 1, trials in one order."""
+    """Mean over trials of the divergence of choice alone; ``first`` and ``second`` are choices (S,
+    T) of 0 and 1, trials in one order."""
     rates = [np.stack([1 - one.mean(axis=0), one.mean(axis=0)], axis=-1) for one in (first, second)]
     return float(divergence(*rates).mean())
 
@@ -201,7 +206,8 @@ def static_divergence(first: np.ndarray, second: np.ndarray) -> float:
 def sequence_divergence(first: np.ndarray, second: np.ndarray) -> float:
     """Mean over trials of the divergence of (previous choice, choice), four cells; the first trial has its own choice only.
 
-    Choices (S, T) of 0 and 1, trials in one order for everybody. Plug-in: biased upwards at few subjects, so compare only at equal ``S``.
+    Choices (S, T) of 0 and 1, trials in one order for everybody.
+    Plug-in: biased upwards at few subjects, so compare only at equal ``S``.
     """
     found = [static_divergence(first[:, :1], second[:, :1])]
     if first.shape[1] > 1:

@@ -66,7 +66,8 @@ Reply with one JSON object: {{"decision": "regenerate" or "continue", "diagnosis
 
 
 class AskedProposer:
-    """A model by name in every role. Its context is the pool: what other calls said is not shown to it, but for this round's failures."""
+    """A model by name in every role. Its context is the pool:
+    what other calls said is not shown to it, but for this round's failures."""
 
     tries: tuple[int, int] | None = None
 
@@ -143,7 +144,8 @@ class AskedProposer:
         if verdict.kind == "new_model":
             task += f"\nKeep the description word for word: {pool.theories[old].description!r}"
         path = "\n".join(
-            f"- candidate {i}: loss {one.loss:.4f}, {'ACCEPTED' if one.accepted else 'REJECTED'}{f'; critic: {one.critique}' if one.critique else ''}"
+            f"- candidate {i}: loss {one.loss:.4f}, "
+            f"{'ACCEPTED' if one.accepted else 'REJECTED'}{f'; critic: {one.critique}' if one.critique else ''}"
             for i, one in enumerate(tried)
         )
         parts = [CONTRACT, task, self._standing(pool), f"Candidates of this revision:\n{path or 'none yet'}"]
@@ -196,7 +198,8 @@ class AskedProposer:
         )
 
     async def _ask(self, role: str, key: tuple[Any, ...], names: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-        """The JSON object that the model replies. Raises TheoryError where there is none, UserError where the hidden theory stands in the prompt."""
+        """The JSON object that the model replies. Raises TheoryError where there is none,
+        UserError where the hidden theory stands in the prompt."""
         head = [DOMAIN.format(most=self.config.most), ROLES[role].format(**names)]
         prompt = "\n\n".join(part for part in (*head, *parts) if part)
         self._no_leak(prompt)

@@ -1,4 +1,5 @@
-"""The bench: theories simulated and metrics computed in the sandbox, every failure one of :data:`ramify.methods.theory_loop.domain.PROBLEMS`."""
+"""The bench: theories simulated and metrics computed in the sandbox, every failure one of
+:data:`ramify.methods.theory_loop.domain.PROBLEMS`."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ from ramify.sandbox.protocol import Limits, Sandbox, Session
 
 MIB = 1 << 20
 CELLS, SUBJECTS, CALLS = 60_000, 500, 60_000
-"""Of one request at most: probabilities, subjects played trial by trial, and calls of ``predict`` on what subjects chose before."""
+"""Of one request at most: probabilities, subjects played trial by trial,
+and calls of ``predict`` on what subjects chose before."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: source of ``metric(data)``, and why. ``weights`` (P,) says that it is a weighted sum of each pair's proportion of B choices."""
+    """A metric: source of ``metric(data)``, and why. ``weights`` (P,) says that it is a weighted sum of each pair's proportion of
+    B choices."""
 
     code: str
     rationale: str = ""
@@ -47,7 +50,8 @@ class Metric:
 
 
 def projection(design: Design, weights: Sequence[float], rationale: str = "") -> Metric:
-    """The metric that adds each pair's proportion of B choices times its weight; pairs are known by their content, never by their position."""
+    """The metric that adds each pair's proportion of B choices times its weight;
+    pairs are known by their content, never by their position."""
     table = "".join(f"    {(a, b)!r}: {float(w)!r},\n" for a, b, w in zip(design.a, design.b, weights, strict=True))
     code = f"""WEIGHTS = {{
 {table}}}
@@ -71,7 +75,8 @@ def projected(data: Data, weights: Sequence[float]) -> MetricEstimate:
 
 
 class TheoryBench:
-    """A sandbox session for theories and one for metrics; nothing of one request lives on to the next. Use as an async context manager."""
+    """A sandbox session for theories and one for metrics; nothing of one request lives on to the next.
+    Use as an async context manager."""
 
     def __init__(self, seconds: float = 20.0, sandbox: Sandbox | None = None, allow_unsandboxed: bool = False) -> None:
         """``seconds``: processor time of one request. Raises NeedsError where nothing isolates and that was not allowed."""
@@ -126,7 +131,8 @@ class TheoryBench:
     ) -> list[Data]:
         """Simulated subjects for each (design, n), whose samples are decided as those of :meth:`tables`. Raises TheoryError.
 
-        ``noise`` is the probability of a uniform choice; ``orders`` are the trials (n, T) of each, by default shuffled for each subject.
+        ``noise`` is the probability of a uniform choice; ``orders`` are the trials (n, T) of each,
+        by default shuffled for each subject.
         """
         assert theory.tree is not None
         names = names or range(len(asked))
@@ -171,7 +177,8 @@ class TheoryBench:
         return (await self.simulate_many(theory, [(design, n)], seed, *key, noise=noise, orders=orders))[0]
 
     async def forced(self, theory: Theory, data: Data, draws: int, seed: int, *key: str | int) -> np.ndarray:
-        """(S, T) a theory's probability of B at each trial given what the subject chose before, averaged over ``draws`` of its parameters.
+        """(S, T) a theory's probability of B at each trial given what the subject chose before,
+        averaged over ``draws`` of its parameters.
 
         Raises TheoryError.
         """
@@ -248,7 +255,8 @@ class TheoryBench:
 
 
 def simulate(theory: Theory, design: Design, n: int = 100, seed: int = 0, allow_unsandboxed: bool = False) -> Data:
-    """Choices of ``n`` simulated subjects, for callers without an event loop. Raises TheoryError, and NeedsError where nothing isolates."""
+    """Choices of ``n`` simulated subjects, for callers without an event loop.
+    Raises TheoryError, and NeedsError where nothing isolates."""
 
     async def main() -> Data:
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:

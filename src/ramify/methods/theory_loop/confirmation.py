@@ -1,7 +1,8 @@
-"""Preregistered confirmation: what is tested, on which design, with how many people and at which level is fixed before anybody chooses.
+"""Preregistered confirmation: what is tested, on which design,
+with how many people and at which level is fixed before anybody chooses.
 
-``predicts``: a theory says better what each person chooses next than every rival. ``concave-match``, ``steep-flat`` and ``level-shift`` (H1 to H3 of
-section 3.6) say which choices people make where returns diminish, whatever the theory's parameters.
+``predicts``: a theory says better what each person chooses next than every rival. ``concave-match``, ``steep-flat`` and
+``level-shift`` (H1 to H3 of section 3.6) say which choices people make where returns diminish, whatever the theory's parameters.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ DRAWS = 400
 """Parameter draws of a prediction; of a theory that reads history HISTORY_DRAWS."""
 HISTORY_DRAWS = 40
 POWER, REPEATS, LAPSE = 0.99, 40, 0.3
-"""Power that a registration's size has, over so many simulated repetitions; of a contrast with so large a share of uniform choices."""
+"""Power that a registration's size has, over so many simulated repetitions;
+of a contrast with so large a share of uniform choices."""
 SIZES = (25, 50, 75, 100, 150, 200, 300, 500)
 HISTORY_PEOPLE = 100
-"""Simulated people from which the power of a claim is estimated about a theory that reads history, which is asked trial by trial."""
+"""Simulated people from which the power of a claim is estimated about a theory that reads history,
+which is asked trial by trial."""
 
 
 def one_sided_t(differences: np.ndarray) -> tuple[float, float]:
@@ -47,7 +50,8 @@ Test = Literal["predicts", "concave-match", "steep-flat", "level-shift"]
 CLAIMS = {
     "concave-match": (
         "people choose as diminishing returns do where weighting by validity, tallying or take the best say otherwise",
-        "per person the share of such choices in the pairs on which each of the three rules says otherwise, above 1/2; one-sided t tests, Holm; all have to hold",
+        "per person the share of such choices in the pairs on which each of the three rules says otherwise, above 1/2; "
+        "one-sided t tests, Holm; all have to hold",
     ),
     "steep-flat": (
         "people choose a step at the low end of a rating over an equal step at its high end more often than not",
@@ -55,7 +59,8 @@ CLAIMS = {
     ),
     "level-shift": (
         "people choose the option that a linear rule prefers less often once both options are shifted up",
-        "per person the share of choices of that option in the low pairs minus its share in the same pairs shifted up, above 0; one-sided t test",
+        "per person the share of choices of that option in the low pairs minus its share in the same pairs shifted up, above 0; "
+        "one-sided t test",
     ),
 }
 """What each contrast claims, and how it is tested."""
@@ -72,11 +77,12 @@ class Registration:
     people: int
     alpha: float
     power: Mapping[str, float]
-    """The share of simulated repetitions in which the claim held, if the theory is true: by rival, of a contrast under the theory's own label."""
+    """The share of simulated repetitions in which the claim held, if the theory is true:
+    by rival, of a contrast under the theory's own label."""
     seed: int
     contrasts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of each contrast (P,): what each pair's proportion of B choices counts. By the rule that it opposes, "" where there is one contrast; empty
-    where the claim is that the theory predicts better."""
+    """Of each contrast (P,): what each pair's proportion of B choices counts. By the rule that it opposes, "" where there is one
+    contrast; empty where the claim is that the theory predicts better."""
     above: float = 0.0
     """What a person's sum of each has to be above, on average."""
     name: Test = "predicts"
@@ -89,7 +95,8 @@ class Registration:
             self.name,
             (
                 f"{self.label} says better what each person chooses next than each of {', '.join(self.rivals)}",
-                "per person the mean squared error of P(B), one-step-ahead; paired one-sided t test against each rival, Holm; a winner is named where all hold",
+                "per person the mean squared error of P(B), one-step-ahead; paired one-sided t test against each rival, Holm; a "
+                "winner is named where all hold",
             ),
         )
         table = {name: list(weights) for name, weights in self.contrasts.items()}
@@ -143,7 +150,8 @@ def read_registration(record: Any) -> Registration:
 
 
 async def errors(bench: TheoryBench, theory: Theory, data: Data, seed: int, *key: str | int) -> tuple[np.ndarray, float]:
-    """((S,) each subject's mean squared error of P(B) one step ahead, mean log-likelihood of a choice in nats). Raises TheoryError."""
+    """((S,) each subject's mean squared error of P(B) one step ahead,
+    mean log-likelihood of a choice in nats). Raises TheoryError."""
     draws = HISTORY_DRAWS if theory.reads_history else DRAWS
     p = await bench.forced(theory, data, draws, seed, *key)
     likelihood = np.clip(np.where(data.response == 1, p, 1 - p), 1e-9, 1)
@@ -151,7 +159,8 @@ async def errors(bench: TheoryBench, theory: Theory, data: Data, seed: int, *key
 
 
 async def compare(bench: TheoryBench, registration: Registration, data: Data) -> dict[str, Any]:
-    """The registered test on data: for each rival mean difference, t, p and Holm's p; whether the claim holds. Raises TheoryError, UserError."""
+    """The registered test on data: for each rival mean difference, t, p and Holm's p;
+    whether the claim holds. Raises TheoryError, UserError."""
     known = {"label": registration.label, "people": len(data.order), "registered": registration.people}
     if registration.contrasts:
         tested = _tested(registration, data)
@@ -205,7 +214,8 @@ def _tested(registration: Registration, data: Data) -> list[dict[str, Any]]:
 
 
 def sums(contrast: Sequence[float] | np.ndarray, data: Data) -> np.ndarray:
-    """(S,) each subject's proportions of B choices times ``contrast`` (P,). Raises UserError where a subject did not see every pair."""
+    """(S,) each subject's proportions of B choices times ``contrast`` (P,).
+    Raises UserError where a subject did not see every pair."""
     shown = ~np.isnan(data.proportions).any(axis=1)
     if not shown.all():
         who = data.subjects[int(np.argmin(shown))] if data.subjects else int(np.argmin(shown))
@@ -258,7 +268,8 @@ async def register_contrast(
     seed: int,
     people: int | None = None,
 ) -> Registration:
-    """As :func:`register`, of a hypothesis of section 3.6; ``rivals`` are theories whose expected contrast is told beside the theory's own.
+    """As :func:`register`, of a hypothesis of section 3.6; ``rivals`` are theories whose expected contrast is told beside the
+    theory's own.
 
     Raises UserError where no size has the power, TheoryError where a theory cannot be simulated.
     """
@@ -280,7 +291,8 @@ async def register_contrast(
     else:
         if people is None:
             raise UserError(
-                f"{label} expects a contrast of {expected[label]:+.4f}: {SIZES[-1]} people do not find that with power {POWER:g}; --people N registers N all the same"
+                f"{label} expects a contrast of {expected[label]:+.4f}: {SIZES[-1]} people do not find that with power "
+                f"{POWER:g}; --people N registers N all the same"
             )
     return Registration(
         label, theory, rivals, design, size, alpha, {label: power}, seed,
@@ -306,7 +318,8 @@ def worth(x: np.ndarray, alpha: np.ndarray | float, s: np.ndarray | float) -> np
 
 
 def steep_flat(rating_max: int = 5, step: int = 2) -> Design:
-    """H2: pairs of an equal step at the low end of one feature against one at the high end of another, counterbalanced over features.
+    """H2: pairs of an equal step at the low end of one feature against one at the high end of another,
+    counterbalanced over features.
 
     Every linear rule, whatever its weights, then chooses the low step in exactly half of them on average. A is the low step.
     """
@@ -322,9 +335,11 @@ def steep_flat(rating_max: int = 5, step: int = 2) -> Design:
 
 
 def level_shift(seed: int, n: int = 12, rating_max: int = 5, searched: int = 400) -> tuple[Design, Design, np.ndarray]:
-    """H3: (low pairs, the same pairs shifted up by a constant, the side (P,) of their effect), searched for the largest predicted offset.
+    """H3: (low pairs, the same pairs shifted up by a constant, the side (P,) of their effect),
+    searched for the largest predicted offset.
 
-    The effect is the share of choices of the side that a linear rule prefers, above one half; shifted up it is weaker where returns diminish.
+    The effect is the share of choices of the side that a linear rule prefers, above one half;
+    shifted up it is weaker where returns diminish.
     """
     rng, v = generator(seed, "level shift"), np.array([0.9, 0.8, 0.7, 0.6])
     share = v / v.sum()
@@ -353,9 +368,10 @@ def level_shift(seed: int, n: int = 12, rating_max: int = 5, searched: int = 400
 def opposed(seed: int, n: int = 8, rating_max: int = 5, searched: int = 200_000) -> tuple[Design, dict[str, np.ndarray]]:
     """H1: (pairs, for each of three rules the contrast (P,) of ``n`` of them on which diminishing returns say otherwise).
 
-    A pair counts against a rule that is decided where u(x) prefers the other option on at least 85 % of :data:`GRID`; those whose predicted share
-    is largest are taken, half of them with that option as B. On those against weighting by validity no other weights of :data:`LINEAR` prefer
-    that option either: without that the paper's test also passes where weights are a power of validity.
+    A pair counts against a rule that is decided where u(x) prefers the other option on at least 85 % of :data:`GRID`; those whose
+    predicted share is largest are taken, half of them with that option as B. On those against weighting by validity no other
+    weights of :data:`LINEAR` prefer that option either: without that the paper's test also passes where weights are a power of
+    validity.
     """
     rng, v = generator(seed, "opposed"), np.array([0.9, 0.8, 0.7, 0.6])
     share = v / v.sum()
@@ -395,7 +411,8 @@ def opposed(seed: int, n: int = 8, rating_max: int = 5, searched: int = 200_000)
 
 
 def concave_match_contrast(seed: int) -> tuple[Design, dict[str, np.ndarray], float]:
-    """(design, contrasts (P,), above) of H1: half of each rule's pairs have the option of diminishing returns as B, so that 1/2 is 0."""
+    """(design, contrasts (P,), above) of H1: half of each rule's pairs have the option of diminishing returns as B, so that 1/2
+    is 0."""
     return *opposed(seed), 0.0
 
 

@@ -30,7 +30,8 @@ HILBIG = (
 
 
 class TheoryError(Exception):
-    """What a theory, a metric, a design or a reply did wrong: one of :data:`PROBLEMS`, and a sentence. Recorded by the loop, never its end."""
+    """What a theory, a metric, a design or a reply did wrong: one of :data:`PROBLEMS`, and a sentence.
+    Recorded by the loop, never its end."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -194,7 +195,8 @@ def hilbig() -> Design:
 
 @dataclass(frozen=True)
 class Data:
-    """What subjects chose: the pair of each trial (S, T) and the response (S, T), 0 = A, 1 = B, in the order in which they were made."""
+    """What subjects chose: the pair of each trial (S, T) and the response (S, T), 0 = A, 1 = B,
+    in the order in which they were made."""
 
     design: Design
     order: np.ndarray

@@ -1,7 +1,8 @@
 """The loop (section 3.2), in its run: every step is committed whole, so the same command continues where it was killed.
 
-Theories are nodes of the tree ``theories`` (a candidate hangs below the theory that it is to replace), experiments nodes of the tree
-``experiments`` with their data as a blob; losses and leaderboard scores are scores of the nodes; what was decided is in the journal.
+Theories are nodes of the tree ``theories`` (a candidate hangs below the theory that it is to replace), experiments nodes of the
+tree ``experiments`` with their data as a blob; losses and leaderboard scores are scores of the nodes;
+what was decided is in the journal.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class TheoryLoop:
         proposer: Proposer | None = None,
         participants: Participants | None = None,
     ) -> None:
-        """``seeds`` are the two theories to begin with; ``proposer`` and ``participants`` replace those that the settings name."""
+        """``seeds`` are the two theories to begin with; ``proposer`` and ``participants`` replace those that the settings
+        name."""
         self.config, self.seeds, self.run, self.bench, self.progress = config, list(seeds), run, bench, progress
         self.pool, self.ledger = TheoryPool(), Ledger()
         self.known = {(one.kind, one.key): one.payload for one in run.journal()}
@@ -79,7 +81,8 @@ class TheoryLoop:
             self.proposer.bind(self)
 
     async def go(self) -> dict[str, Any]:
-        """Every round up to the last; returns :meth:`result`. Raises WaitingError where people's data is to come, InfrastructureError."""
+        """Every round up to the last; returns :meth:`result`.
+        Raises WaitingError where people's data is to come, InfrastructureError."""
         steps = self.config.rounds * (self.config.iterations + 5)
         self.progress.begin(steps, 0, "", "steps")
         await self._begin()
@@ -308,7 +311,8 @@ class TheoryLoop:
     async def _predict(
         self, theory: Theory, observations: Sequence[Experiment], where: str, *key: str | int
     ) -> list[MetricEstimate | None]:
-        """A theory's predictions; None where it failed, which is recorded. Candidates of a round share their ``key``: common random numbers."""
+        """A theory's predictions; None where it failed, which is recorded.
+        Candidates of a round share their ``key``: common random numbers."""
         config = self.config
         asked = [(one.design, config.runs) for one in observations]
         try:
@@ -463,7 +467,8 @@ class TheoryLoop:
     def _conclude(self, found: Mapping[str, Any]) -> None:
         best = {row["label"]: row for row in found["leaderboard"]}
         findings = [
-            Finding("surviving theory", KIND, f"{label}: score {best[label]['score']:.3f} over {found['gate']['of']} experiments; {best[label]['theory']}", self.pool.nodes[label], 0,
+            Finding("surviving theory", KIND, f"{label}: score {best[label]['score']:.3f} over {found['gate']['of']} "
+                                              f"experiments; {best[label]['theory']}", self.pool.nodes[label], 0,
                     f"ramify theory-loop confirm {self.run.folder} tests it on fresh participants", best[label]["score"], "score", best[label])
             for label in found["survivors"]
         ]  # fmt: skip
@@ -471,7 +476,8 @@ class TheoryLoop:
 
 
 def pool_of(run: Run) -> TheoryPool:
-    """What a run holds of its loop, up to where it came. Raises UserError on a run of another verb, and on a damaged experiment."""
+    """What a run holds of its loop, up to where it came. Raises UserError on a run of another verb, and on a damaged
+    experiment."""
     if run.kind != KIND:
         raise UserError(f"{run.folder} was not made by `ramify {KIND}`")
     known, pool = {(one.kind, one.key): one.payload for one in run.journal()}, TheoryPool()
@@ -553,7 +559,8 @@ def config_of(run: Run) -> tuple[LoopConfig, list[str]]:
 
 
 def rows_of(pool: TheoryPool) -> list[dict[str, Any]]:
-    """The leaderboard over the experiments that have data and predictions; see :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
+    """The leaderboard over the experiments that have data and predictions; see
+    :func:`ramify.methods.theory_loop.algorithm.scoreboard`."""
     done = [one for one in pool.observations if one.real is not None and one.predictions]
     predicted = [{label: None if v is None else v.value for label, v in one.predictions.items()} for one in done]
     return scoreboard(list(pool.theories), [one.real.value for one in done if one.real], predicted)
@@ -608,7 +615,9 @@ async def run_loop(
 ) -> dict[str, Any]:
     """Run or continue a loop; what :meth:`TheoryLoop.result` says, with ``waiting`` where people's data is to come.
 
-    ``participants``, an object or a function of (design, orders, seed), and ``proposer`` take the places of those that the settings name. Raises UserError on settings that do not fit, NeedsError where nothing isolates, InfrastructureError where a model or the sandbox fails.
+    ``participants``, an object or a function of (design, orders, seed), and ``proposer`` take the places of those that the
+    settings name. Raises UserError on settings that do not fit, NeedsError where nothing isolates,
+    InfrastructureError where a model or the sandbox fails.
     """
     seeds = seeds_of(specs)
     async with TheoryBench(config.seconds, allow_unsandboxed=allow_unsandboxed) as bench:

@@ -38,7 +38,8 @@ class Participants(Protocol):
     identity: str
 
     async def collect(self, design: Design, n: int, seed: int, key: str, kept: Kept) -> Data | None:
-        """Choices of ``n`` subjects, or of fewer; None where their data is to come by hand. Raises UserError, InfrastructureError."""
+        """Choices of ``n`` subjects, or of fewer; None where their data is to come by hand. Raises UserError,
+        InfrastructureError."""
         ...
 
 
@@ -58,7 +59,8 @@ class SimulatedPeople:
 
 
 class OwnParticipants:
-    """``FILE.py:FUNCTION``: ``function(design, orders, seed)`` returns choices, a list of 0 and 1 for each subject; with your rights."""
+    """``FILE.py:FUNCTION``: ``function(design, orders, seed)`` returns choices,
+    a list of 0 and 1 for each subject; with your rights."""
 
     def __init__(self, spec: str, function: Callable[..., Any] | None = None) -> None:
         """``function`` is the function itself, where ``spec`` only names it."""
@@ -98,7 +100,8 @@ class ByHand:
 
 
 class Agents:
-    """``agent:MODEL``: each subject is a conversation with a model of its own seed; a trial is one message. A reply that is no choice ends a subject."""
+    """``agent:MODEL``: each subject is a conversation with a model of its own seed;
+    a trial is one message. A reply that is no choice ends a subject."""
 
     def __init__(self, spec: str, temperature: float = 1.0) -> None:
         from ramify.engine.named import find_model
@@ -168,5 +171,6 @@ def find_participants(spec: str, noise: float, bench: TheoryBench) -> Participan
     if own_path(spec) is not None:
         return OwnParticipants(spec)
     raise UserError(
-        f"no participants '{spec}': simulated:THEORY, agent:MODEL, FILE.py:FUNCTION, or web: people, whose choices `import-data` reads from CSV"
+        f"no participants '{spec}': simulated:THEORY, agent:MODEL, FILE.py:FUNCTION, or web: people, whose choices "
+        "`import-data` reads from CSV"
     )

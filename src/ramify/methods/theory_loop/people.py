@@ -34,7 +34,8 @@ leaves this page but the file that you save. You may stop at any time by closing
 
 
 def task_page(design: Design, title: str = "A study of choices", consent: str = "", contact: str = "") -> str:
-    """The task as one HTML page: consent, instructions, trials by keyboard with their times, and a CSV to save. It requests nothing."""
+    """The task as one HTML page: consent, instructions, trials by keyboard with their times,
+    and a CSV to save. It requests nothing."""
     template = (resources.files("ramify.methods.theory_loop") / "task.html").read_text(encoding="utf-8")
     trials = design.pairs * design.repeats
     text = consent or CONSENT.format(trials=trials, minutes=max(1, math.ceil(trials * 4 / 60)))
@@ -67,7 +68,8 @@ class Person:
 def read_people(path: Path, design: Design) -> list[Person]:
     """The people in a CSV of the page, or of any with ``subject_id, option_a_ratings, option_b_ratings, response``.
 
-    Rows are trials in the order in which they were made. What is missing (times, keys, flags) is not filtered on. Raises UserError naming line and field.
+    Rows are trials in the order in which they were made. What is missing (times, keys,
+    flags) is not filtered on. Raises UserError naming line and field.
     """
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -99,7 +101,8 @@ def _row(row: Mapping[str, Any], place: str, pairs: Mapping[Any, int], design: D
         raise UserError(f"{place}: subject_id is empty or longer than 200 characters")
     if row.get("design") and row["design"] != design.hash:
         raise UserError(
-            f"{place}: this row is of another experiment, design {str(row['design'])[:20]}; the experiment that waits is {design.hash}"
+            f"{place}: this row is of another experiment, design {str(row['design'])[:20]}; the experiment that waits is "
+            f"{design.hash}"
         )
     options = []
     for name in ("option_a_ratings", "option_b_ratings"):
@@ -165,7 +168,8 @@ def _person(subject: str, trials: list[dict[str, Any]], design: Design) -> Perso
 
 
 def data_of(people: list[Person], design: Design, most: int | None = None) -> Data:
-    """The choices of the people who are kept, the first ``most`` of them; dropped ones stay in ``extra`` with their choices and the reason."""
+    """The choices of the people who are kept, the first ``most`` of them;
+    dropped ones stay in ``extra`` with their choices and the reason."""
     kept = [one for one in people if not one.dropped][:most]
     size = design.pairs * design.repeats
     arrays = [np.array([getattr(one, name) for one in kept], np.int64).reshape(len(kept), size) for name in ("order", "response")]

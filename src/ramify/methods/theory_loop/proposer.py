@@ -132,7 +132,8 @@ HISTORY = ("alternating", "perseveration")
 
 
 class TheoryGrammar:
-    """Draws theories from families and narrows ranges, those of the leaders too; compares random designs; replaces what is further from the data."""
+    """Draws theories from families and narrows ranges, those of the leaders too;
+    compares random designs; replaces what is further from the data."""
 
     tries: tuple[int, int] | None = (1, 1)
 
@@ -146,7 +147,8 @@ class TheoryGrammar:
         self._weights: dict[str, np.ndarray] = {}
 
     async def design(self, pool: TheoryPool, at: AdvocateTurn) -> Design:
-        """The random design with the smallest Welch p of its projection, out of ``searched``; a blind designer takes the first."""
+        """The random design with the smallest Welch p of its projection, out of ``searched``;
+        a blind designer takes the first."""
         config, rng = self.config, generator(self.config.seed, "designs", at.round, at.slot, at.number)
         designs = [
             random_design(rng, config.cues, rating_max=config.most)
@@ -201,8 +203,8 @@ class TheoryGrammar:
     ) -> Theory:
         """With probability ``mutate`` the accepted candidate with one range narrowed, else a new beginning.
 
-        That is one of the three theories that lead, with one range narrowed, or, half the time and in the first round, a family of which each
-        range is whole or, as often, a random part of it.
+        That is one of the three theories that lead, with one range narrowed, or, half the time and in the first round, a family
+        of which each range is whole or, as often, a random part of it.
         """
         rng = generator(self.config.seed, "grammar", round, iteration, len(failures))
         if iteration and best is not None and rng.random() < self.config.mutate:

@@ -1,4 +1,5 @@
-"""Theories as programs: what a theory is, the notation of its parameters, its file, and what can be said of its source without running it.
+"""Theories as programs: what a theory is, the notation of its parameters, its file,
+and what can be said of its source without running it.
 
 A theory's source is untrusted: it is parsed here and runs in the sandbox only (:mod:`ramify.methods.theory_loop.bench`).
 """
@@ -132,12 +133,14 @@ class Theory:
         return "\n\n".join([f'"""{prose}"""', *texts, self.code])
 
     def draw(self, n: int, design: Design, rng: np.random.Generator) -> dict[str, Any]:
-        """One value per parameter for each of ``n`` subjects, uniformly: name -> (n,) or (n, cues) numbers. Raises TheoryError."""
+        """One value per parameter for each of ``n`` subjects, uniformly:
+        name -> (n,) or (n, cues) numbers. Raises TheoryError."""
         return {name: draw(text, name, n, design, rng) for name, text in self.parameters.items()}
 
 
 def checked_source(code: str, functions: Sequence[str]) -> ast.Module:
-    """The parsed source. Raises TheoryError where it does not parse, lacks one of ``functions``, imports what it may not, or keeps state."""
+    """The parsed source. Raises TheoryError where it does not parse, lacks one of ``functions``,
+    imports what it may not, or keeps state."""
     if not isinstance(code, str) or len(code) > MOST_CODE:
         raise TheoryError("code", f"the source is a text of at most {MOST_CODE} characters")
     try:
@@ -182,7 +185,8 @@ _CANONICAL = ast.dump(ast.parse(SAMPLE).body[0])
 
 
 def draw(text: str, name: str, n: int, design: Design, rng: np.random.Generator) -> Any:
-    """``n`` values of a parameter: ``"[lo, hi]"``, ``"{a, b}"``, ``"[(lo, hi)] * n_features"``, or the name of a variable of the design.
+    """``n`` values of a parameter: ``"[lo, hi]"``, ``"{a, b}"``, ``"[(lo, hi)] * n_features"``,
+    or the name of a variable of the design.
 
     Raises TheoryError on any other notation.
     """
@@ -244,7 +248,8 @@ def find_theory(spec: str) -> Theory:
 
 
 def read_theory(path: Path) -> Theory:
-    """The theory in a file: Python (docstring, ``PARAMETERS``, ``LIMITS``, functions) or YAML (description, parameters, limits, predict, policy).
+    """The theory in a file: Python (docstring, ``PARAMETERS``, ``LIMITS``,
+    functions) or YAML (description, parameters, limits, predict, policy).
 
     Nothing of it is run. Raises UserError naming the file and what is wrong.
     """
@@ -308,7 +313,8 @@ def _from_yaml(text: str) -> Theory:
 
 
 def theory_from(record: Mapping[str, Any]) -> Theory:
-    """A theory from description, parameters, limits, predict and policy, as YAML files and models write it. Raises TheoryError."""
+    """A theory from description, parameters, limits, predict and policy,
+    as YAML files and models write it. Raises TheoryError."""
     for name in ("description", "predict"):
         if not isinstance(record.get(name), str) or not record[name].strip():
             raise TheoryError("reply" if name == "description" else "code", f"the theory has no text '{name}'")

@@ -1,4 +1,5 @@
-"""The verbs of ``ramify theory-loop``. Exit code 1: ``confirm --strict`` names no winner, ``check`` finds a fault, ``replay`` a difference."""
+"""The verbs of ``ramify theory-loop``. Exit code 1: ``confirm --strict`` names no winner,
+``check`` finds a fault, ``replay`` a difference."""
 
 from __future__ import annotations
 
@@ -56,10 +57,12 @@ def run(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Let two theories compete: experiments that tell them apart, data, and the worse one revised against all data, round after round.
+    """Let two theories compete: experiments that tell them apart, data,
+    and the worse one revised against all data, round after round.
 
-    The same command continues an interrupted loop; more --rounds continue one that is done. With --participants web it stops where people's
-    data is to come: `export` writes the task as a page, `import-data` takes what they saved, and the same command continues.
+    The same command continues an interrupted loop; more --rounds continue one that is done. With --participants web it stops
+    where people's data is to come: `export` writes the task as a page, `import-data` takes what they saved,
+    and the same command continues.
     """
     specs = theory or ["ttb", "wadd"]
     loops.seeds_of(specs)
@@ -163,7 +166,8 @@ def replay(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Measure and simulate again from what the run holds, without a model or participants, and compare: stored numbers must come out."""
+    """Measure and simulate again from what the run holds, without a model or participants, and compare:
+    stored numbers must come out."""
     with Run.open(find_run(run)) as opened:
         pool, (config, _) = pool_of(opened), loops.config_of(opened)
         chosen = [one for one in pool.observations if one.data and (round is None or one.key.startswith(f"{round}."))]
@@ -231,10 +235,11 @@ def check(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Whether a theory keeps the contract: its source, its parameters, its probabilities on every pair, the same twice, and the limits it states.
+    """Whether a theory keeps the contract: its source, its parameters, its probabilities on every pair,
+    the same twice, and the limits it states.
 
-    A limit says what the theory is at an end of its ranges: with those values the mean P(B) is on the other theory's side of one half on every
-    pair, before any earlier choice. It runs in the sandbox.
+    A limit says what the theory is at an end of its ranges: with those values the mean P(B) is on the other theory's side of one
+    half on every pair, before any earlier choice. It runs in the sandbox.
     """
     one, used = find_theory(theory), _design(design)
     limits = one.limits | dict(_limit(text) for text in limit or ())
@@ -259,14 +264,16 @@ def check(
         rows = [["".join(map(str, a)) if used.rating_max < 10 else str(a), "".join(map(str, b)) if used.rating_max < 10 else str(b), p] for a, b, p in zip(used.a, used.b, found["p_b"], strict=True)]  # fmt: skip
         text = (
             table(["A", "B", "P(B) of 50 subjects"], rows)
-            + f"\n\nthe contract holds; {'reads' if one.reads_history else 'does not read'} earlier choices; switches in {found['switch_rate']:.2f} of trials"
+            + f"\n\nthe contract holds; {'reads' if one.reads_history else 'does not read'} earlier choices; switches in "
+            f"{found['switch_rate']:.2f} of trials"
         )
         for row in found["limits"]:
             text += f"\nwith {row['limit']} it chooses as {row['theory']} does on {row['alike']} of {used.pairs} pairs"
         text += (
             "\nwhat else the prose says is for you to check"
             if limits
-            else "\nwhether the program says what the prose says is for you to check: --limit tests what it is at an end of its ranges"
+            else "\nwhether the program says what the prose says is for you to check: --limit tests what it is at an end of its "
+            "ranges"
         )
     else:
         text = f"{found['problem']} ({found['means']}): {found['why']}"
@@ -302,7 +309,8 @@ def evaluate(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """How near a theory's choices are to others', outside the loop: MSE of the proportion of B choices, r, log-likelihood, sequences, switches.
+    """How near a theory's choices are to others', outside the loop:
+    MSE of the proportion of B choices, r, log-likelihood, sequences, switches.
 
     Beside people a theory is simulated on their own trials, each person's in the order in which they were made.
     """
@@ -445,7 +453,8 @@ def import_data(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Take people's choices into a run. Left out, with the reason: one key, alternation, haste, absence, programs; their data is kept.
+    """Take people's choices into a run. Left out, with the reason:
+    one key, alternation, haste, absence, programs; their data is kept.
 
     Files may come one after another: the experiment has its data once as many people as were asked for are kept.
     """
@@ -527,7 +536,8 @@ def preregister(
         Literal["predicts", "concave-match", "steep-flat", "level-shift"],
         option(
             "--test",
-            help="That the theory predicts better than its rivals; or a choice that people make where returns diminish (cardinal ratings).",
+            help="That the theory predicts better than its rivals; or a choice that people make where returns diminish "
+            "(cardinal ratings).",
         ),
     ] = "predicts",
     theory: Annotated[
@@ -541,7 +551,8 @@ def preregister(
         option(
             "--rival",
             metavar="THEORY",
-            help="A rival by label, name or file; default: both seeds and a coin, of concave-match the rules that it opposes, of the other tests wadd.",
+            help="A rival by label, name or file; default: both seeds and a coin, of concave-match the rules that it opposes, "
+            "of the other tests wadd.",
         ),
     ] = None,
     design: DesignOption = None,
@@ -553,11 +564,12 @@ def preregister(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Fix a claim before the data: what is tested, on which pairs, with how many people, at what level. `confirm` then tests it, once.
+    """Fix a claim before the data: what is tested, on which pairs, with how many people, at what level.
+    `confirm` then tests it, once.
 
-    predicts: the theory says better what people choose next than each rival. concave-match: people choose as diminishing returns do where
-    weighting by validity, tallying and take the best say otherwise. steep-flat and level-shift: a step at the low end of a rating draws more
-    than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
+    predicts: the theory says better what people choose next than each rival. concave-match: people choose as diminishing returns
+    do where weighting by validity, tallying and take the best say otherwise. steep-flat and level-shift: a step at the low end of
+    a rating draws more than one at the high end, and a pair draws less once it is shifted up; for any linear rule neither does.
     """
     from ramify.methods.theory_loop import confirmation
 
@@ -611,7 +623,8 @@ def confirm(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Test a registered claim on fresh participants, exactly as registered and once: a winner is named only where every rival is beaten.
+    """Test a registered claim on fresh participants, exactly as registered and once:
+    a winner is named only where every rival is beaten.
 
     People who took part in the loop are refused. `export --design` with the registration writes its experiment as a page.
     """
@@ -689,7 +702,8 @@ async def _confirmed(run: Run, config: LoopConfig, made: Any, people: Data | Non
             )
             if people is None:
                 raise UserError(
-                    "the participants of this run are people: name their fresh choices with --data (`export --design` with the registration writes the task)"
+                    "the participants of this run are people: name their fresh choices with --data (`export --design` with the "
+                    "registration writes the task)"
                 )
         if len(people.order) < 2:
             raise UserError(f"{len(people.order)} participants are left, and a test needs two at least")

@@ -31,7 +31,8 @@ def _theories(pool: TheoryPool) -> Section:
     ]  # fmt: skip
     return Section(
         "Theories",
-        "By score over all experiments: 1 the best possible, 0 the worst of those here. A parameter has the range from which every simulated subject draws its own value.",
+        "By score over all experiments: 1 the best possible, 0 the worst of those here. A parameter has the range from which "
+        "every simulated subject draws its own value.",
         ("theory", "score", "mean distance", "", "says", "parameters"),
         rows,
         [(f"program of {label}", theory.file()) for label, theory in pool.theories.items()],
@@ -42,7 +43,8 @@ def _experiments(pool: TheoryPool, known: Known) -> Section:
     passed = sum(bool(one.gate["passed"]) for one in pool.observations)
     return Section(
         "Experiments and their gate",
-        f"{passed} of {len(pool.observations)} passed the gate: before anybody chooses, a Welch test must tell both theories apart on simulated people. "
+        f"{passed} of {len(pool.observations)} passed the gate: before anybody chooses, a Welch test must tell both theories "
+        "apart on simulated people. "
         "It filters designs and is no evidence. The own theory is the proposer's.",
         ("experiment", "proposed by", "pairs", "gate p", "passed", "own predicts", "rival predicts", "measured", "people"),
         [_row(one, known) for one in pool.observations],

@@ -1,7 +1,7 @@
 """tree-rollouts: spend a fixed rollout budget on a tree of attempts, chosen greedily, and move budget to undecided tasks.
 
-Paper: Maximizing Rollout Informativeness under a Fixed Budget: A Submodular View of Tree Search for Tool-Use Agentic Reinforcement
-Learning, arXiv 2605.05262. Needs an environment that can be put back to an earlier state.
+Paper: Maximizing Rollout Informativeness under a Fixed Budget: A Submodular View of Tree Search for Tool-Use Agentic
+Reinforcement Learning, arXiv 2605.05262. Needs an environment that can be put back to an earlier state.
 """
 
 from __future__ import annotations

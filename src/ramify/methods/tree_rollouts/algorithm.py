@@ -51,7 +51,8 @@ class TreeConfig(Config):
     roots: int = Field(default=2, ge=1)
     """attempts from the root before any node is chosen"""
     least: float = Field(default=0.0, ge=0, le=1)
-    """no node is chosen from where an attempt is expected to cost less than this share of one from the root: leaves of the last turns are alike"""
+    """no node is chosen from where an attempt is expected to cost less than this share of one from the root: leaves of the last
+    turns are alike"""
     parallel: int = Field(default=1, ge=1)
     """attempts of one tree in flight at once"""
     tau: int | None = Field(default=None, ge=0)

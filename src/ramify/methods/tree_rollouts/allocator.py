@@ -22,8 +22,8 @@ FEATURES = 6  # bias, leaves, entropy, depth, refused turns, share of earlier ep
 class BudgetAllocator:
     """Spends one total budget on many tasks. Keep the object between epochs: the learned form and the history live here.
 
-    Decisions are taken in rounds, on the complete results of the round before and in task order, so they do not depend on how many
-    attempts run at once.
+    Decisions are taken in rounds, on the complete results of the round before and in task order, so they do not depend on how
+    many attempts run at once.
     """
 
     def __init__(self, sampler: TreeSampler, total: float, config: Allocation | None = None) -> None:
@@ -94,7 +94,8 @@ class BudgetAllocator:
         return picks
 
     def _chunk(self, tree: GrownTree, base: float) -> float:
-        """Cost of one attempt from the root: the worst case where it is known, else the mean of those seen, and what the tree has run over."""
+        """Cost of one attempt from the root: the worst case where it is known, else the mean of those seen,
+        and what the tree has run over."""
         over = max(0.0, tree.cost - tree.budget)  # without it the chunk would pay no attempt, and the tree would count as closed
         return self.sampler.config.worst_attempt or (tree.root.expected or base) + over
 

@@ -1,4 +1,5 @@
-"""The record of one grown tree: positions, leaves, counts along paths, and its exact JSON form in the journal of its run (3.1, 3.9)."""
+"""The record of one grown tree: positions, leaves, counts along paths,
+and its exact JSON form in the journal of its run (3.1, 3.9)."""
 
 from __future__ import annotations
 
@@ -145,7 +146,8 @@ class GrownTree:
         return found
 
     def absorb(self, start: str, attempt: Attempt, counted: bool) -> Leaf:
-        """Add an attempt that continued from ``start``: new positions, cost, and counts along its whole path (3.5, steps 4 and 5)."""
+        """Add an attempt that continued from ``start``: new positions, cost,
+        and counts along its whole path (3.5, steps 4 and 5)."""
         at = self.places[start]
         fresh = start == self.root.id
         origin = attempt.index if fresh else at.origin
@@ -197,7 +199,8 @@ class GrownTree:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> GrownTree:
-        """Inverse of :meth:`to_json`: for reports and training rows, not for growing on. Raises UserError naming what is wrong."""
+        """Inverse of :meth:`to_json`: for reports and training rows, not for growing on.
+        Raises UserError naming what is wrong."""
         try:
             places = [Place(**{_EARLIER.get(name, name): value for name, value in node.items()}) for node in record["nodes"]]
             leaves = [Leaf(**leaf) for leaf in record["leaves"]]

@@ -25,7 +25,8 @@ class TreeGrpo(CreditRule):
     maker = "tree-grpo"
     numbers: ClassVar = {
         "over_task": "the attempt's reward against all attempts at its task, in their standard deviations",
-        "over_branch": "the same against those that share its first step; A is the sum of both, the mean over the attempts of the step",
+        "over_branch": "the same against those that share its first step; A is the sum of both, the mean over the attempts of "
+        "the step",
         "attempts": "attempts that go through the step",
     }
 

@@ -32,14 +32,16 @@ def to_rows(
     advantage: Literal["leaf", "node", "tree_grpo"] = "leaf",
     prefix_weight: Literal["count", "unique"] = "count",
 ) -> list[dict[str, Any]]:
-    """Training rows of every group with mixed outcomes, one per leaf (3.8). Uniform groups give none, rather than rows of zero advantage.
+    """Training rows of every group with mixed outcomes, one per leaf (3.8).
+    Uniform groups give none, rather than rows of zero advantage.
 
-    ``path(tree, leaf)`` is the stored path to a leaf (``run.path`` of a store). Each row has ``prompt_ids`` and ``completion_ids``
-    (all tokens after the first sampled one, observations included), and per completion token, shape (T,): ``logprobs``, ``mask`` (sampled
-    here), ``advantages`` and ``weights``. ``leaves`` is the size of the group, the denominator of the loss.
+    ``path(tree, leaf)`` is the stored path to a leaf (``run.path`` of a store). Each row has ``prompt_ids`` and
+    ``completion_ids`` (all tokens after the first sampled one, observations included), and per completion token, shape (T,):
+    ``logprobs``, ``mask`` (sampled here), ``advantages`` and ``weights``.
+    ``leaves`` is the size of the group, the denominator of the loss.
 
-    ``leaf`` and ``tree_grpo`` train shared prefixes once per leaf; ``prefix_weight="unique"`` then weighs each token by one over the
-    leaves below it. ``node`` trains each edge once, in the row of its first leaf, and drops rows that train nothing.
+    ``leaf`` and ``tree_grpo`` train shared prefixes once per leaf; ``prefix_weight="unique"`` then weighs each token by one over
+    the leaves below it. ``node`` trains each edge once, in the row of its first leaf, and drops rows that train nothing.
     """
     rows = []
     for tree in trees:
@@ -141,11 +143,12 @@ def report_text(found: dict[str, Any]) -> str:
 
 
 def against(first: Sequence[GrownTree], second: Sequence[GrownTree], level: float = LEVEL) -> dict[str, Any]:
-    """Whether two arms differ in groups with mixed outcomes or L1 mass, task by task: differences with 95 % intervals, p-values corrected for both.
+    """Whether two arms differ in groups with mixed outcomes or L1 mass, task by task:
+    differences with 95 % intervals, p-values corrected for both.
 
-    Trees are paired by task, several of one task in their order; those without a partner count as ``unpaired``. Groups with mixed outcomes are
-    compared by McNemar's exact test, L1 mass by permutation within pairs. Raises UserError where fewer than two tasks are shared or the
-    units differ.
+    Trees are paired by task, several of one task in their order; those without a partner count as ``unpaired``. Groups with mixed
+    outcomes are compared by McNemar's exact test, L1 mass by permutation within pairs. Raises UserError where fewer than two
+    tasks are shared or the units differ.
     """
     pairs = _pairs(first, second)
     units = {tree.unit for tree in (*first, *second)}

@@ -1,4 +1,5 @@
-"""A toy with irrevocable, invisible mistakes, played through the interface of a language-model agent by the real sampler and allocator.
+"""A toy with irrevocable, invisible mistakes, played through the interface of a language-model agent by the real sampler and
+allocator.
 
 An attempt has 8 turns of 4 actions and succeeds when it was right at every critical turn; the policy is a table per prompt.
 """
@@ -131,9 +132,11 @@ def grow(
 
 
 def sweep_grid(prompts: int, seed: int, margin: float = 0.05) -> dict[str, Any]:
-    """Mixed ratio and L1 mass over a 5x5x5 grid of (alpha, c, lambda); ``plateau`` is the share of cells within ``margin`` of the best.
+    """Mixed ratio and L1 mass over a 5x5x5 grid of (alpha, c, lambda);
+    ``plateau`` is the share of cells within ``margin`` of the best.
 
-    ``p_corrected`` of a cell is of an L1 mass equal to that of the ``default`` cell, by permutation within prompts (Holm over the grid).
+    ``p_corrected`` of a cell is of an L1 mass equal to that of the ``default`` cell,
+    by permutation within prompts (Holm over the grid).
     """
     table = make_prompts(prompts, seed)
     cells, masses = [], []

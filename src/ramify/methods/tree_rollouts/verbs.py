@@ -24,7 +24,8 @@ def report_verb(
     level: Annotated[float, option(min=0, max=1, help="With --against: chance of reporting a difference of equal arms.")] = LEVEL,
     as_json: Json = False,
 ) -> None:
-    """Groups with mixed outcomes, informativeness and cost of the trees of a run; with --against, whether they differ from another arm's."""
+    """Groups with mixed outcomes, informativeness and cost of the trees of a run;
+    with --against, whether they differ from another arm's."""
     trees = read_trees(run)
     found = report(trees)
     text = report_text(found)

@@ -1,7 +1,7 @@
 """verify-or-ship: decide for a coding agent whether to rewrite, check again, pay for the full test run, ship, or stop.
 
-Paper: Bayesian control for coding agents, arXiv 2606.24453. A belief that the candidate is right is updated by every cheap check; the policy over
-beliefs is planned exactly from calibrated tables and prices.
+Paper: Bayesian control for coding agents, arXiv 2606.24453. A belief that the candidate is right is updated by every cheap check;
+the policy over beliefs is planned exactly from calibrated tables and prices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Beliefs, exact planning and fixed rules, on plain numbers (Bayesian control for coding agents, arXiv 2606.24453; here: the paper).
+"""Beliefs, exact planning and fixed rules, on plain numbers (Bayesian control for coding agents,
+arXiv 2606.24453; here: the paper).
 
-A candidate is right (Y = 1) or wrong (Y = 0); ``b`` is the probability that it is right. A value function over b is convex and piecewise
-linear, so it is kept as its lines, each a pair (value if right, value if wrong): no grid, no error of one.
+A candidate is right (Y = 1) or wrong (Y = 0); ``b`` is the probability that it is right. A value function over b is convex and
+piecewise linear, so it is kept as its lines, each a pair (value if right, value if wrong): no grid, no error of one.
 
 Axis legend: L lines, C functionals (value; where asked for, deliveries and wrong deliveries), K levels of a critic.
 """
@@ -61,12 +62,14 @@ class Likelihood(Config):
 
     @property
     def gap(self) -> float:
-        """How far apart right and wrong candidates are: t - f of two levels, else the largest difference of shares above an edge."""
+        """How far apart right and wrong candidates are: t - f of two levels,
+        else the largest difference of shares above an edge."""
         ups = [sum(self.right[i:]) - sum(self.wrong[i:]) for i in range(1, len(self.right))]
         return max(ups, key=abs)
 
     def level(self, value: bool | float | None) -> int | None:
-        """The level of what the critic said; None where it could not run. Raises UserError on a number where there are no edges."""
+        """The level of what the critic said; None where it could not run.
+        Raises UserError on a number where there are no edges."""
         if value is None:
             return None
         if self.edges:
@@ -114,15 +117,16 @@ class Kernel(Config):
 
 
 FIRST, REWRITTEN, REJECTED = "first", "rewritten", "rejected"
-"""Histories of a candidate: nobody rewrote it; a rewrite of one that the gate had not failed, or not seen; of one that it had failed."""
+"""Histories of a candidate: nobody rewrote it; a rewrite of one that the gate had not failed,
+or not seen; of one that it had failed."""
 Critics = dict[str, Likelihood]
 
 
 class Tables(Config):
     """All that a controller knows before a task.
 
-    A rewrite happens because a critic failed, and that selects: what critics say of a rewritten candidate, and of one whose predecessor the
-    critic ``gate`` had failed, is counted apart.
+    A rewrite happens because a critic failed, and that selects: what critics say of a rewritten candidate, and of one whose
+    predecessor the critic ``gate`` had failed, is counted apart.
     """
 
     prior: float = Field(gt=0, lt=1)
@@ -289,7 +293,8 @@ def computable_lines(tables: Tables, config: ControlConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The largest of lines over b in [0, 1]. ``right`` and ``wrong`` (L, C), ``action`` (L,), ``breaks`` (L - 1,) between them."""
+    """The largest of lines over b in [0, 1]. ``right`` and ``wrong`` (L, C), ``action`` (L,),
+    ``breaks`` (L - 1,) between them."""
 
     right: np.ndarray
     wrong: np.ndarray
@@ -346,8 +351,8 @@ _SPOTS = np.linspace(0, 1, 17)[:, None]
 
 
 def _near(slopes: np.ndarray, heights: np.ndarray) -> np.ndarray:
-    """Indices of the lines, of ascending slopes (L,), that may be largest somewhere: the largest ones at some beliefs, and of the others those
-    that lie above the crossing of the two of these that are next to them in slope."""
+    """Indices of the lines, of ascending slopes (L,), that may be largest somewhere: the largest ones at some beliefs, and of the
+    others those that lie above the crossing of the two of these that are next to them in slope."""
     best = (heights + _SPOTS * slopes).argmax(axis=1)
     best = best[np.concatenate((_TRUE, slopes[best[1:]] - slopes[best[:-1]] > _SAME))]
     first, end = slopes.searchsorted(slopes[best[0]] - _SAME), slopes.searchsorted(slopes[best[-1]] + _SAME, side="right")
@@ -419,7 +424,8 @@ class ControlState:
 
 
 class Plan:
-    """The optimal policy under ``tables`` and ``config``: a value function as lines for every step, history and set of unused critics.
+    """The optimal policy under ``tables`` and ``config``: a value function as lines for every step,
+    history and set of unused critics.
 
     Raises UserError where it would be too large.
     """
@@ -574,7 +580,8 @@ Policy = Callable[[ControlState], str]
 def greedy(tables: Tables, config: ControlConfig, kernel: bool = False) -> Policy:
     """One step ahead: each critic is followed by the best end, a rewrite by the verifier.
 
-    A rewrite is taken for a fresh sample, right with the prior's probability, as the paper's code does; ``kernel`` uses the kernel.
+    A rewrite is taken for a fresh sample, right with the prior's probability,
+    as the paper's code does; ``kernel`` uses the kernel.
     """
 
     def decide(state: ControlState) -> str:
@@ -608,8 +615,8 @@ def fixed_rules(tables: Tables, config: ControlConfig) -> dict[str, Policy]:
     """Every rule that is compared with: none looks at the belief.
 
     ``stop at once`` (null), ``always verify``, ``best of N`` (rewrite N - 1 times, verify the last: the paper's self-refine),
-    ``gate(critic)`` (pass: verify, fail: rewrite, last fail: stop), ``reflexion(critic)`` (last fail: verify all the same), ``all critics``
-    (any fail: rewrite), and where a refused candidate may be rewritten ``verify until passed``.
+    ``gate(critic)`` (pass: verify, fail: rewrite, last fail: stop), ``reflexion(critic)`` (last fail: verify all the same),
+    ``all critics`` (any fail: rewrite), and where a refused candidate may be rewritten ``verify until passed``.
     """
     last = config.horizon - 1
     cheap_first = sorted(tables.names, key=config.cost)
@@ -662,7 +669,8 @@ def planned(tables: Tables, config: ControlConfig) -> Policy:
 
 @dataclass(slots=True)
 class Tracker:
-    """The belief of an episode and what has been asked, as a controller sees it. ``resets``: a rewrite starts at the prior again (greedy)."""
+    """The belief of an episode and what has been asked, as a controller sees it.
+    ``resets``: a rewrite starts at the prior again (greedy)."""
 
     tables: Tables
     resets: bool = False
@@ -726,8 +734,8 @@ def bounded(tables: Tables, config: ControlConfig, most: float) -> ControlConfig
 
 
 def worth(policy: Policy, believed: Tables, config: ControlConfig, truth: Tables | None = None, resets: bool = False) -> float:
-    """Expected utility of ``policy``, which believes ``believed``, where ``truth`` (the same tables by default) holds: every outcome
-    enumerated. The two must have the same critics with the same levels."""
+    """Expected utility of ``policy``, which believes ``believed``, where ``truth`` (the same tables by default) holds: every
+    outcome enumerated. The two must have the same critics with the same levels."""
     truth = believed if truth is None else truth
 
     def from_(tracker: Tracker, true: ControlState, right: float, wrong: float) -> float:

@@ -1,7 +1,7 @@
 """Tables from records: what critics said of right and wrong candidates, what rewrites did, and whether critics are independent.
 
-Every number is counted over candidates whose truth is known. First candidates give the prior and the first tables; rewritten candidates, and
-those whose predecessor the gate had failed, give tables of their own.
+Every number is counted over candidates whose truth is known. First candidates give the prior and the first tables; rewritten
+candidates, and those whose predecessor the gate had failed, give tables of their own.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def overlap(tables: Tables, trajectories: Iterable[CandidateAttempt]) -> int:
 
 
 def critic_names(trajectories: Sequence[CandidateAttempt], config: CalibrateConfig) -> list[str]:
-    """The critics of the records, in the order of their names or as the settings have them. Raises UserError where there is none."""
+    """The critics of the records, in the order of their names or as the settings have them.
+    Raises UserError where there is none."""
     found = dict.fromkeys(name for one in trajectories for candidate in one.candidates for name in candidate.checks)
     if unknown := [name for name in config.critics if name not in found]:
         raise UserError(f"no record has a critic '{unknown[0]}'; there are {', '.join(found) or 'none'}")
@@ -134,7 +135,8 @@ def _likelihood(name: str, seen: Sequence[tuple[CodeCandidate, bool]], edges: tu
 
 
 def _kernel(pairs: Sequence[tuple[CodeCandidate, CodeCandidate]], default: Kernel) -> Kernel:
-    """From consecutive candidates whose truth is known: p_fix = (n01 + 1)/(n0 + 2) and p_break = (n10 + 1)/(n1 + 2) of those that changed."""
+    """From consecutive candidates whose truth is known: p_fix = (n01 + 1)/(n0 + 2) and p_break = (n10 + 1)/(n1 + 2) of those that
+    changed."""
     known = [(one, other) for one, other in pairs if one.right is not None and other.right is not None]
     if not known:
         return default
@@ -318,7 +320,8 @@ def doubts(tables: Tables, trajectories: Sequence[CandidateAttempt]) -> list[tup
     for name, own in tables.critics.items():
         if min(own.n_right, own.n_wrong) < FEW:
             found.append(
-                ("few records", name, f"'{name}' was seen on {own.n_right} right and {own.n_wrong} wrong first candidates: below {FEW} a share says little")
+                ("few records", name, f"'{name}' was seen on {own.n_right} right and {own.n_wrong} wrong first candidates: "
+                                      f"below {FEW} a share says little")
             )  # fmt: skip
         if len(own.right) == 2:
             t, f = (round(share * (n + 2) - 1) for share, n in ((own.right[1], own.n_right), (own.wrong[1], own.n_wrong)))
@@ -336,7 +339,8 @@ def doubts(tables: Tables, trajectories: Sequence[CandidateAttempt]) -> list[tup
                     (
                         "no signal",
                         name,
-                        f"'{name}' passes right and wrong candidates alike as far as these records tell ([{low:+.2f}, {high:+.2f}])",
+                        f"'{name}' passes right and wrong candidates alike as far as these records tell ([{low:+.2f}, "
+                        f"{high:+.2f}])",
                     )
                 )
     unread = sum(candidate.right is None for one in trajectories for candidate in one.candidates)
@@ -347,7 +351,8 @@ def doubts(tables: Tables, trajectories: Sequence[CandidateAttempt]) -> list[tup
             (
                 "one table",
                 "",
-                f"fewer than {FEW} right or wrong candidates were rewritten, so rewritten ones are judged by the tables of first ones",
+                f"fewer than {FEW} right or wrong candidates were rewritten, so rewritten ones are judged by the tables of "
+                "first ones",
             )
         )
     if not any(len(one.candidates) > 1 for one in trajectories):
@@ -379,9 +384,9 @@ def independence(
 ) -> dict[str, Any]:
     """Whether the critics are independent given the truth, on the first candidate of each instance.
 
-    The paper's test (joint counts against the product of the marginals: Pearson's chi-square and G2, strata pooled) with its asymptotic p,
-    and ``p``: the share of 999 permutations within strata whose G2 is as large, which holds however sparse the cells are. ``pairs`` have
-    Cramer's V, with p corrected over all pairs (Holm).
+    The paper's test (joint counts against the product of the marginals: Pearson's chi-square and G2, strata pooled) with its
+    asymptotic p, and ``p``: the share of 999 permutations within strata whose G2 is as large, which holds however sparse the
+    cells are. ``pairs`` have Cramer's V, with p corrected over all pairs (Holm).
     """
     from scipy.special import chdtrc
 
@@ -449,7 +454,8 @@ def _codes(columns: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
 
 
 def _joint(x: np.ndarray) -> tuple[float, float, int, int]:
-    """Pearson's chi-square, G2, their degrees of freedom and the cells with fewer than 5 expected, of columns (n, m) of levels."""
+    """Pearson's chi-square, G2, their degrees of freedom and the cells with fewer than 5 expected,
+    of columns (n, m) of levels."""
     n, m = x.shape
     sizes = [int(x[:, j].max()) + 1 for j in range(m)]
     expected = np.ones(1)
@@ -487,10 +493,11 @@ def _many_g2(x: np.ndarray, shuffled: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def prr(scores: Sequence[float] | np.ndarray, right: Sequence[bool] | np.ndarray, most: float = 0.5) -> float | None:
-    """Prediction rejection ratio up to a rejection of ``most`` (section 3.8): 1 orders as an oracle would, 0 as chance; None of one class.
+    """Prediction rejection ratio up to a rejection of ``most`` (section 3.8):
+    1 orders as an oracle would, 0 as chance; None of one class.
 
-    The retained accuracy is averaged over the rejection rates 0 to ``most``, least confident first; ties count as their average order.
-    Random rejection keeps the plain accuracy, which is what its shuffles average to.
+    The retained accuracy is averaged over the rejection rates 0 to ``most``, least confident first; ties count as their average
+    order. Random rejection keeps the plain accuracy, which is what its shuffles average to.
     """
     x, y = np.asarray(scores, np.float64), np.asarray(right, np.float64)
     if x.shape != y.shape or x.ndim != 1 or np.isnan(x).any():
@@ -529,7 +536,8 @@ def summary(tables: Tables) -> list[dict[str, Any]]:
 def folds(
     trajectories: Sequence[CandidateAttempt], count: int, seed: int = 0
 ) -> Iterator[tuple[list[CandidateAttempt], list[CandidateAttempt]]]:
-    """(the others, a fold): instances are dealt out whole, so that none is on both sides. Raises UserError with fewer instances than folds."""
+    """(the others, a fold): instances are dealt out whole, so that none is on both sides.
+    Raises UserError with fewer instances than folds."""
     instances = sorted({one.instance for one in trajectories})
     if len(instances) < count:
         raise UserError(f"{len(instances)} instances are too few for {count} folds: name tables from elsewhere with --tables")

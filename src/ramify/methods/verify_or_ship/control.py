@@ -103,7 +103,8 @@ class Controller:
         tries: int = 2,
         learn: bool = False,
     ) -> None:
-        """``tries``: how often a verifier that cannot run is asked. ``learn``: verified transitions move the kernel (from 10 of them on)."""
+        """``tries``: how often a verifier that cannot run is asked.
+        ``learn``: verified transitions move the kernel (from 10 of them on)."""
         self.critics = {critic.name: critic for critic in critics}
         self.verifier, self.rewrite, self.tries = verifier, rewrite, tries
         self.config = config or ControlConfig()
@@ -146,8 +147,9 @@ class Controller:
     async def run(self, task: Item | str, first: str | None = None, record: Run | None = None) -> TaskOutcome:
         """Work on ``task`` to an end. ``first``: its first candidate, else one is written.
 
-        ``record``: a run that keeps the candidates, every score with its judge's identity, and the decisions. A critic that could not run
-        leaves the belief as it was; a verifier that could not, after all tries, ends the task undelivered: that says nothing of the candidate.
+        ``record``: a run that keeps the candidates, every score with its judge's identity, and the decisions. A critic that could
+        not run leaves the belief as it was; a verifier that could not, after all tries,
+        ends the task undelivered: that says nothing of the candidate.
         """
         item = task if isinstance(task, Item) else Item(id=stable_hash(task)[:12], prompt=task)
         tracker = Tracker(self._tables(), resets=self.config.planner == "greedy")

@@ -1,4 +1,5 @@
-"""The controller where others call it: as a judge whose slow verifier runs only where the belief is uncertain, and around a model as best of n.
+"""The controller where others call it: as a judge whose slow verifier runs only where the belief is uncertain, and around a model
+as best of n.
 
 Both are named with a TOML file:
 
@@ -66,8 +67,8 @@ def _relative(spec: str, path: Path) -> str:
 class Gated(Each):
     """Critics first; the verifier only where it pays. What is not verified is worth its belief.
 
-    One candidate is planned for: it may be verified, or taken for what the belief says, which costs ``loss`` where it is wrong. Without a
-    file there are no critics and nothing to verify with, and it cannot say.
+    One candidate is planned for: it may be verified, or taken for what the belief says, which costs ``loss`` where it is wrong.
+    Without a file there are no critics and nothing to verify with, and it cannot say.
     """
 
     def __init__(self, argument: str = "") -> None:
@@ -112,7 +113,8 @@ class Gated(Each):
 
 @register("middleware", "verify-or-ship")
 class BestOf(Middleware):
-    """Samples another reply where the critics doubt the last one, verifies where that pays, and returns what is delivered, else what is believed most.
+    """Samples another reply where the critics doubt the last one, verifies where that pays,
+    and returns what is delivered, else what is believed most.
 
     A further sample is a fresh one, so the kernel is that of independent samples. Without a file it does nothing.
     """

@@ -1,7 +1,8 @@
-"""Candidates as nodes of a run: read from any run, made from record files, and judged by critics and verifier where they are not yet.
+"""Candidates as nodes of a run: read from any run, made from record files,
+and judged by critics and verifier where they are not yet.
 
-A candidate is a reply of the agent that critics or the verifier have scored; the replies of one attempt are its rewrites. Scores are stored as
-every score of a run is, by the name of who gave it, so one critic's can be erased and nothing else.
+A candidate is a reply of the agent that critics or the verifier have scored; the replies of one attempt are its rewrites. Scores
+are stored as every score of a run is, by the name of who gave it, so one critic's can be erased and nothing else.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ def candidates(run: Run, verifier: str = VERIFIER) -> list[CandidateAttempt]:
     names = {scorer for scorer, _, _ in run.scorers()}
     if verifier not in names:
         raise UserError(
-            f"{run.folder} has no score of '{verifier}' (there are {', '.join(sorted(names)) or 'none'}): name the verifier's with --verifier, "
+            f"{run.folder} has no score of '{verifier}' (there are {', '.join(sorted(names)) or 'none'}): name the verifier's "
+            "with --verifier, "
             "or give --judge and --verify so that they are asked now"
         )
     found = []
@@ -221,7 +223,8 @@ def ask(
     report: Callable[[int], object] = lambda done: None,
     begin: Callable[[int], object] = lambda n: None,
 ) -> int:
-    """Have ``judges`` (scorer -> judge) judge every reply that they have not judged, one commit a candidate; returns how many were judged.
+    """Have ``judges`` (scorer -> judge) judge every reply that they have not judged,
+    one commit a candidate; returns how many were judged.
 
     Interrupted, the same call continues. Equal texts of one task are judged once by each judge.
     """
@@ -293,7 +296,8 @@ def read_tables(path: Path) -> Tables:
 
 
 def _of_the_paper(record: Mapping[str, Any], where: str) -> Tables:
-    """The tables of the paper's own code: ``prior_Y1``, ``critic_likelihoods``, and its ``kernel_all`` where the two files were joined."""
+    """The tables of the paper's own code: ``prior_Y1``, ``critic_likelihoods``,
+    and its ``kernel_all`` where the two files were joined."""
     try:
         critics = {
             str(name): Likelihood.of(float(own["P_pass_given_Y1"]), float(own["P_pass_given_Y0"]))

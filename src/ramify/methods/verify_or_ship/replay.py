@@ -52,8 +52,8 @@ class PolicyPlay:
 def play(policy: Policy, trajectory: CandidateAttempt, tables: Tables, config: ControlConfig, resets: bool = False) -> PolicyPlay:
     """Follow ``policy`` along a stored trajectory of known truths, a rewrite being its next candidate.
 
-    What a critic or the verifier said of a text is known of the same text at no further cost, to every policy. Raises UserError where
-    the trajectory ends before the policy does.
+    What a critic or the verifier said of a text is known of the same text at no further cost, to every policy. Raises UserError
+    where the trajectory ends before the policy does.
     """
     tracker, at, utility = Tracker(tables, resets), 0, 0.0
     actions: list[str] = []
@@ -178,7 +178,8 @@ def replay(
     if tables is not None:
         if known := overlap(tables, whole):
             raise UserError(
-                f"the tables were calibrated on {known} of these instances, which flatters them: leave --tables out, or replay others"
+                f"the tables were calibrated on {known} of these instances, which flatters them: leave --tables out, or replay "
+                "others"
             )
         parts = [(tables, whole)]
     else:
@@ -217,7 +218,8 @@ def beliefs(trajectories: Sequence[CandidateAttempt], tables: Tables) -> list[tu
 
 
 def regime(values: Mapping[str, float], epsilon: float) -> tuple[str, float]:
-    """The name of the regime and how much its best fixed rule loses: that rule where it is within ``epsilon`` of the optimum, else Bayes.
+    """The name of the regime and how much its best fixed rule loses:
+    that rule where it is within ``epsilon`` of the optimum, else Bayes.
 
     ``values``: of every policy, the optimum's under ``bayes``.
     """

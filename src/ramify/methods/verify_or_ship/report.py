@@ -82,7 +82,8 @@ def lines_text(found: Mapping[str, Any], config: ControlConfig) -> list[str]:
     lines = [f"verifying beats stopping above belief {found['verify_from']:.3f} (cost of the verifier over reward)"]
     if "ship_from" in found:
         lines.append(
-            f"shipping beats stopping above {found['ship_from']:.3f}; verifying beats shipping below {max(0.0, found['verify_up_to']):.3f}"
+            f"shipping beats stopping above {found['ship_from']:.3f}; verifying beats shipping below "
+            f"{max(0.0, found['verify_up_to']):.3f}"
         )
     for name, ends in found["gates"].items():
         lines.append(
@@ -190,6 +191,7 @@ def comment(rows: Sequence[Mapping[str, Any]], config: ControlConfig) -> str:
         "",
         *markdown(["candidate", "probability that it is right", "said", "next"], cells),
         "",
-        f"The full check costs {config.c_ver:g} and a right delivery is worth {config.reward:g}. Made by `ramify verify-or-ship score`.",
+        f"The full check costs {config.c_ver:g} and a right delivery is worth {config.reward:g}. Made by `ramify verify-or-ship "
+        "score`.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,5 @@
-"""The verbs of ``ramify verify-or-ship``. SOURCE is a run with scored candidates, or a file of records; TABLES what ``calibrate`` left."""
+"""The verbs of ``ramify verify-or-ship``. SOURCE is a run with scored candidates, or a file of records;
+TABLES what ``calibrate`` left."""
 
 from __future__ import annotations
 
@@ -199,7 +200,8 @@ def _bounded(tables: Tables, options: ControlConfig, most: float | None) -> Cont
 
 @app.verb(settings=ControlConfig)
 def plan(options: ControlConfig, tables: TablesArgument, max_false_accept: FalseAccept = None, as_json: Json = False) -> None:
-    """The optimal policy: what to do with a candidate from the prior on, as belief intervals, and the lines that need no planning."""
+    """The optimal policy: what to do with a candidate from the prior on, as belief intervals,
+    and the lines that need no planning."""
     known = records.read_tables(tables)
     _known_costs(options, known)
     chosen = _bounded(known, options, max_false_accept)
@@ -399,7 +401,8 @@ def replay(
     verdict = (
         finding.why
         if finding is not None
-        else f"no gain stands out: {played.bayes} - {played.best_fixed} is {' '.join(map(str, _gain(mine['gain_over_best_fixed'])))}"
+        else f"no gain stands out: {played.bayes} - {played.best_fixed} is "
+        f"{' '.join(map(str, _gain(mine['gain_over_best_fixed'])))}"
     )
     result = {"attempts": len(played.instances), "instances": len(set(played.instances)), "left_out": played.left_out, "best_fixed": played.best_fixed, "policies": rows, "verdict": verdict, "stands_out": finding is not None, "pays": finding is not None and mine["gain_over_best_fixed"]["value"] > 0}  # fmt: skip
     emit(result, as_json, _replayed(played, rows, verdict))
@@ -511,7 +514,8 @@ def shadow(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """What the controller would have decided in recorded attempts, and saved; decisions are kept in the run, nothing is changed."""
+    """What the controller would have decided in recorded attempts, and saved;
+    decisions are kept in the run, nothing is changed."""
     found = records.read_source(source, verifier)
     parts = (
         [(fit(others), held) for others, held in folds(found, 5, seed)]

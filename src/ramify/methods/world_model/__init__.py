@@ -1,7 +1,8 @@
 """world-model: predict what an environment answers, and let agents act in the prediction.
 
-Paper: Qwen-AgentWorld: Language World Models for General Agents, arXiv 2606.24597. Records an environment, trains a small model on what it
-answered (or asks an endpoint), and serves it as an environment of its own: state and faults in code, text by the model, every gap counted.
+Paper: Qwen-AgentWorld: Language World Models for General Agents, arXiv 2606.24597. Records an environment, trains a small model
+on what it answered (or asks an endpoint), and serves it as an environment of its own:
+state and faults in code, text by the model, every gap counted.
 """
 
 from __future__ import annotations

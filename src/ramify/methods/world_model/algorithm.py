@@ -35,7 +35,8 @@ INFORMATIVE: tuple[TurnClass, ...] = ("expansion", "retrieval", "action", "other
 
 @dataclass(frozen=True, slots=True)
 class TurnStatistics:
-    """What an observation repeats of the action it answers, over sets of lower-cased words (``\\w+``), all in [0, 1] but ``ratio``."""
+    """What an observation repeats of the action it answers,
+    over sets of lower-cased words (``\\w+``), all in [0, 1] but ``ratio``."""
 
     overlap: float
     """Share of the action's words that the observation holds; 0 without words."""
@@ -129,10 +130,11 @@ def without_thinking(reply: str) -> str:
 
 
 def extract(reply: str, tag: str = TAG, strict: bool = True) -> str | None:
-    """What stands in the last ``<tag>`` outside of thoughts, in the innermost of those that are opened twice; None where there is none.
+    """What stands in the last ``<tag>`` outside of thoughts,
+    in the innermost of those that are opened twice; None where there is none.
 
-    Nothing outside the tag ever reaches a judge. ``strict=False`` takes the whole text where the tag is missing, as the paper's released
-    parser does: then whatever a model adds around its prediction is judged, too.
+    Nothing outside the tag ever reaches a judge. ``strict=False`` takes the whole text where the tag is missing, as the paper's
+    released parser does: then whatever a model adds around its prediction is judged, too.
     """
     text = without_thinking(reply)
     found: list[str] = re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
@@ -144,7 +146,8 @@ def extract(reply: str, tag: str = TAG, strict: bool = True) -> str | None:
 def read_scores(reply: str) -> dict[str, float] | None:
     """The five scores of a judge's reply, each held to 1 to 5; None where it gives no such object.
 
-    Read from the last ``<final_evaluation>`` (else the whole text, thoughts left out): the last JSON object with all five under ``scores``.
+    Read from the last ``<final_evaluation>`` (else the whole text, thoughts left out):
+    the last JSON object with all five under ``scores``.
     """
     text = without_thinking(reply)
     text = (re.findall(rf"<{EVALUATION}>(.*?)(?:</{EVALUATION}>|\Z)", text, re.DOTALL) or [text])[-1]
@@ -177,9 +180,9 @@ def _five(record: Any) -> dict[str, float] | None:
 def rule_scores(prediction: str | None, truth: str, said: str = "") -> dict[str, float]:
     """The five scores by rules instead of a judge, from a prediction, the true observation and ``said`` (the history as text).
 
-    Format: as many lines, and JSON where the truth is. Factuality: words of the truth that occur (F1 of word counts). Consistency: of the
-    prediction's words, those that the truth, or the history, holds. Realism: length near the truth's. Quality: both. A prediction that
-    failed (None) has 1 in all.
+    Format: as many lines, and JSON where the truth is. Factuality: words of the truth that occur (F1 of word counts).
+    Consistency: of the prediction's words, those that the truth, or the history, holds. Realism: length near the truth's.
+    Quality: both. A prediction that failed (None) has 1 in all.
     """
     if prediction is None:
         return dict.fromkeys(RUBRIC, 1.0)
@@ -222,9 +225,11 @@ def _trimmed(text: str) -> str:
 
 
 def invented(observation: str, known: str) -> list[str]:
-    """Fields of an observation whose value nothing known holds: of JSON the paths of such leaves, else words with a digit or a capital.
+    """Fields of an observation whose value nothing known holds:
+    of JSON the paths of such leaves, else words with a digit or a capital.
 
-    ``known``: state, schema, history and action as one text. Invented is not wrong: an environment may answer with what nobody knew.
+    ``known``: state, schema, history and action as one text.
+    Invented is not wrong: an environment may answer with what nobody knew.
     """
     words = set(_WORD.findall(known.lower()))
     try:

@@ -1,4 +1,5 @@
-"""Answers that outlive the process: predictions by the hash of all that decided them, in a run (one SQLite file), each committed when made."""
+"""Answers that outlive the process: predictions by the hash of all that decided them,
+in a run (one SQLite file), each committed when made."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 
 ANSWERS = "world-model serve"
-"""The kind of such a run, whoever writes it: the verb that a person continues it by. Its journal holds an entry of this kind an answer."""
+"""The kind of such a run, whoever writes it: the verb that a person continues it by.
+Its journal holds an entry of this kind an answer."""
 _TRIES, _PAUSE = 20, 0.1
 T = TypeVar("T")
 
@@ -26,8 +28,8 @@ T = TypeVar("T")
 class KeptAnswers:
     """The answers in a folder. Whoever opens it first writes; another process meanwhile reads what is there and adds nothing.
 
-    A run belongs to the thread that opened it, so all its work is done in one. Raises UserError, at the first use, where the folder holds
-    something else or cannot be made.
+    A run belongs to the thread that opened it, so all its work is done in one. Raises UserError, at the first use, where the
+    folder holds something else or cannot be made.
     """
 
     _open: ClassVar[dict[tuple[int, Path], KeptAnswers]] = {}

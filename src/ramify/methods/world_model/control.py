@@ -1,7 +1,7 @@
 """What goes wrong, or is withheld, in a simulated environment: decided by code, so that it happens exactly when it should.
 
-A plea in a prompt ("return a 429 on call 4") is ignored as often as not. Every control here is deterministic: its chance is keyed by the
-episode's seed and history, so the same episode fails at the same calls, and a snapshot brings its memory back.
+A plea in a prompt ("return a 429 on call 4") is ignored as often as not. Every control here is deterministic: its chance is keyed
+by the episode's seed and history, so the same episode fails at the same calls, and a snapshot brings its memory back.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class PlainControl:
         return any(fnmatchcase(call.name, one.strip()) for one in self.tool.split(","))
 
     def number(self, call: EnvCall, at: Moment) -> int:
-        """Which of the episode's calls that concern it this one is, from 1; 0 where it does not concern it. To be asked once a call."""
+        """Which of the episode's calls that concern it this one is, from 1;
+        0 where it does not concern it. To be asked once a call."""
         if not self.concerns(call):
             return 0
         at.memory["calls"] = int(at.memory.get("calls", 0)) + 1
@@ -107,7 +108,8 @@ class RateLimit(PlainControl):
 
 @dataclass(frozen=True, slots=True)
 class Paginate(PlainControl):
-    """Shows ``size`` lines of a longer answer, and which page of how many it is. The argument ``page`` asks for others; of words ``... page 2``.
+    """Shows ``size`` lines of a longer answer, and which page of how many it is.
+    The argument ``page`` asks for others; of words ``... page 2``.
 
     All pages come from one answer, so they neither overlap nor lose a line, also where the environment has changed in between.
     """
@@ -167,7 +169,8 @@ class Stingy(PlainControl):
 
 @dataclass(frozen=True, slots=True)
 class Partial(PlainControl):
-    """With probability ``p`` a part of the answer's lines, a share ``kept``, and a line that says so; with ``failed`` the others as failed."""
+    """With probability ``p`` a part of the answer's lines, a share ``kept``, and a line that says so;
+    with ``failed`` the others as failed."""
 
     p: float = 0.5
     kept: float = 0.5
@@ -186,7 +189,8 @@ class Partial(PlainControl):
 
 @dataclass(frozen=True, slots=True)
 class Latency(PlainControl):
-    """Adds to the episode's clock (``seconds`` of an observation's data), exponentially spread; past ``limit`` the call times out.
+    """Adds to the episode's clock (``seconds`` of an observation's data), exponentially spread;
+    past ``limit`` the call times out.
 
     Nobody waits: a rollout is as fast as without.
     """
@@ -216,7 +220,8 @@ KINDS: dict[str, type[PlainControl]] = {
 
 
 def read_controls(path: Path) -> tuple[EnvControl, ...]:
-    """The controls of a TOML file: ``[[control]]`` tables with a ``kind`` and its settings. Raises UserError naming file, entry and field."""
+    """The controls of a TOML file: ``[[control]]`` tables with a ``kind`` and its settings.
+    Raises UserError naming file, entry and field."""
     record = read_toml(path)
     for name in record:
         if name != "control":
@@ -266,7 +271,8 @@ def _typed(value: Any, like: Any, where: str) -> Any:
 
 @dataclass(slots=True)
 class Controls:
-    """The controls of one episode, in order, with what they remember. The first that answers a call wins; answers pass through all."""
+    """The controls of one episode, in order, with what they remember.
+    The first that answers a call wins; answers pass through all."""
 
     controls: Sequence[EnvControl] = ()
     memory: dict[str, dict[str, Any]] = field(default_factory=dict)

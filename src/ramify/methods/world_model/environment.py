@@ -1,7 +1,8 @@
 """A simulated environment: code keeps the state and decides what goes wrong, a predictor writes the rest, validators check it.
 
-``simulated:FOLDER`` (what ``ramify world-model train`` wrote) or ``simulated:FILE.toml`` is an environment like any other: rollouts, forks,
-trees and ``ramify improve`` use it. Where the predictor fails, the attempt ends in an infrastructure failure; nothing is made up for it.
+``simulated:FOLDER`` (what ``ramify world-model train`` wrote) or ``simulated:FILE.toml`` is an environment like any other:
+rollouts, forks, trees and ``ramify improve`` use it. Where the predictor fails,
+the attempt ends in an infrastructure failure; nothing is made up for it.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ FILE = "world.toml"
 KEPT = 100_000
 """Answers that are remembered."""
 Verify = Callable[[Task, str, Mapping[str, Any]], Any]
-"""(task, last action, state) -> True or a score from 1 (won), False or a score below (lost, where the episode is over), None (undecided).
-``state`` holds ``tables`` and ``turns``, a list of (action, observation)."""
+"""(task, last action, state) -> True or a score from 1 (won), False or a score below (lost, where the episode is over), None
+(undecided). ``state`` holds ``tables`` and ``turns``, a list of (action, observation)."""
 
 
 class SimulationError(InfrastructureError):
@@ -110,8 +111,8 @@ class SimulationSettings(Config):
 class SimulatedEnvironment:
     """An environment whose observations are predicted. Everything but ``predictor`` may be left out.
 
-    ``tools`` in OpenAI's form; ``store`` and ``controls`` apply before and after the predictor; ``outputs`` are JSON schemas of tools'
-    answers; ``verify`` decides success, from the state and never from the predicted text: without it no attempt succeeds.
+    ``tools`` in OpenAI's form; ``store`` and ``controls`` apply before and after the predictor; ``outputs`` are JSON schemas of
+    tools' answers; ``verify`` decides success, from the state and never from the predicted text: without it no attempt succeeds.
     ``verify="model"`` believes the predictor's own mark of success, which `ramify world-model audit` checks.
 
     Equal situations get equal answers: in one process always, and with ``cache``, a folder that keeps them, in every one.
@@ -174,7 +175,8 @@ class SimulatedEnvironment:
         return self._tasks
 
     def task(self, name: str | None = None, prompt: str = "") -> Task:
-        """The task of that id, else the first; where there are none, one that begins with ``prompt``. Raises UserError with the nearest id."""
+        """The task of that id, else the first; where there are none, one that begins with ``prompt``.
+        Raises UserError with the nearest id."""
         known = {one.id: one for one in self._tasks} or {"served": Task("served", {"prompt": prompt})}
         if name is not None and name not in known:
             raise UserError(f"there is no task '{name}' ({nearest(name, known)})")
@@ -244,7 +246,8 @@ def _paged(tool: Mapping[str, Any], controls: Sequence[EnvControl]) -> dict[str,
 def _named_tools(
     tools: Sequence[Mapping[str, Any]], store: StateStore, controls: Sequence[EnvControl], outputs: Mapping[str, Any]
 ) -> None:
-    """Raises UserError where an effect, an output or a control names a tool that is none of ``tools``: it would never do anything."""
+    """Raises UserError where an effect, an output or a control names a tool that is none of ``tools``: it would never do
+    anything."""
     names = [str(tool["function"]["name"]) for tool in tools]
     if not names:  # actions are words: any of them may be a command
         return
@@ -483,7 +486,8 @@ def _merged(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @register("env", "simulated")
 def simulated(argument: str = "") -> SimulatedEnvironment:
-    """``simulated:FOLDER`` that `ramify world-model train` wrote, or ``simulated:FILE.toml``. Raises UserError where there is neither."""
+    """``simulated:FOLDER`` that `ramify world-model train` wrote, or ``simulated:FILE.toml``.
+    Raises UserError where there is neither."""
     if not argument:
         raise UserError(
             "the environment 'simulated' needs a folder of `ramify world-model train`, or a TOML file: simulated:FOLDER"
@@ -496,7 +500,8 @@ def simulated(argument: str = "") -> SimulatedEnvironment:
 
 
 def from_settings(settings: SimulationSettings, folder: Path = Path(), name: str = "simulated") -> SimulatedEnvironment:
-    """The environment that settings describe; relative paths in them begin at ``folder``. Raises UserError naming the file or field."""
+    """The environment that settings describe; relative paths in them begin at ``folder``.
+    Raises UserError naming the file or field."""
     tools = _tools(folder / settings.tools) if settings.tools else []
     if settings.role not in ("user", "tool"):
         raise UserError(f"role is user or tool, not '{settings.role}'")

@@ -1,7 +1,7 @@
 """How far a simulated environment can be trusted: predictions on true history, episodes on its own, and what agents did in it.
 
-``forced``: every turn is predicted on true history, as the paper's benchmark does. ``closed``: the recorded actions are played and the
-environment sees only its own answers, as an agent's training does. The gap between them by turn is the drift curve.
+``forced``: every turn is predicted on true history, as the paper's benchmark does. ``closed``: the recorded actions are played
+and the environment sees only its own answers, as an agent's training does. The gap between them by turn is the drift curve.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def evaluate(
 
 
 def summarised(results: Sequence[TurnResult], count_failures: bool = True) -> dict[str, Any]:
-    """Exact match in all, by tool, by class and by turn. A turn without a prediction is wrong; or, uncounted, as if it were not there.
-    ``cut``: turns that were predicted without the oldest of their history, which did not fit the model's context."""
+    """Exact match in all, by tool, by class and by turn. A turn without a prediction is wrong; or, uncounted, as if it were not
+    there. ``cut``: turns that were predicted without the oldest of their history, which did not fit the model's context."""
     counted = [one for one in results if count_failures or one.text is not None]
     by: dict[str, dict[str, list[TurnResult]]] = {name: defaultdict(list) for name in ("tool", "class", "turn")}
     for one in counted:
@@ -147,7 +147,8 @@ def _share(results: Sequence[TurnResult]) -> dict[str, Any]:
 def drift(forced: Sequence[TurnResult], closed: Sequence[TurnResult]) -> dict[str, Any]:
     """Whether errors feed on errors: of each trajectory the wrong turns in closed loop against those on true history.
 
-    ``p``: exact sign test over trajectories where they differ. ``curve``: (turn, forced, closed, trajectories) shares of exact turns.
+    ``p``: exact sign test over trajectories where they differ.
+    ``curve``: (turn, forced, closed, trajectories) shares of exact turns.
     """
     curve: dict[int, list[list[bool]]] = defaultdict(lambda: [[], []])
     for place, results in enumerate((forced, closed)):
@@ -225,8 +226,8 @@ def compared(
 ) -> tuple[dict[str, Any], dict[str, list[TurnResult]]]:
     """``environment`` in each mode, the baselines on true history, and the drift where both modes were played.
 
-    ``better``: whether every baseline is wrong more often than ``environment`` on true history, each by a test at :data:`LEVEL`, so that all of
-    them together have that level; ``against`` of a baseline is its test.
+    ``better``: whether every baseline is wrong more often than ``environment`` on true history, each by a test at :data:`LEVEL`,
+    so that all of them together have that level; ``against`` of a baseline is its test.
     """
     results: dict[str, list[TurnResult]] = {mode: evaluate(environment, trajectories, mode, progress) for mode in modes}
     found: dict[str, Any] = {mode: summarised(own, count_failures) for mode, own in results.items()}
@@ -336,7 +337,8 @@ def _replayed(view: View, one: EnvTrajectory, environment: Environment, seed: in
 
 
 def played_actions(environment: Environment, task: Task, actions: Sequence[str], seed: int) -> tuple[list[str], bool]:
-    """What ``environment`` answers to ``actions``, and whether it called the episode a success; after its end nothing is answered."""
+    """What ``environment`` answers to ``actions``, and whether it called the episode a success;
+    after its end nothing is answered."""
     env: Env = environment.make()
     texts, won = [], False
     try:
@@ -355,9 +357,10 @@ def played_actions(environment: Environment, task: Task, actions: Sequence[str],
 def audited(attempts: Sequence[ReplayedAttempt]) -> dict[str, Any]:
     """What replays come to: success here and there, drift, and success that is not real.
 
-    ``loophole``: exact sign test over attempts that succeeded in one of the two only. ``drift``: exact sign test over attempts, their wrong
-    turns against those that the real environment's own luck changes. Where that luck changes anything (``unstable``), an agent that
-    reacts to it cannot be replayed: compare a run in the real environment (``--real``) instead, and no loophole is reported.
+    ``loophole``: exact sign test over attempts that succeeded in one of the two only. ``drift``: exact sign test over attempts,
+    their wrong turns against those that the real environment's own luck changes. Where that luck changes anything (``unstable``),
+    an agent that reacts to it cannot be replayed: compare a run in the real environment (``--real``) instead, and no loophole is
+    reported.
     """
     simulated, real = [bool(one.success) for one in attempts], [one.real for one in attempts]
     only, missed = (
@@ -392,7 +395,8 @@ def audited(attempts: Sequence[ReplayedAttempt]) -> dict[str, Any]:
 def against_real(run: Run, other: Run) -> dict[str, Any]:
     """Success of an agent in a simulated environment and of one in the real environment, on the tasks that both runs hold.
 
-    ``loophole``: exact sign test over tasks whose share of successes is higher in the simulation, against those where it is lower.
+    ``loophole``: exact sign test over tasks whose share of successes is higher in the simulation,
+    against those where it is lower.
     """
     shares: list[dict[str, list[bool]]] = []
     for one in (run, other):
@@ -419,8 +423,8 @@ def against_real(run: Run, other: Run) -> dict[str, Any]:
 
 
 def noted(run: Run) -> dict[str, Any]:
-    """Who answered in the attempts of a run (code, a control, the model), how many answers were made without the oldest turns (``cut``), and
-    which fields the model invented, how often."""
+    """Who answered in the attempts of a run (code, a control, the model), how many answers were made without the oldest turns
+    (``cut``), and which fields the model invented, how often."""
     by: dict[str, int] = defaultdict(int)
     fields: dict[str, int] = defaultdict(int)
     tries = cut = 0

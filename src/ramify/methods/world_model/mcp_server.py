@@ -1,4 +1,5 @@
-"""A simulated environment as an MCP server over stdio: its tools, or one tool ``act`` where actions are words; one episode a process."""
+"""A simulated environment as an MCP server over stdio: its tools,
+or one tool ``act`` where actions are words; one episode a process."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class WorldSession:
         return [{**ACT, "description": f"{ACT['description']} It began with: {self.opening}"}]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool, dict[str, Any]]:
-        """What a call is answered, whether it failed, and what the one who runs the agent may know of it, the agent not: who answered
-        (``by``), what was ``invented``, and whether the episode is over (``terminated``) and won (``outcome``)."""
+        """What a call is answered, whether it failed, and what the one who runs the agent may know of it, the agent not: who
+        answered (``by``), what was ``invented``, and whether the episode is over (``terminated``) and won (``outcome``)."""
         if self.env.ended:
             return "error: the episode is over", True, {"terminated": True}
         action = write_call(name, dict(arguments)) if self.environment.tools else str(arguments.get("action", ""))

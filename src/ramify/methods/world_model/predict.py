@@ -149,8 +149,8 @@ def _action(action: str, number: int, layout: Layout) -> str:
 
 
 class ModelPredictor:
-    """A model as the environment. ``plain``: its whole reply is the observation, as one trained here writes it; ``tags``: only what stands
-    in the last tag outside its thoughts is, and a reply without one is a failure."""
+    """A model as the environment. ``plain``: its whole reply is the observation, as one trained here writes it; ``tags``: only
+    what stands in the last tag outside its thoughts is, and a reply without one is a failure."""
 
     def __init__(
         self,
@@ -219,7 +219,8 @@ class ModelPredictor:
 
 
 class TablePredictor:
-    """The recorded observation after the same actions in the same task: exact where it was recorded, a failure where it was not."""
+    """The recorded observation after the same actions in the same task:
+    exact where it was recorded, a failure where it was not."""
 
     name = "table"
 
@@ -279,7 +280,8 @@ class _Case:
 
 @dataclass
 class RetrievalPredictor:
-    """The answer to the nearest recorded (action, state) pair: same tool, then most shared words of the action, then of what was known."""
+    """The answer to the nearest recorded (action, state) pair:
+    same tool, then most shared words of the action, then of what was known."""
 
     trajectories: Sequence[EnvTrajectory]
     most: int = 2000

@@ -22,8 +22,8 @@ PREPARE = "world-model prepare"
 def prepare(
     sources: Sequence[Path], mask: Mask, seed: int, out: Path | None, form: str | None = None, rows: str = "chats"
 ) -> dict[str, Any]:
-    """Classes and kept turns of all ``sources``; each run keeps its own at its observations. ``rows`` of ``out``: :data:`ROWS`. Raises UserError
-    where nothing was recorded, or ``out`` cannot be written."""
+    """Classes and kept turns of all ``sources``; each run keeps its own at its observations. ``rows`` of ``out``: :data:`ROWS`.
+    Raises UserError where nothing was recorded, or ``out`` cannot be written."""
     if rows not in ROWS:
         raise UserError(f"--rows is chats or turns, not '{rows}'")
     if out is not None and not out.parent.is_dir():

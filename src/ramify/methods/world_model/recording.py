@@ -72,7 +72,8 @@ class _Short:
 
 
 def planned(environment: Environment, task: Task, seed: int, env_seed: int, turns: int) -> list[str]:
-    """Random actions from those that the environment itself says make sense (``actions(task, snapshot)``), played once to find them."""
+    """Random actions from those that the environment itself says make sense (``actions(task, snapshot)``), played once to find
+    them."""
     env = environment.make()
     rng = generator(seed, "explore", task.id, env_seed)
     chosen = []
@@ -92,8 +93,8 @@ def planned(environment: Environment, task: Task, seed: int, env_seed: int, turn
 
 
 def explorer(tools: Sequence[Mapping[str, Any]], turns: int) -> FunctionModel:
-    """An agent without a model: a random tool with random arguments (of words it has seen, where a text is wanted), or, without tools,
-    one of the commands that the observation lists, or a word of it with or without the word before."""
+    """An agent without a model: a random tool with random arguments (of words it has seen, where a text is wanted), or, without
+    tools, one of the commands that the observation lists, or a word of it with or without the word before."""
 
     def explore(messages: list[dict[str, Any]], key: int) -> str:
         rng = np.random.default_rng(key)

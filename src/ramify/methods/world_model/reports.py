@@ -106,7 +106,8 @@ def _beside_baselines(found: Mapping[str, Any]) -> str:
 
 
 def audit(folder: Path, env: str | None, real: Path | None, seed: int = 0, progress: Progress = SILENT) -> dict[str, Any]:
-    """Everything ``audit`` prints; its findings are stored in the run. Raises UserError where both ways, or attempts, are missing."""
+    """Everything ``audit`` prints; its findings are stored in the run.
+    Raises UserError where both ways, or attempts, are missing."""
     found: dict[str, Any] = {"run": str(folder), "warnings": []}
     attempts: list[measure.ReplayedAttempt] = []
     with Run.open(folder) as run:
@@ -118,7 +119,8 @@ def audit(folder: Path, env: str | None, real: Path | None, seed: int = 0, progr
             found |= measure.audited(attempts)
             if found["unstable"]:
                 found["warnings"].append(
-                    f"{env} answers the same actions differently with other luck in {found['unstable']} of {found['attempts']} attempts, so no "
+                    f"{env} answers the same actions differently with other luck in {found['unstable']} of {found['attempts']} "
+                    "attempts, so no "
                     "loophole is looked for: play the agent in it and give that run as --real"
                 )
         if real is not None:

@@ -21,7 +21,8 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class EnvCall:
-    """One call of an action: a tool with named arguments, or the words of a command, which are named by their place (``1``, ``2``, ...)."""
+    """One call of an action: a tool with named arguments, or the words of a command,
+    which are named by their place (``1``, ``2``, ...)."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +50,8 @@ class EnvCall:
 
 
 def read_calls(action: str, tools: bool) -> list[EnvCall]:
-    """The calls of an action: those written as tool calls; else, where the environment has no ``tools``, its words as one command."""
+    """The calls of an action: those written as tool calls; else,
+    where the environment has no ``tools``, its words as one command."""
     calls = parse_tool_calls(action)
     if calls:
         return [EnvCall(call.name, dict(call.arguments), call.error, True) for call in calls]
@@ -104,8 +106,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether ``value`` has the shape a JSON schema gives: type, enum, required, properties, ``additionalProperties = false`` and items;
-    other words are not checked."""
+    """Whether ``value`` has the shape a JSON schema gives: type, enum, required, properties, ``additionalProperties = false`` and
+    items; other words are not checked."""
     wanted = schema.get("type")
     names = [wanted] if isinstance(wanted, str) else list(wanted or ())
     if names and not any(
@@ -127,7 +129,8 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def schema_fault(schema: Any, where: str = "") -> str:
-    """What keeps :func:`fits` from reading a JSON schema, one clause that names the word and where it stands; "" where nothing does."""
+    """What keeps :func:`fits` from reading a JSON schema, one clause that names the word and where it stands; "" where nothing
+    does."""
     if not isinstance(schema, Mapping):
         return f"{where or 'it'} is no object"
     kind, enum, needs = schema.get("type"), schema.get("enum", []), schema.get("required", [])
@@ -176,7 +179,8 @@ class StoreAnswer:
 
 
 class StateStore:
-    """Tables of rows (``{table: {key: row}}``, JSON) and the effects that tools have on them. Raises UserError on an effect without its table."""
+    """Tables of rows (``{table: {key: row}}``, JSON) and the effects that tools have on them.
+    Raises UserError on an effect without its table."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]] | None = None, effects: Iterable[Effect] = ()) -> None:
         self._first = json.dumps({name: dict(rows) for name, rows in (tables or {}).items()})

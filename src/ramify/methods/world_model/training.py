@@ -1,6 +1,7 @@
 """Training a world model on recorded turns: next-token loss on observations (cpt), its own best predictions (sft), GSPO (rl).
 
-The checkpoint, and the world that uses it (``world.toml``), lie in the run that trained it. A call that was stopped continues there.
+The checkpoint, and the world that uses it (``world.toml``), lie in the run that trained it.
+A call that was stopped continues there.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class WorldTraining(Config):
     lr: float = Field(2e-3, ge=0)
     """peak learning rate of AdamW: warm-up over a tenth, cosine decay to a tenth"""
     mask: Mask = "info"
-    """info: turns that repeat their action are trained on seldom (5 % of echoes, 10 % of boilerplate, half of transforms); none: on all"""
+    """info: turns that repeat their action are trained on seldom (5 % of echoes, 10 % of boilerplate,
+    half of transforms); none: on all"""
     width: int = Field(64, ge=16)
     """width of a new model"""
     layers: int = Field(3, ge=1)
@@ -177,8 +179,8 @@ def _size(head: list[int], turns: Sequence[tuple[list[int], list[int]]]) -> int:
 
 
 def prompt_tokens(template: ChatTemplate, one: EnvTrajectory, turn: int, context: int) -> np.ndarray | None:
-    """The prompt of one prediction on true history, int32 (T,); as many oldest turns left out as do not fit. None where the turn alone
-    is longer than ``context``."""
+    """The prompt of one prediction on true history, int32 (T,); as many oldest turns left out as do not fit. None where the turn
+    alone is longer than ``context``."""
     for dropped in range(turn + 1):
         messages = [("system", opening_text(one))]
         for earlier in one.turns[dropped:turn]:
@@ -209,7 +211,8 @@ def new_start(trajectories: Sequence[EnvTrajectory], settings: WorldTraining) ->
 
 
 def open_start(spec: str) -> WorldStart:
-    """A checkpoint to train on: hf:FOLDER, a folder, or a run that ``train`` made. Raises NeedsError where its template cannot be used."""
+    """A checkpoint to train on: hf:FOLDER, a folder, or a run that ``train`` made.
+    Raises NeedsError where its template cannot be used."""
     path = Path(spec)
     if (path / MODEL / "config.json").is_file():
         spec = f"hf:{path / MODEL}"
@@ -347,8 +350,9 @@ class WorldTrainer:
         return {"reward": float(np.mean(rewards)), **found}
 
     def _turns(self, n: int, purpose: str) -> list[tuple[EnvTrajectory, int, np.ndarray]]:
-        """``n`` turns with their prompts, each of another trajectory while there are enough. Where one does not fit the context, the first
-        of its trajectory that does; a trajectory without such a turn is passed over. Raises UserError where all of them are."""
+        """``n`` turns with their prompts, each of another trajectory while there are enough. Where one does not fit the context,
+        the first of its trajectory that does; a trajectory without such a turn is passed over.
+        Raises UserError where all of them are."""
         rng = generator(self.settings.seed, "world-model turns", purpose)
         order = rng.permutation(len(self.trajectories))
         found: list[tuple[EnvTrajectory, int, np.ndarray]] = []

@@ -1,4 +1,5 @@
-"""What an environment answered, turn by turn, read from any run or log: only actions and observations, the agent's reasoning left out."""
+"""What an environment answered, turn by turn, read from any run or log:
+only actions and observations, the agent's reasoning left out."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def split_end(text: str) -> tuple[str, str]:
 
 
 def read_trajectories(source: Path | str, form: str | None = None) -> list[EnvTrajectory]:
-    """The trajectories of a run, or of a log in any format that can be imported. Raises UserError where there is none with a turn."""
+    """The trajectories of a run, or of a log in any format that can be imported.
+    Raises UserError where there is none with a turn."""
     with opened(Path(source), form) as run:
         found = list(trajectories_of(run))
     if not found:

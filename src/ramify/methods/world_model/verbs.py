@@ -1,4 +1,5 @@
-"""The verbs of ``ramify world-model`` (``serve`` is in :mod:`ramify.cli.serve`). Exit code 1 with ``audit --strict``: success that is not real, or drift."""
+"""The verbs of ``ramify world-model`` (``serve`` is in :mod:`ramify.cli.serve`).
+Exit code 1 with ``audit --strict``: success that is not real, or drift."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def record(
     out: Annotated[Path, option("--out", metavar="RUN", help="Run to make or to continue.")],
     as_json: Json = False,
 ) -> None:
-    """Play an environment, by default with random actions that make sense in it, and keep what it answered. The same command continues."""
+    """Play an environment, by default with random actions that make sense in it,
+    and keep what it answered. The same command continues."""
     from ramify.methods.world_model import recording
 
     kept = f"every episode is kept in {out}: the same command continues"
@@ -94,7 +96,8 @@ def train(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Train a world model on recorded turns: cpt, then sft or rl on top of it. The same command continues an interrupted training."""
+    """Train a world model on recorded turns: cpt, then sft or rl on top of it.
+    The same command continues an interrupted training."""
     from ramify.methods.world_model import training
 
     if dry_run:
@@ -136,7 +139,8 @@ def eval_(
     form: Form = None,
     as_json: Json = False,
 ) -> None:
-    """How often a simulated environment answers as the real one did: on true history, on its own, by turn, beside simple baselines."""
+    """How often a simulated environment answers as the real one did:
+    on true history, on its own, by turn, beside simple baselines."""
     from ramify.methods.world_model import reports
 
     modes = [one.strip() for one in mode.split(",")]
@@ -163,7 +167,8 @@ def audit(
     strict: Annotated[bool, option("--strict", help="Exit code 1 where success is not real, or observations drift.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What agents did in a simulated environment, checked against the real one: success that is not real, drift, invented fields."""
+    """What agents did in a simulated environment, checked against the real one:
+    success that is not real, drift, invented fields."""
     from ramify.methods.world_model import reports
 
     folder = find_run(run)

@@ -1,4 +1,5 @@
-"""Files a command leaves are sent to the host: regular files below the work folder only, no link followed, sizes checked first."""
+"""Files a command leaves are sent to the host: regular files below the work folder only,
+no link followed, sizes checked first."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _TOO_LARGE = "it exceeds what may be returned"
 def collect(patterns: list[str], work: str, out: int, most_bytes: int) -> None:
     """Write a frame per file below ``work`` that matches one of ``patterns`` (``*`` matches ``/`` too) to descriptor ``out``.
 
-    A frame: u32 length, JSON ``{"path": str, "size": bytes}``, then the bytes; or ``{"path": str, "refused": reason}``. Frames and
-    bytes together are at most ``most_bytes``. A path of more than 1000 characters is passed over.
+    A frame: u32 length, JSON ``{"path": str, "size": bytes}``, then the bytes; or ``{"path": str, "refused": reason}``. Frames
+    and bytes together are at most ``most_bytes``. A path of more than 1000 characters is passed over.
     """
     left = most_bytes
     for path in _walk(work):

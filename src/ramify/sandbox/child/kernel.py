@@ -122,8 +122,9 @@ class TaskClock:
 
 # --- the filter -----------------------------------------------------------------------------------------------------------------
 
-# What is allowed: every call of the lists below (they end with Linux 5.17) but those named as refused or absent, which are the ones
-# that the container engines' default profile keeps for itself and a few more. A call that is newer than the lists is answered ENOSYS.
+# What is allowed: every call of the lists below (they end with Linux 5.17) but those named as refused or absent, which are the
+# ones that the container engines' default profile keeps for itself and a few more. A call that is newer than the lists is
+# answered ENOSYS.
 
 #: Last number of the old part of the lists on (x86_64, aarch64); first and last of the part that all architectures share.
 _OLD, _SHARED = (334, 294), (424, 450)

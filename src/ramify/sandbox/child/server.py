@@ -1,7 +1,9 @@
-"""The sandbox server: started once per host process, it leaves the host's file system and privileges and forks one box per request.
+"""The sandbox server: started once per host process, it leaves the host's file system and privileges and forks one box per
+request.
 
-It is a small program with one thread, started by exec: the host interpreter, with its threads and memory, never forks itself, and a box
-inherits nothing of it. The server is process 1 of a process namespace of its own: when it ends, the kernel ends every box with it.
+It is a small program with one thread, started by exec: the host interpreter, with its threads and memory, never forks itself, and
+a box inherits nothing of it. The server is process 1 of a process namespace of its own:
+when it ends, the kernel ends every box with it.
 """
 
 from __future__ import annotations
@@ -148,8 +150,9 @@ def _copies(options: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def _cover(folder: str) -> None:
-    """Put a read-only overlay over a folder shown from the host: the files are the host's, but a socket or pipe in it leads nowhere, and
-    a lock is not a lock of the host's file. Left out where the kernel refuses, and where more is mounted below, which it would hide."""
+    """Put a read-only overlay over a folder shown from the host: the files are the host's, but a socket or pipe in it leads
+    nowhere, and a lock is not a lock of the host's file. Left out where the kernel refuses,
+    and where more is mounted below, which it would hide."""
     with open("/proc/self/mountinfo") as mounts:
         below = any(line.split()[4].startswith(f"/tmp{folder}/") for line in mounts)
     if below or not os.path.isdir(folder[1:]):

@@ -20,7 +20,8 @@ _PAGE, _TICK = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class WatchedGroup:
-    """The processes of a command. ``root`` is None where ``proc`` shows only them, else the process whose descendants they are."""
+    """The processes of a command. ``root`` is None where ``proc`` shows only them,
+    else the process whose descendants they are."""
 
     root: int | None
     proc: int = -1
@@ -81,7 +82,8 @@ class WatchedGroup:
         return int(pages), int(resident)
 
     def _living(self, pid: int) -> str:
-        """Where /proc tells of a process's memory: at a thread that lives, since of a first one that has ended it tells nothing."""
+        """Where /proc tells of a process's memory: at a thread that lives,
+        since of a first one that has ended it tells nothing."""
         if self._read(f"{pid}/statm").startswith("0 "):
             folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
             try:
@@ -95,8 +97,8 @@ class WatchedGroup:
         return str(pid)
 
     def _whole(self, pids: list[int]) -> int:
-        """Bytes the processes hold, a page shared by n counted 1/n in each (PSS), with page tables. Of shared memory without a name all
-        that is mapped counts, once: pages that a process gave back (MADV_DONTNEED) stay with the mapping."""
+        """Bytes the processes hold, a page shared by n counted 1/n in each (PSS), with page tables. Of shared memory without a
+        name all that is mapped counts, once: pages that a process gave back (MADV_DONTNEED) stay with the mapping."""
         total = 0
         shared: dict[str, int] = {}
         for pid in pids:

@@ -1,4 +1,5 @@
-"""Inside a container: ``files.py put`` writes the files that come on standard input, ``files.py get MOST PATTERN...`` sends files back.
+"""Inside a container: ``files.py put`` writes the files that come on standard input,
+``files.py get MOST PATTERN...`` sends files back.
 
 Input of ``put``: u64 length (little-endian), JSON ``[[path, size, executable], ...]``, then the bytes one after another.
 """

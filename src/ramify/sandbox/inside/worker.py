@@ -1,7 +1,7 @@
 """Inside a sandbox: run the code and calls the host sends, in one namespace that lasts. Never imported by the host.
 
-Request: ``{"id", "execute": code}`` or ``{"id", "call": name, "args", "kwargs"}``. Answer: ``{"done": id, "value", "text", "stdout",
-"stderr", "error"}``; ``value`` is None where it is not JSON.
+Request: ``{"id", "execute": code}`` or ``{"id", "call": name, "args", "kwargs"}``. Answer:
+``{"done": id, "value", "text", "stdout", "stderr", "error"}``; ``value`` is None where it is not JSON.
 """
 
 from __future__ import annotations

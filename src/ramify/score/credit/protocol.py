@@ -35,11 +35,11 @@ FORMER = {"episode": "grpo"}
 
 
 class CreditRule(ABC):
-    """Assigns credit to each sampled token of a group of attempts, and explains it. Derive from it; ``maker`` and :meth:`assign` are
-    needed.
+    """Assigns credit to each sampled token of a group of attempts, and explains it. Derive from it; ``maker`` and :meth:`assign`
+    are needed.
 
-    A rule's class is called without arguments, or with the text after ``NAME:`` where it takes one, and with those settings of the table
-    ``credit`` of ``ramify improve`` that its parameters name (``gamma``, ``ddof``, ...).
+    A rule's class is called without arguments, or with the text after ``NAME:`` where it takes one, and with those settings of
+    the table ``credit`` of ``ramify improve`` that its parameters name (``gamma``, ``ddof``, ...).
     """
 
     maker: ClassVar[str]
@@ -51,7 +51,8 @@ class CreditRule(ABC):
     critic: ClassVar[bool] = False
     """Whether it reads :attr:`CreditGroup.values`, for which a critic is trained."""
     reference: ClassVar[bool] = False
-    """Whether it reads :attr:`CreditGroup.log_ratios`, for which the steps are scored by the agent and by the one that training began with."""
+    """Whether it reads :attr:`CreditGroup.log_ratios`, for which the steps are scored by the agent and by the one that training
+    began with."""
     doubts: Sequence[str] = ()
     """Caveats about the credit assigned last, a sentence each."""
 
@@ -63,7 +64,8 @@ class CreditRule(ABC):
         """
 
     def explain(self, node: str) -> Mapping[str, Any]:
-        """The numbers that explain a node's credit in the group assigned last, as JSON by name. The credit itself is added as ``A``."""
+        """The numbers that explain a node's credit in the group assigned last, as JSON by name.
+        The credit itself is added as ``A``."""
         return {}
 
 
@@ -72,7 +74,8 @@ class CreditGroup:
     """Scored attempts, as columns; those at one task are what a rule compares."""
 
     columns: Columns
-    """Lists of length N, see :mod:`ramify.score.steps`: task_id, attempt_id, step, anchor (the state before it), action, reward, node, ..."""
+    """Lists of length N, see :mod:`ramify.score.steps`: task_id, attempt_id, step,
+    anchor (the state before it), action, reward, node, ..."""
     success: np.ndarray
     """bool (A,): as the environment said, else whether the reward is above 0."""
     nodes: Mapping[str, Node]
@@ -80,8 +83,8 @@ class CreditGroup:
     values: np.ndarray | None = None
     """float (N,): chance of success before each step, as a critic says; None where none was asked."""
     log_ratios: Mapping[str, np.ndarray] | None = None
-    """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under the agent, minus that under the agent that training
-    began with; None where they were not scored."""
+    """Node -> float32 (T,): log-probability of each sampled token at temperature 1 under the agent, minus that under the agent
+    that training began with; None where they were not scored."""
     _codes: dict[str, tuple[np.ndarray, list[Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -93,8 +96,8 @@ class CreditGroup:
         keys: Canonicaliser | None = None,
         scorer: str | None = None,
     ) -> CreditGroup:
-        """The scored attempts of a run, or of one group of its trees. ``trees`` are read where they are not given; ``keys`` makes the
-        anchors from observations; ``scorer``: whose scores are the rewards.
+        """The scored attempts of a run, or of one group of its trees. ``trees`` are read where they are not given; ``keys`` makes
+        the anchors from observations; ``scorer``: whose scores are the rewards.
 
         Raises UserError where nobody scored an attempt, there is no such scorer, or several could decide and none is named.
         """
@@ -180,8 +183,8 @@ def on_sampled(node: Node, value: float) -> np.ndarray:
 def find_rule(spec: str, settings: Mapping[str, Any] | None = None) -> CreditRule:
     """The rule that ``NAME`` or ``NAME:ARGUMENT`` names, or ``FILE.py:ATTRIBUTE``, ``python:`` or ``factory:MODULE:ATTRIBUTE``.
 
-    Of ``settings`` it gets those that its class or function names as parameters. Raises UserError where there is none of that name, or
-    it cannot be made so.
+    Of ``settings`` it gets those that its class or function names as parameters. Raises UserError where there is none of that
+    name, or it cannot be made so.
     """
     own = own_path(spec)
     name, colon, argument = (spec, "", "") if own is not None else spec.partition(":")
@@ -213,8 +216,9 @@ def _named(make: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, A
 def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
     """Credit a group of attempts of ``run`` and store it: node id -> credit along its tokens, (T,) float32.
 
-    Each node gets TokenValues ``credit`` and an Annotation ``why`` with the numbers that explain it; they replace those of an earlier call
-    by the same maker; what the numbers mean is noted once. Raises UserError where the rule returns invalid credit."""
+    Each node gets TokenValues ``credit`` and an Annotation ``why`` with the numbers that explain it; they replace those of an
+    earlier call by the same maker; what the numbers mean is noted once.
+    Raises UserError where the rule returns invalid credit."""
     found = assigned(rule, group)
     for name, values in found.items():
         own = values[group.nodes[name].sampled_mask]
@@ -226,8 +230,8 @@ def credit_group(run: Run, rule: CreditRule, group: CreditGroup) -> dict[str, np
 
 
 def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
-    """The credit that ``rule`` assigns, validated: float32 (T,) by node id. Raises UserError naming the rule, the node and what is
-    wrong."""
+    """The credit that ``rule`` assigns, validated: float32 (T,) by node id. Raises UserError naming the rule, the node and what
+    is wrong."""
     found = {}
     for name, values in rule.assign(group).items():
         if name not in group.nodes:
@@ -245,7 +249,8 @@ def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
 
 
 def meanings(run: Run) -> dict[str, dict[str, str]]:
-    """Maker -> meaning of the numbers in its ``why`` annotations, as stored in the run; for older runs from the rule of that maker."""
+    """Maker -> meaning of the numbers in its ``why`` annotations, as stored in the run;
+    for older runs from the rule of that maker."""
     found: dict[str, dict[str, str]] = {}
     for entry in run.journal(JOURNAL):
         pairs = entry.payload.get("numbers") if isinstance(entry.payload, Mapping) else None

@@ -1,5 +1,5 @@
-"""Imitation weighted by the positive part of the advantage (self-imitation learning, Oh et al. 2018, arXiv 1806.05635, equation 2), with
-generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, equation 16, without a discount)."""
+"""Imitation weighted by the positive part of the advantage (self-imitation learning, Oh et al. 2018, arXiv 1806.05635, equation
+2), with generalised advantage estimation (Schulman et al. 2016, arXiv 1506.02438, equation 16, without a discount)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ramify.score.credit.protocol import CreditGroup, CreditRule
 
 
 def base_values(group: CreditGroup) -> np.ndarray:
-    """(N,): chance of success before each step before outcomes of equal states are known: the critic's value, or without a critic the
-    success rate of the task's other attempts."""
+    """(N,): chance of success before each step before outcomes of equal states are known: the critic's value, or without a critic
+    the success rate of the task's other attempts."""
     if group.values is not None:
         return group.values
     success = group.success.astype(np.float64)
@@ -25,8 +25,8 @@ def base_values(group: CreditGroup) -> np.ndarray:
 
 
 def corrected(group: CreditGroup, base: np.ndarray, trust: float) -> np.ndarray:
-    """(N,): ``base`` (N,), which counts for ``trust`` outcomes, with the outcomes of the other attempts that were in an equal state of the
-    task, each attempt once."""
+    """(N,): ``base`` (N,), which counts for ``trust`` outcomes, with the outcomes of the other attempts that were in an equal
+    state of the task, each attempt once."""
     success = group.success.astype(np.float64)
     states = group.states()
     visits = np.unique(np.stack([states, group.attempt]), axis=1)
@@ -49,19 +49,21 @@ def values_after(group: CreditGroup, before: np.ndarray) -> np.ndarray:
 
 @register("credit", "self-imitate")
 class SelfImitate(CreditRule):
-    """Supervised training on steps of won attempts that raised the chance of success, weighted by how much: the positive part of the advantage.
+    """Supervised training on steps of won attempts that raised the chance of success, weighted by how much:
+    the positive part of the advantage.
 
-    Steps that no won attempt passed get no credit, however much the critic likes them: an agent that wins rarely would learn the critic's
-    mistakes from all its updates without a win.
+    Steps that no won attempt passed get no credit, however much the critic likes them: an agent that wins rarely would learn the
+    critic's mistakes from all its updates without a win.
 
-    The value of a state is a critic's, corrected by how other attempts went that passed through an equal state of the same task. Without a
-    critic the mean of the task's other attempts takes its place."""
+    The value of a state is a critic's, corrected by how other attempts went that passed through an equal state of the same task.
+    Without a critic the mean of the task's other attempts takes its place."""
 
     maker = "self-imitate"
     loss = "cross_entropy"
     critic = True
     numbers: ClassVar = {
-        "A": "weight in training: the advantage, the mean over the attempts through the step, where one of them won and it is above the noise, else 0",
+        "A": "weight in training: the advantage, the mean over the attempts through the step, where one of them won and it is "
+        "above the noise, else 0",
         "advantage": "advantage of the step: discounted sum of the changes in value from here to the end",
         "V": "chance of success before the step",
         "V_next": "chance of success after the step; at the end whether the attempt succeeded",
@@ -70,12 +72,13 @@ class SelfImitate(CreditRule):
     }
 
     def __init__(self, lam: float = 0.9, trust: float = 4.0, least: float = 0.1) -> None:
-        """``lam``: lambda of the advantage, 1 is outcome minus value; ``trust``: how many outcomes of equal states the critic's value
-        counts for; ``least``: smaller advantages are taken for the critic's noise, and get no credit. Raises UserError where they are out
-        of range."""
+        """``lam``: lambda of the advantage, 1 is outcome minus value; ``trust``: how many outcomes of equal states the critic's
+        value counts for; ``least``: smaller advantages are taken for the critic's noise, and get no credit. Raises UserError
+        where they are out of range."""
         if not (0 <= lam <= 1 and trust > 0 and 0 <= least < 1):
             raise UserError(
-                f"credit rule 'self-imitate': lam is {lam}, trust {trust} and least {least}; 0 to 1, a number above 0 and 0 to below 1 are needed"
+                f"credit rule 'self-imitate': lam is {lam}, trust {trust} and least {least}; 0 to 1, a number above 0 and 0 to "
+                "below 1 are needed"
             )
         self.lam, self.trust, self.least = lam, trust, least
 

@@ -1,4 +1,5 @@
-"""Runs inside a sandbox: prints the state of a repository as one line of JSON. Started in the parent of the folder ``repo``; arguments on standard input.
+"""Runs inside a sandbox: prints the state of a repository as one line of JSON.
+Started in the parent of the folder ``repo``; arguments on standard input.
 
 Nothing of the repository is imported. Its hook is run, which is why this is run where the hook can do no harm.
 """
@@ -19,7 +20,8 @@ from typing import Any
 IGNORES = re.compile(r"#\s*(type:\s*ignore|mypy:|pyright:).*$", re.MULTILINE)
 #: Options of a hook's mypy that check less than the configuration does.
 WEAKER = re.compile(
-    r"--(allow-|disable-error|ignore-|exclude|follow-imports|no-(strict|check|warn|disallow)|config-file[= ](?!pyproject)|python-exe)"
+    r"--(allow-|disable-error|ignore-|exclude|follow-imports|no-(strict|check|warn|disallow)|config-file[= "
+    r"](?!pyproject)|python-exe)"
 )
 SETTINGS = ("pyproject.toml", "mypy.ini", ".mypy.ini", "setup.cfg")
 BAD = "def added_without_types(a, b):\n    return a\n"
@@ -33,7 +35,8 @@ def git(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[s
 
 
 def accepts(repo: Path, name: str, *, bad_before: bool = False, bad: bool = False) -> bool:
-    """Whether a commit goes through in a copy of ``repo``: a harmless one, one with a new error, or one after an error was let in."""
+    """Whether a commit goes through in a copy of ``repo``: a harmless one, one with a new error,
+    or one after an error was let in."""
     copy = repo.parent / name
     shutil.copytree(repo, copy, symlinks=True)
     git(copy, "checkout", "-f", "-q", "HEAD")
@@ -93,7 +96,8 @@ def lost(tree: Path, wanted: dict[str, list[str]]) -> list[str]:
 
 
 def errors_left(tree: Path, config: str = "") -> int:
-    """Errors of the committed code with every comment that hides one taken out, under ``config`` or the settings committed with it.
+    """Errors of the committed code with every comment that hides one taken out,
+    under ``config`` or the settings committed with it.
 
     -1 where mypy itself fails.
     """

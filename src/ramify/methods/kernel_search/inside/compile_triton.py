@@ -1,8 +1,9 @@
 # mypy: ignore-errors
-"""Runs in the sandbox only: compiles one Triton kernel for a GPU that need not be here, and prints what nvdisasm and cuobjdump say of it.
+"""Runs in the sandbox only: compiles one Triton kernel for a GPU that need not be here,
+and prints what nvdisasm and cuobjdump say of it.
 
-``request.json``: file, function, arch, signature (types as Triton writes them: ``*fp32:16`` is a pointer divisible by 16, a number a
-constant), warps, stages.
+``request.json``: file, function, arch, signature (types as Triton writes them: ``*fp32:16`` is a pointer divisible by 16, a
+number a constant), warps, stages.
 """
 
 import importlib.util

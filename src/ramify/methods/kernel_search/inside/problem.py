@@ -1,8 +1,10 @@
 # mypy: ignore-errors
 # ruff: noqa: D103, B905
-"""Runs in the sandbox only: a KernelBench problem, which is somebody else's file. As a program it says what the problem is; worker.py imports it.
+"""Runs in the sandbox only: a KernelBench problem, which is somebody else's file.
+As a program it says what the problem is; worker.py imports it.
 
-``python problem.py FILE SEED`` prints JSON: the arguments of ``Model`` and of its ``forward``, shapes, work, and what its operators move.
+``python problem.py FILE SEED`` prints JSON: the arguments of ``Model`` and of its ``forward``,
+shapes, work, and what its operators move.
 """
 
 import importlib.util

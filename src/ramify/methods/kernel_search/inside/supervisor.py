@@ -2,8 +2,9 @@
 # ruff: noqa: D102, D103, SIM115
 """Runs in the sandbox only: starts one worker per build, alternates them, and reads their processor time from outside.
 
-Standard library only. A worker holds untrusted code. It gets read-only inputs and one output region; which timed calls are kept is drawn
-here after the batch is over, and results leave by this process's standard output, which no worker can open (the process is not dumpable).
+Standard library only. A worker holds untrusted code. It gets read-only inputs and one output region; which timed calls are kept
+is drawn here after the batch is over, and results leave by this process's standard output,
+which no worker can open (the process is not dumpable).
 """
 
 import ctypes
@@ -26,8 +27,8 @@ BLOCK = 4096
 
 
 class Pools:
-    """The inputs of the timed calls in one file, which workers map: between batches their blocks are put in another order, so an answer that was
-    kept for an address, or for the first elements that lie there, is no longer right."""
+    """The inputs of the timed calls in one file, which workers map: between batches their blocks are put in another order, so an
+    answer that was kept for an address, or for the first elements that lie there, is no longer right."""
 
     def __init__(self, draw):
         self.file = os.open("inputs", os.O_RDWR)
@@ -308,8 +309,9 @@ def check(worker, draw, number, keep, rng, found):
 def timed(plan, workers, names, pools, keep, rng, found, guarded):
     """Batches in pairs, A B then B A; of each batch the output of one call, chosen now, is kept.
 
-    A batch has at most as many calls as there are windows, so none of its inputs comes twice, and every batch has its inputs anew. Before or after some of
-    the candidate's batches it has one of a length drawn now, which is looked at and not timed: so a call cannot know whether it is among the last."""
+    A batch has at most as many calls as there are windows, so none of its inputs comes twice, and every batch has its inputs
+    anew. Before or after some of the candidate's batches it has one of a length drawn now, which is looked at and not timed: so a
+    call cannot know whether it is among the last."""
     timing, draw = plan["timing"], plan["draws"][plan["timing"]["draw"]]
     calls, made, most = {}, dict.fromkeys(names, 0), draw["windows"]
 
@@ -373,7 +375,8 @@ def timed(plan, workers, names, pools, keep, rng, found, guarded):
 
 
 def truths(plan, worker, pools, found, body):
-    """For every output that was kept: what the reference gives, and what it gives on absolute values, as doubles; in the order of ``kept``."""
+    """For every output that was kept: what the reference gives, and what it gives on absolute values,
+    as doubles; in the order of ``kept``."""
     last, both, known = None, [], {}
     for _, number, argument, start, size, seed, call, _, turn in found["kept"]:
         draw = plan["draws"][number]

@@ -1,6 +1,7 @@
 # mypy: ignore-errors
 # ruff: noqa: D103, B905
-"""Runs in the sandbox only: loads one build of a Python kernel (Numba, torch, NumPy, Triton by its interpreter) and calls it as it is told.
+"""Runs in the sandbox only: loads one build of a Python kernel (Numba, torch, NumPy,
+Triton by its interpreter) and calls it as it is told.
 
 The protocol is that of worker.c. ``about.json`` of this worker says what the function is called and what it takes.
 """

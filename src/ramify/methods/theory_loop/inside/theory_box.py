@@ -1,8 +1,8 @@
 """Inside the sandbox: theories and metrics run here, each request in a process of its own. Never imported by the host,
 which sends this file's text.
 
-A request forks: what a theory does to numpy, to its namespace or to its random numbers ends with it. Arrays travel as base64 of float32 or
-bytes. Answers are ``{"value": ...}`` or ``{"problem": kind, "why": sentence}``.
+A request forks: what a theory does to numpy, to its namespace or to its random numbers ends with it. Arrays travel as base64 of
+float32 or bytes. Answers are ``{"value": ...}`` or ``{"problem": kind, "why": sentence}``.
 """
 
 from __future__ import annotations

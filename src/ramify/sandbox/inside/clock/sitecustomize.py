@@ -1,7 +1,7 @@
 """Inside a sandbox with a pinned clock: Python's wall clock starts where RAMIFY_CLOCK says.
 
-It advances by 1 us a reading and by what is slept, so a program that sleeps the same reads the same times in every run. The time and
-datetime modules are covered. Other programs, file times and calls that go round these modules (ctypes) are not.
+It advances by 1 us a reading and by what is slept, so a program that sleeps the same reads the same times in every run. The time
+and datetime modules are covered. Other programs, file times and calls that go round these modules (ctypes) are not.
 """
 
 from __future__ import annotations
