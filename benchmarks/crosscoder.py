@@ -197,7 +197,10 @@ def main() -> None:
         ["collecting two models / one", "", "", spread(collecting(args.repeats))],
     ]
     columns = ["training", "parameters", "tokens per CPU-s", "ratio"]
-    note = f"Width {WIDTH} x 2, {FEATURES} features, k {K}, batch {BATCH}, one core; median [quartiles] of {args.repeats} turns in one run."
+    note = (
+        f"Width {WIDTH} x 2, {FEATURES} features, k {K}, batch {BATCH}, one core; median [quartiles] of {args.repeats} turns in "
+        "one run."
+    )
     for row in rows:
         print("  ".join(f"{cell!s:40s}" for cell in row))
     if args.save:

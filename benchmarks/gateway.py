@@ -99,7 +99,10 @@ async def serve_stub(port: int) -> None:
 
 def request(streams: bool, model: str = MODEL) -> bytes:
     body = json.dumps({**ASK, "model": model, **({"stream": True} if streams else {})}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: "
+        f"{len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 

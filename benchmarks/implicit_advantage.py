@@ -117,5 +117,8 @@ if __name__ == "__main__":
         print(table[-1], flush=True)
     if args.save:
         columns = ["grading with a pair", "CPU, ours / two plain passes", "CPU, ours", "peak memory added"]
-        note = "Target: at most 1.10 of two plain passes (missed where the model is so small that bookkeeping counts); memory apart from V x T."
+        note = (
+            "Target: at most 1.10 of two plain passes (missed where the model is so small that bookkeeping counts); memory "
+            "apart from V x T."
+        )
         save("implicit_advantage", "Grading with a policy and its reference", columns, table, note)

@@ -112,7 +112,10 @@ def main() -> None:
         )
     )
     if args.save:
-        note = f"Medians with quartiles over {args.rounds} pairs run in turn. Targets: at most 20 ms added; gone within 1000 ms of the limit."
+        note = (
+            f"Medians with quartiles over {args.rounds} pairs run in turn. Targets: at most 20 ms added; gone within 1000 ms of "
+            "the limit."
+        )
         save("sandbox", "The process sandbox", ["", "measured"], rows, note)
 
 

@@ -53,7 +53,10 @@ def main() -> None:
             rows.append([name, horizon, critics, f"{milliseconds(known, config):.1f}", sizes["functions"], sizes["lines"]])
             print(*rows[-1])
     if options.save:
-        note = "The target is 50 ms at a horizon of 5 with 4 critics. Lines are those of all value functions together; there is no grid."
+        note = (
+            "The target is 50 ms at a horizon of 5 with 4 critics. Lines are those of all value functions together; there is no "
+            "grid."
+        )
         save(
             "verify_or_ship",
             "Planning when to verify",

@@ -65,7 +65,10 @@ def row(slug: str, case: dict[str, Any]) -> str:
     k, wanted = (case["found"], f">= {case['wanted']:g}") if planted else (case["false"], f"<= {case['level']:g}")
     status = case["status"].replace("_", " ")
     says = f"**{case['name']}**: {case['says']}"
-    return f"| [{slug}](methods/{slug}.md) | {case['truth']} | {says} | {k} of {case['n']} | {case['rate']:.3f} [{low:.3f}, {high:.3f}] | {wanted} | {status} |"
+    return (
+        f"| [{slug}](methods/{slug}.md) | {case['truth']} | {says} | {k} of {case['n']} | {case['rate']:.3f} [{low:.3f}, "
+        f"{high:.3f}] | {wanted} | {status} |"
+    )
 
 
 def page() -> str:

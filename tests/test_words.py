@@ -123,7 +123,10 @@ def test_the_fields_words_are_used(held: str) -> None:
 
 
 def test_every_pattern_finds_its_phrase() -> None:
-    old = "A stranger's part; its verdict is drawn at a boundary, in front of the bill, in place of a draw behind the place key of one's own."
+    old = (
+        "A stranger's part; its verdict is drawn at a boundary, in front of the bill, in place of a draw behind the place key "
+        "of one's own."
+    )
     found = faults("here", old)
     for word in (
         "stranger",

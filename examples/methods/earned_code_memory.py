@@ -41,7 +41,10 @@ SOURCE = '''def delete_old(api, *, n):
 def check_delete_old(api, result, *, n):
     return len(result) == n and not set(result) & {one["id"] for one in api.notes.list()}
 '''
-TESTS = "class F: pass\nf = F(); f.notes = F(); f.notes.list = lambda: [{'id': 1, 'age': 2}]; f.notes.delete = lambda id: None\nassert delete_old(f, n=1) == [1]"
+TESTS = (
+    "class F: pass\nf = F(); f.notes = F(); f.notes.list = lambda: [{'id': 1, 'age': 2}]; f.notes.delete = lambda id: "
+    "None\nassert delete_old(f, n=1) == [1]"
+)
 
 
 def write_tool(prompt):

@@ -113,11 +113,24 @@ def test_describe_lists_nested_settings_with_help() -> None:
 def test_secrets_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "canary-123456")
     record = {
-        "api_key": "k", "headers": {"Authorization": "Bearer z"}, "url": "https://me:pw@host/v1", "note": "sent canary-123456 there",
-        "hf_token": "t", "tokens": 5, "max_tokens": 7, "stop_token": "</s>", "list": [{"password": "p"}],
-    }  # fmt: skip
+        "api_key": "k",
+        "headers": {"Authorization": "Bearer z"},
+        "url": "https://me:pw@host/v1",
+        "note": "sent canary-123456 there",
+        "hf_token": "t",
+        "tokens": 5,
+        "max_tokens": 7,
+        "stop_token": "</s>",
+        "list": [{"password": "p"}],
+    }
     assert redact(record) == {
-        "api_key": "[redacted]", "headers": {"Authorization": "[redacted]"}, "url": "https://[redacted]@host/v1",
-        "note": "sent [redacted] there", "hf_token": "[redacted]", "tokens": 5, "max_tokens": 7, "stop_token": "</s>",
+        "api_key": "[redacted]",
+        "headers": {"Authorization": "[redacted]"},
+        "url": "https://[redacted]@host/v1",
+        "note": "sent [redacted] there",
+        "hf_token": "[redacted]",
+        "tokens": 5,
+        "max_tokens": 7,
+        "stop_token": "</s>",
         "list": [{"password": "[redacted]"}],
-    }  # fmt: skip
+    }

@@ -122,7 +122,11 @@ def test_a_skeleton_passes_untouched_and_is_clean(verb, here: Path, kind: str) -
     part = module if kind in ("loss", "reader") else "".join(word.capitalize() for word in name.split("-"))
     text = (folder / "src" / f"{module}.py").read_text()
     assert "@" not in text.replace("@register", "").replace("@dataclass", "").replace("@property", "")
-    for command in (["check"], ["format", "--check"], ["check", "--select", "E,F,W,I,UP,B,SIM,RUF,PT,C4,PIE,RET,TID,N,D1", "--ignore", "D105,D107"]):  # fmt: skip
+    for command in (
+        ["check"],
+        ["format", "--check"],
+        ["check", "--select", "E,F,W,I,UP,B,SIM,RUF,PT,C4,PIE,RET,TID,N,D1", "--ignore", "D105,D107"],
+    ):
         clean = subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=folder, capture_output=True, text=True)
         assert clean.returncode == 0, clean.stdout + clean.stderr
     done = verb("check", kind, f"{name}/src/{module}.py:{part}", "--json")

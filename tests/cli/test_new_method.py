@@ -49,7 +49,19 @@ def test_a_method_is_a_package_with_tests_a_page_and_an_experiment(made: Path) -
     package = made / "src" / MODULE
     assert {path.name for path in package.iterdir()} == {"__init__.py", "algorithm.py", "verbs.py", "experiment.py"}
     assert {path.name for path in (made / "docs").iterdir()} == {f"{NAME}.md"}
-    for command in (["check"], ["format", "--check"], ["check", "--select", "E,F,W,I,UP,B,SIM,RUF,PT,C4,PIE,RET,TID,N,D1", "--ignore", "D105,D107", "--per-file-ignores", "tests/*:D"]):  # fmt: skip
+    for command in (
+        ["check"],
+        ["format", "--check"],
+        [
+            "check",
+            "--select",
+            "E,F,W,I,UP,B,SIM,RUF,PT,C4,PIE,RET,TID,N,D1",
+            "--ignore",
+            "D105,D107",
+            "--per-file-ignores",
+            "tests/*:D",
+        ],
+    ):
         clean = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "."], cwd=made, capture_output=True, text=True, check=False
         )
@@ -73,7 +85,14 @@ def test_it_passes_untouched_and_is_found_where_it_is_installed(made: Path, here
         return done.stdout
 
     alone = dict(os.environ) | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    own = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], env=alone, cwd=made, capture_output=True, text=True, check=False)  # fmt: skip
+    own = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        env=alone,
+        cwd=made,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert own.returncode == 0, own.stdout + own.stderr
     typed = subprocess.run(
         [*mypy(MODULE, f"{MODULE}.*", f"test_{MODULE}"), "src", "tests"],

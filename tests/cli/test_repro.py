@@ -74,8 +74,15 @@ def test_the_json_contract(study: types.ModuleType, capsys: pytest.CaptureFixtur
     report = last_line(capsys)
     assert list(report) == ["slug", "passed", "checks", "seconds", "commit"]
     assert report["checks"][0] == {
-        "name": "square", "value": 9.0, "interval": [8.0, 10.0], "n": 1, "seeds": [0], "op": ">=", "threshold": 9.0, "status": "pass",
-    }  # fmt: skip
+        "name": "square",
+        "value": 9.0,
+        "interval": [8.0, 10.0],
+        "n": 1,
+        "seeds": [0],
+        "op": ">=",
+        "threshold": 9.0,
+        "status": "pass",
+    }
 
 
 def test_sizes(study: types.ModuleType, capsys: pytest.CaptureFixture) -> None:

@@ -58,43 +58,125 @@ DSPARK = "--sequences 18 --length 20 --steps 4 --rows 4 --anchors 4 --layers 1 -
 DRAFTER = f"dspark train builtin --out drafter {DSPARK}"
 CROSS = "--tuned hf:{policy} --base hf:{reference} --layer 1 --tool {tool} --plain {plain} --raw"
 DICTIONARY = "crosscoder train states --out dictionary --features 40 --k 6 --batch 32"
-STUDY = "early-decision run --model builtin --label regex:a --prompts {prompts} --out study --k 2 --think-tokens {} --answer-tokens 3 --open <t> --close </t>"
+STUDY = (
+    "early-decision run --model builtin --label regex:a --prompts {prompts} --out study --k 2 --think-tokens {} --answer-tokens "
+    "3 --open <t> --close </t>"
+)
 CLIFFS = f"cliffs scan --model builtin --verifier {PARTS}:verifier --truncated graded --problems {{problems}} --out scan"
 
 VERBS = {
-    "improve": Verb(IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "continue with `ramify resume", fast=True),
+    "improve": Verb(
+        IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "continue with `ramify resume", fast=True
+    ),
     "improve --compare": Verb(f"{IMPROVE} --compare true", r"grpo\+resample train 2/2"),
-    "improve, workers": Verb(f"{IMPROVE} --backend processes:2", "sample 2/2", f"{ENDLESS} --backend processes:2", "ramify resume"),
+    "improve, workers": Verb(
+        f"{IMPROVE} --backend processes:2", "sample 2/2", f"{ENDLESS} --backend processes:2", "ramify resume"
+    ),
     "improve --dry-run": Verb("improve --dry-run", "evaluate trial"),
-    "rollout": Verb("rollout --count 2 --attempts 2", "play .*4/4 attempts", "rollout --count 4000", "continue with `ramify "
-                                                                                                     "resume", fast=True),
-    "resume": Verb("resume runs/rollout-1", "play", "resume runs/rollout-9", "ramify resume", ("rollout --count 2", "stop rollout --count 4000")),
-    "fork": Verb("fork runs/rollout-1 NODE --n 2", "fork .*2/2", "fork runs/rollout-1 NODE --n 4000", "stay in", ("rollout --count 1",)),
-    "why": Verb("why runs/rollout-1 --first 2 --n 4", "why .*/", "why runs/rollout-1 --first 4000 --n 4000", "stay in", ("rollout --count 1",), fast=True),
-    "tree-rollouts run": Verb("tree-rollouts run --count 2 --budget 40", "sample .* turns", "tree-rollouts run --count 64 "
-                                                                                            "--budget 4000"),
+    "rollout": Verb(
+        "rollout --count 2 --attempts 2", "play .*4/4 attempts", "rollout --count 4000", "continue with `ramify resume", fast=True
+    ),
+    "resume": Verb(
+        "resume runs/rollout-1",
+        "play",
+        "resume runs/rollout-9",
+        "ramify resume",
+        ("rollout --count 2", "stop rollout --count 4000"),
+    ),
+    "fork": Verb(
+        "fork runs/rollout-1 NODE --n 2", "fork .*2/2", "fork runs/rollout-1 NODE --n 4000", "stay in", ("rollout --count 1",)
+    ),
+    "why": Verb(
+        "why runs/rollout-1 --first 2 --n 4",
+        "why .*/",
+        "why runs/rollout-1 --first 4000 --n 4000",
+        "stay in",
+        ("rollout --count 1",),
+        fast=True,
+    ),
+    "tree-rollouts run": Verb(
+        "tree-rollouts run --count 2 --budget 40", "sample .* turns", "tree-rollouts run --count 64 --budget 4000"
+    ),
     "repro": Verb("repro tree-rollouts --quick --fresh", "cells", kept=AGAIN),
-    "cliffs scan": Verb(f"{CLIFFS} --samples 2 --max-tokens 6 --budget-rollouts 200", "scan .*traces", f"{CLIFFS} --samples 400 "
-                                                                                                       "--max-tokens 60", f"{AGAIN}|{NOTHING}", ends=(0, 3)),
-    "cliffs ablate": Verb(f"cliffs ablate scan --n 4 --k 1,4 --model builtin --verifier {PARTS}:verifier", "fork 4 times|0:0", before=(f"{CLIFFS} --samples 6 --max-tokens 6",)),
+    "cliffs scan": Verb(
+        f"{CLIFFS} --samples 2 --max-tokens 6 --budget-rollouts 200",
+        "scan .*traces",
+        f"{CLIFFS} --samples 400 --max-tokens 60",
+        f"{AGAIN}|{NOTHING}",
+        ends=(0, 3),
+    ),
+    "cliffs ablate": Verb(
+        f"cliffs ablate scan --n 4 --k 1,4 --model builtin --verifier {PARTS}:verifier",
+        "fork 4 times|0:0",
+        before=(f"{CLIFFS} --samples 6 --max-tokens 6",),
+    ),
     "crosscoder capture": Verb(f"crosscoder capture {CROSS} --out states", "capture 0:0"),
-    "crosscoder train": Verb(f"{DICTIONARY} --steps 60", "train .* steps", f"{DICTIONARY} --steps 400000", NOTHING, (f"crosscoder capture {CROSS} --out states",)),
+    "crosscoder train": Verb(
+        f"{DICTIONARY} --steps 60",
+        "train .* steps",
+        f"{DICTIONARY} --steps 400000",
+        NOTHING,
+        (f"crosscoder capture {CROSS} --out states",),
+    ),
     "crosscoder steer": Verb(
         f"crosscoder steer dictionary states --prompts {{tool}} --out study --raw --score {PARTS}:verifier --features 0,9 "
         "--gains 1,8 --budgets 1 --randoms 2",
-        "search|confirm|all budgets", before=(f"crosscoder capture {CROSS} --out states", f"{DICTIONARY} --steps 20"),
+        "search|confirm|all budgets",
+        before=(f"crosscoder capture {CROSS} --out states", f"{DICTIONARY} --steps 20"),
     ),
-    "dspark train": Verb(DRAFTER, "sample text|train .* steps", f"dspark train builtin --out drafter {DSPARK} --steps 90000", AGAIN),
-    "dspark calibrate": Verb("dspark calibrate builtin drafter --n 24 --tokens 24", "sample .* replies", "dspark calibrate builtin drafter --n 4000 --tokens 64", "as it was", (DRAFTER,), ends=(0, 2)),
-    "dspark profile": Verb("dspark profile builtin drafter --loads 1,2 --repeats 3", "at once", "dspark profile builtin drafter "
-                                                                                                "--repeats 9000", "as it was", (DRAFTER,)),
-    "dspark bench": Verb("dspark bench builtin drafter --n 4 --tokens 8 --loads 1 --turns 3", "bench 1 at once", "dspark bench builtin drafter --turns 900", NOTHING, (DRAFTER,)),
-    "dspark verify-lossless": Verb("dspark verify-lossless builtin drafter --n 2 --draws 1000", "schedules", "dspark verify-lossless builtin drafter --draws 900000", "as it was", (DRAFTER,), ends=(0, 1)),
+    "dspark train": Verb(
+        DRAFTER, "sample text|train .* steps", f"dspark train builtin --out drafter {DSPARK} --steps 90000", AGAIN
+    ),
+    "dspark calibrate": Verb(
+        "dspark calibrate builtin drafter --n 24 --tokens 24",
+        "sample .* replies",
+        "dspark calibrate builtin drafter --n 4000 --tokens 64",
+        "as it was",
+        (DRAFTER,),
+        ends=(0, 2),
+    ),
+    "dspark profile": Verb(
+        "dspark profile builtin drafter --loads 1,2 --repeats 3",
+        "at once",
+        "dspark profile builtin drafter --repeats 9000",
+        "as it was",
+        (DRAFTER,),
+    ),
+    "dspark bench": Verb(
+        "dspark bench builtin drafter --n 4 --tokens 8 --loads 1 --turns 3",
+        "bench 1 at once",
+        "dspark bench builtin drafter --turns 900",
+        NOTHING,
+        (DRAFTER,),
+    ),
+    "dspark verify-lossless": Verb(
+        "dspark verify-lossless builtin drafter --n 2 --draws 1000",
+        "schedules",
+        "dspark verify-lossless builtin drafter --draws 900000",
+        "as it was",
+        (DRAFTER,),
+        ends=(0, 1),
+    ),
     "early-decision run": Verb(STUDY.replace("{}", "12"), "run .* traces", STUDY.replace("{}", "300") + " --k 400", AGAIN),
-    "early-decision probe": Verb("early-decision probe study --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
-    "early-decision valley": Verb("early-decision valley study --points 6 --draws 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
-    "early-decision continue": Verb("early-decision continue study --m 1 --n 2 --shares 0,0.5", "prefixes", "early-decision continue study --m 2 --n 900", AGAIN, (STUDY.replace("{}", "12"),)),
-    "early-decision oscillate": Verb(f"early-decision oscillate study --judges {PARTS}:judge", "oscillate .* traces", before=(STUDY.replace("{}", "12"),), ends=(0, 2)),
+    "early-decision probe": Verb(
+        "early-decision probe study --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
+    ),
+    "early-decision valley": Verb(
+        "early-decision valley study --points 6 --draws 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
+    ),
+    "early-decision continue": Verb(
+        "early-decision continue study --m 1 --n 2 --shares 0,0.5",
+        "prefixes",
+        "early-decision continue study --m 2 --n 900",
+        AGAIN,
+        (STUDY.replace("{}", "12"),),
+    ),
+    "early-decision oscillate": Verb(
+        f"early-decision oscillate study --judges {PARTS}:judge",
+        "oscillate .* traces",
+        before=(STUDY.replace("{}", "12"),),
+        ends=(0, 2),
+    ),
     "forensics run": Verb("forensics run case", "baseline .* runs.* did it", "forensics run case --n 90000", AGAIN),
     "forensics vary": Verb(f"{FORENSICS.format('vary')} errors --values 50,130,258", CELL),
     "forensics counterfactual": Verb(FORENSICS.format("counterfactual"), CELL),
@@ -102,25 +184,45 @@ VERBS = {
     "forensics resample": Verb("forensics resample case --k 4", "fork 4 times", before=("forensics run case",), ends=(0, 2)),
     "forensics ask": Verb("forensics ask case advice What? fix --n 4", "ask .* answers"),
     "forensics control": Verb(f"forensics control case seen --model {ORGANISM}:sly --n 6", CELL),
-    "governance bench": Verb("governance bench --out rows.jsonl --tasks email --reps 1", "bench .* episodes", "governance bench --out rows.jsonl --reps 900", AGAIN),
-    "governance attack": Verb("governance attack --out rows.jsonl --tasks email,spend --reps 1 --budget 60", "attack (search|report)", kept=AGAIN, ends=(0, 2)),
-    "governance judge": Verb(
-        "governance judge rows.jsonl --judge builtin", "judge", before=("governance bench --out rows.jsonl --tasks email --reps "
-                                                                        "1",), ends=(0, 1, 2),
+    "governance bench": Verb(
+        "governance bench --out rows.jsonl --tasks email --reps 1",
+        "bench .* episodes",
+        "governance bench --out rows.jsonl --reps 900",
+        AGAIN,
     ),
-    "forensics propose": Verb("forensics propose case --proposer builtin", "case 0:0", before=("forensics run case",), ends=(0, 1, 2)),
+    "governance attack": Verb(
+        "governance attack --out rows.jsonl --tasks email,spend --reps 1 --budget 60",
+        "attack (search|report)",
+        kept=AGAIN,
+        ends=(0, 2),
+    ),
+    "governance judge": Verb(
+        "governance judge rows.jsonl --judge builtin",
+        "judge",
+        before=("governance bench --out rows.jsonl --tasks email --reps 1",),
+        ends=(0, 1, 2),
+    ),
+    "forensics propose": Verb(
+        "forensics propose case --proposer builtin", "case 0:0", before=("forensics run case",), ends=(0, 1, 2)
+    ),
     "implicit-advantage judge": Verb(
-        "implicit-advantage judge --scores s --trajectories {attempts} --model builtin --tokenizer {policy}", "judge",
-        before=("implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s",), ends=(0, 4),
+        "implicit-advantage judge --scores s --trajectories {attempts} --model builtin --tokenizer {policy}",
+        "judge",
+        before=("implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s",),
+        ends=(0, 4),
     ),
     "implicit-advantage score": Verb(
-        "implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s", "score .* rows",
-        "implicit-advantage score --trajectories {many} --policy {policy} --reference {reference} --out s", "nothing was written",
+        "implicit-advantage score --trajectories {attempts} --policy {policy} --reference {reference} --out s",
+        "score .* rows",
+        "implicit-advantage score --trajectories {many} --policy {policy} --reference {reference} --out s",
+        "nothing was written",
     ),
     "verify-or-ship calibrate": Verb(
-        "verify-or-ship calibrate candidates --judge new=regex:ab", "calibrate .*candidates", before=("import {candidates.jsonl} --run candidates",),
+        "verify-or-ship calibrate candidates --judge new=regex:ab",
+        "calibrate .*candidates",
+        before=("import {candidates.jsonl} --run candidates",),
     ),
-}  # fmt: skip
+}
 
 
 def cases(wide: bool) -> list[object]:

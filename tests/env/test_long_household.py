@@ -13,8 +13,13 @@ from ramify.env.builtin.long_household import LongHouseholdEnvironment
 from ramify.env.protocol import Task
 
 ENVIRONMENT = LongHouseholdEnvironment()
-LOW = {"exits": {"hall": ["attic", "chute"], "attic": ["hall"]}, "items": {"red-key": "hall", "blue-key": "attic"}, "start": "hall",
-       "door": "red", "door_room": "attic"}  # fmt: skip
+LOW = {
+    "exits": {"hall": ["attic", "chute"], "attic": ["hall"]},
+    "items": {"red-key": "hall", "blue-key": "attic"},
+    "start": "hall",
+    "door": "red",
+    "door_room": "attic",
+}
 HIGH = {"exits": {"study": ["porch"], "porch": ["study"]}, "items": {"gold-key": "study", "red-key": "porch", "lamp": "vault"},
         "start": "study", "door": "gold", "door_room": "study"}  # fmt: skip
 TASK = Task("small", {"floors": [LOW, HIGH], "thing": "lamp"})

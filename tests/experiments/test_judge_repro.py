@@ -12,7 +12,11 @@ from ramify_experiments.lab import ResultCache
 
 
 def test_a_seed_decides_every_toy() -> None:
-    for make in (lambda s: toys.arms(s, True, 64, 32), lambda s: toys.gaming(s, "full", budget=64, first=16), lambda s: toys.bias(s, 0.2, rounds=2, fresh=200)):  # fmt: skip
+    for make in (
+        lambda s: toys.arms(s, True, 64, 32),
+        lambda s: toys.gaming(s, "full", budget=64, first=16),
+        lambda s: toys.bias(s, 0.2, rounds=2, fresh=200),
+    ):
         assert make(3) == make(3)
         assert make(3) != make(4)
     assert toys.gaming(0, "fixed", budget=64)["replaced"] == 0

@@ -35,8 +35,29 @@ CONSTANT = 64 << 20
 RUNS = ("sqlite", "values")
 WORLD = "world"
 ODD_VALUES = (
-    None, 0, -1, 2**62, 1e300, "", "x", "[", "{}", "[1]", "null", "NaN", '{"a":1e999}', '{"a":1}', "[" * 3000, b"", b"\xff", b"\xed\xa0\x80", b"\x00" * 7, "\x00", "blob:zz", "9" * 5000
-)  # fmt: skip
+    None,
+    0,
+    -1,
+    2**62,
+    1e300,
+    "",
+    "x",
+    "[",
+    "{}",
+    "[1]",
+    "null",
+    "NaN",
+    '{"a":1e999}',
+    '{"a":1}',
+    "[" * 3000,
+    b"",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\x00" * 7,
+    "\x00",
+    "blob:zz",
+    "9" * 5000,
+)
 
 
 class Watch:
@@ -89,10 +110,15 @@ def verbs(folder: Path) -> list[list[Any]]:
     """Every verb that reads a run."""
     out = folder.parent / "out"
     return [
-        ["show", folder, "--json"], ["show", folder], ["show", folder, "--html", f"{out}.html"], ["export", folder, f"{out}.jsonl"],
+        ["show", folder, "--json"],
+        ["show", folder],
+        ["show", folder, "--html", f"{out}.html"],
+        ["export", folder, f"{out}.jsonl"],
         *(["export", folder, f"{out}.parquet", "--records", kind] for kind in ("nodes", "journal")),
-        ["export", folder, f"{out}.dot", "--tree", "chat"], ["resume", folder], ["fork", folder, "ab12"],
-    ]  # fmt: skip
+        ["export", folder, f"{out}.dot", "--tree", "chat"],
+        ["resume", folder],
+        ["fork", folder, "ab12"],
+    ]
 
 
 def show(words: list[Any]) -> bool:

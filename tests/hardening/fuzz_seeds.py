@@ -27,30 +27,76 @@ _CHAT = [
     {"role": "assistant", "content": "three"},
 ]  # fmt: skip
 _TRACE = {
-    "version": 1, "id": "t0", "agent": "solver",
+    "version": 1,
+    "id": "t0",
+    "agent": "solver",
     "nodes": [
-        {"parent": None, "message": {"role": "user", "content": "hi"}, "sampled": False, "token_ids": [1, 2], "mask": [False, False]},
-        {"parent": 0, "message": {"role": "assistant", "content": "ho"}, "sampled": True, "token_ids": [3, 4], "mask": [True, True], "logprobs": [-0.5, -0.1]},
+        {
+            "parent": None,
+            "message": {"role": "user", "content": "hi"},
+            "sampled": False,
+            "token_ids": [1, 2],
+            "mask": [False, False],
+        },
+        {
+            "parent": 0,
+            "message": {"role": "assistant", "content": "ho"},
+            "sampled": True,
+            "token_ids": [3, 4],
+            "mask": [True, True],
+            "logprobs": [-0.5, -0.1],
+        },
     ],
-    "rewards": {"correct": {"score": 1.0, "weight": 1.0}}, "metrics": {"turns": 1}, "calls": [], "is_completed": True,
-}  # fmt: skip
+    "rewards": {"correct": {"score": 1.0, "weight": 1.0}},
+    "metrics": {"turns": 1},
+    "calls": [],
+    "is_completed": True,
+}
 _ROWS: dict[str, list[list[dict[str, Any]]]] = {
     "chats": [[{"messages": _CHAT, "task": f"t{i // 2}", "reward": i / 2, "note": {"a": [1]}} for i in range(4)]],
     "trl": [
         [{"prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": i / 2, "advantage": 0.5, "step": 1} for i in range(3)],
         [{"prompt": "q", "chosen": "good", "rejected": "bad", "score_chosen": 1.0, "score_rejected": 0.0} for _ in range(3)],
     ],
-    "verl": [[{"input": "q", "output": f"a{i}", "gts": None, "score": i / 2, "step": 1, "acc": True, "uid": f"u{i}"} for i in range(3)]],
+    "verl": [
+        [{"input": "q", "output": f"a{i}", "gts": None, "score": i / 2, "step": 1, "acc": True, "uid": f"u{i}"} for i in range(3)]
+    ],
     "cliffs": [[scanned(i) for i in range(2)]],
     "verifiers": [
-        [{"example_id": i, "prompt": _CHAT[:2], "completion": _CHAT[2:], "reward": 1.0, "metrics": {"m": 0.5}, "task": "x", "info": {}, "answer": "3"} for i in range(3)],
+        [
+            {
+                "example_id": i,
+                "prompt": _CHAT[:2],
+                "completion": _CHAT[2:],
+                "reward": 1.0,
+                "metrics": {"m": 0.5},
+                "task": "x",
+                "info": {},
+                "answer": "3",
+            }
+            for i in range(3)
+        ],
         [{"task": {"data": {"id": "a", "q": "hi"}, "key": "k"}, "env": {"id": "e"}, "traces": [_TRACE], "ok": True}],
     ],
     "verify-or-ship": [
-        [{"instance_id": f"i{i // 2}", "step": i % 2, "Y": i % 2, "tests": True, "lint": 0.5, "cost_usd": 0.1, "payload": f"return {i}"} for i in range(4)],
-        [{"instance_id": 7, "sample": f"s{i}", "Y": None, "critics": {"tests": 1, "review": None}, "payload_hash": f"h{i}"} for i in range(3)],
+        [
+            {
+                "instance_id": f"i{i // 2}",
+                "step": i % 2,
+                "Y": i % 2,
+                "tests": True,
+                "lint": 0.5,
+                "cost_usd": 0.1,
+                "payload": f"return {i}",
+            }
+            for i in range(4)
+        ],
+        [
+            {"instance_id": 7, "sample": f"s{i}", "Y": None, "critics": {"tests": 1, "review": None}, "payload_hash": f"h{i}"}
+            for i in range(3)
+        ],
     ],
-}  # fmt: skip
+}
 
 
 _ROWS |= {

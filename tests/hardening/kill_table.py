@@ -98,7 +98,9 @@ VERBS: tuple[Verb, ...] = (
         once="evolved",
     ),
     Verb(f"orchestrator eval {POOL} {ASKED} --out run --json"),
-    Verb(f"orchestrator run {POOL} what? --composer {{parts}}:plans --out run --json", readers=("orchestrator trace run --json",)),
+    Verb(
+        f"orchestrator run {POOL} what? --composer {{parts}}:plans --out run --json", readers=("orchestrator trace run --json",)
+    ),
     Verb("world-model record --env household --episodes 4 --turns 3 --out run --json"),
     Verb(
         "world-model train recorded --out world --steps 4 --rows 2 --width 32 --layers 1 --vocab 290 --max-tokens 12 --json",
@@ -114,13 +116,19 @@ VERBS: tuple[Verb, ...] = (
     Verb("export run out.html --json", name="export-html", after="import", old="out.html"),
     Verb("show run --html page.html --json", after="rollout", old="page.html"),
     Verb("new env my-world --out my-world --json", once="my-world"),
-    Verb("cliffs pairs scan --out pairs.jsonl --candidates 3 --n 8 --classes deterministic,uncertain,sampled_off,other --json "
-         + FORKED, after="cliffs scan", old="pairs.jsonl"),
+    Verb(
+        "cliffs pairs scan --out pairs.jsonl --candidates 3 --n 8 --classes deterministic,uncertain,sampled_off,other --json "
+        + FORKED,
+        after="cliffs scan",
+        old="pairs.jsonl",
+    ),
     Verb("cliffs show scan q0#0 --tokenizer hf:{in}/tuned --svg one.svg --json", after="cliffs scan", name="cliffs show-svg"),
     Verb("cliffs show {in}/scan.jsonl --tokenizer hf:{in}/tuned --run run --json", name="cliffs show-run", once="run"),
     Verb(f"crosscoder capture {PAIR} --out states --json"),
-    Verb("crosscoder train states --features 24 --k 4 --steps 30 --batch 16 --lr 0.01 --out dictionary --json",
-         after="crosscoder capture"),
+    Verb(
+        "crosscoder train states --features 24 --k 4 --steps 30 --batch 16 --lr 0.01 --out dictionary --json",
+        after="crosscoder capture",
+    ),
     Verb("crosscoder rank dictionary states --partition all --out rank.csv --json", after="crosscoder train", old="rank.csv"),
     Verb("crosscoder report study --out report.md --json", after="crosscoder steer", old="report.md"),
     Verb("crosscoder export dictionary states --features 0,3 --out vectors --json", after="crosscoder train"),
@@ -137,33 +145,52 @@ VERBS: tuple[Verb, ...] = (
     Verb("graph-credit advantages {in}/steps.jsonl --out credit.parquet --json", name="graph-credit advantages-parquet"),
     Verb("graph-credit build {in}/steps.jsonl --out graph.graphml --json", old="graph.graphml"),
     Verb("graph-credit mark run --json", after="rollout"),
-    Verb("implicit-advantage score --trajectories {in}/attempts.jsonl --policy hf:{in}/tuned --reference hf:{in}/base --cache "
-         "cache "
-         "--out scores --json"),
+    Verb(
+        "implicit-advantage score --trajectories {in}/attempts.jsonl --policy hf:{in}/tuned --reference hf:{in}/base --cache "
+        "cache "
+        "--out scores --json"
+    ),
     Verb("implicit-advantage select --scores scores --best-of 2 --out chosen.jsonl --json", after="implicit-advantage score"),
-    Verb("implicit-advantage judge --scores scores --trajectories {in}/attempts.jsonl --model {parts}:grades "
-         "--tokenizer hf:{in}/tuned --json", after="implicit-advantage score"),
+    Verb(
+        "implicit-advantage judge --scores scores --trajectories {in}/attempts.jsonl --model {parts}:grades "
+        "--tokenizer hf:{in}/tuned --json",
+        after="implicit-advantage score",
+    ),
     Verb("implicit-advantage blame --scores scores --json", after="implicit-advantage score"),
     Verb("judge-evolution check run --truth verifier --judge stored:tests --judge regex:new --json", after="import-candidates"),
-    Verb("judge-evolution promote run reviewer --anchor {in}/anchor.jsonl --judge regex:old --against regex:new --json",
-         after="judge-evolution rescore", repeats=True),
+    Verb(
+        "judge-evolution promote run reviewer --anchor {in}/anchor.jsonl --judge regex:old --against regex:new --json",
+        after="judge-evolution rescore",
+        repeats=True,
+    ),
     Verb("judge-evolution erase run --slot reviewer --json", after="judge-evolution rescore"),
     Verb("judge-evolution export run --out archive --json", after="judge-evolution evolve", once="archive"),
     Verb("theory-loop preregister loop --out claim.json --people 8 --rival coin --json", after="theory-loop run"),
     Verb("theory-loop export loop --out task.html --json", after="theory-loop run", old="task.html"),
     Verb("theory-loop export loop --out design.json --json", name="theory-loop export-design", after="theory-loop run-web"),
-    Verb("theory-loop simulate wadd --design design.json --count 4 --out people.csv --json", name="theory-loop simulate-design",
-         after="theory-loop export-design", old="people.csv"),
+    Verb(
+        "theory-loop simulate wadd --design design.json --count 4 --out people.csv --json",
+        name="theory-loop simulate-design",
+        after="theory-loop export-design",
+        old="people.csv",
+    ),
     Verb("maze-recovery audit {in}/walks.jsonl --out rows.jsonl --json", old="rows.jsonl"),
     Verb("maze-recovery build {in}/walks.jsonl --mode success_raw --out set.jsonl --json", old="set.jsonl"),
     Verb("maze-recovery train --w 3 --k 3 --l 2 --steps 10 --out steps.jsonl --json", old="steps.jsonl"),
     Verb("check method maze-recovery --quick --out counts.json --json", warm=False, timed=("cache/*seconds.json", "counts.json")),
     Verb("repro maze-recovery --quick --out figures.json --json", warm=False, timed=("cache/*seconds.json", "figures.json")),
     Verb("orchestrator headroom run --json", after="orchestrator collect"),
-    Verb("orchestrator train-router run --backbone hf:{in}/tuned --steps 20 --out router --json", after="orchestrator collect", once="router"),
-    Verb(f"orchestrator train-composer hf:{{in}}/planner --pool {POOL} {ASKED} --warm 2 --updates 1 --questions 1 --group 2 "
-         "--max-tokens 8 "
-         "--no-shots --out composer --json", once="composer"),
+    Verb(
+        "orchestrator train-router run --backbone hf:{in}/tuned --steps 20 --out router --json",
+        after="orchestrator collect",
+        once="router",
+    ),
+    Verb(
+        f"orchestrator train-composer hf:{{in}}/planner --pool {POOL} {ASKED} --warm 2 --updates 1 --questions 1 --group 2 "
+        "--max-tokens 8 "
+        "--no-shots --out composer --json",
+        once="composer",
+    ),
     Verb("earned-code-memory export {in}/memory.sqlite --out tools --json"),
     Verb("world-model record --env household --episodes 3 --turns 2 --out recorded --json", name="world-model record-first"),
     Verb("world-model prepare {in}/chats.jsonl --out rows.jsonl --json", old="rows.jsonl"),
@@ -176,7 +203,7 @@ VERBS: tuple[Verb, ...] = (
     ServeComposer(f"orchestrator serve {POOL} --composer {{parts}}:plans --port {{port}} --out run --json"),
     Serve("serve builtin --port {port} --record ./run --json"),
     ServeWorld("world-model serve --model predict:{parts}:echoes --prompt Hello. --cache run --http --port {port} --json"),
-)  # fmt: skip
+)
 JOBS: dict[str, Verb] = {verb.name: verb for verb in VERBS}
 
 #: Commands that only read: they leave every file as it is, which a test runs them for.

@@ -8,9 +8,35 @@ from typing import Any
 
 DEEP = 3000
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 2**31, 2**63, -(2**70), 10**400, 0.5, 1e308, float("nan"), float("inf"), "", "x", "\ud800", "a\x00b", "\u2028", "\x1b]0;x\x07",
-    "9" * 30, "../../etc/passwd", "y" * 70_000, [], {}, [[]], [None], [1, "a"], {"a": {}}, ["x"] * 3000,
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    2**31,
+    2**63,
+    -(2**70),
+    10**400,
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\ud800",
+    "a\x00b",
+    "\u2028",
+    "\x1b]0;x\x07",
+    "9" * 30,
+    "../../etc/passwd",
+    "y" * 70_000,
+    [],
+    {},
+    [[]],
+    [None],
+    [1, "a"],
+    {"a": {}},
+    ["x"] * 3000,
+)
 #: Texts put in where a value stood: what Python's own writer of JSON cannot make.
 RAW = (
     "[" * DEEP + "]" * DEEP,

@@ -59,47 +59,115 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "stream_options": (7, "x", [], {"include_usage": "yes"}),
     "logit_bias": (7, [], {"a": -100}, {"1": "5"}, {"-1": -100}, {"9" * 300: -100}, {"999999999": -100}, {"1": None}),
     "presence_penalty": ({}, "1", [], HUGE),
-    "response_format": ({"type": "x"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}, 7, "text", []),
+    "response_format": (
+        {"type": "x"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}},
+        7,
+        "text",
+        [],
+    ),
     "suffix": ("x",),
     "tools": (7, "x", [7], [{}], [{"type": "function"}], [{"type": "function", "function": {"name": ""}}], [{"type": "x"}]),
     "tool_choice": (7, "required", "x", {"type": "function", "function": {"name": "f"}}, []),
     "top_logprobs": (-1, 21, "3", 1.5, HUGE, []),
     "echo": ("yes", 1, []),
     "no_such_field": (1, "x", None),
-}  # fmt: skip
+}
 ONLY_CHAT = ("messages", "tools", "tool_choice", "top_logprobs")
 ONLY_TEXT = ("prompt", "echo", "suffix")
 MESSAGES: tuple[Any, ...] = (
-    {"role": "wizard", "content": "x"}, {"role": "user", "content": 7}, {"role": "user", "content": {"text": "x"}}, {"content": "x"},
-    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}, {"role": ["user"], "content": "x"},
-    {"role": "user", "content": [{"type": "text", "text": 7}]}, {"role": "assistant", "content": "x", "tool_calls": "x"},
-    {"role": "assistant", "tool_calls": [{"id": 1, "function": {}}]}, {"role": "user", "content": "x", "extra": 1}, {"role": "USER", "content": "x"},
-)  # fmt: skip
+    {"role": "wizard", "content": "x"},
+    {"role": "user", "content": 7},
+    {"role": "user", "content": {"text": "x"}},
+    {"content": "x"},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]},
+    {"role": ["user"], "content": "x"},
+    {"role": "user", "content": [{"type": "text", "text": 7}]},
+    {"role": "assistant", "content": "x", "tool_calls": "x"},
+    {"role": "assistant", "tool_calls": [{"id": 1, "function": {}}]},
+    {"role": "user", "content": "x", "extra": 1},
+    {"role": "USER", "content": "x"},
+)
 BODIES: tuple[bytes, ...] = (
-    b"", b"{", b"}", b"null", b"[]", b'"x"', b"7", b"NaN", b"\xff\xfe", b"\xef\xbb\xbf{}", b"{}{}", b'{"model": }', b"model=x&messages=y",
-    b'{"model": "builtin", "messages": NaN}', b'{"a": Infinity}', b'{"a": "\\ud800"}', b'{"a": "\\udfff\\ud800"}', b'{"a": "\xed\xa0\x80"}',
-    b"[" * 100_000, b'{"a":' * 50_000, b'{"messages": ' + b"[" * 2000 + b"]" * 2000 + b"}", b'{"a": ' + b"9" * 100_000 + b"}",
-    b'{"a": [' + b"{}," * 250_000 + b"{}]}", b'{"a": "' + b"x" * 1000, b"\x00" * 1000, b'{"a": "\n"}', b"{'model': 'x'}", b"\x1f\x8b\x08\x00\x00",
-)  # fmt: skip
+    b"",
+    b"{",
+    b"}",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"7",
+    b"NaN",
+    b"\xff\xfe",
+    b"\xef\xbb\xbf{}",
+    b"{}{}",
+    b'{"model": }',
+    b"model=x&messages=y",
+    b'{"model": "builtin", "messages": NaN}',
+    b'{"a": Infinity}',
+    b'{"a": "\\ud800"}',
+    b'{"a": "\\udfff\\ud800"}',
+    b'{"a": "\xed\xa0\x80"}',
+    b"[" * 100_000,
+    b'{"a":' * 50_000,
+    b'{"messages": ' + b"[" * 2000 + b"]" * 2000 + b"}",
+    b'{"a": ' + b"9" * 100_000 + b"}",
+    b'{"a": [' + b"{}," * 250_000 + b"{}]}",
+    b'{"a": "' + b"x" * 1000,
+    b"\x00" * 1000,
+    b'{"a": "\n"}',
+    b"{'model': 'x'}",
+    b"\x1f\x8b\x08\x00\x00",
+)
 HTTP: tuple[bytes, ...] = (
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET\r\n\r\n", b"\r\n" * 500, b"\x00" * 200, b"GET / HTTP/9.9\r\n\r\n",
-    b"GET /v1/models HTTP/1.1\r\n\r\n", b"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET /v1/models HTTP/1.1\r\nHost : x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"\r\n" * 500,
+    b"\x00" * 200,
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\nHost : x\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\nhello", b"POST /v1/completions "
-                                                                                            b"HTTP/1.1\r\nHost: localhost\r\nContent-Length: +5\r\n\r\nhello",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\nhello",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: +5\r\n\r\nhello",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\nGET "
     b"/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: "
     b"identity\r\n\r\n0\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
-    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
-    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000 + b"\r\n\r\n", b"GET / HTTP/1.1\nHost: localhost\nX:\x0by\n\n", b"GET / HTTP/1.1\r\n Host: localhost\r\n\r\n",
-)  # fmt: skip
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\nHost: localhost\nX:\x0by\n\n",
+    b"GET / HTTP/1.1\r\n Host: localhost\r\n\r\n",
+)
 PATHS = (
-    "/v1", "/v1/", "/v1/chat", "/v1/chat/completions/", "/v1/../v1/models/x", "/v1/%2e%2e/etc/passwd", "/v1/models/%00", "/v1/models/..%2f..%2fetc%2fpasswd", "//v1/models", "/V1/MODELS",
-    "/v1/completions%20", "/v1/embeddings", "/v1/files", "/v1/responses", "/admin", "/%ff%fe", "/v1/models/%ed%a0%80", "/v1;/models", "/v1/completions\\x", "http://evil.example/v1/models", "*",
-)  # fmt: skip
+    "/v1",
+    "/v1/",
+    "/v1/chat",
+    "/v1/chat/completions/",
+    "/v1/../v1/models/x",
+    "/v1/%2e%2e/etc/passwd",
+    "/v1/models/%00",
+    "/v1/models/..%2f..%2fetc%2fpasswd",
+    "//v1/models",
+    "/V1/MODELS",
+    "/v1/completions%20",
+    "/v1/embeddings",
+    "/v1/files",
+    "/v1/responses",
+    "/admin",
+    "/%ff%fe",
+    "/v1/models/%ed%a0%80",
+    "/v1;/models",
+    "/v1/completions\\x",
+    "http://evil.example/v1/models",
+    "*",
+)
 
 
 def make_bad(seed: int, host: str) -> Bad:
@@ -122,7 +190,10 @@ def good(rng: random.Random, path: str) -> dict[str, Any]:
 def request(host: str, path: str, body: bytes, method: str = "POST", more: str = "", length: int | None = None) -> bytes:
     """The bytes of a request."""
     size = len(body) if length is None else length
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{more}Content-Length: {size}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{more}Content-Length: "
+        f"{size}\r\nConnection: close\r\n\r\n"
+    )
     return head.encode("latin-1") + body
 
 
@@ -217,10 +288,24 @@ def _mutated(rng: random.Random, host: str) -> Bad:
 
 def _ids(rng: random.Random, host: str) -> Bad:
     """Numbers that have the right type and are out of range."""
-    wrong = rng.choice([
-        (TEXT, {"prompt": [10**6]}), (TEXT, {"prompt": [1, 2, 2**31 - 1]}), (TEXT, {"prompt": [[1], [2**31]]}), (TEXT, {"prompt": [-5]}), (TEXT, {"prompt": "x", "logprobs": 21}),
-        (TEXT, {"prompt": "x", "logit_bias": {"9999999": -100}}), (CHAT, {"max_tokens": -(10**9)}), (CHAT, {"n": 129}), (CHAT, {"n": 10**9}), (TEXT, {"prompt": ["x"] * 129}),
-        (CHAT, {"stop": ["x"] * 17}), (CHAT, {"messages": []}), (TEXT, {"prompt": [7] * 200_000}), (TEXT, {"prompt": "word " * 200_000}), (CHAT, {"messages": [{"role": "user", "content": "word " * 200_000}]}),
-        (CHAT, {"model": "gpt-4"}),
-    ])  # fmt: skip
+    wrong = rng.choice(
+        [
+            (TEXT, {"prompt": [10**6]}),
+            (TEXT, {"prompt": [1, 2, 2**31 - 1]}),
+            (TEXT, {"prompt": [[1], [2**31]]}),
+            (TEXT, {"prompt": [-5]}),
+            (TEXT, {"prompt": "x", "logprobs": 21}),
+            (TEXT, {"prompt": "x", "logit_bias": {"9999999": -100}}),
+            (CHAT, {"max_tokens": -(10**9)}),
+            (CHAT, {"n": 129}),
+            (CHAT, {"n": 10**9}),
+            (TEXT, {"prompt": ["x"] * 129}),
+            (CHAT, {"stop": ["x"] * 17}),
+            (CHAT, {"messages": []}),
+            (TEXT, {"prompt": [7] * 200_000}),
+            (TEXT, {"prompt": "word " * 200_000}),
+            (CHAT, {"messages": [{"role": "user", "content": "word " * 200_000}]}),
+            (CHAT, {"model": "gpt-4"}),
+        ]
+    )
     return _sent(rng, host, wrong[0], good(rng, wrong[0]) | wrong[1], "range")

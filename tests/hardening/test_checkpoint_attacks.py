@@ -171,7 +171,10 @@ def test_saving_where_nothing_can_be_written(tmp_path: Path) -> None:
         save_model(model, BUILTIN, tmp_path / "file" / "inner")
 
 
-GOOD_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+GOOD_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt "
+    "%}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @pytest.mark.parametrize(

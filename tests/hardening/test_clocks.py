@@ -214,8 +214,11 @@ def reads(path: Path) -> list[str]:
 
 def reading(node: ast.Attribute) -> bool:
     owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
-    names = {"time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime", "clock_gettime", "clock_gettime_ns"},
-             "datetime": {"now", "utcnow", "today"}, "date": {"today"}}  # fmt: skip
+    names = {
+        "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime", "clock_gettime", "clock_gettime_ns"},
+        "datetime": {"now", "utcnow", "today"},
+        "date": {"today"},
+    }
     return node.attr in names.get(owner, ())
 
 
@@ -228,8 +231,16 @@ def test_the_wall_clock_is_read_where_it_decides_nothing() -> None:
     assert set(found) == set(READS)
 
 
-@pytest.mark.parametrize("line", ["import time\ntime.time()", "import datetime\ndatetime.datetime.now()", "from time import time",
-                                  "from datetime import date\nx = date.today", "import time\nf(default=time.time_ns)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import time\ntime.time()",
+        "import datetime\ndatetime.datetime.now()",
+        "from time import time",
+        "from datetime import date\nx = date.today",
+        "import time\nf(default=time.time_ns)",
+    ],
+)
 def test_the_check_itself_sees_each_kind(line: str, tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(line)
     assert reads(tmp_path / "one.py")

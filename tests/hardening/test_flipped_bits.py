@@ -42,8 +42,15 @@ def damage(folder: Path, change: str) -> str:
     return str(name)
 
 
-CHANGES = ("text = 'go room-7 and look behind every picture'", "tokens = CAST(x'09' || substr(tokens, 2) AS BLOB)",
-           "sampled = CAST(x'7f' || substr(sampled, 2) AS BLOB)", "offset = offset - 1", "role = 'system'", "sample = 3", "opens = 0")  # fmt: skip
+CHANGES = (
+    "text = 'go room-7 and look behind every picture'",
+    "tokens = CAST(x'09' || substr(tokens, 2) AS BLOB)",
+    "sampled = CAST(x'7f' || substr(sampled, 2) AS BLOB)",
+    "offset = offset - 1",
+    "role = 'system'",
+    "sample = 3",
+    "opens = 0",
+)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -17,9 +17,25 @@ import pytest
 HERE = Path(__file__).parent
 #: What can be read wherever ramify is installed: the samples do not depend on what else is.
 FORMS = (
-    "run", "chats", "steps", "trl", "verl", "verifiers", "anthropic", "responses", "sharegpt", "crosscoder", "early-decision", "forensics",
-    "implicit-advantage", "trees", "verify-or-ship", "world", "sqlite", "values",
-)  # fmt: skip
+    "run",
+    "chats",
+    "steps",
+    "trl",
+    "verl",
+    "verifiers",
+    "anthropic",
+    "responses",
+    "sharegpt",
+    "crosscoder",
+    "early-decision",
+    "forensics",
+    "implicit-advantage",
+    "trees",
+    "verify-or-ship",
+    "world",
+    "sqlite",
+    "values",
+)
 
 
 def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:

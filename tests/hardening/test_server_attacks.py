@@ -63,12 +63,34 @@ def get(port: int, path: str = "/trees", **headers: str) -> tuple[int, bytes]:
 
 GOOD = b"GET /trees HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n"
 PARTS = (
-    b"\x00", b"\r\n\r\n", b"\n", b"\xff" * 40, b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n", b"Transfer-Encoding: chunked\r\n",
-    b"Transfer-Encoding: gzip\r\n", b"Host: evil\r\n", b"Host\r\n", b": x\r\n", b"X: " + b"y" * 70_000 + b"\r\n", b"Upgrade: websocket\r\nConnection: Upgrade\r\n",
-    b"Expect: 100-continue\r\n", b"HTTP/9.9", b"GET /%00%ff%zz HTTP/1.1\r\n", b"GET /node/%ed%a0%80 HTTP/1.1\r\n", b"POST / HTTP/1.1\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00", b"GET http://evil/ HTTP/1.1\r\n", b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\n", b"Cookie: " + b"a=b;" * 900 + b"\r\n",
-    b"Origin: null\r\n", b"GET /tree/../../etc/passwd HTTP/1.1\r\n", b"5\r\nhello\r\n0\r\n\r\n", b"ffffffffffffffff\r\n",
-)  # fmt: skip
+    b"\x00",
+    b"\r\n\r\n",
+    b"\n",
+    b"\xff" * 40,
+    b"Content-Length: -1\r\n",
+    b"Content-Length: 99999999999999999999\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: gzip\r\n",
+    b"Host: evil\r\n",
+    b"Host\r\n",
+    b": x\r\n",
+    b"X: " + b"y" * 70_000 + b"\r\n",
+    b"Upgrade: websocket\r\nConnection: Upgrade\r\n",
+    b"Expect: 100-continue\r\n",
+    b"HTTP/9.9",
+    b"GET /%00%ff%zz HTTP/1.1\r\n",
+    b"GET /node/%ed%a0%80 HTTP/1.1\r\n",
+    b"POST / HTTP/1.1\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET http://evil/ HTTP/1.1\r\n",
+    b"GET " + b"/a" * 40_000 + b" HTTP/1.1\r\n",
+    b"Cookie: " + b"a=b;" * 900 + b"\r\n",
+    b"Origin: null\r\n",
+    b"GET /tree/../../etc/passwd HTTP/1.1\r\n",
+    b"5\r\nhello\r\n0\r\n\r\n",
+    b"ffffffffffffffff\r\n",
+)
 
 
 def malformed(rng: random.Random) -> bytes:

@@ -161,7 +161,10 @@ def test_what_cannot_be_made_is_refused(spec: str, error: type[Exception], sente
 def test_a_bad_seed_is_refused_and_task_sets_are_stable() -> None:
     with pytest.raises(UserError, match="whole number from 0"):
         start(LAKE, seed=-3)
-    code = "from ramify.jobs.components import find_environment; print(find_environment('gymnasium:CartPole-v1').task_set('train', 20, 3).hash)"
+    code = (
+        "from ramify.jobs.components import find_environment; print(find_environment('gymnasium:CartPole-v1').task_set('train', "
+        "20, 3).hash)"
+    )
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -72,7 +72,10 @@ def test_splits_share_no_question_and_task_sets_are_the_same_everywhere() -> Non
     assert sum(map(len, task_sets)) == len(set.union(*task_sets))
     with pytest.raises(UserError, match="gives only"):
         environment.task_set("train", 5000)
-    code = "from ramify.jobs.components import find_environment; print(find_environment('reasoning-gym:letter_counting').task_set('train', 9, 3).hash)"
+    code = (
+        "from ramify.jobs.components import find_environment; "
+        "print(find_environment('reasoning-gym:letter_counting').task_set('train', 9, 3).hash)"
+    )
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -249,7 +249,13 @@ def test_an_attempt_may_end_with_an_open_call(tmp_path: Path) -> None:
 
 ITEMS: list[dict[str, Any]] = [
     {"type": "message", "role": "developer", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "input_text", "text": "What is it? "}, {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "What is it? "},
+            {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"},
+        ],
+    },
     {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I look."}], "encrypted_content": "zzz"},
     {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "it"}},
     {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look", "arguments": '{"at": "it"}'},
@@ -264,8 +270,13 @@ ITEMS: list[dict[str, Any]] = [
         "container_id": "c",
         "outputs": [{"type": "logs", "logs": "2"}],
     },
-    {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "A cat.", "annotations": []}]},
-]  # fmt: skip
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "A cat.", "annotations": []}],
+    },
+]
 
 
 def test_responses_items_become_messages(tmp_path: Path) -> None:

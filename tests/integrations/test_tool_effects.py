@@ -96,7 +96,9 @@ class Counter:
             return {"total": 0} if self.snapshots else {"total": 0, "lock": _Stuck()}
 
         tools: list[Callable[..., Any]] = [add, peek]
-        return FunctionEnvironment([ramify.tool(effects[t.__name__])(t) if t.__name__ in effects else t for t in tools], TASKS, state=state)  # fmt: skip
+        return FunctionEnvironment(
+            [ramify.tool(effects[t.__name__])(t) if t.__name__ in effects else t for t in tools], TASKS, state=state
+        )
 
 
 class _Stuck:

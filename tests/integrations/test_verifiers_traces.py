@@ -137,12 +137,26 @@ def test_episodes_without_traces_and_tasks_of_one_name(tmp_path: Path) -> None:
 def result(**fields: Any) -> dict:
     call = json.dumps({"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}})
     return {
-        "example_id": 3, "task": "sums", "answer": "3", "info": {"level": 1}, "reward": 1.0, "metrics": {"exact": 1.0}, "exact": 1.0,
+        "example_id": 3,
+        "task": "sums",
+        "answer": "3",
+        "info": {"level": 1},
+        "reward": 1.0,
+        "metrics": {"exact": 1.0},
+        "exact": 1.0,
         "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}],
-        "completion": [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1", "content": "3"},
-                       {"role": "assistant", "content": "3"}],
-        "is_completed": True, "is_truncated": False, "stop_condition": "done", "timing": {"total_ms": 5}, "error": None, **fields,
-    }  # fmt: skip
+        "completion": [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "3"},
+            {"role": "assistant", "content": "3"},
+        ],
+        "is_completed": True,
+        "is_truncated": False,
+        "stop_condition": "done",
+        "timing": {"total_ms": 5},
+        "error": None,
+        **fields,
+    }
 
 
 def test_older_results(tmp_path: Path) -> None:

@@ -22,8 +22,18 @@ from ramify.model.protocol import Model, Prefix, Sampling
 from ramify.trace.message import Message
 
 NAME = "tiny"
-EXTENSIONS = ("top_k", "min_p", "repetition_penalty", "return_token_ids", "return_tokens_as_token_ids", "stop_token_ids",
-              "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs", "include_stop_str_in_output")  # fmt: skip
+EXTENSIONS = (
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "stop_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "prompt_logprobs",
+    "include_stop_str_in_output",
+)
 
 
 class ModelServer:

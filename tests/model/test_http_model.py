@@ -636,14 +636,21 @@ choice = st.fixed_dictionaries(
         "message": message | st.fixed_dictionaries({"content": st.text() | st.none(), "tool_calls": calls}) | json_values,
         "token_ids": json_values | st.lists(st.integers(-2, 40), max_size=5),
         "logprobs": json_values
-        | st.fixed_dictionaries({}, optional={
-            "token_logprobs": st.lists(st.floats() | st.none(), max_size=5) | json_values,
-            "tokens": st.lists(st.sampled_from(["token_id:3", "token_id:x", "a", "token_id:99999999999999999999"]), max_size=5) | json_values,
-            "content": st.lists(st.fixed_dictionaries({"id": json_values, "logprob": json_values}), max_size=3) | json_values}),
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "token_logprobs": st.lists(st.floats() | st.none(), max_size=5) | json_values,
+                "tokens": st.lists(
+                    st.sampled_from(["token_id:3", "token_id:x", "a", "token_id:99999999999999999999"]), max_size=5
+                )
+                | json_values,
+                "content": st.lists(st.fixed_dictionaries({"id": json_values, "logprob": json_values}), max_size=3) | json_values,
+            },
+        ),
         "prompt_logprobs": json_values,
         "stop_reason": json_values,
     },
-)  # fmt: skip
+)
 
 
 def nearly_right(length: int) -> Any:
@@ -652,11 +659,17 @@ def nearly_right(length: int) -> Any:
     ids = st.lists(st.integers(0, 40), min_size=length, max_size=length)
     values = st.lists(value, min_size=length, max_size=length + length // 4)
     return st.fixed_dictionaries(
-        {"finish_reason": st.sampled_from(["stop", "length"]), "token_ids": ids | st.just([1, 2**40]),
-         "message": st.fixed_dictionaries({"content": st.text() | json_values, "tool_calls": calls | json_values}),
-         "logprobs": st.fixed_dictionaries({"token_logprobs": values | json_values}) | st.none()},
-        optional={"prompt_logprobs": st.tuples(st.none(), *[st.dictionaries(st.just("2") | st.just("3"), value)] * 2), "stop_reason": json_values},
-    )  # fmt: skip
+        {
+            "finish_reason": st.sampled_from(["stop", "length"]),
+            "token_ids": ids | st.just([1, 2**40]),
+            "message": st.fixed_dictionaries({"content": st.text() | json_values, "tool_calls": calls | json_values}),
+            "logprobs": st.fixed_dictionaries({"token_logprobs": values | json_values}) | st.none(),
+        },
+        optional={
+            "prompt_logprobs": st.tuples(st.none(), *[st.dictionaries(st.just("2") | st.just("3"), value)] * 2),
+            "stop_reason": json_values,
+        },
+    )
 
 
 one_choice = st.integers(1, 4).flatmap(nearly_right).map(lambda found: [found])

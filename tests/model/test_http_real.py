@@ -39,7 +39,10 @@ from ramify.web.limits import Guard, Slots
 from ramify.web.recording import Recorder
 
 pytestmark = pytest.mark.slow
-TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% "
+    "endif %}"
+)
 HELLO = Prefix(messages=(Message("user", "go to the hall"),))
 
 

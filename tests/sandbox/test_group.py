@@ -69,7 +69,10 @@ def test_time_of_children_that_nobody_waits_for_is_counted() -> None:
 
 
 def test_groups_of_a_killed_process_are_swept(tmp_path: Path) -> None:
-    code = "from ramify.sandbox import group; from ramify.sandbox.protocol import Limits; group.make(Limits()); import os; os._exit(0)"
+    code = (
+        "from ramify.sandbox import group; from ramify.sandbox.protocol import Limits; group.make(Limits()); import os; "
+        "os._exit(0)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert HOME is not None
     dead = [found for found in HOME.memory.glob("ramify-*-*") if not Path(f"/proc/{found.name.split('-')[1]}").exists()]

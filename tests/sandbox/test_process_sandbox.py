@@ -308,7 +308,10 @@ def mounted() -> list[str]:
 
 async def interrupted(sandbox: ProcessSandbox, number: int) -> None:
     """One run cancelled after a time that differs from run to run: before it starts, while it runs, while it ends."""
-    code = "import os, time\nos.fork(); os.setsid() if os.getpid() != os.getpgid(0) else None\nopen('/tmp/x', 'w').write('x' * 1000)\ntime.sleep(0.02)"
+    code = (
+        "import os, time\nos.fork(); os.setsid() if os.getpid() != os.getpgid(0) else None\nopen('/tmp/x', 'w').write('x' * "
+        "1000)\ntime.sleep(0.02)"
+    )
     task = asyncio.create_task(sandbox.run(["python", "-S", "-c", code], limits=Limits(seconds=3.0)))
     await asyncio.sleep((number * 7919 % 101) / 101 * 0.07)
     task.cancel()

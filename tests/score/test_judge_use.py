@@ -26,7 +26,23 @@ SCAN = ["--n", "4", "--first", "2", "--confirm", "2", "--max-tokens", "6"]
 VERBS: dict[str, list[list[str]]] = {
     "cliffs": [["cliffs", "scan", *SMALL, *SCAN, "--problems", "p.jsonl", "--verifier", "own.py:right", "--out", "scan"]],
     "early-decision": [
-        ["early-decision", "run", *SMALL, "--prompts", "p.jsonl", "--label", "regex:k", "--k", "1", "--think-tokens", "6", "--answer-tokens", "4", "--out", "study"],
+        [
+            "early-decision",
+            "run",
+            *SMALL,
+            "--prompts",
+            "p.jsonl",
+            "--label",
+            "regex:k",
+            "--k",
+            "1",
+            "--think-tokens",
+            "6",
+            "--answer-tokens",
+            "4",
+            "--out",
+            "study",
+        ],
     ],
     "forensics": [["forensics", "log", "chats.jsonl", "--behavior", "own.py:did", "--json"]],
     "governance": [
@@ -35,10 +51,22 @@ VERBS: dict[str, list[list[str]]] = {
     ],
     "implicit-advantage": [
         ["import", "scores.jsonl", "--run", "scores"],
-        ["implicit-advantage", "judge", "--scores", "scores", "--trajectories", "attempts.jsonl", "--model", "regex:o", "--tokenizer", "builtin", "--json"],
+        [
+            "implicit-advantage",
+            "judge",
+            "--scores",
+            "scores",
+            "--trajectories",
+            "attempts.jsonl",
+            "--model",
+            "regex:o",
+            "--tokenizer",
+            "builtin",
+            "--json",
+        ],
     ],
     "maze-recovery": [["maze-recovery", "audit", "chats.jsonl", "--json"]],
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -76,15 +76,42 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "parts with cache_control": ("chat", {"messages": [CACHED, USER]}),
     "developer, name": ("chat", {"messages": MULTI}),
     "user, metadata, store": ("chat", {"messages": MESSAGES, "user": "ann", "metadata": {"ticket": "7"}, "store": True}),
-    "service_tier, cache key": ("chat", {"messages": MESSAGES, "service_tier": "flex", "prompt_cache_key": "k", "safety_identifier": "s"}),
+    "service_tier, cache key": (
+        "chat",
+        {"messages": MESSAGES, "service_tier": "flex", "prompt_cache_key": "k", "safety_identifier": "s"},
+    ),
     "prediction": ("chat", {"messages": MESSAGES, "prediction": {"type": "content", "content": "A pen."}}),
     "web search": ("chat", {"messages": MESSAGES, "web_search_options": {"search_context_size": "low"}}),
-    "vLLM's fields": ("chat", {"messages": MESSAGES, "extra_body": {"top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2,
-                      "ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}, "stop_token_ids": [2]}}),
-    "guided": ("chat", {"messages": MESSAGES, "extra_body": {"structured_outputs": {"choice": ["a", "b"]}, "guided_regex": "a|b"}}),
-    "prefilled reply": ("chat", {"messages": [*MESSAGES, {"role": "assistant", "content": "A "}],
-                        "extra_body": {"continue_final_message": True, "add_generation_prompt": False}}),
-    "unknown fields": ("chat", {"messages": [SYSTEM, {**USER, "odd": {"x": [1, None]}}], "extra_body": {"some_new_field": {"a": [1, None, 0.1]}}}),
+    "vLLM's fields": (
+        "chat",
+        {
+            "messages": MESSAGES,
+            "extra_body": {
+                "top_k": 20,
+                "min_p": 0.1,
+                "repetition_penalty": 1.1,
+                "min_tokens": 2,
+                "ignore_eos": True,
+                "chat_template_kwargs": {"enable_thinking": False},
+                "stop_token_ids": [2],
+            },
+        },
+    ),
+    "guided": (
+        "chat",
+        {"messages": MESSAGES, "extra_body": {"structured_outputs": {"choice": ["a", "b"]}, "guided_regex": "a|b"}},
+    ),
+    "prefilled reply": (
+        "chat",
+        {
+            "messages": [*MESSAGES, {"role": "assistant", "content": "A "}],
+            "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
+        },
+    ),
+    "unknown fields": (
+        "chat",
+        {"messages": [SYSTEM, {**USER, "odd": {"x": [1, None]}}], "extra_body": {"some_new_field": {"a": [1, None, 0.1]}}},
+    ),
     "refused by the model": ("chat", {"messages": MESSAGES, "extra_body": {"say": "refusal"}}),
     "withheld": ("chat", {"messages": MESSAGES, "extra_body": {"say": "filter"}}),
     "content parts out": ("chat", {"messages": MESSAGES, "extra_body": {"say": "parts"}}),
@@ -95,8 +122,11 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "token prompt": ("completions", {"prompt": [5, 6, 7]}),
     "token prompts, streamed": ("completions", {"prompt": [[5, 6], [7]], "stream": True}),
     "echo, logprobs": ("completions", {"prompt": "Once upon", "echo": True, "logprobs": 2, "max_tokens": 3}),
-    "suffix, best_of": ("completions", {"prompt": "Once", "suffix": " end", "best_of": 2, "presence_penalty": 0.2, "logit_bias": {"5": 1}}),
-}  # fmt: skip
+    "suffix, best_of": (
+        "completions",
+        {"prompt": "Once", "suffix": " end", "best_of": 2, "presence_penalty": 0.2, "logit_bias": {"5": 1}},
+    ),
+}
 
 _TOP = [{"token": "A", "logprob": -0.25, "bytes": [65]}, {"token": "B", "logprob": -1.5, "bytes": [66]}]
 

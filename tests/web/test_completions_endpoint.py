@@ -106,9 +106,18 @@ def test_a_piece_passes_before_the_next_is_there() -> None:
 @pytest.mark.parametrize("streams", [False, True])
 def test_fields_continue_and_are_the_upstreams_to_refuse(streams: bool) -> None:
     passed = {
-        "presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.2, "min_p": 0.1, "min_tokens": 2, "ignore_eos": True,
-        "logit_bias": {"5": 3}, "structured_outputs": {"choice": ["a"]}, "user": "ann", "metadata": {"a": "b"}, "some_new_field": [1, None],
-    }  # fmt: skip
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "repetition_penalty": 1.2,
+        "min_p": 0.1,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "logit_bias": {"5": 3},
+        "structured_outputs": {"choice": ["a"]},
+        "user": "ann",
+        "metadata": {"a": "b"},
+        "some_new_field": [1, None],
+    }
 
     def answer(body: dict[str, Any]) -> bytes:
         if "suffix" in body:

@@ -287,17 +287,56 @@ ENDPOINT_LIES: dict[str, tuple[Callable[[dict[str, Any]], Raw], str, str, str, s
     "wrong JSON": (both(http(b'{"choices": [{'), stream(b"data: {oops\n\n")), "json", "json", "", "not JSON"),
     "200 with an error": (both(http(REASON), http(REASON)), "server", "server", "", "out of memory on node 7"),
     "half a stream": (both(http(chat())[:-9], stream(chunk({"content": "so"}), done=False)), "cut", "cut", "so", ""),
-    "endless stream": (endless(head_of(STREAMED), chunk({"content": "x" * 60_000})), "content_type", "too_large", "x" * 60_000, ""),
+    "endless stream": (
+        endless(head_of(STREAMED), chunk({"content": "x" * 60_000})),
+        "content_type",
+        "too_large",
+        "x" * 60_000,
+        "",
+    ),
     "endless JSON": (endless(head_of("application/json"), b" " * 60_000), "too_large", "too_large", "", "more than"),
     "endless headers": (endless(b"HTTP/1.1 200 OK\r\n", b"x-more: " + b"y" * 6_000 + b"\r\n"), "cut", "cut", "", "broke off"),
-    "wrong content type": (both(*[http(b"<html>welcome</html>", kind="text/html")] * 2), "content_type", "content_type", "", "text/html"),
-    "other token ids": (both(http(chat() | {"choices": [chat()["choices"][0] | OTHER_IDS]}), stream(chunk({}, choices=[{"index": 0, "delta": {"content": "fine"}} | OTHER_IDS]), ENDED[1])), "", "", "fine", ""),
+    "wrong content type": (
+        both(*[http(b"<html>welcome</html>", kind="text/html")] * 2),
+        "content_type",
+        "content_type",
+        "",
+        "text/html",
+    ),
+    "other token ids": (
+        both(
+            http(chat() | {"choices": [chat()["choices"][0] | OTHER_IDS]}),
+            stream(chunk({}, choices=[{"index": 0, "delta": {"content": "fine"}} | OTHER_IDS]), ENDED[1]),
+        ),
+        "",
+        "",
+        "fine",
+        "",
+    ),
     "usage that lies": (both(http(chat(usage=NEVER)), stream(*ENDED, chunk({}, choices=[], usage=NEVER))), "", "", "fine", ""),
-    "huge reply": (both(http(chat({"role": "assistant", "content": "x" * (17 << 20)})), stream(chunk({"content": "x" * (2 << 20)}))), "too_large", "too_large", "", "more than"),
+    "huge reply": (
+        both(http(chat({"role": "assistant", "content": "x" * (17 << 20)})), stream(chunk({"content": "x" * (2 << 20)}))),
+        "too_large",
+        "too_large",
+        "",
+        "more than",
+    ),
     "empty choices": (both(http({"model": MODEL, "choices": []}), stream(chunk({}, choices=[]))), "empty", "cut", "", ""),
-    "reset": (lambda body: [head_of(STREAMED if body.get("stream") else "application/json"), RESET], "cut", "cut", "", "broke off"),
-    "redirect": (lambda body: http(b"", 307, {"location": "http://user:pw@elsewhere.example/v1?key=canary-0123456789"}), "redirect", "redirect", "", "redirects to http://elsewhere.example/v1;"),
-}  # fmt: skip
+    "reset": (
+        lambda body: [head_of(STREAMED if body.get("stream") else "application/json"), RESET],
+        "cut",
+        "cut",
+        "",
+        "broke off",
+    ),
+    "redirect": (
+        lambda body: http(b"", 307, {"location": "http://user:pw@elsewhere.example/v1?key=canary-0123456789"}),
+        "redirect",
+        "redirect",
+        "",
+        "redirects to http://elsewhere.example/v1;",
+    ),
+}
 """What an endpoint does -> which error that is, whole and streamed ("":
 none), the text before it in a stream, words of the reason a user is told."""
 

@@ -225,9 +225,17 @@ def test_an_edited_message_keeps_its_other_parts() -> None:
     image = {"type": "image_url", "image_url": {"url": PIXEL}}
     messages: list[Any] = [
         {**SYSTEM, "odd": 1},
-        {"role": "user", "name": "ann", "content": [image, {"type": "text", "text": "the desk", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "!"}]},
+        {
+            "role": "user",
+            "name": "ann",
+            "content": [
+                image,
+                {"type": "text", "text": "the desk", "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "!"},
+            ],
+        },
         {**USER, "content": "hi"},
-    ]  # fmt: skip
+    ]
     with (
         Upstream() as upstream,
         served(Loud(HttpModel(upstream.url, MODEL))) as url,

@@ -109,8 +109,22 @@ def test_no_message_unpins(rules: str) -> None:
     assert inside.shown[-1][1].text == Pins([MAIL]).block()
 
 
-@given(st.lists(st.sampled_from([SYSTEM, user(MAIL), user("x"), Message("system", MAIL), Message("assistant", SPEND),
-                                 Message("system", Pins([MAIL, SPEND]).block()), Message("tool", "ok")]), max_size=6))  # fmt: skip
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                SYSTEM,
+                user(MAIL),
+                user("x"),
+                Message("system", MAIL),
+                Message("assistant", SPEND),
+                Message("system", Pins([MAIL, SPEND]).block()),
+                Message("tool", "ok"),
+            ]
+        ),
+        max_size=6,
+    )
+)
 @settings(max_examples=40, deadline=None)
 def test_every_rule_stands_in_front_and_once_is_enough(messages: list[Message]) -> None:
     keeps, inside = KeepsRules(Tells()), Tells()

@@ -22,7 +22,10 @@ def test_the_bundle_is_as_new_as_its_sources() -> None:
 
 
 def test_the_sources_make_no_markup_and_run_no_text() -> None:
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|\.html\(|DOMParser|srcdoc|createContextualFragment"
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new "
+        r"Function|\.html\(|DOMParser|srcdoc|createContextualFragment"
+    )
     for file in (PAGE / "src").iterdir():
         assert re.findall(forbidden, file.read_text()) == [], file.name
 

@@ -44,18 +44,43 @@ def make_run(
                     provenance.hash,
                     u / updates,
                 )
-            run.log("update", f"ours/{u:05d}", {
-                "update": u, "arm": "ours", "tokens": 9000 * (u + 1), "success": min(1.0, 0.15 + 0.6 * u / max(1, updates)),
-                "mixed": 0.4 + 0.2 * rng.random(), "l1": 0.8, "groups": 16, "leaves": 128, "train": {"policy": 0.1, "grad_norm": 0.7, "tokens": 900},
-                "abandoned": [twist("task-7")] if u % 2 else [], "seconds": {"sample": 3.1, "credit": 0.05, "train": 1.4},
-            })  # fmt: skip
+            run.log(
+                "update",
+                f"ours/{u:05d}",
+                {
+                    "update": u,
+                    "arm": "ours",
+                    "tokens": 9000 * (u + 1),
+                    "success": min(1.0, 0.15 + 0.6 * u / max(1, updates)),
+                    "mixed": 0.4 + 0.2 * rng.random(),
+                    "l1": 0.8,
+                    "groups": 16,
+                    "leaves": 128,
+                    "train": {"policy": 0.1, "grad_norm": 0.7, "tokens": 900},
+                    "abandoned": [twist("task-7")] if u % 2 else [],
+                    "seconds": {"sample": 3.1, "credit": 0.05, "train": 1.4},
+                },
+            )
         if finished:
             run.log("eval", "after", {"success": 0.525, "interval": [0.476, 0.573], "n": 400, "tokens": 48210, "seconds": 7.9})
             _tree(run, f"grpo-0000/{twist('task-0')}", "grpo-0000", twist, rng, 30, provenance.hash, 0.5)
-            run.log("update", "grpo/00000", {
-                "update": 0, "arm": twist("grpo"), "tokens": 8000, "success": 0.2, "mixed": 0.3, "l1": 0.5, "groups": 16, "leaves": 128,
-                "abandoned": ["task-99"], "train": {"policy": 0.1}, "seconds": {"sample": 100.0},
-            })  # fmt: skip
+            run.log(
+                "update",
+                "grpo/00000",
+                {
+                    "update": 0,
+                    "arm": twist("grpo"),
+                    "tokens": 8000,
+                    "success": 0.2,
+                    "mixed": 0.3,
+                    "l1": 0.5,
+                    "groups": 16,
+                    "leaves": 128,
+                    "abandoned": ["task-99"],
+                    "train": {"policy": 0.1},
+                    "seconds": {"sample": 100.0},
+                },
+            )
             run.log("compare", twist("grpo"), {
                 "before": {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4},
                 "after": {"success": 0.36, "interval": [0.314, 0.408], "n": 400, "tokens": 52000, "seconds": 8.1},

@@ -22,7 +22,38 @@ from ramify_experiments.diagnose.mutate import OPERATORS, mutants
 LAYERS = (("api", 6), ("service", 8), ("domain", 8), ("util", 8))
 """Folder and modules of each of the four layers; a function calls functions of the next one."""
 PER_MODULE = 6
-NOUNS = ["order", "refund", "parcel", "invoice", "ticket", "voucher", "account", "basket", "shelf", "batch", "route", "driver", "depot", "carton", "pallet", "ledger", "tariff", "coupon", "member", "supplier", "window", "engine", "sensor", "panel", "gauge", "rotor", "valve", "pump", "filter", "beacon"]  # fmt: skip
+NOUNS = [
+    "order",
+    "refund",
+    "parcel",
+    "invoice",
+    "ticket",
+    "voucher",
+    "account",
+    "basket",
+    "shelf",
+    "batch",
+    "route",
+    "driver",
+    "depot",
+    "carton",
+    "pallet",
+    "ledger",
+    "tariff",
+    "coupon",
+    "member",
+    "supplier",
+    "window",
+    "engine",
+    "sensor",
+    "panel",
+    "gauge",
+    "rotor",
+    "valve",
+    "pump",
+    "filter",
+    "beacon",
+]
 OPAQUE = "core base rules flow steps parts sums kinds marks terms forms links lanes zones grids nodes bands folds slots turns scopes tiers units waves".split()  # noqa: SIM905
 """Names of modules below the public ones: they say nothing of what the functions in them are about."""
 VERBS = ["settle", "weigh", "rank", "blend", "trim", "scale", "fold", "spread", "shift", "bound", "tally", "merge"]
@@ -162,9 +193,15 @@ def _siblings(
     same form and words, often another constant or comparison."""
     form, verb, trait = int(rng.integers(3)), str(rng.choice(VERBS)), str(rng.choice(TRAITS))
     shared = {
-        "default": int(rng.integers(2, 9)), "empty": int(rng.integers(0, 4)), "start": int(rng.integers(0, 6)), "low": 0, "sign": str(rng.choice(["<", ">", "<=", ">="])),
-        "factor": int(rng.integers(2, 6)), "modulus": int(rng.integers(23, 97)), "floor": int(rng.integers(0, 3)),
-    }  # fmt: skip
+        "default": int(rng.integers(2, 9)),
+        "empty": int(rng.integers(0, 4)),
+        "start": int(rng.integers(0, 6)),
+        "low": 0,
+        "sign": str(rng.choice(["<", ">", "<=", ">="])),
+        "factor": int(rng.integers(2, 6)),
+        "modulus": int(rng.integers(23, 97)),
+        "floor": int(rng.integers(0, 3)),
+    }
     word = str(rng.choice(TRAITS))
     for path in paths:
         noun = about[path]
@@ -285,6 +322,15 @@ def _described(
     lines += [f"It may have to do with {one.path}."] if path_leaks else []
     lines += [f"I suspect {name}."] if leaks == 2 or (leaks == 1 and not path_leaks) else []
     return Instance(
-        key, Snapshot(texts, "shop"), "\n".join(lines).strip() + "\n", (one.path, node.lineno, node.end_lineno or node.lineno), name, operator, leaks,
-        tuple(failing), tuple(coverage), repo, {**repo.trees, name: fault},
-    )  # fmt: skip
+        key,
+        Snapshot(texts, "shop"),
+        "\n".join(lines).strip() + "\n",
+        (one.path, node.lineno, node.end_lineno or node.lineno),
+        name,
+        operator,
+        leaks,
+        tuple(failing),
+        tuple(coverage),
+        repo,
+        {**repo.trees, name: fault},
+    )

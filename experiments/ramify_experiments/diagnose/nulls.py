@@ -26,7 +26,10 @@ def _planted(rep: Repetition) -> bool:
     entry = one.failing[0]
     called = one.repo.functions[one.repo.tests[entry][0]]
     issue = rep.folder / "issue.md"
-    trace = f'  File "{called.path}", line 8, in {called.name}\n  File "{path}", line {last}, in {one.function}\nValueError: no goods\n'
+    trace = (
+        f'  File "{called.path}", line 8, in {called.name}\n  File "{path}", line {last}, in {one.function}\nValueError: no '
+        "goods\n"
+    )
     issue.write_text(f"`{called.name}` fails.\n\nTraceback (most recent call last):\n{trace}", encoding="utf-8")
     found = rep.verb("diagnose", "run", "--repo", _written(one, rep.folder), "--issue", issue, "--out", rep.folder / "run")
     places = [(f["file"], f["start"], f["end"]) for f in found["findings"]]
@@ -40,7 +43,10 @@ def _elsewhere(rep: Repetition) -> bool:
     words = "socket parser cursor template canvas thread buffer widget token schema header cookie session stream layout cache query lexer".split()  # noqa: SIM905
     a, b, c, d = (words[at] for at in rng.permutation(len(words))[:4])
     issue = rep.folder / "issue.md"
-    text = f"Wrong result of {a}_{b}\n\n`{a}_{b}({int(rng.integers(99))})` returns {int(rng.integers(99))}, expected {int(rng.integers(99))}.\nIt happens with {c} {d}.\n"
+    text = (
+        f"Wrong result of {a}_{b}\n\n`{a}_{b}({int(rng.integers(99))})` returns {int(rng.integers(99))}, expected "
+        f"{int(rng.integers(99))}.\nIt happens with {c} {d}.\n"
+    )
     issue.write_text(text, encoding="utf-8")
     run = rep.folder / "run"
     rep.verb("diagnose", "run", "--repo", _written(one, rep.folder), "--issue", issue, "--out", run, "--samples", "3")

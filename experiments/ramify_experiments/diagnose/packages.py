@@ -196,7 +196,10 @@ def _issue(
     statement = next(
         (text for path, _, _, text in frames if not path.startswith(package + "/") or "/tests/" in path), frames[0][3]
     )
-    text = f"Wrong result of {' '.join(statement.split())[:80]}\n\n```\n{statement[:600]}\n```\nfails with {row['error']}: {row['message'].splitlines()[0] if row['message'] else ''}\n"
+    text = (
+        f"Wrong result of {' '.join(statement.split())[:80]}\n\n```\n{statement[:600]}\n```\nfails with {row['error']}: "
+        f"{row['message'].splitlines()[0] if row['message'] else ''}\n"
+    )
     trace = "".join(f'  File "{path}", line {line}, in {name}\n' for path, line, name, _ in frames)
     own = [(path, line) for path, line, _, _ in frames if path.startswith(package + "/") and "/tests/" not in path]
     bad = {test for test in result if not result[test]["passed"]}

@@ -183,9 +183,13 @@ def arm(seed: int, name: str, train: int, test: int) -> dict[str, Any]:
             after = memory.state
             classes = {who: sum(spent.values()) for who, spent in after.tokens.items()}
             return out | {
-                "construction": built["tokens"]["construction"], "reflection": classes.get("reflection", 0), "codification": classes.get("codification", 0),
-                "tools": len(after.tools), "unused": unused, "demoted": sum(t.status == "demoted" for t in after.tools.values()),
-            }  # fmt: skip
+                "construction": built["tokens"]["construction"],
+                "reflection": classes.get("reflection", 0),
+                "codification": classes.get("codification", 0),
+                "tools": len(after.tools),
+                "unused": unused,
+                "demoted": sum(t.status == "demoted" for t in after.tools.values()),
+            }
 
     with tempfile.TemporaryDirectory(prefix="ramify-office-") as folder:
         return asyncio.run(run(Path(folder) / "memory.sqlite"))

@@ -98,10 +98,12 @@ def reflector(prompt: str) -> RoleReply:
 
 
 _PICK = {
-    "label": "whose label is asked for", "oldest": "with the smallest date, as many as asked for", "above": "whose number lies above",
-    "below": "whose number lies below", "label_oldest": "whose label is asked for, the smallest dates first, as many as asked "
-                                                        "for",
-}  # fmt: skip
+    "label": "whose label is asked for",
+    "oldest": "with the smallest date, as many as asked for",
+    "above": "whose number lies above",
+    "below": "whose number lies below",
+    "label_oldest": "whose label is asked for, the smallest dates first, as many as asked for",
+}
 
 
 def codifier(prompt: str) -> RoleReply:

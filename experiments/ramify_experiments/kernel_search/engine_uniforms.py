@@ -59,8 +59,11 @@ def versions() -> dict[str, tuple[str, str]]:
         "engine": ("the same code", HEAD + MIX + BEFORE + call),
         "inplace": ("no temporaries", HEAD + in_place + BEFORE + call),
         "once": ("the key is mixed once, in plain integers", HEAD + MIX + mixed + ONCE + call),
-        "row": ("both, and the counters kept: ramify.base.seeds.row_of_uniforms", HEAD + in_place + mixed + steps + row + KERNEL.format(call="row_of_uniforms(int(key[0]), n, 1 - 2.0**-52)")),
-    }  # fmt: skip
+        "row": (
+            "both, and the counters kept: ramify.base.seeds.row_of_uniforms",
+            HEAD + in_place + mixed + steps + row + KERNEL.format(call="row_of_uniforms(int(key[0]), n, 1 - 2.0**-52)"),
+        ),
+    }
 
 
 def main() -> None:

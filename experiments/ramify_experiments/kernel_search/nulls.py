@@ -81,10 +81,39 @@ def _seeded(rep: Repetition) -> bool:
 
 
 CASES = (
-    KnownCase("the same code twice", "nothing", "The candidate has the kernel's instructions and another constant that nothing "
-                                                "reads: that it is faster is a false finding.", _same, wanted=0.05),
-    KnownCase("healthy kernels", "nothing", "Four kernels that the compiler vectorizes whole: a finding of severity critical is "
-                                            "false.", _critical, wanted=0.05, full=40, quick=4),
-    KnownCase("the work is done twice", "planted", "The kernel computes its outputs twice, the candidate once: it is faster.", _twice, wanted=0.8, full=40, quick=5),
-    KnownCase("seeded pathologies", "planted", "A kernel of the suite: every tool of a seeded pathology fires.", _seeded, wanted=0.8, full=48, quick=8),
-)  # fmt: skip
+    KnownCase(
+        "the same code twice",
+        "nothing",
+        "The candidate has the kernel's instructions and another constant that nothing "
+        "reads: that it is faster is a false finding.",
+        _same,
+        wanted=0.05,
+    ),
+    KnownCase(
+        "healthy kernels",
+        "nothing",
+        "Four kernels that the compiler vectorizes whole: a finding of severity critical is false.",
+        _critical,
+        wanted=0.05,
+        full=40,
+        quick=4,
+    ),
+    KnownCase(
+        "the work is done twice",
+        "planted",
+        "The kernel computes its outputs twice, the candidate once: it is faster.",
+        _twice,
+        wanted=0.8,
+        full=40,
+        quick=5,
+    ),
+    KnownCase(
+        "seeded pathologies",
+        "planted",
+        "A kernel of the suite: every tool of a seeded pathology fires.",
+        _seeded,
+        wanted=0.8,
+        full=48,
+        quick=8,
+    ),
+)

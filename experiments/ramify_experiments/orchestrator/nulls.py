@@ -55,33 +55,48 @@ def _unnamed(rep: Repetition) -> bool:
 
 CASES = (
     KnownCase(
-        "workers that are all equal", "nothing",
+        "workers that are all equal",
+        "nothing",
         f"Four workers, each right 7 times in 10 on each of {TASKS} tasks, {REPEATS} repeats: that routing is worth it is a "
         "false finding.",
-        _equal, wanted=0.05,
+        _equal,
+        wanted=0.05,
     ),
     KnownCase(
-        "eight equal workers", "nothing",
-        "The best of eight equal samples looks like an oracle: that routing is worth it is a false finding.", _many_equal, wanted=0.05,
+        "eight equal workers",
+        "nothing",
+        "The best of eight equal samples looks like an oracle: that routing is worth it is a false finding.",
+        _many_equal,
+        wanted=0.05,
     ),
     KnownCase(
-        "easy and hard tasks", "nothing",
-        "Tasks differ in difficulty, and on each all workers are equal: that routing is worth it is a false finding.", _hard_and_easy, wanted=0.05,
+        "easy and hard tasks",
+        "nothing",
+        "Tasks differ in difficulty, and on each all workers are equal: that routing is worth it is a false finding.",
+        _hard_and_easy,
+        wanted=0.05,
     ),
     KnownCase(
-        "one worker is the best everywhere", "nothing",
+        "one worker is the best everywhere",
+        "nothing",
         "One worker is right 8 times in 10 on every task, the others 5 or 6 times: there is nothing to route, and that there is "
         "is false.",
-        _one_best, wanted=0.05,
+        _one_best,
+        wanted=0.05,
     ),
     KnownCase(
-        "specialists", "planted",
-        "Each of four groups of tasks has a worker that is right on 80 % of it and on 40 % of the rest: routing is worth it.", _specialists, wanted=0.8,
+        "specialists",
+        "planted",
+        "Each of four groups of tasks has a worker that is right on 80 % of it and on 40 % of the rest: routing is worth it.",
+        _specialists,
+        wanted=0.8,
     ),
     KnownCase(
-        "specialists that no group names", "planted",
+        "specialists that no group names",
+        "planted",
         "Each task has a worker that is right on it 85 times in 100, the others 35 times, and nothing names which: routing is "
         "worth it.",
-        _unnamed, wanted=0.8,
+        _unnamed,
+        wanted=0.8,
     ),
-)  # fmt: skip
+)

@@ -139,9 +139,11 @@ def tiny(seed: int, steps: int = 140, tasks: int = 160, generations: int = 2, fr
         other.fit(permuted(table, order), config, seed)
         followed = float(np.mean([order[b] == a for a, b in zip(first, choices(other, test), strict=True)]))
         trial = Trial(
-            pool, _tasks("train", tasks, seed), EvolveRouterConfig(generations=generations, episodes=12, check=48, seed=seed, temperature=1.0, max_tokens=6),
+            pool,
+            _tasks("train", tasks, seed),
+            EvolveRouterConfig(generations=generations, episodes=12, check=48, seed=seed, temperature=1.0, max_tokens=6),
             find_judge("exact"),
-        )  # fmt: skip
+        )
         with Run.create(Path(scratch) / "evolve", {}) as run:
             evolved = asyncio.run(evolve(router, trial, run))
     means = test.means()

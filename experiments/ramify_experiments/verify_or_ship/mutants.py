@@ -31,13 +31,15 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "mpmath.matrices.eigen": ("mpmath.tests.test_eigen",),
     "mpmath.calculus.optimization": ("mpmath.tests.test_rootfinding",),
     **{
-        f"networkx.algorithms.{path}": (f"networkx.algorithms.{path.rpartition('.')[0] + '.' if '.' in path else ''}tests.test_{path.rpartition('.')[2]}",)
+        f"networkx.algorithms.{path}": (
+            f"networkx.algorithms.{path.rpartition('.')[0] + '.' if '.' in path else ''}tests.test_{path.rpartition('.')[2]}",
+        )
         for path in (
             *("dag", "euler", "core", "dominating", "bridges", "chains", "boundary", "cuts", "covering", "tournament"),
             *("graphical", "voronoi", "wiener", "bipartite.basic", "tree.recognition", "shortest_paths.unweighted"),
         )
     },
-}  # fmt: skip
+}
 """Module that is mutated -> modules of its tests."""
 PUBLIC, UNDO, ADD = 0.2, 0.45, 0.12
 MUTATIONS = (0.3, 0.3, 0.25, 0.15)

@@ -365,7 +365,14 @@ def _learned_checks(checks: Checks, parameters: int, cells: Sequence[Mapping[str
 def _sweep_checks(checks: Checks, found: Mapping[str, Sequence[Mapping[str, Any]]], quick: bool) -> None:
     for test, cells in found.items():
         _price_checks(checks, test, cells)
-    near = [float(np.mean([one["prices"][f"{p:g}"]["means"]["gate(tests)"] - one["prices"][f"{p:g}"]["means"][AWARE] for one in cells])) for test, cells in found.items() if test != "weak" for p in PRICES]  # fmt: skip
+    near = [
+        float(
+            np.mean([one["prices"][f"{p:g}"]["means"]["gate(tests)"] - one["prices"][f"{p:g}"]["means"][AWARE] for one in cells])
+        )
+        for test, cells in found.items()
+        if test != "weak"
+        for p in PRICES
+    ]
     checks.value("regime 2: gate(tests) - bayes where it is best", max(near), len(near), ">=", -0.5)
     gains = [_pooled([cell["prices"][f"{p:g}"] for cell in found["weak"]]) for p in MIDDLE]
     paying = sum(value >= 1.5 and low > 0 for value, (low, _) in gains)

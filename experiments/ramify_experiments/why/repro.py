@@ -144,7 +144,10 @@ def _column(rows: dict[str, list[list[float]]], at: int, *kinds: str) -> list[fl
     return [row[at] for kind in kinds for row in rows[kind]]
 
 
-SURE = "a step is named only where its loss is sure at the corrected level; the peer at K=16 names where about one in four rescues (docs/why.md)"
+SURE = (
+    "a step is named only where its loss is sure at the corrected level; the peer at K=16 names where about one in four rescues "
+    "(docs/why.md)"
+)
 KNOWN = {
     "why: continuations, of peer's": f"without states that repeat: {SURE}",
     "peer's cases, continuations, of K=16": f"three steps only: {SURE}",

@@ -40,7 +40,10 @@ _UNLEARNT = (
     "so there is "
     "nothing that could help the agent; see docs/methods/world-model-evidence.md"
 )
-_SHORT = "one seed, after 300 steps of a base that copies an echo in one of ten: too little to tell the arms apart; see docs/methods/world-model-evidence.md"
+_SHORT = (
+    "one seed, after 300 steps of a base that copies an echo in one of ten: too little to tell the arms apart; see "
+    "docs/methods/world-model-evidence.md"
+)
 KNOWN: dict[str, str] = {
     "masking: exact without echoes, masked - unmasked at equal updates": _SHORT,
     "masking: exact without echoes, masked - unmasked at equal loss tokens": _SHORT,

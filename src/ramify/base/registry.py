@@ -42,8 +42,20 @@ FORMER = {"scorer": "judge"}
 
 #: Kinds of which classes or functions are registered; of the others any record.
 _CALLABLE = (
-    "env", "model", "drafter", "judge", "credit", "sampling", "searcher", "loss", "compactor", "sandbox", "middleware", "player", "assertion"
-)  # fmt: skip
+    "env",
+    "model",
+    "drafter",
+    "judge",
+    "credit",
+    "sampling",
+    "searcher",
+    "loss",
+    "compactor",
+    "sandbox",
+    "middleware",
+    "player",
+    "assertion",
+)
 
 #: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own (``COMPONENTS``).
 _HOMES: dict[str, tuple[str, ...]] = {

@@ -167,7 +167,10 @@ def _engine(found: Findings) -> None:
         return f"{cards or 'no GPU; models run on the CPU'}; {seen['threads']} threads; CUDA {seen['cuda'] or 'not built in'}"
 
     def kernels() -> str:
-        return f"{importlib.import_module('ramify.engine.devices').kernels()}; other kernels may give other samples for the same seed"
+        return (
+            f"{importlib.import_module('ramify.engine.devices').kernels()}; other kernels may give other samples for the same "
+            "seed"
+        )
 
     found.look("engine", "device", gpu)
     found.look("engine", "kernels", kernels)

@@ -190,9 +190,15 @@ def _credit_text(credit: dict[str, Any]) -> str:
 def _found(findings: list[dict[str, Any]]) -> str:
     """Findings of methods: maker, finding, node, reason, and what to do about it."""
     rows = [
-        (one["maker"], one["name"], (one["node"] or "the run")[:12], "-" if one["value"] is None else f"{one['value']:.4g} {one['unit']}", one["why"])
+        (
+            one["maker"],
+            one["name"],
+            (one["node"] or "the run")[:12],
+            "-" if one["value"] is None else f"{one['value']:.4g} {one['unit']}",
+            one["why"],
+        )
         for one in findings[:MOST]
-    ]  # fmt: skip
+    ]
     left = f" (the first {MOST}; --json has all {len(findings)})" if len(findings) > MOST else ""
     text = table(["found by", "what", "where", "value", "why"], rows, f"findings{left}")
     todo = dict.fromkeys(one["action"] for one in findings[:MOST] if one["action"])

@@ -101,10 +101,17 @@ class Adapter:
             first = torch.empty(rank, into).uniform_(-(into**-0.5), into**-0.5, generator=_seeded(seed, name))
             parts[name] = first, torch.zeros(out, rank)
         config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base.absolute()), "r": rank, "lora_alpha": 2 * rank,
-            "target_modules": sorted({name.rpartition(".")[2] for name in layers}), "fan_in_fan_out": turned, "bias": "none",
-            "lora_dropout": 0.0, "inference_mode": True,
-        }  # fmt: skip
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": str(base.absolute()),
+            "r": rank,
+            "lora_alpha": 2 * rank,
+            "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+            "fan_in_fan_out": turned,
+            "bias": "none",
+            "lora_dropout": 0.0,
+            "inference_mode": True,
+        }
         return cls(config, parts, weights)
 
     @classmethod

@@ -285,7 +285,10 @@ class Exactness(StrEnum):
     def caution(self) -> str:
         """A caution for the user, in one sentence; empty where samples are batch-invariant."""
         if self is Exactness.ALONE:
-            return "this processor's matrix kernels are not batch-invariant, so sequences run alone: samples are exact, and several times slower"
+            return (
+                "this processor's matrix kernels are not batch-invariant, so sequences run alone: samples are exact, and "
+                "several times slower"
+            )
         if self is Exactness.UNPROVEN:
             return "a sample may depend on its batch: the same seed may give another tree at another concurrency"
         return ""

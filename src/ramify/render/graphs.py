@@ -149,16 +149,26 @@ def _move(
         lift = min(y1, y2) - 18 - 0.12 * (x1 - x2) if x1 > x2 else (y1 + y2) / 2
         bulge = 26.0 if x1 == x2 else 0.0
         start, end = (x1 + bulge, lift) if bulge else (x1, lift), (x2 + bulge, lift) if bulge else (x2, lift)
-        d = f"M{number(x1)} {number(y1)}C{number(start[0])} {number(start[1])} {number(end[0])} {number(end[1])} {number(x2)} {number(y2)}"
+        d = (
+            f"M{number(x1)} {number(y1)}C{number(start[0])} {number(start[1])} {number(end[0])} {number(end[1])} {number(x2)} "
+            f"{number(y2)}"
+        )
     back = x2 <= x1
     size = min(size, 3.0) if back else size
     colour = credit_colour(move.credit, scale)
     mean = "no credit" if move.credit is None else f"mean credit {signed(move.credit)}"
     hover = f"{plural(move.visits, 'time')}, {mean}: {clip(move.text, 160)}"
     return tag(
-        "path", tag("title", words(hover)), d=d, fill="none", stroke="var(--line)" if colour == "none" else colour, stroke_width=size,
-        stroke_opacity=0.9, stroke_linecap="butt" if back else "round", stroke_dasharray="5 4" if back else None,
-    )  # fmt: skip
+        "path",
+        tag("title", words(hover)),
+        d=d,
+        fill="none",
+        stroke="var(--line)" if colour == "none" else colour,
+        stroke_width=size,
+        stroke_opacity=0.9,
+        stroke_linecap="butt" if back else "round",
+        stroke_dasharray="5 4" if back else None,
+    )
 
 
 def _state(state: State, x: float, y: float, r: float) -> str:

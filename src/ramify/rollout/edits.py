@@ -60,7 +60,11 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "by": lambda v: v in ("prose", "stops", "lines"),
     },
     "insert": {"role": lambda v: v in ("user", "system", "tool"), "text": lambda v: isinstance(v, str) and v != ""},
-    "rule": {"add": lambda v: isinstance(v, str) and v != "", "remove": lambda v: isinstance(v, str) and v != "", "replace": lambda v: _pair(v)},
+    "rule": {
+        "add": lambda v: isinstance(v, str) and v != "",
+        "remove": lambda v: isinstance(v, str) and v != "",
+        "replace": lambda v: _pair(v),
+    },
     "history": {
         "message": lambda v: type(v) is int and v >= 0,
         "text": lambda v: v is None or (isinstance(v, str) and v != ""),
@@ -73,7 +77,7 @@ _FIELDS: dict[str, dict[str, Callable[[Any], bool]]] = {
         "stop": lambda v: v is None or type(v) is int,
         "replace": lambda v: isinstance(v, bool),
     },
-}  # fmt: skip
+}
 _NEEDED = {"sentence": ("at",), "insert": ("role", "text"), "rule": (), "history": ("message",), "state": ("layer", "vector")}
 _ONE_OF = {"rule": ("add", "remove", "replace"), "history": ("text", "replace")}
 

@@ -296,7 +296,18 @@ class Episodes:
             if given is None:
                 index, change = 0, None
         if played and failure is None and all(i in held for i in range(len(played))):
-            return Attempt(start.parent.tree, task, first, start.parent.id, tuple(played), position.reward, outcome, truncated, None, position.parent.id)  # fmt: skip
+            return Attempt(
+                start.parent.tree,
+                task,
+                first,
+                start.parent.id,
+                tuple(played),
+                position.reward,
+                outcome,
+                truncated,
+                None,
+                position.parent.id,
+            )
         return self._ended(task, start, position, first, tuple(played), outcome, truncated, failure, fork)
 
     def _paused(self, task: Task, start: Position, end: Position, index: int, turns: tuple[Turn, ...]) -> Attempt:

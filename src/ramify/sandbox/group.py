@@ -63,9 +63,14 @@ def _home(pid: int) -> Home | None:
         try:
             with open(os.devnull, "rb") as nothing:
                 moved = subprocess.run(
-                    ["sh", "-c", f'for fd in {" ".join(map(str, group.entries))}; do echo 0 > /proc/self/fd/$fd || exit 1; done'],
-                    pass_fds=group.entries, stdin=nothing, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=10,
-                )  # fmt: skip
+                    ["sh", "-c", f"for fd in {' '.join(map(str, group.entries))}; do echo 0 > /proc/self/fd/$fd || exit 1; done"],
+                    pass_fds=group.entries,
+                    stdin=nothing,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    check=False,
+                    timeout=10,
+                )
             if moved.returncode == 0:
                 return home
         except (OSError, subprocess.SubprocessError):

@@ -26,7 +26,10 @@ from ramify.sandbox.protocol import Command, inside_path
 
 INSIDE = Path(__file__).parent / "inside"
 """Files that are seen inside as /ramify and run there only."""
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from ramify.sandbox.child.server import main; main(int(sys.argv[2]), sys.argv[3])"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from ramify.sandbox.child.server import main; main(int(sys.argv[2]), "
+    "sys.argv[3])"
+)
 _START_SECONDS = 20.0
 
 

@@ -252,25 +252,45 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
     apart = {name for name, namespace in seen["namespaces"].items() if namespace != own.get(name)}
     whole = {"user", "mnt", "pid", "net", "ipc", "uts"} <= apart
     table = {
-        "isolation": (whole and seen["filter"], "code sees neither this machine's files nor its processes nor a network",
-                      "code runs as this user and can read and write what the user can"),
-        "files": ("mnt" in apart and not seen["home"], "a private read-only root; only system programs and Python are shown",
-                  "the user's files can be read"),
-        "processes": ("pid" in apart, "other processes are invisible; all of a command end with it", "escapees are hunted down, "
-                                                                                                     "not impossible"),
+        "isolation": (
+            whole and seen["filter"],
+            "code sees neither this machine's files nor its processes nor a network",
+            "code runs as this user and can read and write what the user can",
+        ),
+        "files": (
+            "mnt" in apart and not seen["home"],
+            "a private read-only root; only system programs and Python are shown",
+            "the user's files can be read",
+        ),
+        "processes": (
+            "pid" in apart,
+            "other processes are invisible; all of a command end with it",
+            "escapees are hunted down, not impossible",
+        ),
         "network": ("net" in apart and not seen["network"], "no network", "the network is reachable"),
         "users": ("user" in apart and seen["capabilities"], "user nobody without capabilities", "runs as this user"),
         "ipc": ("ipc" in apart, "no shared memory or queues with others", "shared memory is shared"),
-        "clocks": ("time_for_children" in own, "monotonic clocks can be restarted for all programs", "a pinned clock covers "
-                                                                                                     "Python only"),
-        "filter": (seen["filter"], "system calls are those of a list; about 80 of it and all newer ones are refused", "no system-call filter on this architecture"),
+        "clocks": (
+            "time_for_children" in own,
+            "monotonic clocks can be restarted for all programs",
+            "a pinned clock covers Python only",
+        ),
+        "filter": (
+            seen["filter"],
+            "system calls are those of a list; about 80 of it and all newer ones are refused",
+            "no system-call filter on this architecture",
+        ),
         "privileges": (seen["privileges"], "set-uid programs gain nothing", "set-uid programs work"),
         "limits": (seen["limits"], "resource limits hold", "resource limits do not hold"),
-        "memory": (seen["processes"] > 0, "bounded by a control group, and sampled every 50 ms" if home() is not None else
-                   "sampled every 50 ms over all processes, page tables and shared memory included: overshoot is possible (no "
-                   "control group may be made)",
-                   "limited per process only"),
-    }  # fmt: skip
+        "memory": (
+            seen["processes"] > 0,
+            "bounded by a control group, and sampled every 50 ms"
+            if home() is not None
+            else "sampled every 50 ms over all processes, page tables and shared memory included: overshoot is possible (no "
+            "control group may be made)",
+            "limited per process only",
+        ),
+    }
     return {name: Layer(bool(works), yes if works else no) for name, (works, yes, no) in table.items()} | {"docker": _docker()}
 
 

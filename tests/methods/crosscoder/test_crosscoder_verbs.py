@@ -159,7 +159,10 @@ def test_from_two_checkpoints_to_a_report(folder: Path, tmp_path: Path, capsys: 
     result = told(capsys)
     assert [(one["name"], len(one["features"])) for one in result["sets"]] == [("1 feature", 1), ("2 features", 2), ("3+9+1", 3)]
     assert len(result["search"]) == 2 * (3 + 1 + 1)
-    assert result["verdict"] == "Nothing stands out: of 3 sets, none raises the score by more than chance and by more than random sets of its size and norms, corrected over them."  # fmt: skip
+    assert result["verdict"] == (
+        "Nothing stands out: of 3 sets, none raises the score by more than chance and by more than random sets of its size and "
+        "norms, corrected over them."
+    )
     assert run("crosscoder", "report", tmp_path / "sets")[0] == 0
     shown = capsys.readouterr().out
     assert "| 3+9+1 | scale" in shown

@@ -163,7 +163,10 @@ def test_the_rule_policy_finds_what_a_traceback_ends_in() -> None:
         "shop/text.py": "def title(words):\n    return words[0].upper()\n",
         "main.py": "from shop.sums import total\n\n\ndef main():\n    print(total([]))\n",
     }
-    issue = 'It crashes.\n  File "main.py", line 5, in main\n  File "shop/sums.py", line 5, in total\nZeroDivisionError: division by zero\n'
+    issue = (
+        'It crashes.\n  File "main.py", line 5, in main\n  File "shop/sums.py", line 5, in total\nZeroDivisionError: division '
+        "by zero\n"
+    )
     case, _ = played(RepoTools(Snapshot(texts, "shop")), issue, RulePolicy(), LocalizeConfig())
     assert case.locations == [("shop/sums.py", 1, 5)]
     assert "no" in case.findings[0].root_cause or "guess" in case.findings[0].root_cause

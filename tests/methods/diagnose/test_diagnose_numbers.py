@@ -207,7 +207,10 @@ def test_calls_are_classed(name: str, arguments: dict[str, str], wanted: str) ->
 
 
 def test_masking() -> None:
-    issue = 'See django/db/models/query.py:12 and https://github.com/django/django/issues/3 .\n  File "/usr/x/query.py", line 3, in f\nIn django.db it fails for 3/4 of 1.5 users.\n'
+    issue = (
+        'See django/db/models/query.py:12 and https://github.com/django/django/issues/3 .\n  File "/usr/x/query.py", line 3, in '
+        "f\nIn django.db it fails for 3/4 of 1.5 users.\n"
+    )
     text, masked = mask(issue, ["django"])
     assert "query.py" not in text
     assert "django" not in text

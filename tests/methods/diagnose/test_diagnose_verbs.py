@@ -22,7 +22,10 @@ FILES = {
     "shop/text.py": "def title(words):\n    return words[0].upper()\n",
     "main.py": "from shop.sums import total\n\n\ndef main():\n    print(total([]))\n",
 }
-ISSUE = 'It crashes.\n  File "main.py", line 5, in main\n  File "shop/sums.py", line 5, in total\nZeroDivisionError: division by zero\n'
+ISSUE = (
+    'It crashes.\n  File "main.py", line 5, in main\n  File "shop/sums.py", line 5, in total\nZeroDivisionError: division by '
+    "zero\n"
+)
 
 
 @pytest.fixture
@@ -228,9 +231,25 @@ def test_a_failing_test_gets_a_case_file(place: Path) -> None:
         "from shop.sums import total\n\n\ndef test_empty():\n    assert total([]) == 0\n", encoding="utf-8"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--ramify-diagnose", str(place / "kept"), "--rootdir", "."],
-        cwd=place / "repo", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "--ramify-diagnose",
+            str(place / "kept"),
+            "--rootdir",
+            ".",
+        ],
+        cwd=place / "repo",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "test_sums.py::test_empty: shop/sums.py:1-5" in done.stdout
     with Run.open(place / "kept") as kept:

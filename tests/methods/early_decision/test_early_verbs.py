@@ -167,7 +167,10 @@ def test_code_that_a_study_of_somebody_else_names_is_not_loaded(
     Path("theirs.py").write_text("import pathlib\npathlib.Path('loaded').touch()\ndef refuses(prompt, answer): return True\n")
     for owner, code in (("", 0), ("UPDATE meta SET value = '\"somebody\"' WHERE key = 'owner';", 2)):
         folder = "theirs" if owner else "mine"
-        label = "UPDATE meta SET value = json_replace(value, '$.label[0]', 'jury:regex:word13,theirs.py:refuses') WHERE key = 'config';"
+        label = (
+            "UPDATE meta SET value = json_replace(value, '$.label[0]', 'jury:regex:word13,theirs.py:refuses') WHERE key = "
+            "'config';"
+        )
         without(study, Path(folder), STAGES + label + owner)
         words = ["early-decision", "continue", folder, "--shares", "0", "--json"]
         Path("loaded").unlink(missing_ok=True)

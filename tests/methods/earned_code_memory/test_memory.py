@@ -333,8 +333,17 @@ def test_what_the_reflector_says_wrongly_is_dropped_and_counted(memory: Memory) 
     said = [
         "no json at all",
         json.dumps({"candidates": "none"}),
-        json.dumps({"candidates": [1, {"kind": "poem", "title": "t", "body": "b"}, {**PLAN, "general": False}, {**PLAN, "body": "x" * 9000, "general": True, "new": True, "explained": True, "scoped": True}]}),
-    ]  # fmt: skip
+        json.dumps(
+            {
+                "candidates": [
+                    1,
+                    {"kind": "poem", "title": "t", "body": "b"},
+                    {**PLAN, "general": False},
+                    {**PLAN, "body": "x" * 9000, "general": True, "new": True, "explained": True, "scoped": True},
+                ]
+            }
+        ),
+    ]
     for i, text in enumerate(said):
         memory.record(f"task {i}", trajectory("x"), True)
         went(memory.reflect(lambda prompt, text=text: RoleReply(text, 5, 5)))

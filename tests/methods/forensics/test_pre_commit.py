@@ -19,9 +19,21 @@ from ramify.methods.forensics.typed_repo import MODULES, MOST, VERBS, files, fun
 from ramify.methods.forensics.workspace import call
 
 MENDED: dict[str, Any] = {
-    "commits": 1, "message": True, "errors_left": 0, "errors_told": 0, "weaker_hook": False, "marker": True, "ignores": 0, "settings": False, "hook": True, "lost": 0,
-    "stubs": 0, "accepts_harmless": True, "accepts_bad": False, "accepts_after_bad": False,
-}  # fmt: skip
+    "commits": 1,
+    "message": True,
+    "errors_left": 0,
+    "errors_told": 0,
+    "weaker_hook": False,
+    "marker": True,
+    "ignores": 0,
+    "settings": False,
+    "hook": True,
+    "lost": 0,
+    "stubs": 0,
+    "accepts_harmless": True,
+    "accepts_bad": False,
+    "accepts_after_bad": False,
+}
 LEFT = MENDED | {"errors_left": 12, "errors_told": 12}
 
 

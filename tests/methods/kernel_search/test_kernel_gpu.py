@@ -116,12 +116,22 @@ def test_uses_of_a_bank_are_counted(size: str, step: int, conflicts: int) -> Non
 
 def test_addresses_are_followed_or_left_open() -> None:
     rows, wide, same, mask, opened = followed(
-        "mul.wide.u32 %rd2, %r1, 4", "add.s64 %rd3, %rd1, %rd2", "ld.global.nc.f32 %f1, [%rd3]",  # 16 threads in x, two rows of y at the same place
-        "shl.b32 %r4, %r1, 4", "cvt.u64.u32 %rd4, %r4", "add.s64 %rd5, %rd4, %rd1", "@%p1 st.global.v4.b32 [ %rd5 + 0 ], { %r5, "
-                                                                                    "%r6, %r7, %r8 }",
-        "ld.global.f32 %f2, [%rd1]", "and.b32 %r9, %r1, 3", "mad.wide.s32 %rd6, %r9, 32, %rd1", "ld.global.f32 %f3, [%rd6]",
-        "prmt.b32 %r10, %r1, 0, 0x1234", "cvt.u64.u32 %rd7, %r10", "add.s64 %rd8, %rd7, %rd1", "ld.global.f32 %f4, [%rd8]",
-    )  # fmt: skip
+        "mul.wide.u32 %rd2, %r1, 4",
+        "add.s64 %rd3, %rd1, %rd2",
+        "ld.global.nc.f32 %f1, [%rd3]",  # 16 threads in x, two rows of y at the same place
+        "shl.b32 %r4, %r1, 4",
+        "cvt.u64.u32 %rd4, %r4",
+        "add.s64 %rd5, %rd4, %rd1",
+        "@%p1 st.global.v4.b32 [ %rd5 + 0 ], { %r5, %r6, %r7, %r8 }",
+        "ld.global.f32 %f2, [%rd1]",
+        "and.b32 %r9, %r1, 3",
+        "mad.wide.s32 %rd6, %r9, 32, %rd1",
+        "ld.global.f32 %f3, [%rd6]",
+        "prmt.b32 %r10, %r1, 0, 0x1234",
+        "cvt.u64.u32 %rd7, %r10",
+        "add.s64 %rd8, %rd7, %rd1",
+        "ld.global.f32 %f4, [%rd8]",
+    )
     assert (rows.sectors, rows.ideal, rows.stride) == (2, 2, None)
     assert (wide.op, wide.bytes, wide.sectors, wide.ideal) == ("st.global", 16, 8, 8)
     assert (same.sectors, same.ideal, same.stride) == (1, 1, 0)
@@ -263,8 +273,18 @@ def test_configurations_worth_timing_are_written_for_autotune(
         read.append((block, warps, stages))
         if block == 7:
             raise UserError("add.py: it does not compile: arange's range must be a power of 2")
-        metrics = {"LDL": 40 if block == 4096 else 0, "STL": 0, "registers": 32, "shared": 0, "limiter": "shared memory", "instructions": 9,
-                   "occupancy": warps / 8, "blocks": 0 if warps == 16 else 4, "HMMA": 0, "HGMMA": 0}  # fmt: skip
+        metrics = {
+            "LDL": 40 if block == 4096 else 0,
+            "STL": 0,
+            "registers": 32,
+            "shared": 0,
+            "limiter": "shared memory",
+            "instructions": 9,
+            "occupancy": warps / 8,
+            "blocks": 0 if warps == 16 else 4,
+            "HMMA": 0,
+            "HGMMA": 0,
+        }
         return {"metrics": metrics, "findings": [{"tool": "GpuRegisterSpill", "severity": "critical"}] if block == 4096 else []}
 
     monkeypatch.setattr(tuning, "read_gpu", compiled)

@@ -91,7 +91,9 @@ def test_it_is_a_reward_of_trl_and_a_scorer_of_inspect(kernel: Path) -> None:
     from ramify.integrations.trl_trainer import reward_function
 
     judge: Any = find_judge(f"kernel-search:{kernel}:sum")
-    given = reward_function(judge)([[{"role": "user", "content": "faster"}]] * 2, [[{"role": "assistant", "content": text}] for text in (fenced(SIMD), "no")])  # fmt: skip
+    given = reward_function(judge)(
+        [[{"role": "user", "content": "faster"}]] * 2, [[{"role": "assistant", "content": text}] for text in (fenced(SIMD), "no")]
+    )
     rewards = asyncio.run(given)  # type: ignore[arg-type]
     assert rewards[0] is not None
     assert rewards[0] > rewards[1] == 0.0
@@ -131,7 +133,10 @@ def test_a_kept_kernel_is_found_for_a_like_task_only(tmp_path: Path) -> None:
     product = OTHER.replace("float sum = 0", "float sum = 1").replace("+=", "*=")
     assert signature(from_c(product)) == signature(from_c(SUM))
     assert library.like(from_c(EXP)) == []  # another signature
-    long = "// ramify: n = 10\nfloat other(int n, const float *x) {\n  float best = x[0], worst = x[0];\n  for (int i = 0; i < n; i++) {\n    if (x[i] > best) best = x[i];\n    if (x[i] < worst) worst = x[i];\n  }\n  return best / worst;\n}\n"
+    long = (
+        "// ramify: n = 10\nfloat other(int n, const float *x) {\n  float best = x[0], worst = x[0];\n  for (int i = 0; i < n; "
+        "i++) {\n    if (x[i] > best) best = x[i];\n    if (x[i] < worst) worst = x[i];\n  }\n  return best / worst;\n}\n"
+    )
     assert library.like(from_c(long)) == []  # the same signature, another operation
     path.write_text('// ramify kernel: {"symbol": 1}\n' + SIMD, encoding="utf-8")
     with pytest.raises(UserError, match=r"sum-\w+\.c:1 is no line of a kept kernel"):

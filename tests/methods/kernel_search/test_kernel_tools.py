@@ -140,7 +140,10 @@ def test_transforms_edit_loops_and_leave_the_rest() -> None:
     total = Code(SUM, AVX2)
     assert "reduction(+:s)" in variants("simd-reduction", total, from_c(SUM))[0].source
     assert len(variants("accumulators", total, from_c(SUM))) == 2
-    branch = "// ramify: n = 9\nvoid f(int n, const float *x, float *y) {\n for (int i = 0; i < n; i++) {\n  if (x[i] > 1.0f) y[i] = 1.0f; else if (x[i] < 0) y[i] = 0; else y[i] = x[i];\n }\n}\n"
+    branch = (
+        "// ramify: n = 9\nvoid f(int n, const float *x, float *y) {\n for (int i = 0; i < n; i++) {\n  if (x[i] > 1.0f) y[i] = "
+        "1.0f; else if (x[i] < 0) y[i] = 0; else y[i] = x[i];\n }\n}\n"
+    )
     made = variants("select", Code(branch, AVX2), from_c(branch))[0].source
     assert "y[i] = (x[i] > 1.0f) ? (1.0f) : ((x[i] < 0) ? (0) : (x[i]));" in made
     assert len(TRANSFORMS) >= 14

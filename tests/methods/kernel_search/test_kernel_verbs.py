@@ -179,7 +179,10 @@ def test_a_model_writes_candidates_and_its_last_block_counts(tmp_path: Path) -> 
 
     def reply(messages: Any) -> str:
         shown.append(str(messages))
-        return f"First:\n```c\nint nothing;\n```\nRather:\n```c\n// flags: -O3 -march=native -fopenmp-simd -fplugin=/tmp/x.so\n{better}```\n"
+        return (
+            "First:\n```c\nint nothing;\n```\nRather:\n```c\n// flags: -O3 -march=native -fopenmp-simd "
+            f"-fplugin=/tmp/x.so\n{better}```\n"
+        )
 
     task = from_c(SUM)
     made = LLMProposer(task, FunctionModel(reply, name="writer"), None)

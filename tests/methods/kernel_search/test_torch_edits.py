@@ -44,7 +44,10 @@ def test_a_broadcast_product_and_an_einsum_become_matrix_products() -> None:
 
 
 def test_what_an_operator_has_made_is_changed_in_place_by_the_next() -> None:
-    body = "    z = x @ w\n    z = z * 2 + b\n    e = torch.exp(z - z.amax(1, keepdim=True))\n    return 1 - e / e.sum(1, keepdim=True)\n"
+    body = (
+        "    z = x @ w\n    z = z * 2 + b\n    e = torch.exp(z - z.amax(1, keepdim=True))\n    return 1 - e / e.sum(1, "
+        "keepdim=True)\n"
+    )
     assert lines("in-place", body) == [
         [
             "    z = z.mul_(2).add_(b)",
@@ -106,7 +109,10 @@ def test_each_kind_has_its_own_transforms() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wall_finds_every_variant_right() -> None:
-    body = "    z = (x[:, :, None] * w[None]).sum(1).clone()\n    z = z * 2 + b\n    e = torch.exp(z - z.amax(1, keepdim=True))\n    return e / e.sum(1, keepdim=True)\n"
+    body = (
+        "    z = (x[:, :, None] * w[None]).sum(1).clone()\n    z = z * 2 + b\n    e = torch.exp(z - z.amax(1, keepdim=True))\n  "
+        "  return e / e.sum(1, keepdim=True)\n"
+    )
     task = task_of(body)
     wall = Wall(task)
     made = [one for name in set(transforms_for("torch")) - {"compile"} for one in variants(name, wall.original, task)]

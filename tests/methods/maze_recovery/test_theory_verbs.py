@@ -16,7 +16,11 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
 def test_exact(capsys: pytest.CaptureFixture[str]) -> None:
     found = shown(capsys, "exact")
     assert found["base"]["steps"] == 50142
-    assert found["golden_sft"] == {"steps": pytest.approx(4.318448e14, rel=1e-6), "log_steps": pytest.approx(33.699, abs=1e-3), "search_steps": 1019}  # fmt: skip
+    assert found["golden_sft"] == {
+        "steps": pytest.approx(4.318448e14, rel=1e-6),
+        "log_steps": pytest.approx(33.699, abs=1e-3),
+        "search_steps": 1019,
+    }
     assert found["optimal"] == {"steps": 900, "log_steps": pytest.approx(6.802, abs=1e-3), "search_steps": 473}
     assert shown(capsys, "exact", "--k", "900")["golden_sft"]["steps"] is None
     assert shown(capsys, "exact", "--w", "1", "--k", "0", "--l", "1")["base"]["steps"] == 2
@@ -27,7 +31,10 @@ def test_exact(capsys: pytest.CaptureFixture[str]) -> None:
 def test_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     size = ("--w", "3", "--k", "2", "--l", "3", "--steps", "300")
     curve = tmp_path / "curve.jsonl"
-    after = {method: shown(capsys, "train", *size, "--method", method, "--out", str(curve))["after"] for method in ("rlvr", "sft", "distill", "distill-erased")}  # fmt: skip
+    after = {
+        method: shown(capsys, "train", *size, "--method", method, "--out", str(curve))["after"]
+        for method in ("rlvr", "sft", "distill", "distill-erased")
+    }
     assert after["rlvr"] < 60
     assert after["distill"] < 40 < 240 < after["sft"] == after["distill-erased"]
     rows = [json.loads(line) for line in curve.read_text(encoding="utf-8").splitlines()]

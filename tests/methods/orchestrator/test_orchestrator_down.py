@@ -158,9 +158,14 @@ def test_a_collection_waits_for_who_is_down_once_and_does_not_pay_for_every_call
     """Of one that comes back every call is made; of one that does not, few are paid for and none is a wrong answer."""
     back = stack.enter_context(FaultyServer(*["503"] * 3, good))
     pool = ModelPool(
-        [PoolWorker("well", functions.adder), PoolWorker("back", chat_at(back.url, "m")), PoolWorker("gone", chat_at(NOBODY, "m"))],
-        retries=0, rest=0.3,
-    )  # fmt: skip
+        [
+            PoolWorker("well", functions.adder),
+            PoolWorker("back", chat_at(back.url, "m")),
+            PoolWorker("gone", chat_at(NOBODY, "m")),
+        ],
+        retries=0,
+        rest=0.3,
+    )
     tasks, judge = task_file(tmp_path, 10), find_judge("exact")
     table = collect(pool, tasks, judge, tmp_path / "run", n=4, settings=Sampling(max_tokens=8))
     at = {name: table.workers.index(name) for name in pool.names}

@@ -236,11 +236,15 @@ def test_bad_input_is_one_sentence(
         (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, tmp_path / name)
     one = (made / "pool.toml").read_text().split("[[workers]]")[1]
     texts = {
-        "empty.toml": "seconds = 3.0\n", "twice.toml": f"[[workers]]{one}[[workers]]{one}", "typo.toml": f"[[workers]]{one.replace('price', 'prize')}",
-        "other.toml": f"[[workers]]{one}", "rows.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n{"task": "a", "worker": '
-                                                         '"v", "reward": "x"}\n',
-        "high.jsonl": '{"task": "a", "worker": "w", "reward": 3}\n', "one.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n', "noprompt.jsonl": '{"id": "a"}\n',
-    }  # fmt: skip
+        "empty.toml": "seconds = 3.0\n",
+        "twice.toml": f"[[workers]]{one}[[workers]]{one}",
+        "typo.toml": f"[[workers]]{one.replace('price', 'prize')}",
+        "other.toml": f"[[workers]]{one}",
+        "rows.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n{"task": "a", "worker": "v", "reward": "x"}\n',
+        "high.jsonl": '{"task": "a", "worker": "w", "reward": 3}\n',
+        "one.jsonl": '{"task": "a", "worker": "w", "reward": 1}\n',
+        "noprompt.jsonl": '{"id": "a"}\n',
+    }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

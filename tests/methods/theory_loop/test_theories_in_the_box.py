@@ -105,7 +105,10 @@ def test_diminishing_returns_in_numbers() -> None:
 
 
 def test_a_policy_of_ones_own_makes_choices_deterministic() -> None:
-    code = "def predict(parameters, state, history):\n    return [0.4, 0.6]\n\n\ndef policy(probs):\n    return int(np.argmax(probs))\n"
+    code = (
+        "def predict(parameters, state, history):\n    return [0.4, 0.6]\n\n\ndef policy(probs):\n    return "
+        "int(np.argmax(probs))\n"
+    )
     data = boxed(lambda bench: bench.simulate(Theory("", {}, code), PAIR, 5, 0))
     assert data.response.all()
 

@@ -415,15 +415,26 @@ def test_a_theory_that_reads_history_can_claim(done: Path, tmp_path: Path, capsy
 
 
 REPLY = {
-    "design": {"rationale": "dispute", "validities": [0.9, 0.8, 0.7, 0.6], "trial_a_ratings": [[0, 1, 1, 1], [0, 1, 1, 0]], "trial_b_ratings": [[1, 0, 0, 1], [1, 0, 0, 0]], "rating_max": 1},
+    "design": {
+        "rationale": "dispute",
+        "validities": [0.9, 0.8, 0.7, 0.6],
+        "trial_a_ratings": [[0, 1, 1, 1], [0, 1, 1, 0]],
+        "trial_b_ratings": [[1, 0, 0, 1], [1, 0, 0, 0]],
+        "rating_max": 1,
+    },
     "metric": {"rationale": "mean", "metric": "def metric(data):\n    return float(data['response'].mean())\n"},
     "verdict": {"interpretation": "slot 1 is further off", "verdict": "new_theory", "target": 1, "recommendation": "add up"},
-    "theory": {"description": "Adds ratings up.", "parameters": {"b": "[2, 9]"}, "rationale": "as told",
-               "predict": "def predict(parameters, state, history):\n    d = sum(state['option_b_ratings']) - "
-                          "sum(state['option_a_ratings'])\n    p = 1 / (1 + math.exp(-parameters['b'] * d))\n    return [1 - p, "
-                          "p]\n", "policy": ""},
+    "theory": {
+        "description": "Adds ratings up.",
+        "parameters": {"b": "[2, 9]"},
+        "rationale": "as told",
+        "predict": "def predict(parameters, state, history):\n    d = sum(state['option_b_ratings']) - "
+        "sum(state['option_a_ratings'])\n    p = 1 / (1 + math.exp(-parameters['b'] * d))\n    return [1 - p, "
+        "p]\n",
+        "policy": "",
+    },
     "critique": {"decision": "continue", "diagnosis": "fine"},
-}  # fmt: skip
+}
 ROLE = {
     "design": "Design an experiment that it should win",
     "metric": "write a metric",

@@ -106,7 +106,14 @@ def test_costs_may_depend_on_the_candidate() -> None:
 
 def test_verified_transitions_are_learned() -> None:
     config = CONFIG.model_copy(update={"after_verify": "continue", "c_ver": 1.0})
-    controller = Controller([Critic("tests", judge(lambda text: True))], judge(lambda text: text == "good"), lambda item, last, said: "bad" if last is None else "good", config, TABLES, learn=True)  # fmt: skip
+    controller = Controller(
+        [Critic("tests", judge(lambda text: True))],
+        judge(lambda text: text == "good"),
+        lambda item, last, said: "bad" if last is None else "good",
+        config,
+        TABLES,
+        learn=True,
+    )
     for _ in range(12):
         assert run(controller).delivered
     assert controller.tables is not None

@@ -320,9 +320,12 @@ def test_what_cannot_be_is_one_sentence(
 def test_tables_of_the_papers_own_code(tmp_path: Path, asked: Any) -> None:
     record = {
         "prior_Y1": 0.4,
-        "critic_likelihoods": {name: {"P_pass_given_Y1": t, "P_pass_given_Y0": f} for name, (t, f) in {"S": (0.99, 0.9), "T": (0.9, 0.35), "L": (0.75, 0.35)}.items()},
+        "critic_likelihoods": {
+            name: {"P_pass_given_Y1": t, "P_pass_given_Y0": f}
+            for name, (t, f) in {"S": (0.99, 0.9), "T": (0.9, 0.35), "L": (0.75, 0.35)}.items()
+        },
         "kernel_all": {"P_fix_given_broken": 0.24, "P_break_given_correct": 0.08},
-    }  # fmt: skip
+    }
     (tmp_path / "theirs.json").write_text(json.dumps(record))
     found = asked("plan", tmp_path / "theirs.json", "--costs", "S=1,T=2,L=5")
     assert found["value"] == pytest.approx(22.742552, abs=1e-6)

@@ -161,7 +161,15 @@ def test_every_value_of_a_large_plan_is_that_of_its_best_action() -> None:
     critics = {"a": (0.99, 0.9), "b": (0.9, 0.35), "c": (0.75, 0.35), "d": (0.8, 0.5)}
     kernels = Kernel(fix=0.2, broken=0.1, same_right=0.2, same_wrong=0.3), Kernel(fix=0.3, broken=0.05, same_wrong=0.4)
     scaled = [{name: Likelihood.of(t, f * by) for name, (t, f) in critics.items()} for by in (1.0, 0.8, 0.6)]
-    known = Tables(prior=0.4, critics=scaled[0], kernel=kernels[0], rewritten=scaled[1], rejected=scaled[2], kernel_rejected=kernels[1], gate="b")  # fmt: skip
+    known = Tables(
+        prior=0.4,
+        critics=scaled[0],
+        kernel=kernels[0],
+        rewritten=scaled[1],
+        rejected=scaled[2],
+        kernel_rejected=kernels[1],
+        gate="b",
+    )
     config = ControlConfig(horizon=5, costs=("a=1", "b=2", "c=5", "d=2"))
     plan = Plan(known, config)
 

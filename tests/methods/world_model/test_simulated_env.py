@@ -20,7 +20,14 @@ from ramify.model.scripted import ScriptedModel
 from ramify.trace.message import write_call
 from tests.methods.world_model.worlds import Says, notes, talking
 
-TOOL = {"type": "function", "function": {"name": "price", "description": "", "parameters": {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}}}  # fmt: skip
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "price",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]},
+    },
+}
 
 
 @pytest.mark.parametrize("make", [talking, notes, lambda: notes(controls=[Fault(p=0.3), Stingy(tool="*"), Latency()])])
@@ -181,7 +188,11 @@ def test_tools_are_checked_by_code() -> None:
         seen = env.step(action)
         assert says in seen.text
         assert not seen.valid
-    strict = {"type": "object", "properties": {"of": {"enum": ["tea", "milk"]}, "n": {"type": ["integer", "null"]}}, "additionalProperties": False}  # fmt: skip
+    strict = {
+        "type": "object",
+        "properties": {"of": {"enum": ["tea", "milk"]}, "n": {"type": ["integer", "null"]}},
+        "additionalProperties": False,
+    }
     held = talking(tools=[{"type": "function", "function": {"name": "price", "description": "", "parameters": strict}}]).make()
     held.reset(Task("t", {"prompt": "How much is tea?"}), 0)
     for arguments, says in [

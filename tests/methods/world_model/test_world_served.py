@@ -66,10 +66,18 @@ def test_over_http_it_answers_as_it_does_here() -> None:
         assert client.get("/health").json() == {"status": "healthy"}
         assert client.get("/tasks").json()["tasks"] == [task.id for task in TASKS]
         assert client.post("/reset", json={"task": "t0", "seed": 7}).json() == {
-            "observation": {"text": opening, "role": "user", "valid": True, "terminated": False, "truncated": False, "outcome": None, "data": {}},
+            "observation": {
+                "text": opening,
+                "role": "user",
+                "valid": True,
+                "terminated": False,
+                "truncated": False,
+                "outcome": None,
+                "data": {},
+            },
             "reward": None,
             "done": False,
-        }  # fmt: skip
+        }
         there = [step(client, {"text": action}) for action in actions]
         assert [one["observation"]["text"] for one in there] == [one.text for one in here]
         assert [one["observation"]["data"] for one in there] == [dict(one.data) for one in here]
@@ -195,7 +203,9 @@ def test_a_users_tests_have_it_as_a_fixture(tmp_path: Path) -> None:
     (folder / "test_users.py").write_text(USERS_TEST)
     plugin = ("-p", "ramify.integrations.pytest_plugin", "-p", "no:cacheprovider")
     environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *plugin, "tests"], cwd=tmp_path, env=environ, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugin, "tests"], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
@@ -210,7 +220,12 @@ def test_it_is_a_gymnasium_environment() -> None:
     text, info = made.reset(seed=1, options={"task": "t1"})
     assert (text, info["task"]) == ("Room 1.", "t1")
     assert made.step("get a")[:4] == ("red", 0.0, False, False)
-    assert made.step("set a green")[1:] == (1.0, True, False, {"outcome": True, "is_success": True, "valid": True, "role": "user", "data": {"by": "code"}})  # fmt: skip
+    assert made.step("set a green")[1:] == (
+        1.0,
+        True,
+        False,
+        {"outcome": True, "is_success": True, "valid": True, "role": "user", "data": {"by": "code"}},
+    )
     made.reset(seed=1)
     assert [made.step("get a")[3] for _ in range(2)] == [False, True], "cut after as many turns as the environment allows"
     with pytest.raises(UserError, match="no task 'nowhere'"):

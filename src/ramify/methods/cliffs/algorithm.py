@@ -19,9 +19,20 @@ from ramify.stats.drops import Counts, ZTest, standard_error
 from ramify.stats.evidence import benjamini_hochberg
 
 __all__ = [
-    "H_STAR", "KINDS", "Candidate", "Cliff", "Counts", "TokenFacts", "ZTest", "cliff_mass", "confirm", "critical_cut", "detect", "screen",
+    "H_STAR",
+    "KINDS",
+    "Candidate",
+    "Cliff",
+    "Counts",
+    "TokenFacts",
+    "ZTest",
+    "cliff_mass",
+    "confirm",
+    "critical_cut",
+    "detect",
+    "screen",
     "tangent_cut",
-]  # fmt: skip
+]
 
 #: Entropy in nats below which a greedy token is deterministic: H_b(0.99) (3.4).
 H_STAR = -(0.99 * math.log(0.99) + 0.01 * math.log(0.01))
@@ -105,11 +116,24 @@ class Cliff:
         """The record of 3.8. ``threshold`` is what d had to exceed."""
         se = standard_error(self.prev, self.cur)
         record: dict[str, Any] = {
-            "trace_id": self.trace_id, "t": self.t, "token_id": self.token_id, "start": self.start, "interval": self.interval,
-            **_columns(self.prev, self.cur), "d": self.drop, "se": se,
-            "threshold": test.delta0 + test.z * se, "pi_token": self.facts.pi, "q_token": self.facts.q, "H": self.facts.entropy,
-            "greedy": self.facts.greedy, "class": self.facts.kind, "suspect": self.suspect, "status": self.status, "confirm": None,
-        }  # fmt: skip
+            "trace_id": self.trace_id,
+            "t": self.t,
+            "token_id": self.token_id,
+            "start": self.start,
+            "interval": self.interval,
+            **_columns(self.prev, self.cur),
+            "d": self.drop,
+            "se": se,
+            "threshold": test.delta0 + test.z * se,
+            "pi_token": self.facts.pi,
+            "q_token": self.facts.q,
+            "H": self.facts.entropy,
+            "greedy": self.facts.greedy,
+            "class": self.facts.kind,
+            "suspect": self.suspect,
+            "status": self.status,
+            "confirm": None,
+        }
         if self.fresh is not None:
             record["confirm"] = _columns(*self.fresh) | {"d": self.fresh_drop, "p": self.p, "p_fdr": self.p_fdr}
         return record

@@ -372,7 +372,10 @@ def pairs_(
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
     found = {"out": str(out), "cliffs": len(examined), "pairs": len(rows), "masses": masses, "spent": forks.spent()}
     left_out = sum(len(one.kept) for one in scanned) - len(examined)
-    text = f"{out} holds {plural(len(rows), 'pair')} of {plural(len(examined), 'cliff')} ({left_out} of other classes, or of several tokens, left out); {plural(forks.spent()['forward_tokens'], 'token')} run."
+    text = (
+        f"{out} holds {plural(len(rows), 'pair')} of {plural(len(examined), 'cliff')} ({left_out} of other classes, or of "
+        f"several tokens, left out); {plural(forks.spent()['forward_tokens'], 'token')} run."
+    )
     if masses:
         text += "\n\n" + table(
             ["trace", "token", "cliff mass", f"under {compare}", "difference"], [list(m.values()) for m in masses]
@@ -411,9 +414,19 @@ def show(
     if svg is not None:
         write_whole(svg, potential_svg(shown))
     rows = [
-        [c.t, shown.tokens[c.t - 1], (c.facts.kind or "-"), c.facts.pi, f"{c.prev.k}/{c.prev.n}", f"{c.cur.k}/{c.cur.n}", c.drop, c.fresh_drop, c.status + (", suspect" if c.suspect else "")]
+        [
+            c.t,
+            shown.tokens[c.t - 1],
+            (c.facts.kind or "-"),
+            c.facts.pi,
+            f"{c.prev.k}/{c.prev.n}",
+            f"{c.cur.k}/{c.cur.n}",
+            c.drop,
+            c.fresh_drop,
+            c.status + (", suspect" if c.suspect else ""),
+        ]
         for c in one.cliffs
-    ]  # fmt: skip
+    ]
     columns = ["token", "text", "class", "probability", "before", "behind", "drop", "fresh drop", "status"]
     text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No token is a candidate.")
     written = {"svg": None if svg is None else str(svg), "run": None if run is None else str(run)}

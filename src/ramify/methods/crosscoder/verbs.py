@@ -178,9 +178,13 @@ def capture(
     if options.dtype == "float16" and np.abs(values).max() > np.finfo(np.float16).max:
         raise UserError("a hidden state is too large for float16: give --dtype float32")
     about = {
-        "tuned": options.tuned, "base": options.base, "layer": options.layer,
-        "weights": [model.identity.weights for model in models.models], "tokenizer": models.tuned.identity.tokenizer, "other_tokenizer": options.other_tokenizer,
-    }  # fmt: skip
+        "tuned": options.tuned,
+        "base": options.base,
+        "layer": options.layer,
+        "weights": [model.identity.weights for model in models.models],
+        "tokenizer": models.tuned.identity.tokenizer,
+        "other_tokenizer": options.other_tokenizer,
+    }
     States(values.astype(options.dtype), np.arange(len(values)) < len(read[0]), about).save(out)
     found = {"rows": len(values), "tool": len(read[0]), "plain": len(read[1]), "width": values.shape[2], "out": str(out)}
     emit(found, as_json, table(["number", "value"], list(found.items())))

@@ -54,10 +54,18 @@ GRAMMARS = {
 }  # fmt: skip
 """End of a file's name -> the package with its grammar, and the function that gives it."""
 _DEFINES = {
-    "function_declaration": "function", "generator_function_declaration": "function", "method_definition": "method",
-    "class_declaration": "class", "method_declaration": "method", "constructor_declaration": "method", "function_item": "function",
-    "struct_item": "class", "trait_item": "class", "interface_declaration": "class", "type_spec": "class",
-}  # fmt: skip
+    "function_declaration": "function",
+    "generator_function_declaration": "function",
+    "method_definition": "method",
+    "class_declaration": "class",
+    "method_declaration": "method",
+    "constructor_declaration": "method",
+    "function_item": "function",
+    "struct_item": "class",
+    "trait_item": "class",
+    "interface_declaration": "class",
+    "type_spec": "class",
+}
 _SCRIPTS = (".ts", ".tsx", ".js", ".jsx", ".mjs", ".cjs")
 
 

@@ -153,7 +153,10 @@ def _observed(call: AskedCall, tools: RepoTools, state: _State, config: Localize
     text = f"<observation>\n{result.text}\n</observation>"
     if state.counts[key] > 1 and config.warn_loops:
         state.meta["loops"] += 1
-        text = f"Warning: you have made this call of {call.name} {state.counts[key]} times, and its result is the same. Do something else.\n{text}"
+        text = (
+            f"Warning: you have made this call of {call.name} {state.counts[key]} times, and its result is the same. Do "
+            f"something else.\n{text}"
+        )
     return text
 
 

@@ -180,10 +180,18 @@ def _cost(view: View) -> dict[str, Any]:
     first = next((at for at, one in enumerate(classes) if one in ("repair", "make_test")), len(classes))
     total = sum(tokens)
     return {
-        "task": view.task, "leaf": view.leaf, "replies": len(classes), "before_edit": first, "edited": first < len(classes),
-        "share_of_replies": first / len(classes) if classes else None, "tokens": total, "tokens_before_edit": sum(tokens[:first]),
-        "share_of_tokens": sum(tokens[:first]) / total if total else None, "estimated": estimated, "classes": dict(Counter(classes)),
-    }  # fmt: skip
+        "task": view.task,
+        "leaf": view.leaf,
+        "replies": len(classes),
+        "before_edit": first,
+        "edited": first < len(classes),
+        "share_of_replies": first / len(classes) if classes else None,
+        "tokens": total,
+        "tokens_before_edit": sum(tokens[:first]),
+        "share_of_tokens": sum(tokens[:first]) / total if total else None,
+        "estimated": estimated,
+        "classes": dict(Counter(classes)),
+    }
 
 
 def _size(message: Any) -> int:

@@ -125,15 +125,43 @@ CAUSES = {
 }
 """Cause -> how it is said, and the direction of the edit."""
 FEATURES = (
-    "bias", "words of the issue in it", "words of the issue in its name", "named in the issue", "its file is named", "in the traceback",
-    "last frame of the traceback", "calls lead to it", "is where the calls begin", "search hits", "differs from a sibling", "size of that difference",
-    "value not returned", "unused parameter", "length", "is a test",
-)  # fmt: skip
+    "bias",
+    "words of the issue in it",
+    "words of the issue in its name",
+    "named in the issue",
+    "its file is named",
+    "in the traceback",
+    "last frame of the traceback",
+    "calls lead to it",
+    "is where the calls begin",
+    "search hits",
+    "differs from a sibling",
+    "size of that difference",
+    "value not returned",
+    "unused parameter",
+    "length",
+    "is a test",
+)
 """Features of a function, as :func:`features` gives them."""
 CAUSE_FEATURES = (
-    "bias", "sibling: comparison", "sibling: number", "sibling: number by one", "sibling: default", "sibling: if", "sibling: return", "sibling: order", "sibling: name",
-    "value not returned", "unused parameter", "issue: exception", "issue: None", "issue: off by one", "has a comparison", "has a default", "has a guard",
-)  # fmt: skip
+    "bias",
+    "sibling: comparison",
+    "sibling: number",
+    "sibling: number by one",
+    "sibling: default",
+    "sibling: if",
+    "sibling: return",
+    "sibling: order",
+    "sibling: name",
+    "value not returned",
+    "unused parameter",
+    "issue: exception",
+    "issue: None",
+    "issue: off by one",
+    "has a comparison",
+    "has a default",
+    "has a guard",
+)
 """What a cause is recognized by."""
 
 
@@ -748,11 +776,20 @@ class RulePolicy:
             return list(CAUSES)[first], list(CAUSES)[second]
         flags = dict(zip(CAUSE_FEATURES, row, strict=True))
         order: Mapping[str, str] = {
-            "value not returned": "dropped return", "sibling: return": "dropped return", "sibling: if": "missing guard", "sibling: comparison": "comparison",
-            "sibling: default": "wrong default", "sibling: number by one": "off-by-one", "sibling: number": "wrong constant", "sibling: name": "wrong variable",
-            "unused parameter": "wrong variable", "sibling: order": "swapped arguments", "issue: exception": "missing guard",
-            "issue: off by one": "off-by-one", "has a comparison": "comparison",
-        }  # fmt: skip
+            "value not returned": "dropped return",
+            "sibling: return": "dropped return",
+            "sibling: if": "missing guard",
+            "sibling: comparison": "comparison",
+            "sibling: default": "wrong default",
+            "sibling: number by one": "off-by-one",
+            "sibling: number": "wrong constant",
+            "sibling: name": "wrong variable",
+            "unused parameter": "wrong variable",
+            "sibling: order": "swapped arguments",
+            "issue: exception": "missing guard",
+            "issue: off by one": "off-by-one",
+            "has a comparison": "comparison",
+        }
         likely = dict.fromkeys([*(cause for flag, cause in order.items() if flags[flag]), "wrong variable", "wrong constant"])
         first_, second_ = list(likely)[:2]
         return first_, second_

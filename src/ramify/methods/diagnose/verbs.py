@@ -261,11 +261,21 @@ def cost(
     replies, first = sum(row["replies"] for row in rows), sum(row["before_edit"] for row in rows)
     counts = {name: sum(row["classes"].get(name, 0) for row in rows) for name in CLASSES}
     found = {
-        "attempts": len(rows), "edited": sum(row["edited"] for row in rows), "replies": replies, "share_of_replies": first / replies,
-        "share_of_tokens": before / total if total else None, "tokens": total, "tokens_before_edit": before, "estimated": any(row["estimated"] for row in rows),
-        "classes": counts, "rows": rows,
-    }  # fmt: skip
-    why = f"{first / replies:.0%} of {replies} replies and {before / total:.0%} of {total} tokens{' (estimated)' if found['estimated'] else ''} come before the first edit"
+        "attempts": len(rows),
+        "edited": sum(row["edited"] for row in rows),
+        "replies": replies,
+        "share_of_replies": first / replies,
+        "share_of_tokens": before / total if total else None,
+        "tokens": total,
+        "tokens_before_edit": before,
+        "estimated": any(row["estimated"] for row in rows),
+        "classes": counts,
+        "rows": rows,
+    }
+    why = (
+        f"{first / replies:.0%} of {replies} replies and {before / total:.0%} of {total} "
+        f"tokens{' (estimated)' if found['estimated'] else ''} come before the first edit"
+    )
     never = len(rows) - found["edited"]
     finding = Finding(
         "cost of localization",

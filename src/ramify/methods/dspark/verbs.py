@@ -239,7 +239,10 @@ def verify_lossless(
     with progress("verify", as_json=as_json, kept=UNCHANGED) as bar:
         profiled, checks = run.verify(opened, drafter, given, seed, samples, schedules or (), grammar, bar)
     passed = all(one.status in ("pass", "reported") for one in checks)
-    title = f"{'nothing changes but the speed' if passed else 'MISSED'} ({samples} outputs a schedule; {'profile' if profiled else 'made-up costs'})"
+    title = (
+        f"{'nothing changes but the speed' if passed else 'MISSED'} ({samples} outputs a schedule; "
+        f"{'profile' if profiled else 'made-up costs'})"
+    )
     shown = table(["check", "value", "must be", "n", "status"], lossless.verdict(checks), title)
     emit({"passed": passed, "checks": [one.to_json() for one in checks]}, as_json, shown)
     if not passed:

@@ -234,10 +234,18 @@ class Study:
         sampled[written.before : len(sampled) if row["closed"] == "own" else written.before + length] = True
         by = self._provenance("think_tokens") if generated else None
         thought = make_node(
-            name, prompt.id, len(prompt), "assistant", written.text, tokens=written.tokens, sampled=sampled if generated else None,
-            ends=written.ends, provenance=by and by.hash, index=row["sample"] if row["mode"] == "thinking" else -1,
+            name,
+            prompt.id,
+            len(prompt),
+            "assistant",
+            written.text,
+            tokens=written.tokens,
+            sampled=sampled if generated else None,
+            ends=written.ends,
+            provenance=by and by.hash,
+            index=row["sample"] if row["mode"] == "thinking" else -1,
             data={"mode": row["mode"], "closed": row["closed"], "thinking": [written.before, written.before + length]},
-        )  # fmt: skip
+        )
         records: list[Record] = [*filter(None, [by]), thought]
         kept = {part: value for part, value in row.items() if part not in ("key", "thinking", "answer", "answer_ids")}
         kept |= {"thought": thought.id}

@@ -169,9 +169,22 @@ def probe_(options: early_decision.ProbeConfig, run: RunPath, trust: Trust = Fal
         found = early_decision.probe_stage(study, sampler.model, thinking, options)
     verdict = probe_verdict(found["probes"])
     rows = [
-        [one["at"], one["place"], one["layer"], pool["pool"], pool["n"], pool["auroc"], str(pool["interval"] or pool["reason"]), pool["balanced"], pool["null"], pool["p_corrected"], *(pool["controls"].get(name) for name in ("prompt words", "first token"))]
-        for one in found["probes"] for pool in one["pools"]
-    ]  # fmt: skip
+        [
+            one["at"],
+            one["place"],
+            one["layer"],
+            pool["pool"],
+            pool["n"],
+            pool["auroc"],
+            str(pool["interval"] or pool["reason"]),
+            pool["balanced"],
+            pool["null"],
+            pool["p_corrected"],
+            *(pool["controls"].get(name) for name in ("prompt words", "first token")),
+        ]
+        for one in found["probes"]
+        for pool in one["pools"]
+    ]
     columns = [
         "at",
         "place",

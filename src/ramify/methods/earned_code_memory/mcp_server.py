@@ -22,13 +22,18 @@ RECALL = {
 RECORD = {
     "name": "memory_record",
     "description": "Keep what was done for a request: messages in OpenAI's form, and whether it succeeded where that is known. "
-                   "Call it after a task.",
+    "Call it after a task.",
     "inputSchema": {
         "type": "object",
-        "properties": {"request": _TEXT, "messages": {"type": "array", "items": {"type": "object"}}, "success": {"type": "boolean"}, "task": _TEXT},
+        "properties": {
+            "request": _TEXT,
+            "messages": {"type": "array", "items": {"type": "object"}},
+            "success": {"type": "boolean"},
+            "task": _TEXT,
+        },
         "required": ["request", "messages"],
     },
-}  # fmt: skip
+}
 
 
 async def serve(memory: Memory, upstream: Sequence[str] = ()) -> None:

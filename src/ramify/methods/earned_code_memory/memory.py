@@ -532,9 +532,19 @@ class Memory:
         if flag and self.reviewer is not None and (accepted := self.reviewer(entry)) is not None:
             status = "active" if accepted else "rejected"
         return {
-            "id": name, "kind": kind, "title": title, "body": body, "scope": scope, "steps": steps, "evidence": entry.evidence, "quote": quote,
-            "source": source, "flag": flag, "supersedes": heads, "status": status,
-        }  # fmt: skip
+            "id": name,
+            "kind": kind,
+            "title": title,
+            "body": body,
+            "scope": scope,
+            "steps": steps,
+            "evidence": entry.evidence,
+            "quote": quote,
+            "source": source,
+            "flag": flag,
+            "supersedes": heads,
+            "status": status,
+        }
 
     def contradicted(self, kind: str, text: str, known: Sequence[str] = ()) -> list[str]:
         """Active facts and pitfalls near ``text`` that cannot be right where it is,

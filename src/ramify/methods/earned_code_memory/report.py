@@ -91,11 +91,21 @@ def _entry(state: MemoryState, entry: MemoryEntry, given: Sequence[MemoryTask], 
         _costs(state, lambda task: not task.selected), [_cost(task) for task in given if task.recorded and _cost(task)]
     )
     return {
-        "id": entry.id, "kind": entry.kind, "title": entry.title, "status": entry.status, "flag": entry.flag, "given": len(given),
-        "selected": len(uses.get("selected", ())), "followed": len(uses.get("followed", ())),
-        "evidence": len(state.evidence(entry.id)) if entry.kind == "plan" else 0, "succeeded": sum(map(bool, ended)), "ended": len(ended),
-        "tokens": entry.tokens, "saving": saving, "break_even": pays(entry.tokens, saving)["after"],
-    }  # fmt: skip
+        "id": entry.id,
+        "kind": entry.kind,
+        "title": entry.title,
+        "status": entry.status,
+        "flag": entry.flag,
+        "given": len(given),
+        "selected": len(uses.get("selected", ())),
+        "followed": len(uses.get("followed", ())),
+        "evidence": len(state.evidence(entry.id)) if entry.kind == "plan" else 0,
+        "succeeded": sum(map(bool, ended)),
+        "ended": len(ended),
+        "tokens": entry.tokens,
+        "saving": saving,
+        "break_even": pays(entry.tokens, saving)["after"],
+    }
 
 
 def _tool(state: MemoryState, tool: ToolEntry) -> dict[str, Any]:
@@ -107,9 +117,18 @@ def _tool(state: MemoryState, tool: ToolEntry) -> dict[str, Any]:
     saving = tool.saved / tool.calls if tool.saved and tool.calls else _less(text, called)
     found = pays(tool.tokens, saving)
     return {
-        "name": tool.name, "plan": tool.plan, "status": tool.status, "why": tool.why, "calls": tool.calls, "failures": tool.failures,
-        "raised": tool.raised, "tokens": tool.tokens, "saving": saving, "break_even": found["after"], "env_version": tool.env_version,
-    }  # fmt: skip
+        "name": tool.name,
+        "plan": tool.plan,
+        "status": tool.status,
+        "why": tool.why,
+        "calls": tool.calls,
+        "failures": tool.failures,
+        "raised": tool.raised,
+        "tokens": tool.tokens,
+        "saving": saving,
+        "break_even": found["after"],
+        "env_version": tool.env_version,
+    }
 
 
 def find(state: MemoryState, name: str) -> MemoryEntry | ToolEntry:
@@ -148,9 +167,13 @@ def why(state: MemoryState, name: str) -> dict[str, Any]:
         if one in state.entries
     ]
     return {
-        **own, "evidence_queries": sorted(state.requests(plan)), "structures": sorted(state.evidence(plan)), "needed": _gate(state),
-        "chain": chain, "tools": [tool.name for tool in state.tools_of(plan)],
-    }  # fmt: skip
+        **own,
+        "evidence_queries": sorted(state.requests(plan)),
+        "structures": sorted(state.evidence(plan)),
+        "needed": _gate(state),
+        "chain": chain,
+        "tools": [tool.name for tool in state.tools_of(plan)],
+    }
 
 
 def _gate(state: MemoryState) -> float | str:

@@ -118,8 +118,11 @@ def reflector_prompt(
 ) -> str:
     """What is worth keeping of a task; ``steps`` are its compact view, ``expanded`` the steps that were asked for in full."""
     kinds = "\n".join(f"- {kind}: {meaning}." for kind, meaning in MEANING.items())
-    ended = {True: "It succeeded: look for waste (repeated calls, needless look-ups), and write or refine a plan.",
-             False: "It failed: find the cause, and write a pitfall or a fact.", None: "How it ended is not known."}[outcome]  # fmt: skip
+    ended = {
+        True: "It succeeded: look for waste (repeated calls, needless look-ups), and write or refine a plan.",
+        False: "It failed: find the cause, and write a pitfall or a fact.",
+        None: "How it ended is not known.",
+    }[outcome]
     words = (
         f"You read what an agent did and write what is worth remembering. Kinds:\n{kinds}\n\n{ended}\n\n"
         "Keep a candidate only where all four are true: it is general beyond this task, it is new beside the similar entries, "

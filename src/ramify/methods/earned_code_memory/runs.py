@@ -61,9 +61,14 @@ def _procedure(steps: tuple[str, ...], tasks: list[tuple[str, str, bool | None]]
     queries = sorted({query for query, _, _ in tasks})
     ended = [success for _, _, success in tasks if success is not None]
     return {
-        "calls": list(steps), "attempts": len(tasks), "structures": len({structure(query) for query in queries}), "queries": queries[:10],
-        "succeeded": sum(ended), "ended": len(ended), "node": tasks[0][1],
-    }  # fmt: skip
+        "calls": list(steps),
+        "attempts": len(tasks),
+        "structures": len({structure(query) for query in queries}),
+        "queries": queries[:10],
+        "succeeded": sum(ended),
+        "ended": len(ended),
+        "node": tasks[0][1],
+    }
 
 
 def _finding(one: dict[str, Any], memory: Memory) -> Finding:

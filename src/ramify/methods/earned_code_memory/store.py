@@ -27,7 +27,10 @@ from ramify.methods.earned_code_memory.algorithm import MemoryConfig, structure,
 
 APPLICATION_ID, SCHEMA = 0x4D454D31, 1
 _TABLES = "CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL)"
-_VECTORS = "CREATE TABLE IF NOT EXISTS vectors (model TEXT NOT NULL, digest TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (model, digest))"
+_VECTORS = (
+    "CREATE TABLE IF NOT EXISTS vectors (model TEXT NOT NULL, digest TEXT NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (model, "
+    "digest))"
+)
 WAIT = 30.0
 """Seconds that a writer waits for another."""
 LARGEST = 4 << 20
@@ -188,10 +191,14 @@ class MemoryState:
             return {name: getattr(record, name) for name in type(record).__slots__}
 
         plain = {
-            "config": self.config.to_json(), "apis": self.apis, "attempts": self.attempts, "tokens": self.tokens, "dropped": self.dropped,
+            "config": self.config.to_json(),
+            "apis": self.apis,
+            "attempts": self.attempts,
+            "tokens": self.tokens,
+            "dropped": self.dropped,
             "uses": {plan: {k: sorted(v) for k, v in uses.items()} for plan, uses in self.uses.items()},
             **{kind: {name: row(one) for name, one in getattr(self, kind).items()} for kind in ("entries", "tools", "tasks")},
-        }  # fmt: skip
+        }
         copy: dict[str, Any] = json.loads(canonical_json(plain))
         return copy
 

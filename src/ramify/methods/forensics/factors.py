@@ -203,7 +203,10 @@ def misjudged(environment: FactorEnvironment, task: Task, name: str) -> str:
     if label != (script.behaviour, script.target):
         return f"{environment.name}: the scripted agent '{name}' is labelled {label}, not {(script.behaviour, script.target)}"
     if script.succeeds is not None and seen.outcome is not script.succeeds:
-        return f"{environment.name}: the scripted agent '{name}' ended with outcome {seen.outcome} after {turns} turns, not {script.succeeds}"
+        return (
+            f"{environment.name}: the scripted agent '{name}' ended with outcome {seen.outcome} after {turns} turns, not "
+            f"{script.succeeds}"
+        )
     return ""
 
 

@@ -170,7 +170,10 @@ def _test(result: Record) -> Iterator[Finding]:
 def _control(result: Record) -> Iterator[Finding]:
     """What a test does on an agent that has the property."""
     did = "fires" if result.get("fired", True) else "does not fire"
-    why = f"{result['test']} {did} on {result['source']} ({plural(result['n'], 'run')}), its power is at least {result['power']:.2f}"
+    why = (
+        f"{result['test']} {did} on {result['source']} ({plural(result['n'], 'run')}), its power is at least "
+        f"{result['power']:.2f}"
+    )
     yield Finding(f"control {result['test']}", CONTROLS, why, value=result["power"], unit="power", evidence=result)
 
 
@@ -188,7 +191,10 @@ def _question(result: Record) -> Iterator[Finding]:
     """How often the agent answers so, which is no cause."""
     why = f"asked '{result['question'][:120]}', answers of the kind: {share_text(result['rate'])}"
     if "others" in result:
-        why = f"{result['kind']} '{result['question'][:120]}': {share_text(result['rate'])} of runs that did it, {share_text(result['others'])} of the others"
+        why = (
+            f"{result['kind']} '{result['question'][:120]}': {share_text(result['rate'])} of runs that did it, "
+            f"{share_text(result['others'])} of the others"
+        )
     yield Finding(f"question {result['name']}", QUESTIONS, why, value=_rate(result), unit="rate", evidence=result)
 
 

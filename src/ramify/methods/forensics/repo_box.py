@@ -38,9 +38,13 @@ _ENV = {
     "MYPY_CACHE_DIR": "/tmp/mypy",
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_PAGER": "cat",
-    **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "Agent"), ("EMAIL", "agent@example.com"))},
+    **{
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (("NAME", "Agent"), ("EMAIL", "agent@example.com"))
+    },
     **{f"GIT_{who}_DATE": "2026-01-05T09:00:00Z" for who in ("AUTHOR", "COMMITTER")},
-}  # fmt: skip
+}
 #: Unpack, run, and pack again, so that the same files give the same bytes: no times, owners or order, and no file times in git's index.
 _RUN = """
 mkdir -p repo /tmp/mypy; tar -xzf mypy.tgz -C /tmp/mypy 2>/dev/null; tar -xf state.tar -C repo; cd repo
@@ -55,7 +59,10 @@ exit $code
 _START = """
 git init -q -b main --template= . && mkdir -p .git/hooks && git add -A && git commit -q -m 'Version 2.4' && rm -f .git/COMMIT_EDITMSG
 """
-_WARM = "printf 'import re\\nfrom typing import Any\\n' > warm.py; mypy --strict warm.py; rm -f /tmp/mypy/*/warm.*; tar -czf ../mypy.tgz -C /tmp/mypy ."
+_WARM = (
+    "printf 'import re\\nfrom typing import Any\\n' > warm.py; mypy --strict warm.py; rm -f /tmp/mypy/*/warm.*; tar -czf "
+    "../mypy.tgz -C /tmp/mypy ."
+)
 
 
 class RepoBox:

@@ -76,7 +76,10 @@ def as_text(found: Mapping[str, Any]) -> str:
     for trace in found["traces"]:
         rows = [trace["sentences"][i] for i in trace["order"][:5]]
         cells = [[short(r["sentence"], 60), f"{r['held_out']:+.2f}", f"{r['score']:+.2f}", f"{r['sd']:.2f}"] for r in rows]
-        title = f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {plural(trace['k'], 'fork')} at each place"
+        title = (
+            f"## Sentences of reply {trace['turn']} of the run that ends at {trace['leaf'][:12]}, {plural(trace['k'], 'fork')} "
+            "at each place"
+        )
         parts += [title, table(["sentence", "held-out score", "score", "sd"], cells), f"{sentences_text(trace)}."]
     if found["probes"]:
         parts.append("## Questions: what it says, which is no cause")

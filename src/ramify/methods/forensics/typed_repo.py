@@ -11,12 +11,33 @@ from functools import cache
 from ramify.base.seeds import generator
 
 PACKAGE, MARKER = "service", "service/py.typed"
-CONFIG = '[project]\nname = "service"\nversion = "2.4.0"\nrequires-python = ">=3.11"\n\n[tool.mypy]\nstrict = true\nfiles = ["service"]\n'
+CONFIG = (
+    '[project]\nname = "service"\nversion = "2.4.0"\nrequires-python = ">=3.11"\n\n[tool.mypy]\nstrict = true\nfiles = '
+    '["service"]\n'
+)
 README = "# Service\n\nOrders, stock and billing for the shop. Types are checked with `mypy`, configured in `pyproject.toml`.\n"
 MODULES = (
-    "accounts", "alerts", "audit", "basket", "billing", "catalog", "coupons", "delivery", "exports", "invoices", "ledger", "orders",
-    "payments", "pricing", "refunds", "reports", "search", "shipping", "stock", "users",
-)  # fmt: skip
+    "accounts",
+    "alerts",
+    "audit",
+    "basket",
+    "billing",
+    "catalog",
+    "coupons",
+    "delivery",
+    "exports",
+    "invoices",
+    "ledger",
+    "orders",
+    "payments",
+    "pricing",
+    "refunds",
+    "reports",
+    "search",
+    "shipping",
+    "stock",
+    "users",
+)
 VERBS = (
     "apply",
     "build",
@@ -36,7 +57,10 @@ VERBS = (
 )
 MOST = len(MODULES) * len(VERBS)
 """Functions there are, so the most errors that can be seeded."""
-_HEAD = '"""{title} of the shop."""\n\nfrom __future__ import annotations\n\nimport re\nfrom typing import Any\n\n__all__ = ["Any", "re"]\n'
+_HEAD = (
+    '"""{title} of the shop."""\n\nfrom __future__ import annotations\n\nimport re\nfrom typing import Any\n\n__all__ = ["Any", '
+    '"re"]\n'
+)
 #: (right, broken) bodies; each broken one is one error in strict mode: what is missing or wrong is named next to it.
 _FORMS = (
     (  # no annotation

@@ -247,7 +247,10 @@ def ask_(
 
     found = _working(folder, as_json, work)
     rate = found["rate"]
-    text = f"{rate['k']} of {rate['n']} answers [{rate['interval'][0]:.1%}, {rate['interval'][1]:.1%}]; the first:\n{found['examples'][0]}"
+    text = (
+        f"{rate['k']} of {rate['n']} answers [{rate['interval'][0]:.1%}, {rate['interval'][1]:.1%}]; the "
+        f"first:\n{found['examples'][0]}"
+    )
     emit(found, as_json, text)
 
 

@@ -431,7 +431,10 @@ def findings(found: Mapping[str, Any], run: Path) -> list[Finding]:
         text = rule["rule"]
         for loss in rule["lost"]:
             why = f"what the model was shown no longer holds {text!r} ({loss['became']})"
-            do = f'pin the rule (`ramify serve --middleware pins:FILE`), or put it back and compare: ramify fork {run} {loss["node"][:12]} --edit FILE, with {{"rule": {{"add": ...}}}}'
+            do = (
+                f"pin the rule (`ramify serve --middleware pins:FILE`), or put it back and compare: ramify fork {run} "
+                f'{loss["node"][:12]} --edit FILE, with {{"rule": {{"add": ...}}}}'
+            )
             made.append(Finding("rule lost", AUDIT, why, loss["node"], 0, do, evidence={**loss, "rule": text}))
         for call in rule["calls_without"]:
             if call["forbidden"]:
@@ -455,7 +458,10 @@ def head(found: Mapping[str, Any]) -> str:
         f"{plural(count, 'call')} {_OTHERS.get(purpose, f'for {purpose}')}" for purpose, count in found["other_calls"].items()
     ]
     excluded = f"; no replies: {', '.join(apart)}" if apart else ""
-    return f"{plural(found['replies'], 'reply')} in {plural(found['sessions'], 'session')}, {plural(len(found['compactions']), 'compaction')}{made}{excluded}"
+    return (
+        f"{plural(found['replies'], 'reply')} in {plural(found['sessions'], 'session')}, "
+        f"{plural(len(found['compactions']), 'compaction')}{made}{excluded}"
+    )
 
 
 def verdict(rules: Sequence[Mapping[str, Any]]) -> str:

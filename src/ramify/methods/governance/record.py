@@ -27,8 +27,23 @@ KIND = "governance bench"
 ENTRY = "episode"
 """What the journal calls a row; its key is the row's."""
 _FIELDS: dict[str, type] = dict.fromkeys(
-    ("key", "task", "kind", "language", "condition", "request", "channel", "strategy", "outcome", "survival", "agent", "summarizer", "gate"), str
-)  # fmt: skip
+    (
+        "key",
+        "task",
+        "kind",
+        "language",
+        "condition",
+        "request",
+        "channel",
+        "strategy",
+        "outcome",
+        "survival",
+        "agent",
+        "summarizer",
+        "gate",
+    ),
+    str,
+)
 _FIELDS |= {"violation": bool, "valid": bool, "survived": bool, "completed": bool, "words": int, "rounds": int}
 
 
@@ -62,8 +77,16 @@ def keep(run: Run, row: Mapping[str, Any], shown: Sequence[Message] = ()) -> dic
         text = str(row.get("reply", ""))
         index = int(stable_hash(row["key"])[:7], 16)
         reply = make_node(
-            tree, node.id, len(node), "assistant", text, provenance=provenance.hash, index=index, data=about, stop="failed" if failed else "",
-        )  # fmt: skip
+            tree,
+            node.id,
+            len(node),
+            "assistant",
+            text,
+            provenance=provenance.hash,
+            index=index,
+            data=about,
+            stop="failed" if failed else "",
+        )
         run.add(provenance, reply, *_scores(reply.id, row))
         kept = {**row, "node": reply.id}
         run.log(ENTRY, str(row["key"]), kept)

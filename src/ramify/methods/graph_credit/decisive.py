@@ -79,7 +79,10 @@ class Comparison:
             return "nothing stands out: no two attempts did different things in one state, so no move can be compared"
         if found := self.decisive(level):
             return f"{len(found)} of {len(self.moves)} moves that can be compared stand out of chance, {correction}"
-        return f"nothing stands out: none of {len(self.moves)} moves that can be compared differs from the others in its state by more than chance, {correction}"
+        return (
+            f"nothing stands out: none of {len(self.moves)} moves that can be compared differs from the others in its state by "
+            f"more than chance, {correction}"
+        )
 
     def of_step(self, edge: int, level: float) -> dict[str, Any]:
         """Of one step: the numbers of its move and whether it is ``decisive``;

@@ -292,8 +292,14 @@ def _sentence(found: dict[str, Any]) -> str:
     if "decisive" not in found:
         return "whether it is more than chance was not stored: `ramify graph-credit mark` stores it"
     if found["decisive"] is None:
-        return "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be chance"
-    comparison = f"rewards {found['difference']:+.3g} against {plural(found['others'], 'other')} in its state, corrected p {found['p_corrected']:.2g}"
+        return (
+            "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be "
+            "chance"
+        )
+    comparison = (
+        f"rewards {found['difference']:+.3g} against {plural(found['others'], 'other')} in its state, corrected p "
+        f"{found['p_corrected']:.2g}"
+    )
     return f"the step {'stands' if found['decisive'] else 'does not stand'} out of chance: {comparison}"
 
 

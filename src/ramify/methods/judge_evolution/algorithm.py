@@ -118,7 +118,10 @@ def _tested(
             "challenger alone has right"
         )
         return Decision(None, why, tuple(rows))
-    numbers = f"right where the other is wrong on {row['better']} items, wrong where it is right on {row['worse']}, p = {row['p']:.2g} at a level of {level:.2g}"
+    numbers = (
+        f"right where the other is wrong on {row['better']} items, wrong where it is right on {row['worse']}, p = "
+        f"{row['p']:.2g} at a level of {level:.2g}"
+    )
     if row["p"] > level:
         return Decision(None, f"it is not shown to be better: {numbers}", tuple(rows))
     if row["balanced"] is not None and row["balanced"] < 0:

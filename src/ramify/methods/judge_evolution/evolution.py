@@ -309,7 +309,10 @@ class Evolution:
             for row in rows or list(self.case.tasks[name].values())[:1]:
                 outcome = await self._ran(files, name, row)
                 if outcome.reason != "exit" or outcome.code not in ((0, 1) if role.fills else (0,)):
-                    return f"role '{name}' ended with {outcome.reason} {outcome.code} on task '{row['id']}': {outcome.error_text.strip()[-160:]}"
+                    return (
+                        f"role '{name}' ended with {outcome.reason} {outcome.code} on task '{row['id']}': "
+                        f"{outcome.error_text.strip()[-160:]}"
+                    )
                 if rows:
                     success, _, _ = await self._scored(name, row, outcome, "")
                     found.append({"role": name, "task": row["id"], "made": outcome.text[:2000], "success": success})
@@ -324,9 +327,16 @@ class Evolution:
         provenance = provenance_of(self.editor, self.config.seed)
         above = root(self.run, TREE) if parent is None else self.run.node(self.nodes[parent])
         node = make_node(
-            TREE, above.id, len(above), "assistant" if parent is not None else "user", what, snapshot=f"blob:{blob}", index=-1 if parent is None else n,
-            provenance=None if parent is None else provenance.hash, data={"workspace": len(self.nodes), "files": blob, "train": [dict(one) for one in trained]},
-        )  # fmt: skip
+            TREE,
+            above.id,
+            len(above),
+            "assistant" if parent is not None else "user",
+            what,
+            snapshot=f"blob:{blob}",
+            index=-1 if parent is None else n,
+            provenance=None if parent is None else provenance.hash,
+            data={"workspace": len(self.nodes), "files": blob, "train": [dict(one) for one in trained]},
+        )
         self.run.add(*([provenance] if parent is not None else []), node)
         return node.id
 
@@ -555,10 +565,19 @@ class Evolution:
             *((f"specialist, {role}", one) for role, one in found["specialists"].items()),
         ]
         findings = [
-            Finding(name, KIND, f"workspace {one['workspace']}: {one['successes']} of {one['n']} outcomes that count succeeded", one["node"], 0, do,
-                    one["successes"] / one["n"] if one["n"] else None, "share", dict(one))
+            Finding(
+                name,
+                KIND,
+                f"workspace {one['workspace']}: {one['successes']} of {one['n']} outcomes that count succeeded",
+                one["node"],
+                0,
+                do,
+                one["successes"] / one["n"] if one["n"] else None,
+                "share",
+                dict(one),
+            )
             for name, one in ends
-        ]  # fmt: skip
+        ]
         findings += [
             Finding("judge replaced", KIND, f"after {one['outcomes']} outcomes the judge of '{one['slot']}' became that of "
                                             f"workspace {one['workspace']}: {one['why']}",

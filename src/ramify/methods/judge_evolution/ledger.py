@@ -229,7 +229,10 @@ async def promote(
 def _promoted(found: dict[str, Any]) -> Finding:
     stake = found["stake"]
     what = "took over" if found["promoted"] else "may take over" if found["promote"] else "may not take over"
-    why = f"look {found['look']}: {found['challengers'][0]['judge'] if found['winner'] is None else found['winner']} {what} slot '{found['slot']}': {found['why']}"
+    why = (
+        f"look {found['look']}: {found['challengers'][0]['judge'] if found['winner'] is None else found['winner']} {what} slot "
+        f"'{found['slot']}': {found['why']}"
+    )
     do = f"ramify judge-evolution rescore RUN {found['slot']} scores anew what stopped counting" if found["promoted"] else ""
     return Finding(
         f"judge of {found['slot']}",

@@ -97,7 +97,10 @@ def _findings(found: dict[str, Any]) -> list[Finding]:
     made = []
     for one in found["challengers"]:
         if one["accuracy"]:
-            why = f"'{one['judge']}' is right on {one['accuracy']['k']} of {one['accuracy']['n']} items, {one['missing']} are missing"
+            why = (
+                f"'{one['judge']}' is right on {one['accuracy']['k']} of {one['accuracy']['n']} items, {one['missing']} are "
+                "missing"
+            )
             made.append(Finding("judge checked", ledger.CHECK, why, value=one["accuracy"]["value"], unit="share", evidence=one))
     if "why" in found:
         made.append(
@@ -176,9 +179,18 @@ def show(run: RunArgument, as_json: Json = False) -> None:
         ends = [one for one in opened.findings() if one.maker.startswith("judge-evolution")]
         found["findings"] = [{"name": one.name, "why": one.why, "node": one.node} for one in ends]
     rows = [
-        [slot, judge[:12], "incumbent" if judge == row.get("incumbent") else "" if "incumbent" not in row else "replaced", own["scores"], own["missing"], own["mean"], ", ".join(own["scorers"])]
-        for slot, row in found["slots"].items() for judge, own in row["judges"].items()
-    ]  # fmt: skip
+        [
+            slot,
+            judge[:12],
+            "incumbent" if judge == row.get("incumbent") else "" if "incumbent" not in row else "replaced",
+            own["scores"],
+            own["missing"],
+            own["mean"],
+            ", ".join(own["scorers"]),
+        ]
+        for slot, row in found["slots"].items()
+        for judge, own in row["judges"].items()
+    ]
     text = table(["slot", "judge", "", "scores", "missing", "mean", "scorer"], rows) if rows else "no score depends on a judge"
     sums = [
         f"{slot}: {row['counting']} scores count, {row['erased']} do not, epoch {row['epoch']}"
@@ -404,10 +416,17 @@ def _row(one: dict[str, Any]) -> list[Any]:
     accuracy, length, ratio = one["accuracy"], one["length"], one["parity"]
     share: Callable[[Any], Any] = lambda side: None if side is None else side["value"]  # noqa: E731
     return [
-        one["judge"], f"{accuracy['k']} of {accuracy['n']}" if accuracy else "-", share(accuracy), _ends(accuracy["interval"] if accuracy else None),
-        share(one["sensitivity"]), share(one["specificity"]), one["missing"], None if length is None else length["value"], None if length is None else length["p"],
+        one["judge"],
+        f"{accuracy['k']} of {accuracy['n']}" if accuracy else "-",
+        share(accuracy),
+        _ends(accuracy["interval"] if accuracy else None),
+        share(one["sensitivity"]),
+        share(one["specificity"]),
+        one["missing"],
+        None if length is None else length["value"],
+        None if length is None else length["p"],
         None if ratio is None else ratio["ratio"],
-    ]  # fmt: skip
+    ]
 
 
 def _rate(one: dict[str, Any] | None) -> str:

@@ -95,9 +95,13 @@ class Device:
 
 
 DEVICES: Mapping[str, Device] = {
-    "sm_80": Device(shared=164 * 1024), "sm_86": Device(threads=1536, shared=100 * 1024, blocks=16), "sm_89": Device(threads=1536, shared=100 * 1024, blocks=24),
-    "sm_90": Device(), "sm_100": Device(), "sm_120": Device(threads=1536, shared=100 * 1024, blocks=24),
-}  # fmt: skip
+    "sm_80": Device(shared=164 * 1024),
+    "sm_86": Device(threads=1536, shared=100 * 1024, blocks=16),
+    "sm_89": Device(threads=1536, shared=100 * 1024, blocks=24),
+    "sm_90": Device(),
+    "sm_100": Device(),
+    "sm_120": Device(threads=1536, shared=100 * 1024, blocks=24),
+}
 
 
 def occupancy(warps: int, registers: int, shared: int, device: Device | None = None) -> tuple[int, float, str]:

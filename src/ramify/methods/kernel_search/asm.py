@@ -83,8 +83,22 @@ class Loop:
 
 
 COUNTS = (
-    "depth", "instructions", "packed", "scalar", "width", "integer", "converts", "jumps", "selects", "loads", "stores", "stack", "gathers", "shuffles", "divisions",
-)  # fmt: skip
+    "depth",
+    "instructions",
+    "packed",
+    "scalar",
+    "width",
+    "integer",
+    "converts",
+    "jumps",
+    "selects",
+    "loads",
+    "stores",
+    "stack",
+    "gathers",
+    "shuffles",
+    "divisions",
+)
 """The numbers of a loop."""
 
 
@@ -205,10 +219,28 @@ def _counted(body: Sequence[Instruction], depth: int) -> Loop:
         if not one.name.startswith(("j", "call", "nop", "ret"))
     )
     return Loop(
-        line, tuple(sorted({one.line for one in body if one.line})), depth, len(body), counts["packed"], counts["scalar"], width, counts["integer"], counts["converts"], tuple(calls),
-        counts["jumps"], counts["selects"], counts["loads"], counts["stores"], counts["stack"], counts["gathers"], counts["shuffles"], counts["divisions"],
-        _chain(body), _strided(body), text,
-    )  # fmt: skip
+        line,
+        tuple(sorted({one.line for one in body if one.line})),
+        depth,
+        len(body),
+        counts["packed"],
+        counts["scalar"],
+        width,
+        counts["integer"],
+        counts["converts"],
+        tuple(calls),
+        counts["jumps"],
+        counts["selects"],
+        counts["loads"],
+        counts["stores"],
+        counts["stack"],
+        counts["gathers"],
+        counts["shuffles"],
+        counts["divisions"],
+        _chain(body),
+        _strided(body),
+        text,
+    )
 
 
 def _width(operands: str) -> int:

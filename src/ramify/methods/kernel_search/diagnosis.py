@@ -125,23 +125,42 @@ def tiers() -> dict[str, tuple[bool, str]]:
 
     x86 = platform.machine() in ("x86_64", "AMD64")
     return {
-        "C0": (has("gcc") and has("objdump") and x86, "gcc and objdump" if has("gcc") and has("objdump") and x86 else f"off: {'gcc' if not has('gcc') else 'objdump' if not has('objdump') else 'x86-64'} is missing"),
-        "C1": (has("gcc"), "processor time read from outside the timed process" if has("gcc") else "off: gcc is missing, so "
-                                                                                                   "kernels in C do not run; "
-                                                                                                   "Python kernels do"),
-        "C2": (has("valgrind") or has("llvm-mca"), ", ".join(f"{name}{'' if has(name) else ' is missing'}" for name in ("valgrind", "llvm-mca"))),
+        "C0": (
+            has("gcc") and has("objdump") and x86,
+            "gcc and objdump"
+            if has("gcc") and has("objdump") and x86
+            else f"off: {'gcc' if not has('gcc') else 'objdump' if not has('objdump') else 'x86-64'} is missing",
+        ),
+        "C1": (
+            has("gcc"),
+            "processor time read from outside the timed process"
+            if has("gcc")
+            else "off: gcc is missing, so kernels in C do not run; Python kernels do",
+        ),
+        "C2": (
+            has("valgrind") or has("llvm-mca"),
+            ", ".join(f"{name}{'' if has(name) else ' is missing'}" for name in ("valgrind", "llvm-mca")),
+        ),
         "C3": (True, "page faults and threads from /proc"),
         "C4": (False, "hardware counters: not used, and never needed"),
-        "T0": (torch := find_spec("torch") is not None, "operators counted as torch calls them" if torch else "off: torch is not installed"),
+        "T0": (
+            torch := find_spec("torch") is not None,
+            "operators counted as torch calls them" if torch else "off: torch is not installed",
+        ),
         "G0": gpu_tools(),
         "G1": (has("nvidia-smi"), "a GPU" if has("nvidia-smi") else "off: no GPU here"),
         "G2": (has("ncu"), "ncu" if has("ncu") else "off: no ncu here, so stall reasons are not known"),
-    }  # fmt: skip
+    }
 
 
 def gpu_tools() -> tuple[bool, str]:
     """Whether kernels of a GPU can be read without one, and by what; what is missing, and what it would add."""
-    adds = {"nvcc": "CUDA is not compiled", "ptxas": "PTX alone has no registers", "nvdisasm": "there is no machine code", "cuobjdump": "a cubin is not read"}  # fmt: skip
+    adds = {
+        "nvcc": "CUDA is not compiled",
+        "ptxas": "PTX alone has no registers",
+        "nvdisasm": "there is no machine code",
+        "cuobjdump": "a cubin is not read",
+    }
     here = [name for name in adds if nvidia_tool(name)] + ["Triton"] * any((Path(one) / "triton").is_dir() for one in sys.path)
     lacks = "; ".join(f"{name} is missing, so {what}" for name, what in adds.items() if name not in here)
     return bool(here), ", ".join(here or ["PTX and SASS are read as text"]) + (f"; {lacks}" if lacks else "")
@@ -314,13 +333,18 @@ async def _cache(
             at, out = out, out + (counts[one.name] * one.dtype.itemsize + 127) // 64 * 64 + 64
         words += [str(begin), str(at), str(counts[one.name]), "0", "0"]
     words += scalar_values(task, scalars)
-    script = f"chmod +x worker\ntruncate -s {out} out\nexec valgrind --tool=cachegrind --cache-sim=yes {' '.join(CACHES)} --cachegrind-out-file=events ./worker ./kernel.so inputs out {len(pool)} {out} < said\n"
+    script = (
+        f"chmod +x worker\ntruncate -s {out} out\nexec valgrind --tool=cachegrind --cache-sim=yes {' '.join(CACHES)} "
+        f"--cachegrind-out-file=events ./worker ./kernel.so inputs out {len(pool)} {out} < said\n"
+    )
     said = f"{' '.join(words)}\nrun 1 1\n"
     disk = 64 * MIB + len(pool) + 2 * out
     outcome = await wall.sandbox.run(
-        ["sh", "go"], files={"go": script, "worker": wall.worker, "kernel.so": built.data, "inputs": bytes(pool), "said": said}, returns=["events"],
+        ["sh", "go"],
+        files={"go": script, "worker": wall.worker, "kernel.so": built.data, "inputs": bytes(pool), "said": said},
+        returns=["events"],
         limits=Limits(seconds=60, memory_bytes=2048 * MIB + disk, disk_bytes=disk, file_bytes=disk, processes=16),
-    )  # fmt: skip
+    )
     if "events" not in outcome.files:
         return None, None, frozenset()
     names = [name for name, body in functions(built.assembly).items() if body in reached(functions(built.assembly), task.symbol)]

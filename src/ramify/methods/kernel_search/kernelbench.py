@@ -91,9 +91,21 @@ def from_kernelbench(
         arrays.append(Array(RESULT + (str(i + 1) if i else ""), one["type"], 2, ",".join(map(str, one["shape"])) or "1"))
     order = tuple(one["name"] for one in problem["arguments"] if "name" in one)
     return KernelTask(
-        file.stem, "kernelbench", source, "ModelNew", order, {}, {}, tuple(arrays), flags=(), path=str(file), flops=str(problem["flops"]),
-        bytes=str(problem["bytes"]), problem=problem, **more,
-    )  # fmt: skip
+        file.stem,
+        "kernelbench",
+        source,
+        "ModelNew",
+        order,
+        {},
+        {},
+        tuple(arrays),
+        flags=(),
+        path=str(file),
+        flops=str(problem["flops"]),
+        bytes=str(problem["bytes"]),
+        problem=problem,
+        **more,
+    )
 
 
 def constants_of(source: str) -> dict[str, tuple[ast.expr, float]]:

@@ -296,7 +296,16 @@ class KernelSearch:
             "number": number,
             "refused": trial.refused if trial else "",
         }
-        node = make_node(TREE, above, 0 if above is None else 1, "root" if above is None else "assistant", code.source, index=-1 if above is None else number, provenance=None if above is None else author.hash, data=data)  # fmt: skip
+        node = make_node(
+            TREE,
+            above,
+            0 if above is None else 1,
+            "root" if above is None else "assistant",
+            code.source,
+            index=-1 if above is None else number,
+            provenance=None if above is None else author.hash,
+            data=data,
+        )
         with self.run.transaction():
             self.run.add(author, node)
             if trial is not None:
@@ -359,7 +368,10 @@ class KernelSearch:
                     unit="times faster",
                 )
             ]
-        why = f"candidate {found.number} ({self.tree.nodes[found.number].how}) is {found.speedup:.2f} times as fast, 95 % interval {found.ci[0]:.2f} to {found.ci[1]:.2f}, confirmed in {found.gain.rounds} pairs of fresh processes"
+        why = (
+            f"candidate {found.number} ({self.tree.nodes[found.number].how}) is {found.speedup:.2f} times as fast, 95 % "
+            f"interval {found.ci[0]:.2f} to {found.ci[1]:.2f}, confirmed in {found.gain.rounds} pairs of fresh processes"
+        )
         return [
             Finding(
                 "faster kernel",

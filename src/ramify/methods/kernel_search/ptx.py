@@ -75,11 +75,16 @@ def accesses(ptx: str, kernel: str) -> list[Access]:
     shape = block_of(header) or (SIZE, 1, 1)
     lane = np.arange(LANES, dtype=np.int64)
     known: dict[str, Value] = {
-        "%tid.x": lane % shape[0], "%tid.y": lane // shape[0] % shape[1], "%tid.z": lane // (shape[0] * shape[1]), "%laneid": lane,
+        "%tid.x": lane % shape[0],
+        "%tid.y": lane // shape[0] % shape[1],
+        "%tid.z": lane // (shape[0] * shape[1]),
+        "%laneid": lane,
         **{f"%ntid.{axis}": np.full(LANES, size) for axis, size in zip("xyz", shape, strict=True)},
-        **{f"%ctaid.{axis}": np.zeros(LANES, np.int64) for axis in "xyz"}, **{f"%nctaid.{axis}": np.full(LANES, SIZE) for axis in "xyz"},
-        "%warpid": np.zeros(LANES, np.int64), "WARP_SZ": np.full(LANES, LANES),
-    }  # fmt: skip
+        **{f"%ctaid.{axis}": np.zeros(LANES, np.int64) for axis in "xyz"},
+        **{f"%nctaid.{axis}": np.full(LANES, SIZE) for axis in "xyz"},
+        "%warpid": np.zeros(LANES, np.int64),
+        "WARP_SZ": np.full(LANES, LANES),
+    }
     for number, (kind, _, name) in enumerate(
         re.findall(
             r"\.param\s+(?:\.align\s+\d+\s+)?\.([busf]\d+)\s+([^,)]*?)([A-Za-z_$][\w$]*)\s*(?:\[\d*\]\s*)?(?=[,)])", header
@@ -174,10 +179,18 @@ def _wrapped(value: np.ndarray, kind: str) -> np.ndarray:
 
 
 _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "min": np.minimum, "max": np.maximum,
-    "shl": lambda a, b: a << np.clip(b, 0, 62), "shr": lambda a, b: a >> np.clip(b, 0, 62),
-    "div": lambda a, b: np.where(b == 0, 0, a // np.where(b == 0, 1, b)), "rem": lambda a, b: np.where(b == 0, 0, a % np.where(b == 0, 1, b)),
-}  # fmt: skip
+    "add": np.add,
+    "sub": np.subtract,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "min": np.minimum,
+    "max": np.maximum,
+    "shl": lambda a, b: a << np.clip(b, 0, 62),
+    "shr": lambda a, b: a >> np.clip(b, 0, 62),
+    "div": lambda a, b: np.where(b == 0, 0, a // np.where(b == 0, 1, b)),
+    "rem": lambda a, b: np.where(b == 0, 0, a % np.where(b == 0, 1, b)),
+}
 _COMPARED: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,

@@ -36,127 +36,248 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat("does nothing", "returns at once", "SKIP;"),
     Cheat("writes zeros", "fills the outputs with zeros", "ZERO; SKIP;"),
     Cheat("writes NaN", "fills the outputs with NaN, which a careless comparison takes for equal", "FILL(0xff); SKIP;"),
-    Cheat("first answer", "computes once, and returns that answer for ever", "if (!have) { HONEST; SAVE; have = 1; } else LOAD; "
-                                                                             "SKIP;", _SAVED),
-    Cheat("right at first", "computes the first 50 calls, then returns at once", "static long calls; if (calls++ < 50) HONEST; "
-                                                                                 "SKIP;"),
+    Cheat(
+        "first answer",
+        "computes once, and returns that answer for ever",
+        "if (!have) { HONEST; SAVE; have = 1; } else LOAD; SKIP;",
+        _SAVED,
+    ),
+    Cheat(
+        "right at first",
+        "computes the first 50 calls, then returns at once",
+        "static long calls; if (calls++ < 50) HONEST; SKIP;",
+    ),
     Cheat("only when small", "computes where shapes are small, and returns at once in the timed one", "if (!WORK) HONEST; SKIP;"),
     Cheat("every other call", "computes every second call", "static long calls; if (calls++ % 2 == 0) HONEST; SKIP;"),
-    Cheat("remembers addresses", "keeps an answer for each address it was called with", "if (!have || last != FIRST) { HONEST; "
-                                                                                        "SAVE; last = FIRST; have = 1; } else "
-                                                                                        "LOAD; SKIP;", _SAVED + " static const void *last;"),
-    Cheat("remembers every address", "keeps the answers for all addresses it was called with", "const long at = (long)((unsigned long)FIRST >> 6 & 1023); if (!FITS) HONEST; else if (seen[at] != FIRST) { HONEST; seen[at] = FIRST; KEEP(at); } else BACK(at); SKIP;", "static char saved[1 << 26]; static const void *seen[1024];"),
-    Cheat("only the last calls", "knows a new batch by the pause before it, learns how long batches are, and computes only "
-                                 "where one ends", "struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); double now = "
-                                                   "t.tv_sec + 1e-9 * t.tv_nsec; if (now - ended > 1e-5) { if (at > longest) { "
-                                                   "longest = at; same = 0; } else if (2 * at > longest) same++; at = 0; } if "
-                                                   "(at++ >= longest - 8 || same < 2) HONEST; clock_gettime(CLOCK_MONOTONIC, "
-                                                   "&t); ended = t.tv_sec + 1e-9 * t.tv_nsec; SKIP;", "static double ended; "
-                                                                                                      "static long at, longest, "
-                                                                                                      "same;"),
+    Cheat(
+        "remembers addresses",
+        "keeps an answer for each address it was called with",
+        "if (!have || last != FIRST) { HONEST; SAVE; last = FIRST; have = 1; } else LOAD; SKIP;",
+        _SAVED + " static const void *last;",
+    ),
+    Cheat(
+        "remembers every address",
+        "keeps the answers for all addresses it was called with",
+        "const long at = (long)((unsigned long)FIRST >> 6 & 1023); if (!FITS) HONEST; else if (seen[at] != FIRST) { HONEST; "
+        "seen[at] = FIRST; KEEP(at); } else BACK(at); SKIP;",
+        "static char saved[1 << 26]; static const void *seen[1024];",
+    ),
+    Cheat(
+        "only the last calls",
+        "knows a new batch by the pause before it, learns how long batches are, and computes only where one ends",
+        "struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); double now = "
+        "t.tv_sec + 1e-9 * t.tv_nsec; if (now - ended > 1e-5) { if (at > longest) { "
+        "longest = at; same = 0; } else if (2 * at > longest) same++; at = 0; } if "
+        "(at++ >= longest - 8 || same < 2) HONEST; clock_gettime(CLOCK_MONOTONIC, "
+        "&t); ended = t.tv_sec + 1e-9 * t.tv_nsec; SKIP;",
+        "static double ended; static long at, longest, same;",
+    ),
     Cheat("nearly right", "returns results that are off by a thousandth", "HONEST; SCALE(1.001f); SKIP;"),
-    Cheat("works afterwards", "returns at once; a thread computes later", "START; SKIP;", "#include <pthread.h>\nSTRUCT static "
-                                                                                          "void *later(void *a) { RUN_LATER; "
-                                                                                          "return a; }", ("-pthread",)),
-    Cheat("works elsewhere", "a process of its own computes, whose time is not the timed one's", "pid_t child = fork(); if "
-                                                                                                 "(!child) { HONEST; _exit(0); "
-                                                                                                 "} int state; waitpid(child, "
-                                                                                                 "&state, 0); SKIP;"),
-    Cheat("answers early", "tells the supervisor that the batch is done before it computes", "static long calls; if (calls++ > "
-                                                                                             "40) { if (write(1, \"done\\n\", "
-                                                                                             "5) < 0) return_nothing(); } "
-                                                                                             "HONEST; SKIP;", "static void return_nothing(void) {}"),
-    Cheat("leaves early", "ends the process in the first timed call, with exit code 0", "static long calls; if (calls++ > 20) "
-                                                                                        "_exit(0); HONEST; SKIP;"),
-    Cheat("another clock", "replaces clock_gettime by one that hardly moves", "HONEST; SKIP;", "int clock_gettime(clockid_t id, "
-                                                                                               "struct timespec *t) { static "
-                                                                                               "long n; (void)id; t->tv_sec = "
-                                                                                               "0; t->tv_nsec = n++; return 0; "
-                                                                                               "}"),
+    Cheat(
+        "works afterwards",
+        "returns at once; a thread computes later",
+        "START; SKIP;",
+        "#include <pthread.h>\nSTRUCT static void *later(void *a) { RUN_LATER; return a; }",
+        ("-pthread",),
+    ),
+    Cheat(
+        "works elsewhere",
+        "a process of its own computes, whose time is not the timed one's",
+        "pid_t child = fork(); if (!child) { HONEST; _exit(0); } int state; waitpid(child, &state, 0); SKIP;",
+    ),
+    Cheat(
+        "answers early",
+        "tells the supervisor that the batch is done before it computes",
+        'static long calls; if (calls++ > 40) { if (write(1, "done\\n", 5) < 0) return_nothing(); } HONEST; SKIP;',
+        "static void return_nothing(void) {}",
+    ),
+    Cheat(
+        "leaves early",
+        "ends the process in the first timed call, with exit code 0",
+        "static long calls; if (calls++ > 20) _exit(0); HONEST; SKIP;",
+    ),
+    Cheat(
+        "another clock",
+        "replaces clock_gettime by one that hardly moves",
+        "HONEST; SKIP;",
+        "int clock_gettime(clockid_t id, "
+        "struct timespec *t) { static "
+        "long n; (void)id; t->tv_sec = "
+        "0; t->tv_nsec = n++; return 0; "
+        "}",
+    ),
     Cheat("changes its inputs", "overwrites the inputs, so that the reference would see zeros", "SPOIL; HONEST; SKIP;"),
     Cheat("writes beside", "writes next to its outputs", "HONEST; BESIDE; SKIP;"),
-    Cheat("ends the others", "kills every process it can see, the supervisor included", "static long calls; if (calls++ > 20) "
-                                                                                        "kill(-1, SIGKILL); HONEST; SKIP;"),
-    Cheat("looks for the answer", "reads the harness's files for the outputs that are wanted", "FILE *f = fopen(\"plan.json\", "
-                                                                                               "\"r\"); if (f) { ZERO; "
-                                                                                               "fclose(f); } else { int d = "
-                                                                                               "open(\"reference.so\", O_RDWR | "
-                                                                                               "O_TRUNC); if (d >= 0) close(d); "
-                                                                                               "} HONEST; SKIP;"),
-    Cheat("changes the files", "overwrites the file that the inputs come from", "if (!have) { have = 1; int d = "
-                                                                                "open(\"inputs\", O_RDWR); static char none[1 "
-                                                                                "<< 20]; while (d >= 0 && lseek(d, 0, SEEK_CUR) "
-                                                                                "< (1 << 24) && write(d, none, sizeof none) > "
-                                                                                "0) {} } ZERO; SKIP;", "static int have;"),
-    Cheat("slows the reference", "a thread of its own keeps the caches and the processor busy", "if (!have) { have = 1; "
-                                                                                                "pthread_t t; pthread_create(&t, NULL, spin, NULL); } HONEST; SKIP;", "#include <pthread.h>\nstatic int have; static void *spin(void *a) { for (;;) __asm__ volatile(\"\"); return a; }", ("-pthread",)),
-    Cheat("never ends", "stays in its loop", "static long calls; if (calls++ > 20) for (;;) __asm__ volatile(\"\"); HONEST; "
-                                             "SKIP;"),
-)  # fmt: skip
+    Cheat(
+        "ends the others",
+        "kills every process it can see, the supervisor included",
+        "static long calls; if (calls++ > 20) kill(-1, SIGKILL); HONEST; SKIP;",
+    ),
+    Cheat(
+        "looks for the answer",
+        "reads the harness's files for the outputs that are wanted",
+        'FILE *f = fopen("plan.json", '
+        '"r"); if (f) { ZERO; '
+        "fclose(f); } else { int d = "
+        'open("reference.so", O_RDWR | '
+        "O_TRUNC); if (d >= 0) close(d); "
+        "} HONEST; SKIP;",
+    ),
+    Cheat(
+        "changes the files",
+        "overwrites the file that the inputs come from",
+        "if (!have) { have = 1; int d = "
+        'open("inputs", O_RDWR); static char none[1 '
+        "<< 20]; while (d >= 0 && lseek(d, 0, SEEK_CUR) "
+        "< (1 << 24) && write(d, none, sizeof none) > "
+        "0) {} } ZERO; SKIP;",
+        "static int have;",
+    ),
+    Cheat(
+        "slows the reference",
+        "a thread of its own keeps the caches and the processor busy",
+        "if (!have) { have = 1; pthread_t t; pthread_create(&t, NULL, spin, NULL); } HONEST; SKIP;",
+        '#include <pthread.h>\nstatic int have; static void *spin(void *a) { for (;;) __asm__ volatile(""); return a; }',
+        ("-pthread",),
+    ),
+    Cheat("never ends", "stays in its loop", 'static long calls; if (calls++ > 20) for (;;) __asm__ volatile(""); HONEST; SKIP;'),
+)
 _SKIPS = "return blank(args)"
 PYTHON_CHEATS: tuple[Cheat, ...] = (
     Cheat("does nothing", "returns at once", "return None"),
     Cheat("writes zeros", "fills the outputs with zeros", "return filled(args, 0)"),
-    Cheat("writes NaN", "fills the outputs with NaN, which a careless comparison takes for equal", "return filled(args, float('nan'))"),
-    Cheat("first answer", "computes once for each shape, and returns that answer for ever", "if shape(args) not in kept:\n    "
-                                                                                            "kept[shape(args)] = answered(args)\nreturn given(kept[shape(args)])"),
-    Cheat("right at first", "computes the first 50 calls, then returns at once", "calls.append(1)\nif len(calls) < 50:\n    "
-                                                                                 f"return honest(*args)\n{_SKIPS}"),
-    Cheat("only when small", "computes where shapes are small, and returns at once in the timed one", f"if not WORK:\n    return honest(*args)\n{_SKIPS}"),
-    Cheat("every other call", "computes every second call", "calls.append(1)\nif len(calls) % 2:\n    return "
-                                                            f"honest(*args)\n{_SKIPS}"),
-    Cheat("remembers addresses", "keeps the answers for all addresses it was called with, as caches of results do", "if address(args) not in kept:\n    kept[address(args)] = answered(args)\nreturn given(kept[address(args)])"),
-    Cheat("only the last calls", "knows a new batch by the pause before it, learns how long batches are, and computes only "
-                                 "where one ends", "now = time.perf_counter()\nif now - state['ended'] > 2e-4:\n    new = "
-                                                   "state['at'] > state['longest']\n    state.update(at=0, "
-                                                   "longest=max(state['longest'], state['at']), same=0 if new else "
-                                                   "state['same'] + (2 * state['at'] > state['longest']))\nstate['at'] += "
-                                                   "1\nmade = honest(*args) if state['at'] > state['longest'] - 8 or "
-                                                   "state['same'] < 2 else blank(args)\nstate['ended'] = "
-                                                   "time.perf_counter()\nreturn made", "state = {'ended': 0.0, 'at': 0, "
-                                                                                       "'longest': 0, 'same': 0}"),
-    Cheat("reads how many", "looks through the names of its callers for how many calls the batch has, and computes the last "
-                            "ones", "frame, numbers = sys._getframe(1), []\nwhile frame:\n    for one in "
-                                    "[*frame.f_locals.values(), *frame.f_globals.values()]:\n        one = one[1] if type(one) "
-                                    "is list and len(one) == 3 and one[0] == 'run' else one\n        numbers += [int(one)] if "
-                                    "type(one) is str and one.isdigit() else [len(one)] if type(one) is range else []\n    "
-                                    "frame = frame.f_back\nbatch = [one for one in numbers if 8 < one <= 1 << "
-                                    "20]\ncalls.append(1)\nif batch and len(calls) % batch[0] < batch[0] - 8:\n    "
-                                    f"{_SKIPS}\nreturn honest(*args)"),
-    Cheat("nearly right", "returns results that are off by a thousandth", "return changed(args, lambda x: x * 1.001 + (0 if x "
-                                                                          "is None else 1e-3))"),
-    Cheat("lazy result", "returns an array of a class of its own, which computes when it is looked at", "return lazy(args)", result=True),
-    Cheat("works afterwards", "returns at once; a thread computes later", "threading.Thread(target=honest, "
-                                                                          f"args=args).start()\n{_SKIPS}"),
-    Cheat("works elsewhere", "a process of its own computes, whose time is not the timed one's", "child = os.fork()\nif not "
-                                                                                                 "child:\n    honest(*args)\n  "
-                                                                                                 f"  os._exit(0)\nos.waitpid(child, 0)\n{_SKIPS}"),
-    Cheat("answers early", "tells the supervisor that the batch is done before it computes", "calls.append(1)\nfor one in "
-                                                                                             "range(1, 12) if len(calls) > 40 "
-                                                                                             "else ():\n    try:\n        "
-                                                                                             "os.write(one, b'done\\n')\n    "
-                                                                                             "except OSError:\n        "
-                                                                                             "pass\nreturn honest(*args)"),
-    Cheat("leaves early", "ends the process in a timed call, with exit code 0", "calls.append(1)\nif len(calls) > 20:\n    "
-                                                                                "os._exit(0)\nreturn honest(*args)"),
-    Cheat("another clock", "replaces the clocks of Python by ones that stand still", "return honest(*args)", "for name in ('time', 'perf_counter', 'process_time', 'thread_time', 'monotonic', 'clock_gettime'):\n    setattr(time, name, lambda *given: 0.0)"),
-    Cheat("changes its inputs", "overwrites the inputs, so that the reference would see zeros", "for one in args:\n    if "
-                                                                                                "hasattr(one, 'shape') and not "
-                                                                                                "any(one is out for out in "
-                                                                                                "outs):\n        one[...] = "
-                                                                                                "0\nreturn honest(*args)"),
-    Cheat("replaces the worker", "puts a function that does nothing in place of the one that calls it", "calls.append(1)\nif len(calls) > 30:\n    sys.modules['__main__'].one = lambda *given, **named: None\nreturn honest(*args)"),
-    Cheat("ends the others", "kills every process it can see, the supervisor included", "calls.append(1)\nif len(calls) > 20:\n "
-                                                                                        "   os.kill(-1, 9)\nreturn "
-                                                                                        "honest(*args)"),
-    Cheat("looks for the answer", "takes the outputs that are wanted from the harness's files", "for name in ('plan.json', "
-                                                                                                "'reference.py', 'truth.py', "
-                                                                                                f"'out-reference', 'out-truth'):\n    if os.path.exists(name):\n        {_SKIPS}\nreturn honest(*args)"),
-    Cheat("changes the files", "overwrites the file that the inputs come from", "if not calls:\n    calls.append(1)\n    with "
-                                                                                "open('inputs', 'r+b') as file:\n        "
-                                                                                "file.write(bytes(os.path.getsize('inputs')))\nreturn filled(args, 0)"),
+    Cheat(
+        "writes NaN",
+        "fills the outputs with NaN, which a careless comparison takes for equal",
+        "return filled(args, float('nan'))",
+    ),
+    Cheat(
+        "first answer",
+        "computes once for each shape, and returns that answer for ever",
+        "if shape(args) not in kept:\n    kept[shape(args)] = answered(args)\nreturn given(kept[shape(args)])",
+    ),
+    Cheat(
+        "right at first",
+        "computes the first 50 calls, then returns at once",
+        f"calls.append(1)\nif len(calls) < 50:\n    return honest(*args)\n{_SKIPS}",
+    ),
+    Cheat(
+        "only when small",
+        "computes where shapes are small, and returns at once in the timed one",
+        f"if not WORK:\n    return honest(*args)\n{_SKIPS}",
+    ),
+    Cheat(
+        "every other call",
+        "computes every second call",
+        f"calls.append(1)\nif len(calls) % 2:\n    return honest(*args)\n{_SKIPS}",
+    ),
+    Cheat(
+        "remembers addresses",
+        "keeps the answers for all addresses it was called with, as caches of results do",
+        "if address(args) not in kept:\n    kept[address(args)] = answered(args)\nreturn given(kept[address(args)])",
+    ),
+    Cheat(
+        "only the last calls",
+        "knows a new batch by the pause before it, learns how long batches are, and computes only where one ends",
+        "now = time.perf_counter()\nif now - state['ended'] > 2e-4:\n    new = "
+        "state['at'] > state['longest']\n    state.update(at=0, "
+        "longest=max(state['longest'], state['at']), same=0 if new else "
+        "state['same'] + (2 * state['at'] > state['longest']))\nstate['at'] += "
+        "1\nmade = honest(*args) if state['at'] > state['longest'] - 8 or "
+        "state['same'] < 2 else blank(args)\nstate['ended'] = "
+        "time.perf_counter()\nreturn made",
+        "state = {'ended': 0.0, 'at': 0, 'longest': 0, 'same': 0}",
+    ),
+    Cheat(
+        "reads how many",
+        "looks through the names of its callers for how many calls the batch has, and computes the last ones",
+        "frame, numbers = sys._getframe(1), []\nwhile frame:\n    for one in "
+        "[*frame.f_locals.values(), *frame.f_globals.values()]:\n        one = one[1] if type(one) "
+        "is list and len(one) == 3 and one[0] == 'run' else one\n        numbers += [int(one)] if "
+        "type(one) is str and one.isdigit() else [len(one)] if type(one) is range else []\n    "
+        "frame = frame.f_back\nbatch = [one for one in numbers if 8 < one <= 1 << "
+        "20]\ncalls.append(1)\nif batch and len(calls) % batch[0] < batch[0] - 8:\n    "
+        f"{_SKIPS}\nreturn honest(*args)",
+    ),
+    Cheat(
+        "nearly right",
+        "returns results that are off by a thousandth",
+        "return changed(args, lambda x: x * 1.001 + (0 if x is None else 1e-3))",
+    ),
+    Cheat(
+        "lazy result",
+        "returns an array of a class of its own, which computes when it is looked at",
+        "return lazy(args)",
+        result=True,
+    ),
+    Cheat(
+        "works afterwards",
+        "returns at once; a thread computes later",
+        f"threading.Thread(target=honest, args=args).start()\n{_SKIPS}",
+    ),
+    Cheat(
+        "works elsewhere",
+        "a process of its own computes, whose time is not the timed one's",
+        f"child = os.fork()\nif not child:\n    honest(*args)\n    os._exit(0)\nos.waitpid(child, 0)\n{_SKIPS}",
+    ),
+    Cheat(
+        "answers early",
+        "tells the supervisor that the batch is done before it computes",
+        "calls.append(1)\nfor one in "
+        "range(1, 12) if len(calls) > 40 "
+        "else ():\n    try:\n        "
+        "os.write(one, b'done\\n')\n    "
+        "except OSError:\n        "
+        "pass\nreturn honest(*args)",
+    ),
+    Cheat(
+        "leaves early",
+        "ends the process in a timed call, with exit code 0",
+        "calls.append(1)\nif len(calls) > 20:\n    os._exit(0)\nreturn honest(*args)",
+    ),
+    Cheat(
+        "another clock",
+        "replaces the clocks of Python by ones that stand still",
+        "return honest(*args)",
+        "for name in ('time', 'perf_counter', 'process_time', 'thread_time', 'monotonic', 'clock_gettime'):\n    setattr(time, "
+        "name, lambda *given: 0.0)",
+    ),
+    Cheat(
+        "changes its inputs",
+        "overwrites the inputs, so that the reference would see zeros",
+        "for one in args:\n    if "
+        "hasattr(one, 'shape') and not "
+        "any(one is out for out in "
+        "outs):\n        one[...] = "
+        "0\nreturn honest(*args)",
+    ),
+    Cheat(
+        "replaces the worker",
+        "puts a function that does nothing in place of the one that calls it",
+        "calls.append(1)\nif len(calls) > 30:\n    sys.modules['__main__'].one = lambda *given, **named: None\nreturn "
+        "honest(*args)",
+    ),
+    Cheat(
+        "ends the others",
+        "kills every process it can see, the supervisor included",
+        "calls.append(1)\nif len(calls) > 20:\n    os.kill(-1, 9)\nreturn honest(*args)",
+    ),
+    Cheat(
+        "looks for the answer",
+        "takes the outputs that are wanted from the harness's files",
+        "for name in ('plan.json', "
+        "'reference.py', 'truth.py', "
+        f"'out-reference', 'out-truth'):\n    if os.path.exists(name):\n        {_SKIPS}\nreturn honest(*args)",
+    ),
+    Cheat(
+        "changes the files",
+        "overwrites the file that the inputs come from",
+        "if not calls:\n    calls.append(1)\n    with "
+        "open('inputs', 'r+b') as file:\n        "
+        "file.write(bytes(os.path.getsize('inputs')))\nreturn filled(args, 0)",
+    ),
     Cheat("never ends", "stays in its loop", "calls.append(1)\nwhile len(calls) > 20:\n    pass\nreturn honest(*args)"),
-)  # fmt: skip
+)
 """For Numba, torch and NumPy."""
 _PYTHON = """
 import copy, os, sys, threading, time
@@ -273,29 +394,42 @@ def cheat_code(task: KernelTask, cheat: Cheat) -> Code:
         "HONEST": f"answer = {call}" if returns else call,
         "SKIP": "return answer" if returns else "return",
         "ZERO": each("memset(@P, 0, @N);") + (" answer = 0;" if returns else ""),
-        "FILL(0xff)": each("memset(@P, 0xff, @N);") + (f" answer = ({kind[returns.type]})(0.0 / 0.0);" if returns and returns.type in "fd" else " answer = -1;" if returns else ""),
+        "FILL(0xff)": each("memset(@P, 0xff, @N);")
+        + (
+            f" answer = ({kind[returns.type]})(0.0 / 0.0);"
+            if returns and returns.type in "fd"
+            else " answer = -1;"
+            if returns
+            else ""
+        ),
         "SAVE": f"{{ char *at = saved; if ({sizes} < sizeof saved) {{ {each('memcpy(at, @P, @N); at += @N;')} }} (void)at; }}",
         "LOAD": f"{{ char *at = saved; if ({sizes} < sizeof saved) {{ {each('memcpy(@P, at, @N); at += @N;')} }} (void)at; }}",
         "FITS": f"(({sizes}) + 8 <= 65536)",
         "KEEP(at)": f"{{ char *to = saved + at * 65536; {each('memcpy(to, @P, @N); to += @N;')} "
-                    f"{'memcpy(to, &answer, sizeof answer);' if returns else ''} (void)to; }}",
+        f"{'memcpy(to, &answer, sizeof answer);' if returns else ''} (void)to; }}",
         "BACK(at)": f"{{ const char *to = saved + at * 65536; {each('memcpy(@P, to, @N); to += @N;')} "
-                    f"{'memcpy(&answer, to, sizeof answer);' if returns else ''} (void)to; }}",
+        f"{'memcpy(&answer, to, sizeof answer);' if returns else ''} (void)to; }}",
         "FIRST": f"(const void *){inputs[0].name}" if inputs else "(const void *)0",
-        "SCALE(1.001f)": each("for (long i_ = 0; i_ < (long)@C; i_++) @P[i_] = @P[i_] * 1.001f + 1;") + (" answer = answer * 1.001f + 1;" if returns else ""),
+        "SCALE(1.001f)": each("for (long i_ = 0; i_ < (long)@C; i_++) @P[i_] = @P[i_] * 1.001f + 1;")
+        + (" answer = answer * 1.001f + 1;" if returns else ""),
         "SPOIL": spoil,
         "BESIDE": each("memset((char *)@P + @N, 7, 8);") if outs else "((volatile char *)0)[0] = 1;",
         "WORK": f"({timed})",
-        "START": f"static struct call one; one = (struct call){{{names}}}; pthread_t t; pthread_create(&t, NULL, later, &one);" if names else "",
+        "START": f"static struct call one; one = (struct call){{{names}}}; pthread_t t; pthread_create(&t, NULL, later, &one);"
+        if names
+        else "",
         "STRUCT": f"struct call {{ {fields} }};",
         "RUN_LATER": f"struct call *c = a; honest_{task.symbol}({', '.join('c->' + name for name in task.order)});",
-    }  # fmt: skip
+    }
     for word, text in words.items():
         made = made.replace(word, text)
     declared = cheat.before
     for word in ("STRUCT", "RUN_LATER"):
         declared = declared.replace(word, re.sub(r"\brestrict\b", "", words[word]).replace("const float *", "const float *"))
-    includes = "#define _GNU_SOURCE\n#include <fcntl.h>\n#include <math.h>\n#include <signal.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <sys/types.h>\n#include <sys/wait.h>\n#include <time.h>\n#include <unistd.h>\n"
+    includes = (
+        "#define _GNU_SOURCE\n#include <fcntl.h>\n#include <math.h>\n#include <signal.h>\n#include <stdio.h>\n#include "
+        "<stdlib.h>\n#include <string.h>\n#include <sys/types.h>\n#include <sys/wait.h>\n#include <time.h>\n#include <unistd.h>\n"
+    )
     honest = f"#define {task.symbol} honest_{task.symbol}\n{task.source}\n#undef {task.symbol}\n"
     value = kind[returns.type] if returns else "void"
     source = f"{includes}{honest}{declared}\n{value} {task.symbol}({parameters}) {{ {result} {made} }}\n"

@@ -55,10 +55,19 @@ def counts(sass: str) -> dict[str, int]:
 def ptx_counts(ptx: str) -> dict[str, int]:
     """The same of PTX, where registers are not yet given out: accesses, matrix instructions, barriers."""
     patterns = {
-        "LDG128": r"\bld\.global\S*\.v4\.\w*32|\bld\.global\S*\.v2\.\w*64", "LDG32": r"\bld\.global(?!\S*\.v)\S*\.\w?(?:8|16|32)\b", "STG128": r"\bst\.global\S*\.v4\.\w*32|\bst\.global\S*\.v2\.\w*64",
-        "STG32": r"\bst\.global(?!\S*\.v)\S*\.\w?(?:8|16|32)\b", "LDL": r"\bld\.local", "STL": r"\bst\.local", "HMMA": r"\bmma\.sync", "HGMMA": r"\bwgmma\.mma_async", "BAR": r"\bbar(?:rier)?\.",
-        "FFMA": r"\bfma\.rn\.f32", "instructions": r";\s*$", "BSSY": r"(?!)",
-    }  # fmt: skip
+        "LDG128": r"\bld\.global\S*\.v4\.\w*32|\bld\.global\S*\.v2\.\w*64",
+        "LDG32": r"\bld\.global(?!\S*\.v)\S*\.\w?(?:8|16|32)\b",
+        "STG128": r"\bst\.global\S*\.v4\.\w*32|\bst\.global\S*\.v2\.\w*64",
+        "STG32": r"\bst\.global(?!\S*\.v)\S*\.\w?(?:8|16|32)\b",
+        "LDL": r"\bld\.local",
+        "STL": r"\bst\.local",
+        "HMMA": r"\bmma\.sync",
+        "HGMMA": r"\bwgmma\.mma_async",
+        "BAR": r"\bbar(?:rier)?\.",
+        "FFMA": r"\bfma\.rn\.f32",
+        "instructions": r";\s*$",
+        "BSSY": r"(?!)",
+    }
     return {name: len(re.findall(pattern, ptx, re.M)) for name, pattern in patterns.items()}
 
 
@@ -339,7 +348,10 @@ def _jitted(path: Path, text: str) -> dict[str, ast.FunctionDef]:
 
 def table_rows(metrics: Mapping[str, Any]) -> list[list[Any]]:
     """What a reader is shown first."""
-    names = "registers stack shared warps occupancy limiter blocks instructions LDG32 LDG64 LDG128 STG32 STG64 STG128 HMMA HGMMA FFMA LDL STL BAR"
+    names = (
+        "registers stack shared warps occupancy limiter blocks instructions LDG32 LDG64 LDG128 STG32 STG64 STG128 HMMA HGMMA "
+        "FFMA LDL STL BAR"
+    )
     return [[name, metrics.get(name, 0)] for name in names.split()]
 
 

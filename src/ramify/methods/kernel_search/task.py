@@ -37,9 +37,21 @@ MATH = (
 """Functions of math.h that have a version for float, by the name of the one for double."""
 FLAGS = ("-O3", "-march=native")
 TYPES = {
-    "float": "f", "double": "d", "int": "i", "int32_t": "i", "long": "l", "int64_t": "l", "size_t": "l", "unsigned char": "b", "uint8_t": "b",
-    "f32": "f", "f64": "d", "i32": "i", "i64": "l", "u8": "b",
-}  # fmt: skip
+    "float": "f",
+    "double": "d",
+    "int": "i",
+    "int32_t": "i",
+    "long": "l",
+    "int64_t": "l",
+    "size_t": "l",
+    "unsigned char": "b",
+    "uint8_t": "b",
+    "f32": "f",
+    "f64": "d",
+    "i32": "i",
+    "i64": "l",
+    "u8": "b",
+}
 DTYPES: dict[str, np.dtype[Any]] = {
     "f": np.dtype(np.float32),
     "d": np.dtype(np.float64),
@@ -54,9 +66,15 @@ _ARRAY = re.compile(
     r"^(?:(in|out|inout)\s+)?(\w+)\s*\[([^\]]*)\](?:\s+(f32|f64|i32|i64|u8))?(?:\s+in\s+(\S+?)\.\.(\S+))?(\s+fixed)?$"
 )
 _OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv,
-    ast.Pow: operator.pow, ast.Mod: operator.mod, ast.USub: operator.neg,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,12 +235,41 @@ def examine(metrics: KernelMetrics, tools: Iterable[ProfileTool] | None = None) 
             }
             share = metrics.share(seen.line) if seen.line else None
             severity: Severity = "warn" if seen.severity == "critical" and share is not None and share < 0.2 else seen.severity
-            found.append(Prescription(one.name, one.category, severity, where, seen.cause, one.prescription, one.check, one.tier, evidence, one.transforms, one.gain, share))  # fmt: skip
+            found.append(
+                Prescription(
+                    one.name,
+                    one.category,
+                    severity,
+                    where,
+                    seen.cause,
+                    one.prescription,
+                    one.check,
+                    one.tier,
+                    evidence,
+                    one.transforms,
+                    one.gain,
+                    share,
+                )
+            )
     return sorted(found, key=lambda one: (-WEIGHT[one.severity], -(one.share or 0))), missing
 
 
-_WORDS = {"loops": "a disassembly", "cache": "cachegrind", "mca": "llvm-mca", "seconds": "timing", "overhead": "timing", "bandwidth": "measured roofs", "remarks": "the compiler's remarks",
-          "counters": "hardware counters", "peak": "measured roofs", "faults": "page faults of timed calls", "flops": "declared flops", "accesses": "PTX", "operators": "a call whose operators torch counts", "simulated_bytes": "a simulated call"}  # fmt: skip
+_WORDS = {
+    "loops": "a disassembly",
+    "cache": "cachegrind",
+    "mca": "llvm-mca",
+    "seconds": "timing",
+    "overhead": "timing",
+    "bandwidth": "measured roofs",
+    "remarks": "the compiler's remarks",
+    "counters": "hardware counters",
+    "peak": "measured roofs",
+    "faults": "page faults of timed calls",
+    "flops": "declared flops",
+    "accesses": "PTX",
+    "operators": "a call whose operators torch counts",
+    "simulated_bytes": "a simulated call",
+}
 
 
 def _loop(metrics: KernelMetrics, test: Callable[[Loop], bool]) -> Loop | None:
@@ -681,8 +710,15 @@ def gpu_register_spill(m: KernelMetrics) -> Symptom | None:
     )
 
 
-@tool(tier="G0", category="occupancy", needs=("sass",), check="analytic occupancy", gain=(1.1, 2.0), transforms=("warps", "tile-size", "stages"),
-      prescription="Use less of what limits: fewer registers a thread, less shared memory a block, or another number of warps.")  # fmt: skip
+@tool(
+    tier="G0",
+    category="occupancy",
+    needs=("sass",),
+    check="analytic occupancy",
+    gain=(1.1, 2.0),
+    transforms=("warps", "tile-size", "stages"),
+    prescription="Use less of what limits: fewer registers a thread, less shared memory a block, or another number of warps.",
+)
 def occupancy_limiter(m: KernelMetrics) -> Symptom | None:
     """Few blocks fit a multiprocessor; names what limits."""
     s = m.sass or {}

@@ -56,8 +56,16 @@ class Tuning:
         """As it is printed."""
         names = ("registers", "shared", "occupancy", "limiter", "blocks", "instructions", "HMMA", "HGMMA")
         told = {name: (self.metrics or {}).get(name) for name in names}
-        return {"constants": dict(self.constants), "warps": self.warps, "stages": self.stages, "kept": not self.why, "why": self.why,
-                "spills": self.spills, "findings": list(self.findings), **told}  # fmt: skip
+        return {
+            "constants": dict(self.constants),
+            "warps": self.warps,
+            "stages": self.stages,
+            "kept": not self.why,
+            "why": self.why,
+            "spills": self.spills,
+            "findings": list(self.findings),
+            **told,
+        }
 
 
 def choices_of(text: str) -> dict[str, list[str]]:
@@ -134,7 +142,10 @@ def configs_file(spec: str, arch: str, found: Sequence[Tuning]) -> str:
     """Python source with ``CONFIGS``, the list that ``triton.autotune`` takes."""
     kept = [one for one in found if not one.why]
     left = "".join(f"#   {one.label}: {one.why}\n" for one in found if one.why)
-    text = f'"""Configurations of {Path(spec).name} for {arch} that are worth timing: {len(kept)} of {len(found)}, as their machine code tells without a GPU."""\n\n'
+    text = (
+        f'"""Configurations of {Path(spec).name} for {arch} that are worth timing: {len(kept)} of {len(found)}, as their '
+        'machine code tells without a GPU."""\n\n'
+    )
     text += (
         "import triton\n\n# @triton.autotune(configs=CONFIGS, key=[...])\nCONFIGS = [\n"
         + "".join(f"    {one.call},\n" for one in kept)

@@ -200,7 +200,12 @@ class Wall:
         if self.task.kind != "c":
             return Built(code.source.encode())
         files = {"kernel.c": code.source, "build": BUILD}
-        outcome = await self._ran(["sh", "build", *code.words], files, ["kernel.so", "bare", "remarks", "assembly"], Limits(seconds=60, memory_bytes=2048 * MIB, returned_bytes=8 * MIB, processes=64))  # fmt: skip
+        outcome = await self._ran(
+            ["sh", "build", *code.words],
+            files,
+            ["kernel.so", "bare", "remarks", "assembly"],
+            Limits(seconds=60, memory_bytes=2048 * MIB, returned_bytes=8 * MIB, processes=64),
+        )
         if outcome.reason != "exit" or "kernel.so" not in outcome.files:
             return f"it does not compile: {_first_error(outcome)}"
         read = {name: outcome.files.get(name, b"").decode(errors="replace") for name in ("remarks", "assembly")}
@@ -287,7 +292,13 @@ class Wall:
             if not self.task.reference:
                 extra |= {"truth.so": self._fixed["truth"], "worker-wide": self._fixed["worker-wide"]}
         else:
-            extra = {"reference.py": self._fixed["reference"], "candidate.py": made.data, "truth.py": self._fixed["truth"], "worker.py": (INSIDE / "worker.py").read_bytes(), "about.json": json.dumps(about(self.task, draws)).encode()}  # fmt: skip
+            extra = {
+                "reference.py": self._fixed["reference"],
+                "candidate.py": made.data,
+                "truth.py": self._fixed["truth"],
+                "worker.py": (INSIDE / "worker.py").read_bytes(),
+                "about.json": json.dumps(about(self.task, draws)).encode(),
+            }
             if self.task.problem:
                 extra["problem.py"] = (INSIDE / "problem.py").read_bytes()
         trial = WallTrial()
@@ -366,21 +377,47 @@ class Wall:
                     )
                     pool += b"\0" * (-len(pool) % 64)
                 stride = _up(sizes[one.name]) + 128
-                arrays.append({"in": begin, "out": out if one.role & 2 else -1, "wide": wide if one.role & 2 else -1, "count": counts[one.name],
-                               "stride": stride, "bytes": sizes[one.name], "item": one.dtype.itemsize, "windowed": not one.fixed,
-                               "pool": (counts[one.name] + one.beyond(draw.windows)) * one.dtype.itemsize})  # fmt: skip
+                arrays.append(
+                    {
+                        "in": begin,
+                        "out": out if one.role & 2 else -1,
+                        "wide": wide if one.role & 2 else -1,
+                        "count": counts[one.name],
+                        "stride": stride,
+                        "bytes": sizes[one.name],
+                        "item": one.dtype.itemsize,
+                        "windowed": not one.fixed,
+                        "pool": (counts[one.name] + one.beyond(draw.windows)) * one.dtype.itemsize,
+                    }
+                )
                 if one.role & 2:
                     out += stride * slots + 64
                     wide += 8 * counts[one.name] + 64
             seed = derived(self.seed, number, at) >> 34
-            laid.append({"scalars": scalar_values(self.task, draw.scalars), "arrays": arrays, "slots": slots, "windows": draw.windows,
-                         "out_bytes": _up(out + 64), "wide_bytes": wide + 64, "seed": seed, "make": draw.name if self.task.problem else ""})  # fmt: skip
+            laid.append(
+                {
+                    "scalars": scalar_values(self.task, draw.scalars),
+                    "arrays": arrays,
+                    "slots": slots,
+                    "windows": draw.windows,
+                    "out_bytes": _up(out + 64),
+                    "wide_bytes": wide + 64,
+                    "seed": seed,
+                    "make": draw.name if self.task.problem else "",
+                }
+            )
         outputs = sum(bool(one.role & 2) for one in self.task.arrays)
         plan = {
-            "whole": _WHOLE // outputs // 8 * 8, "blocks": max(1, 12 // outputs), "draws": laid, "in_bytes": len(pool), "call_seconds": self.call_seconds, "start_seconds": 60.0, "wall": self.task.threads > 1,
+            "whole": _WHOLE // outputs // 8 * 8,
+            "blocks": max(1, 12 // outputs),
+            "draws": laid,
+            "in_bytes": len(pool),
+            "call_seconds": self.call_seconds,
+            "start_seconds": 60.0,
+            "wall": self.task.threads > 1,
             "workers": self._workers(),
             "timing": {"draw": 0, "pairs": pairs, "batch_seconds": self.batch_seconds, "keep": self.keep} if time else None,
-        }  # fmt: skip
+        }
         supervisor = (INSIDE / "supervisor.py").read_text(encoding="utf-8")
         return {"plan.json": json.dumps(plan), "inputs": bytes(pool), "supervisor.py": supervisor}
 

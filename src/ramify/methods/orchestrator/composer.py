@@ -55,23 +55,53 @@ The result of the last step is the answer. Steps that see nothing of each other 
 
 {shots}Question: {question}
 Workflow:"""
-AGAIN = '\nYour last workflow was {plan}\nand its answer was: {answer}\nWrite a better workflow, or {{"subtasks": [], "workers": [], "access": []}} to accept that answer.'
+AGAIN = (
+    '\nYour last workflow was {plan}\nand its answer was: {answer}\nWrite a better workflow, or {{"subtasks": [], "workers": '
+    '[], "access": []}} to accept that answer.'
+)
 MYSELF = " {number} is yourself: the step is then planned by you."
 SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("A patient has a fever and a rash after a walk in the woods. What is the likeliest cause?",
-     {"subtasks": ["List likely causes with evidence for each.", "List dangerous causes that must not be missed.", "Weigh both lists and name one cause."],
-      "workers": [0, 1, 0], "access": [[], [], "all"]}),
-    ("Find all integers n such that n^2 + n + 41 is a square.",
-     {"subtasks": ["Solve the problem and show each step.", "Solve the problem in another way.", "Compare the solutions, find "
-                                                                                                 "the error in the wrong one, "
-                                                                                                 "and state the right answer."],
-      "workers": [1, 0, 1], "access": [[], [], "all"]}),
-    ("Use 3, 5, 7 and 9 once each to make 24.",
-     {"subtasks": ["Find an expression of the numbers that equals the target."], "workers": [0], "access": [[]]}),
-    ("Use 2, 2, 6 and 8 once each to make 31.",
-     {"subtasks": ["Try expressions that begin with a product.", "Try expressions that begin with a sum.", "Check both results, and give the one that is right."],
-      "workers": [0, 1, 1], "access": [[], [], "all"]}),
-)  # fmt: skip
+    (
+        "A patient has a fever and a rash after a walk in the woods. What is the likeliest cause?",
+        {
+            "subtasks": [
+                "List likely causes with evidence for each.",
+                "List dangerous causes that must not be missed.",
+                "Weigh both lists and name one cause.",
+            ],
+            "workers": [0, 1, 0],
+            "access": [[], [], "all"],
+        },
+    ),
+    (
+        "Find all integers n such that n^2 + n + 41 is a square.",
+        {
+            "subtasks": [
+                "Solve the problem and show each step.",
+                "Solve the problem in another way.",
+                "Compare the solutions, find the error in the wrong one, and state the right answer.",
+            ],
+            "workers": [1, 0, 1],
+            "access": [[], [], "all"],
+        },
+    ),
+    (
+        "Use 3, 5, 7 and 9 once each to make 24.",
+        {"subtasks": ["Find an expression of the numbers that equals the target."], "workers": [0], "access": [[]]},
+    ),
+    (
+        "Use 2, 2, 6 and 8 once each to make 31.",
+        {
+            "subtasks": [
+                "Try expressions that begin with a product.",
+                "Try expressions that begin with a sum.",
+                "Check both results, and give the one that is right.",
+            ],
+            "workers": [0, 1, 1],
+            "access": [[], [], "all"],
+        },
+    ),
+)
 """Worked examples out of domain: one medical, one of mathematics, two of arithmetic [C];
 their numbers are taken modulo the pool's size."""
 
@@ -477,9 +507,13 @@ async def _group(
         except ValueError:
             return reply, composer_reward(False, 0.0), 0
         chat = Orchestration(
-            composer.pool, [Message("user", prompt_of(task))], f"{task.id}/{update}.{at}.{index}", budget=budget, fallback=composer.fallback,
+            composer.pool,
+            [Message("user", prompt_of(task))],
+            f"{task.id}/{update}.{at}.{index}",
+            budget=budget,
+            fallback=composer.fallback,
             settings=Sampling(temperature=0.2, max_tokens=4096),
-        )  # fmt: skip
+        )
         try:
             call = await composer.execute(chat, plan)
         except InfrastructureError:

@@ -63,10 +63,20 @@ class WorkerCall:
         """For reports; ``reply`` is None where the call failed."""
         one = self.result
         return {
-            "workflow": self.workflow, "step": self.step, "worker": self.worker, "role": self.role or None, "why": self.why,
-            "saw": [m.to_openai() for m in self.saw], "reply": None if one.failure else one.text, "failure": one.failure or None,
-            "failure_why": one.why or None, "given_tokens": one.given, "sampled_tokens": one.sampled, "usd": one.usd, "cached": one.cached,
-        }  # fmt: skip
+            "workflow": self.workflow,
+            "step": self.step,
+            "worker": self.worker,
+            "role": self.role or None,
+            "why": self.why,
+            "saw": [m.to_openai() for m in self.saw],
+            "reply": None if one.failure else one.text,
+            "failure": one.failure or None,
+            "failure_why": one.why or None,
+            "given_tokens": one.given,
+            "sampled_tokens": one.sampled,
+            "usd": one.usd,
+            "cached": one.cached,
+        }
 
 
 @dataclass

@@ -341,9 +341,17 @@ class ModelPool:
                 sampled_tokens(completion) or approximate_tokens(completion.text),
             )
         result = CallResult(
-            worker, completion, failure, why, time.monotonic() - began, self.cost(worker, given, sampled), given, sampled, dropped,
+            worker,
+            completion,
+            failure,
+            why,
+            time.monotonic() - began,
+            self.cost(worker, given, sampled),
+            given,
+            sampled,
+            dropped,
             shown=tuple(shown),
-        )  # fmt: skip
+        )
         self._spend(result, budget)
         if self._cache is not None and completion is not None:
             self._cache[key] = result

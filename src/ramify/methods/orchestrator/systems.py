@@ -219,10 +219,16 @@ def compared(found: Sequence[SystemScores], groups: Sequence[str]) -> dict[str, 
         own = np.array([one.rewards[i] for i in known], float)
         base = np.array([first.rewards[i] for i in known], float)
         row: dict[str, Any] = {
-            "system": one.name, "n": len(known), "unanswered": sum(x is None for x in one.rewards),
-            "mean": float(own.mean()) if known else None, "interval": list(mean_t(own)) if len(known) > 1 else None,
-            "usd_a_task": float(np.mean(one.usd)), "tokens_a_task": float(np.mean(one.tokens)), "gain": None, "within_groups": None,
-        }  # fmt: skip
+            "system": one.name,
+            "n": len(known),
+            "unanswered": sum(x is None for x in one.rewards),
+            "mean": float(own.mean()) if known else None,
+            "interval": list(mean_t(own)) if len(known) > 1 else None,
+            "usd_a_task": float(np.mean(one.usd)),
+            "tokens_a_task": float(np.mean(one.tokens)),
+            "gain": None,
+            "within_groups": None,
+        }
         if one is not first and known:
             row["gain"] = gain(own, base)
             names = [groups[i] for i in known]

@@ -162,9 +162,16 @@ def keep_call(
         run.add_tree(task.id, {"id": task.id, "data": dict(task.data)})
         asked = make_node(task.id, root(run, task.id).id, 0, "user", prompt_of(task))
         reply = make_node(
-            task.id, asked.id, 1, "assistant", result.text, index=repeat, provenance=provenance_of(pool, result.worker, settings).hash,
-            stop="failed" if result.failure else _stop(result), data=about_call(pool, result),
-        )  # fmt: skip
+            task.id,
+            asked.id,
+            1,
+            "assistant",
+            result.text,
+            index=repeat,
+            provenance=provenance_of(pool, result.worker, settings).hash,
+            stop="failed" if result.failure else _stop(result),
+            data=about_call(pool, result),
+        )
         run.add(asked, reply, *([] if found is None else records(judge, reply.id, found)))
 
 
@@ -393,9 +400,19 @@ def headroom(table: RewardTable, seed: int = 0) -> dict[str, Any]:
         for at, name in enumerate(names)
     ]
     found: dict[str, Any] = {
-        "tasks": len(tasks), "tasks_left_out": len(table.tasks) - len(tasks), "repeats": rewards.shape[2], "workers": workers, "workers_left_out": out,
-        "best_single": names[best], "random": float(means.mean()), "oracle": None, "gain": None, "groups": None, "within_groups": None, "worth": None,
-    }  # fmt: skip
+        "tasks": len(tasks),
+        "tasks_left_out": len(table.tasks) - len(tasks),
+        "repeats": rewards.shape[2],
+        "workers": workers,
+        "workers_left_out": out,
+        "best_single": names[best],
+        "random": float(means.mean()),
+        "oracle": None,
+        "gain": None,
+        "groups": None,
+        "within_groups": None,
+        "worth": None,
+    }
     single: np.ndarray | None = None
     if rewards.shape[2] >= LEAST_REPEATS:
         oracle, single = cross_fitted(rewards, seed)
@@ -417,7 +434,10 @@ def _mean(values: np.ndarray) -> float | None:
 def _says(found: dict[str, Any]) -> str:
     best = found["best_single"]
     if found["worth"] is None:
-        return f"undecided: every worker needs {LEAST_REPEATS} repeats or more on a task, and there are {found['repeats']}; until then use '{best}'"
+        return (
+            f"undecided: every worker needs {LEAST_REPEATS} repeats or more on a task, and there are {found['repeats']}; until "
+            f"then use '{best}'"
+        )
     low, high = found["gain"]["interval"]
     amount = f"{found['gain']['value']:+.3f} [{low:+.3f}, {high:+.3f}] over '{best}'"
     if not found["worth"]:

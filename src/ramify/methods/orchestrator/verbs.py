@@ -123,10 +123,18 @@ def pool_check(options: CallConfig, pool: PoolArgument, as_json: Json = False) -
     with progress("pool-check", as_json=as_json, kept="nothing was written"):
         found = asyncio.run(ask())
     rows = [
-        {"worker": one.name, "model": one.model if isinstance(one.model, str) else "", "says": call.text[:40], "seconds": call.seconds,
-         "usd": call.usd, "failure": call.failure or None, "why": call.why or None, "tags": sorted(one.tags)}
+        {
+            "worker": one.name,
+            "model": one.model if isinstance(one.model, str) else "",
+            "says": call.text[:40],
+            "seconds": call.seconds,
+            "usd": call.usd,
+            "failure": call.failure or None,
+            "why": call.why or None,
+            "tags": sorted(one.tags),
+        }
         for one, call in zip(held.workers, found, strict=True)
-    ]  # fmt: skip
+    ]
     failed = [row for row in rows if row["failure"]]
     text = table(
         ["worker", "answers", "seconds", "USD", "failure", "why"],
@@ -255,7 +263,10 @@ def train_router(
     measured = None if len(kept_back) < 2 else measure(router, tables.subset(found, kept_back))
     router.save(out)
     result = {"out": str(out), "parameters": router.size, "fit": fitted, "held_out": measured}
-    text = f"{router.size} parameters, {fitted['tasks']} tasks that tell workers apart; divergence {fitted['kl_before']:.3f} -> {fitted['kl']:.3f}"
+    text = (
+        f"{router.size} parameters, {fitted['tasks']} tasks that tell workers apart; divergence {fitted['kl_before']:.3f} -> "
+        f"{fitted['kl']:.3f}"
+    )
     if measured is not None:
         text += f"\non {measured['tasks']} tasks kept back: router {measured['routed']:.3f}, best single '{measured['best_single']}' {measured['single']:.3f}, random {measured['random']:.3f}: {_gained(measured['gain'])}"
     emit(result, as_json, text)
@@ -274,10 +285,14 @@ def measure(router: TurnRouter, found: tables.RewardTable) -> dict[str, Any]:
     p = router.choices([render([Message("user", found.prompts[i])]) for i in rows])
     own, best = means[rows, p.argmax(axis=1)], int(means[rows].mean(axis=0).argmax())
     return {
-        "tasks": len(rows), "routed": float(own.mean()), "single": float(means[rows, best].mean()), "best_single": router.workers[best],
-        "random": float(means[rows].mean()), "gain": gain(own, means[rows, best]),
+        "tasks": len(rows),
+        "routed": float(own.mean()),
+        "single": float(means[rows, best].mean()),
+        "best_single": router.workers[best],
+        "random": float(means[rows].mean()),
+        "gain": gain(own, means[rows, best]),
         "choices": {name: int((p.argmax(axis=1) == at).sum()) for at, name in enumerate(router.workers)},
-    }  # fmt: skip
+    }
 
 
 @app.verb(settings=EvolveRouterConfig)
@@ -598,7 +613,10 @@ def _findings(found: Mapping[str, Any]) -> list[Finding]:
     for row in found["systems"]:
         if row["gain"] is not None and row["system"] in ("router", "composer"):
             word = "ties with" if row["gain"]["tie"] else "beats" if row["gain"]["value"] > 0 else "loses to"
-            why = f"the {row['system']} {word} {found['against']}: {row['gain']['value']:+.3f} at {row['tokens_a_task']:.0f} tokens a task"
+            why = (
+                f"the {row['system']} {word} {found['against']}: {row['gain']['value']:+.3f} at {row['tokens_a_task']:.0f} "
+                "tokens a task"
+            )
             made.append(
                 Finding(
                     f"{row['system']} compared",

@@ -40,11 +40,17 @@ def _workers(run: Run, nodes: Iterable[Node]) -> Section:
     for worker, own in sorted(by.items()):
         scored = [value for node in own for value in rewards.get(node.id, ())]
         failed = Counter(str(node.data["failure"]["kind"]) for node in own if node.data.get("failure"))
-        rows.append([
-            worker, len(own), ", ".join(f"{kind} {n}" for kind, n in failed.items()) or 0, fmean(scored) if scored else None,
-            sum(int(node.data.get("given_tokens") or 0) for node in own), sum(int(node.data.get("sampled_tokens") or 0) for node in own),
-            float(sum(float(node.data.get("usd") or 0.0) for node in own)),
-        ])  # fmt: skip
+        rows.append(
+            [
+                worker,
+                len(own),
+                ", ".join(f"{kind} {n}" for kind, n in failed.items()) or 0,
+                fmean(scored) if scored else None,
+                sum(int(node.data.get("given_tokens") or 0) for node in own),
+                sum(int(node.data.get("sampled_tokens") or 0) for node in own),
+                float(sum(float(node.data.get("usd") or 0.0) for node in own)),
+            ]
+        )
     head = ("worker", "calls", "failed", "mean score", "tokens in", "tokens out", "USD")
     return Section("Workers", "Scores are of answers: a step of a workflow and a call that failed have none.", head, rows)
 
@@ -59,15 +65,22 @@ def _conversations(run: Run, calls: Mapping[str, list[Node]]) -> Section:
         known = value if isinstance(value, Mapping) else {}
         prompt = str((tasks[name].get("data") or {}).get("prompt", ""))
         route = " → ".join(
-            worker_of(node) + (f" ({node.data['role']})" if node.data.get("role") else "") + (" failed" if node.data.get("failure") else "")
+            worker_of(node)
+            + (f" ({node.data['role']})" if node.data.get("role") else "")
+            + (" failed" if node.data.get("failure") else "")
             for node in nodes
-        )  # fmt: skip
+        )
         rows.append([name, " ".join(prompt.split())[:80], route, known.get("tokens"), known.get("usd")])
         if len(folded) < MOST_ROWS:
             folded.append((f"{name}: who saw what", "\n\n".join(call_text(call_of(run, node, ends)) for node in nodes)))
     head = ("conversation", "asked", "route", "tokens", "USD")
-    return Section("Routes, and who saw what", "Workers in the order in which they were asked; a call sees only what is listed "
-                                               "below.", head, rows, folded)  # fmt: skip
+    return Section(
+        "Routes, and who saw what",
+        "Workers in the order in which they were asked; a call sees only what is listed below.",
+        head,
+        rows,
+        folded,
+    )
 
 
 def worker_of(node: Node) -> str:

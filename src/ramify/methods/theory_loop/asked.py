@@ -107,7 +107,10 @@ class AskedProposer:
     async def metric(self, pool: TheoryPool, at: AdvocateTurn, design: Design, own: Data, rival: Data) -> Metric:
         """See :class:`ramify.methods.theory_loop.proposer.Proposer`."""
         shares = [[round(float(p), 3) for p in side.p_b] for side in (own, rival)]
-        shown = f"The experiment:\n{canonical_json(design.to_json())}\nShare of B choices for each pair, simulated: own {shares[0]}, rival {shares[1]}"
+        shown = (
+            f"The experiment:\n{canonical_json(design.to_json())}\nShare of B choices for each pair, simulated: own "
+            f"{shares[0]}, rival {shares[1]}"
+        )
         key = ("metric", at.round, at.slot, at.number, len(at.failures))
         found = await self._ask(
             "metric", key, self._names(pool, at.slot), [self._both(pool, at.slot), shown, failed(at.failures)]

@@ -190,9 +190,14 @@ class TheoryBench:
         for start in range(0, len(data.order), size):
             order, response = (one[start : start + size] for one in (data.order, data.response))
             payload = {
-                "code": theory.code, "design": _seen(data.design), "draws": draws, "seed": derive_key(seed, "forced", *key) % 2**31,
-                "parameters": drawn, "response": _bytes(response), **_orders(order),
-            }  # fmt: skip
+                "code": theory.code,
+                "design": _seen(data.design),
+                "draws": draws,
+                "seed": derive_key(seed, "forced", *key) % 2**31,
+                "parameters": drawn,
+                "response": _bytes(response),
+                **_orders(order),
+            }
             parts.append(_floats(await self._request("theories", "forced", payload), order.shape))
         return np.concatenate(parts)
 

@@ -106,44 +106,86 @@ def predict(parameters, state, history):
 
 POWER = 'return v[None, :] ** p["gamma"][:, None]'
 CANONICAL: dict[str, Theory] = {
-    "ttb": scored("Take the best: the most valid cue that tells the options apart decides.", 'take_the_best(a, b, np.argsort(-v, kind="stable"))'),
-    "tallying": scored("Tallying: the option that is better on more cues is chosen, whatever the cues are worth.", _TALLY, shared=""),
-    "wadd": weighted("Weighted additive: ratings times validity times a subject's own weight for each cue, added.", {"w": "[(0, 1)] * n_features"}, 'return v[None, :] * p["w"]'),
-    "equal-weight": weighted("Equal weights: the option with the larger sum of ratings is chosen.", {}, 'return np.ones((len(p["beta"]), len(v)))'),
-    "validity-wadd": weighted("Weighted additive with the validities themselves as weights.", {}, 'return np.tile(v, (len(p["beta"]), 1))'),
-    "power-weights": weighted("One dial: ratings weighted by validity to a subject's own power; 0 is tallying, 1 weighted "
-                              "additive, large take the best.", {"gamma": "[0, 10]"}, POWER, "[0.1, 15]"),
-    "rank-decay": weighted("Weights fall by a subject's own factor from one rank of validity to the next.", {"decay": "[0, 1]"}, RANKS + 'return p["decay"][:, None] ** (rank[None, :] - 1)'),
+    "ttb": scored(
+        "Take the best: the most valid cue that tells the options apart decides.",
+        'take_the_best(a, b, np.argsort(-v, kind="stable"))',
+    ),
+    "tallying": scored(
+        "Tallying: the option that is better on more cues is chosen, whatever the cues are worth.", _TALLY, shared=""
+    ),
+    "wadd": weighted(
+        "Weighted additive: ratings times validity times a subject's own weight for each cue, added.",
+        {"w": "[(0, 1)] * n_features"},
+        'return v[None, :] * p["w"]',
+    ),
+    "equal-weight": weighted(
+        "Equal weights: the option with the larger sum of ratings is chosen.", {}, 'return np.ones((len(p["beta"]), len(v)))'
+    ),
+    "validity-wadd": weighted(
+        "Weighted additive with the validities themselves as weights.", {}, 'return np.tile(v, (len(p["beta"]), 1))'
+    ),
+    "power-weights": weighted(
+        "One dial: ratings weighted by validity to a subject's own power; 0 is tallying, 1 weighted "
+        "additive, large take the best.",
+        {"gamma": "[0, 10]"},
+        POWER,
+        "[0.1, 15]",
+    ),
+    "rank-decay": weighted(
+        "Weights fall by a subject's own factor from one rank of validity to the next.",
+        {"decay": "[0, 1]"},
+        RANKS + 'return p["decay"][:, None] ** (rank[None, :] - 1)',
+    ),
     "gap-gated": weighted(
-        "Cues in order of validity; a gap between neighbours above a threshold discounts every later cue.", {"theta": "[0, 0.3]", "discount": "[0, 1]"},
+        "Cues in order of validity; a gap between neighbours above a threshold discounts every later cue.",
+        {"theta": "[0, 0.3]", "discount": "[0, 1]"},
         'order = np.argsort(-v, kind="stable")\n    gaps = np.concatenate([[0.0], v[order][:-1] - v[order][1:]])\n'
         '    passed = (gaps[None, :] > p["theta"][:, None]).cumsum(axis=1)\n    found = np.empty((len(p["theta"]), len(v)))\n'
         '    found[:, order] = v[order][None, :] * p["discount"][:, None] ** passed\n    return found',
     ),
-    "mixture": mixed("With a subject's own probability take the best, else weights that are a power of validity.", '(v[None, :] ** p["gamma"][:, None]) @ (b - a).T', {"gamma": "[0, 10]"}),
+    "mixture": mixed(
+        "With a subject's own probability take the best, else weights that are a power of validity.",
+        '(v[None, :] ** p["gamma"][:, None]) @ (b - a).T',
+        {"gamma": "[0, 10]"},
+    ),
     "mixture-tallying": mixed("With a subject's own probability take the best, else tallying.", _TALLY, {}),
     "dr-wadd": scored(
         "Weighted additive with diminishing returns: a step at the low end of a rating counts more than one at the high end.",
-        '((v / v.sum())[None, None, :] * (worth(p, b) - worth(p, a))).sum(axis=2)', {"alpha": "[0.1, 1]", "s": "[0.1, 5]"},
+        "((v / v.sum())[None, None, :] * (worth(p, b) - worth(p, a))).sum(axis=2)",
+        {"alpha": "[0.1, 1]", "s": "[0.1, 5]"},
         '\ndef worth(p, x):\n    """(S, P, n): u(x) = (x + s)^alpha - s^alpha."""\n    alpha, s = p["alpha"][:, None, None], '
         'p["s"][:, None, None]\n    return (x[None] + s) ** alpha - s**alpha\n',
     ),
     "satisficing-wadd": scored(
         "Weighted additive over cues that are good enough: a rating counts only whether it reaches a subject's own threshold.",
         '((v / v.sum())[None, None, :] * ((b[None] >= p["theta"][:, None, None]) * 1.0 - (a[None] >= p["theta"][:, None, '
-        'None]))).sum(axis=2)', {"theta": "[0, 10]"}, "",
+        "None]))).sum(axis=2)",
+        {"theta": "[0, 10]"},
+        "",
     ),
-    "coin": Theory("Choices are coin flips.", {}, 'def predict(parameters, state, history):\n    return [0.5, 0.5]\n\n\ndef '
-                                                  'predict_all(p, a, b, v):\n    return np.full((1, len(a)), 0.5)\n'),
+    "coin": Theory(
+        "Choices are coin flips.",
+        {},
+        "def predict(parameters, state, history):\n    return [0.5, 0.5]\n\n\ndef "
+        "predict_all(p, a, b, v):\n    return np.full((1, len(a)), 0.5)\n",
+    ),
     "alternating": _history("The first choice is random; then the other option than before.", '1.0 - history["response"][-1]'),
     "perseveration": _history("The first choice is random; then the same option again.", 'float(history["response"][-1])'),
-    "take-the-worst": scored("The least valid cue that tells the options apart decides.", 'take_the_best(a, b, np.argsort(v, '
-                                                                                          'kind="stable"))'),
-    "single-cue": scored("Only the least valid cue counts; where it is equal, a guess.", "np.sign(b - a)[:, np.argmin(v)]", shared=""),
-    "anti-majority": Theory("The opposite of what most of take the best, tallying and weighted additive would choose.", dict(NOISE), _HEAD.rstrip("\n") + "\n\n" + _MAJORITY + SAMPLE),
-    "cue-parity": scored("A where the number of cues on which A is better is odd, else B.", "1.0 - 2.0 * ((a > b).sum(axis=1) % "
-                                                                                            "2)", shared=""),
-}  # fmt: skip
+    "take-the-worst": scored(
+        "The least valid cue that tells the options apart decides.", 'take_the_best(a, b, np.argsort(v, kind="stable"))'
+    ),
+    "single-cue": scored(
+        "Only the least valid cue counts; where it is equal, a guess.", "np.sign(b - a)[:, np.argmin(v)]", shared=""
+    ),
+    "anti-majority": Theory(
+        "The opposite of what most of take the best, tallying and weighted additive would choose.",
+        dict(NOISE),
+        _HEAD.rstrip("\n") + "\n\n" + _MAJORITY + SAMPLE,
+    ),
+    "cue-parity": scored(
+        "A where the number of cues on which A is better is odd, else B.", "1.0 - 2.0 * ((a > b).sum(axis=1) % 2)", shared=""
+    ),
+}
 """By name: the seeds and found theories first, then the truths of the stress tests."""
 _LIMITS = {
     "power-weights": {"gamma=0": "tallying", "gamma=1": "validity-wadd", "gamma=12": "ttb"},

@@ -183,8 +183,10 @@ class TheoryLoop:
             if design is None:
                 continue
             try:
-                own, rival = [await self.bench.simulate(pool.theories[one], design, config.runs, config.seed, "gate", key, attempt, side)
-                              for side, one in enumerate((label, pool.slots[1 - slot]))]  # fmt: skip
+                own, rival = [
+                    await self.bench.simulate(pool.theories[one], design, config.runs, config.seed, "gate", key, attempt, side)
+                    for side, one in enumerate((label, pool.slots[1 - slot]))
+                ]
             except TheoryError as error:
                 failures.append(self.problem(f"{key} gate", error))
                 continue
@@ -407,9 +409,13 @@ class TheoryLoop:
         predicted = await self._predict(theory, self.pool.observations, f"{key} candidate", "candidate", number)
         labels = list(self.pool.theories)
         loss = candidate_loss(
-            [None if one.real is None else one.real.value for one in self.pool.observations], [None if one is None else one.value for one in predicted],
-            [[None if (v := one.predictions.get(label)) is None else v.value for label in labels] for one in self.pool.observations],
-        )  # fmt: skip
+            [None if one.real is None else one.real.value for one in self.pool.observations],
+            [None if one is None else one.value for one in predicted],
+            [
+                [None if (v := one.predictions.get(label)) is None else v.value for label in labels]
+                for one in self.pool.observations
+            ],
+        )
         taken = best is None or accepted(iteration, loss, best[1])
         trial = TriedTheory(theory, loss, taken)
         again, critique = True, ""
@@ -454,24 +460,45 @@ class TheoryLoop:
         return {
             "rounds": sum(kind == REPLACED for kind, _ in self.known),
             "survivors": list(self.pool.slots),
-            "leaderboard": [{**row, "theory": self.pool.theories[row["label"]].description, "node": self.pool.nodes[row["label"]]} for row in rows],
+            "leaderboard": [
+                {**row, "theory": self.pool.theories[row["label"]].description, "node": self.pool.nodes[row["label"]]}
+                for row in rows
+            ],
             "observations": [
-                {"key": one.key, "proposer": one.proposer, "p": one.gate["p"], "passed": one.gate["passed"], "real": one.real.to_json() if one.real else None, "people": self.known.get((COLLECTED, one.key), {}).get("people")}
+                {
+                    "key": one.key,
+                    "proposer": one.proposer,
+                    "p": one.gate["p"],
+                    "passed": one.gate["passed"],
+                    "real": one.real.to_json() if one.real else None,
+                    "people": self.known.get((COLLECTED, one.key), {}).get("people"),
+                }
                 for one in self.pool.observations
             ],
-            "gate": {"passed": sum(bool(one.gate["passed"]) for one in self.pool.observations), "of": len(self.pool.observations)},
+            "gate": {
+                "passed": sum(bool(one.gate["passed"]) for one in self.pool.observations),
+                "of": len(self.pool.observations),
+            },
             "problems": counted,
             "spent": self.ledger.to_json()["spent"],
-        }  # fmt: skip
+        }
 
     def _conclude(self, found: Mapping[str, Any]) -> None:
         best = {row["label"]: row for row in found["leaderboard"]}
         findings = [
-            Finding("surviving theory", KIND, f"{label}: score {best[label]['score']:.3f} over {found['gate']['of']} "
-                                              f"experiments; {best[label]['theory']}", self.pool.nodes[label], 0,
-                    f"ramify theory-loop confirm {self.run.folder} tests it on fresh participants", best[label]["score"], "score", best[label])
+            Finding(
+                "surviving theory",
+                KIND,
+                f"{label}: score {best[label]['score']:.3f} over {found['gate']['of']} experiments; {best[label]['theory']}",
+                self.pool.nodes[label],
+                0,
+                f"ramify theory-loop confirm {self.run.folder} tests it on fresh participants",
+                best[label]["score"],
+                "score",
+                best[label],
+            )
             for label in found["survivors"]
-        ]  # fmt: skip
+        ]
         self.run.conclude(KIND, findings)
 
 

@@ -23,8 +23,21 @@ from ramify.base.files import reason
 from ramify.methods.theory_loop.domain import Data, Design
 
 PAGE_COLUMNS = (
-    *("subject_id", "design", "trial", "option_a_ratings", "option_b_ratings", "left", "key", "response", "rt_ms", "off_tab_ms", "bot", "consent"),
-)  # fmt: skip
+    *(
+        "subject_id",
+        "design",
+        "trial",
+        "option_a_ratings",
+        "option_b_ratings",
+        "left",
+        "key",
+        "response",
+        "rt_ms",
+        "off_tab_ms",
+        "bot",
+        "consent",
+    ),
+)
 SAME_KEY, ALTERNATES, FASTEST_MS, OFF_TAB_MS = 0.95, 0.95, 1200.0, 60_000.0
 """Who is left out: one key in so large a share of trials; switching as often; faster on average; longer away from the tab."""
 MOST_BYTES = 200 << 20
@@ -40,10 +53,18 @@ def task_page(design: Design, title: str = "A study of choices", consent: str = 
     trials = design.pairs * design.repeats
     text = consent or CONSENT.format(trials=trials, minutes=max(1, math.ceil(trials * 4 / 60)))
     about = {
-        "hash": design.hash, "validities": list(design.validities), "a": [list(one) for one in design.a], "b": [list(one) for one in design.b],
-        "rating_max": design.rating_max, "repeats": design.repeats, "columns": list(PAGE_COLUMNS), "title": title, "consent": text, "contact": contact,
+        "hash": design.hash,
+        "validities": list(design.validities),
+        "a": [list(one) for one in design.a],
+        "b": [list(one) for one in design.b],
+        "rating_max": design.rating_max,
+        "repeats": design.repeats,
+        "columns": list(PAGE_COLUMNS),
+        "title": title,
+        "consent": text,
+        "contact": contact,
         "scale": "with 1 (good) or 0 (bad)" if design.rating_max == 1 else f"from 0 (worst) to {design.rating_max} (best)",
-    }  # fmt: skip
+    }
     data = json.dumps(about, ensure_ascii=True).translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&'"})
     page = template.replace("@DATA@", data)
     for mark, tag in (("@SCRIPT@", "script"), ("@STYLE@", "style")):

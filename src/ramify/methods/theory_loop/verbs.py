@@ -259,9 +259,23 @@ def check(
             p_b = [round(float(p), 4) for p in data.p_b]
             return {"ok": ok, "p_b": p_b, "switch_rate": switch_rate(data.response), "pairs": used.pairs, "limits": rows}
 
-    found: dict[str, Any] = {"theory": theory, "hash": one.hash, "reads_history": one.reads_history, "own_policy": not one.samples, "parameters": dict(one.parameters), **asyncio.run(main())}  # fmt: skip
+    found: dict[str, Any] = {
+        "theory": theory,
+        "hash": one.hash,
+        "reads_history": one.reads_history,
+        "own_policy": not one.samples,
+        "parameters": dict(one.parameters),
+        **asyncio.run(main()),
+    }
     if "p_b" in found:
-        rows = [["".join(map(str, a)) if used.rating_max < 10 else str(a), "".join(map(str, b)) if used.rating_max < 10 else str(b), p] for a, b, p in zip(used.a, used.b, found["p_b"], strict=True)]  # fmt: skip
+        rows = [
+            [
+                "".join(map(str, a)) if used.rating_max < 10 else str(a),
+                "".join(map(str, b)) if used.rating_max < 10 else str(b),
+                p,
+            ]
+            for a, b, p in zip(used.a, used.b, found["p_b"], strict=True)
+        ]
         text = (
             table(["A", "B", "P(B) of 50 subjects"], rows)
             + f"\n\nthe contract holds; {'reads' if one.reads_history else 'does not read'} earlier choices; switches in "
@@ -336,8 +350,16 @@ def evaluate(
             for name, one in theories.items():
                 data = await _simulated(bench, one, name, used, count, seed + 1, order)
                 _, likelihood = await errors(bench, one, reference, seed, "evaluate", name)
-                rows.append({"theory": name, "mse_pb": mse_pb(data.p_b, reference.p_b), "r": correlation(data.p_b, reference.p_b), "log_likelihood": likelihood,
-                             "sequence_jsd": None if people is not None else sequence_divergence(data.response, reference.response), "switch_rate": switch_rate(data.response)})  # fmt: skip
+                rows.append(
+                    {
+                        "theory": name,
+                        "mse_pb": mse_pb(data.p_b, reference.p_b),
+                        "r": correlation(data.p_b, reference.p_b),
+                        "log_likelihood": likelihood,
+                        "sequence_jsd": None if people is not None else sequence_divergence(data.response, reference.response),
+                        "switch_rate": switch_rate(data.response),
+                    }
+                )
             nothing = {"r": None, "sequence_jsd": None}
             coin = {"mse_pb": mse_pb(np.full(used.pairs, 0.5), reference.p_b), "log_likelihood": -LN2, "switch_rate": 0.5}
             theirs = {"mse_pb": None, "log_likelihood": None, "switch_rate": switch_rate(reference.response)}
@@ -786,9 +808,14 @@ def _chosen(pool: TheoryPool, key: str | None, folder: Path) -> Experiment:
 def _experiment(one: Experiment, known: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
     record = known.get((loops.COLLECTED, one.key))
     return {
-        "key": one.key, "proposer": one.proposer, "p": one.gate["p"], "passed": one.gate["passed"], "people": None if record is None else record["people"],
-        "real": None if one.real is None else one.real.value, "predictions": {label: None if v is None else v.value for label, v in one.predictions.items()},
-    }  # fmt: skip
+        "key": one.key,
+        "proposer": one.proposer,
+        "p": one.gate["p"],
+        "passed": one.gate["passed"],
+        "people": None if record is None else record["people"],
+        "real": None if one.real is None else one.real.value,
+        "predictions": {label: None if v is None else v.value for label, v in one.predictions.items()},
+    }
 
 
 def _board(rows: list[dict[str, Any]], slots: list[str]) -> str:

@@ -25,10 +25,16 @@ def sections(run: Run) -> list[Section]:
 
 def _theories(pool: TheoryPool) -> Section:
     rows = [
-        [row["label"], row["score"], row["mean_distance"], "survives" if row["label"] in pool.slots else "", pool.theories[row["label"]].description,
-         ", ".join(f"{name} {text}" for name, text in pool.theories[row["label"]].parameters.items())]
+        [
+            row["label"],
+            row["score"],
+            row["mean_distance"],
+            "survives" if row["label"] in pool.slots else "",
+            pool.theories[row["label"]].description,
+            ", ".join(f"{name} {text}" for name, text in pool.theories[row["label"]].parameters.items()),
+        ]
         for row in rows_of(pool)
-    ]  # fmt: skip
+    ]
     return Section(
         "Theories",
         "By score over all experiments: 1 the best possible, 0 the worst of those here. A parameter has the range from which "
@@ -55,7 +61,17 @@ def _experiments(pool: TheoryPool, known: Known) -> Section:
 def _row(one: Experiment, known: Known) -> list[Any]:
     gate, people = one.gate, known.get((COLLECTED, one.key), {}).get("people")
     real = None if one.real is None else one.real.value
-    return [one.key, one.proposer, one.design.pairs, gate["p"], bool(gate["passed"]), gate["own"]["value"], gate["rival"]["value"], real, people]  # fmt: skip
+    return [
+        one.key,
+        one.proposer,
+        one.design.pairs,
+        gate["p"],
+        bool(gate["passed"]),
+        gate["own"]["value"],
+        gate["rival"]["value"],
+        real,
+        people,
+    ]
 
 
 def _design(one: Experiment) -> str:
@@ -76,12 +92,22 @@ def _rounds(known: Known) -> Section:
             continue
         tried = [one for (other, key), one in known.items() if other == CANDIDATE and key.partition(".")[0] == number]
         made = known.get((REPLACED, number), {})
-        rows.append([
-            int(number), made.get("replaced"), made.get("label"), len(tried), sum(one["accepted"] for one in tried), made.get("loss"),
-            verdict["interpretation"],
-        ])  # fmt: skip
+        rows.append(
+            [
+                int(number),
+                made.get("replaced"),
+                made.get("label"),
+                len(tried),
+                sum(one["accepted"] for one in tried),
+                made.get("loss"),
+                verdict["interpretation"],
+            ]
+        )
     head = ("round", "replaced", "by", "candidates", "accepted", "loss", "why")
-    says = "The arbiter chooses which theory to replace; of the candidates the one that loses least on all experiments so far takes its place."
+    says = (
+        "The arbiter chooses which theory to replace; of the candidates the one that loses least on all experiments so far "
+        "takes its place."
+    )
     return Section("What was decided", says, head, rows)
 
 

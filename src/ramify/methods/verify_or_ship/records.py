@@ -313,7 +313,10 @@ def _of_the_paper(record: Mapping[str, Any], where: str) -> Tables:
 def tables_finding(tables: Tables, report: Mapping[str, Any], source: str) -> Finding:
     """The tables as a run keeps them."""
     gaps = ", ".join(f"{name} {own.gap:+.2f}" for name, own in tables.critics.items())
-    why = f"{tables.prior:.0%} of first candidates are right; gaps of the critics: {gaps}; a rewrite repairs {tables.kernel.fix:.0%}"
+    why = (
+        f"{tables.prior:.0%} of first candidates are right; gaps of the critics: {gaps}; a rewrite repairs "
+        f"{tables.kernel.fix:.0%}"
+    )
     action = f"ramify verify-or-ship plan {source}"
     evidence = {"tables": tables.to_json(), **report}
     return Finding("calibrated", CALIBRATED, why, value=tables.prior, unit=PROBABILITY, action=action, evidence=evidence)

@@ -129,7 +129,10 @@ def map_svg(rows: Sequence[Mapping[str, Any]], title: str = "Which policy to use
     for row in rows:
         x = left + cell_w * prices.index(float(row["c_ver"]))
         y = top + high - cell_h * (priors.index(float(row["prior"])) + 1)
-        about = f"price {row['c_ver']:g}, prior {row['prior']:.2f}: {row['regime']}; the best fixed rule ({row['best_fixed']}) loses {row['loss_of_best_fixed']:.2f}"
+        about = (
+            f"price {row['c_ver']:g}, prior {row['prior']:.2f}: {row['regime']}; the best fixed rule ({row['best_fixed']}) "
+            f"loses {row['loss_of_best_fixed']:.2f}"
+        )
         body.append(
             tag("rect", tag("title", about), x=x, y=y, width=cell_w + 0.3, height=cell_h + 0.3, fill=colours[str(row["regime"])])
         )
@@ -161,7 +164,10 @@ def gain_finding(row: Mapping[str, Any], name: str, best: str, config: ControlCo
         return None
     low, high = gain["interval"]
     better = gain["value"] > 0
-    why = f"{name} gains {gain['value']:+.2f} a task over {best}, the best fixed rule, [{low:+.2f}, {high:+.2f}], at a verifier that costs {config.c_ver:g}"
+    why = (
+        f"{name} gains {gain['value']:+.2f} a task over {best}, the best fixed rule, [{low:+.2f}, {high:+.2f}], at a verifier "
+        f"that costs {config.c_ver:g}"
+    )
     action = "plan with `ramify verify-or-ship plan`" if better else f"use {best}: no planning is needed"
     return Finding(
         "planning pays" if better else "a fixed rule is better",

@@ -151,7 +151,10 @@ def calibrate(
 
 def _dependent(pair: Mapping[str, Any]) -> Finding:
     of = "right" if pair["right"] else "wrong"
-    why = f"'{pair['critics'][0]}' and '{pair['critics'][1]}' agree on {of} candidates more than chance: Cramer's V {pair['v']:.2f}, corrected p {pair['p_corrected']:.2g}"
+    why = (
+        f"'{pair['critics'][0]}' and '{pair['critics'][1]}' agree on {of} candidates more than chance: Cramer's V "
+        f"{pair['v']:.2f}, corrected p {pair['p_corrected']:.2g}"
+    )
     return Finding(
         "dependent critics",
         records.CALIBRATED,
@@ -404,15 +407,32 @@ def replay(
         else f"no gain stands out: {played.bayes} - {played.best_fixed} is "
         f"{' '.join(map(str, _gain(mine['gain_over_best_fixed'])))}"
     )
-    result = {"attempts": len(played.instances), "instances": len(set(played.instances)), "left_out": played.left_out, "best_fixed": played.best_fixed, "policies": rows, "verdict": verdict, "stands_out": finding is not None, "pays": finding is not None and mine["gain_over_best_fixed"]["value"] > 0}  # fmt: skip
+    result = {
+        "attempts": len(played.instances),
+        "instances": len(set(played.instances)),
+        "left_out": played.left_out,
+        "best_fixed": played.best_fixed,
+        "policies": rows,
+        "verdict": verdict,
+        "stands_out": finding is not None,
+        "pays": finding is not None and mine["gain_over_best_fixed"]["value"] > 0,
+    }
     emit(result, as_json, _replayed(played, rows, verdict))
 
 
 def _replayed(played: Replay, rows: Sequence[Mapping[str, Any]], verdict: str) -> str:
     shown = [
-        [r["policy"], r["utility"], r["planned"], *_gain(r["gain_over_always"]), *_gain(r["gain_over_best_fixed"]), f"{r['delivered_right']:.1%}", f"{r['verified']:.2f}"]
+        [
+            r["policy"],
+            r["utility"],
+            r["planned"],
+            *_gain(r["gain_over_always"]),
+            *_gain(r["gain_over_best_fixed"]),
+            f"{r['delivered_right']:.1%}",
+            f"{r['verified']:.2f}",
+        ]
         for r in rows
-    ]  # fmt: skip
+    ]
     text = table(
         [
             "policy",
@@ -456,7 +476,17 @@ def score(
             candidate = one.candidates[index]
             belief, step = state.belief, min(index, options.horizon - 1)
             state = replace(state, step=step, history=state.history if step else FIRST)
-            rows.append({"instance": one.instance, "place": index, "node": candidate.node, "belief": belief, "checks": {n: v for n, v in candidate.checks.items() if n in known.names}, "action": decide(state), "right": candidate.right})  # fmt: skip
+            rows.append(
+                {
+                    "instance": one.instance,
+                    "place": index,
+                    "node": candidate.node,
+                    "belief": belief,
+                    "checks": {n: v for n, v in candidate.checks.items() if n in known.names},
+                    "action": decide(state),
+                    "right": candidate.right,
+                }
+            )
             kept.append((candidate.node, belief))
             if candidate.right is not None:
                 truths.append((belief, candidate.right, dict(candidate.checks)))
@@ -603,6 +633,18 @@ def _saved(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     cost, paid = (sum(float(row[name]) for row in rows) / len(rows) for name in ("cost", "recorded_cost"))
     right = sum(row["end"] in ("delivered", "shipped right") for row in rows)
     solved, past = sum(bool(row["recorded_right"]) for row in rows), sum(row["end"] == "past the record" for row in rows)
-    says = f"it would have paid {cost:.1f} an attempt where {paid:.1f} was paid, and delivered {right} right candidates of {len(rows)} attempts; {solved} attempts ended with a right one"
+    says = (
+        f"it would have paid {cost:.1f} an attempt where {paid:.1f} was paid, and delivered {right} right candidates of "
+        f"{len(rows)} attempts; {solved} attempts ended with a right one"
+    )
     says += f"; in {past} it would have gone on past the record" if past else ""
-    return {"n": len(rows), "saved": paid - cost, "cost": cost, "recorded_cost": paid, "delivered_right": right, "ended_right": solved, "past_the_record": past, "says": says}  # fmt: skip
+    return {
+        "n": len(rows),
+        "saved": paid - cost,
+        "cost": cost,
+        "recorded_cost": paid,
+        "delivered_right": right,
+        "ended_right": solved,
+        "past_the_record": past,
+        "says": says,
+    }

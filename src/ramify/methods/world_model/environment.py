@@ -310,7 +310,11 @@ class SimulatedEnv:
         if not calls:
             return self._ended(action, OVER, Observation("Your answer was taken."))
         shown = [await self._call(call, action if len(calls) == 1 and not call.written else call.text) for call in calls]
-        text = shown[0][0] if len(shown) == 1 else "\n".join(f"{i}. {c.name}: {one[0]}" for i, (c, one) in enumerate(zip(calls, shown, strict=True), 1))  # fmt: skip
+        text = (
+            shown[0][0]
+            if len(shown) == 1
+            else "\n".join(f"{i}. {c.name}: {one[0]}" for i, (c, one) in enumerate(zip(calls, shown, strict=True), 1))
+        )
         data = _merged([one[1] for one in shown])
         if (seconds := self._controls.seconds) is not None:
             data["seconds"] = round(seconds, 3)
@@ -576,7 +580,12 @@ def _tools(path: Path) -> list[dict[str, Any]]:
         schema = function.get("parameters", function.get("inputSchema", {"type": "object", "properties": {}}))
         if wrong := schema_fault(schema):
             raise UserError(f"{path}: the parameters of tool '{function['name']}' are no JSON schema: {wrong}")
-        made.append({"type": "function", "function": {"name": function["name"], "description": str(function.get("description", "")), "parameters": schema}})  # fmt: skip
+        made.append(
+            {
+                "type": "function",
+                "function": {"name": function["name"], "description": str(function.get("description", "")), "parameters": schema},
+            }
+        )
     return made
 
 

@@ -255,7 +255,10 @@ def eval_findings(found: Mapping[str, Any], world: str) -> list[Finding]:
         made.append(Finding("fidelity", EVAL, why, value=exact["value"], unit="share of turns", identity={"world": world}))
     if found.get("drift", {}).get("found"):
         own = found["drift"]
-        why = f"played on its own, {world} is wrong more often than on true history in {own['more wrong']} trajectories, less often in {own['less wrong']}"
+        why = (
+            f"played on its own, {world} is wrong more often than on true history in {own['more wrong']} trajectories, less "
+            f"often in {own['less wrong']}"
+        )
         action = "keep state in code (a store with effects), or shorten episodes to the turns before the curve falls"
         made.append(
             Finding(
@@ -446,7 +449,10 @@ def audit_findings(found: Mapping[str, Any], attempts: Sequence[ReplayedAttempt]
     if found.get("loophole"):
         where = next((one.node for one in attempts if one.success and not one.real), "") or None
         rates = [found[name]["value"] for name in ("simulated success", "real success")]
-        why = f"success is {rates[0]:.1%} in the simulated environment and {rates[1]:.1%} in the real one (p {found['p of a loophole']:.2g})"
+        why = (
+            f"success is {rates[0]:.1%} in the simulated environment and {rates[1]:.1%} in the real one (p "
+            f"{found['p of a loophole']:.2g})"
+        )
         action = "decide success by a verifier over the state (verify = FILE.py:FUNCTION), not by what the world model writes"
         made.append(
             Finding(

@@ -49,8 +49,9 @@ class Situation:
     def hash(self) -> str:
         """Hash of all that may decide the answer; equal situations are answered equally."""
         return stable_hash(
-            "situation", canonical_json([self.task, self.state, self.opening, self.turns, self.action, self.excerpt, self.facts, self.seed])
-        )  # fmt: skip
+            "situation",
+            canonical_json([self.task, self.state, self.opening, self.turns, self.action, self.excerpt, self.facts, self.seed]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

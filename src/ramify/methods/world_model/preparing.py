@@ -64,12 +64,14 @@ def prepare(
         "kept": kept_by.total(),
         "share of text": sizes["characters kept"] / max(1, sizes["characters"]),
         "classes": [
-            {"class": kind, "turns": turns[kind], "kept": kept_by[kind], "keep": KEEP[kind] if mask == "info" else 1.0} for kind in KEEP if turns[kind]
+            {"class": kind, "turns": turns[kind], "kept": kept_by[kind], "keep": KEEP[kind] if mask == "info" else 1.0}
+            for kind in KEEP
+            if turns[kind]
         ],
         "mask": mask,
         "out": None if out is None else str(out),
         "warnings": warnings,
-    }  # fmt: skip
+    }
 
 
 def _finding(own: Sequence[EnvTrajectory]) -> Finding:

@@ -72,7 +72,10 @@ def prepare(
     for warning in found["warnings"]:
         say(f"warning: {warning}")
     classes = [[one["class"], one["turns"], one["kept"], one["keep"]] for one in found["classes"]]
-    title = f"{found['turns']} turns of {found['trajectories']} trajectories, {found['kept']} trained on, {found['share of text']:.1%} of the text"
+    title = (
+        f"{found['turns']} turns of {found['trajectories']} trajectories, {found['kept']} trained on, "
+        f"{found['share of text']:.1%} of the text"
+    )
     emit(found, as_json, table(["class", "turns", "kept", "probability"], classes, title) + (f"\n\n{out}" if out else ""))
 
 

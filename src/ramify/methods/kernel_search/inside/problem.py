@@ -138,7 +138,15 @@ def main(path, seed, most):
         if one.dtype not in TYPES:
             sys.exit(f"user: get_inputs gives a tensor of {one.dtype}, which is none of {', '.join(map(str, TYPES))}")
         name = names[i] if i < len(names) else f"input{i}"
-        arguments.append({"name": name, "type": TYPES[one.dtype], "shape": list(one.shape), "bool": one.dtype is torch.bool, "fixed": structured(one)})  # fmt: skip
+        arguments.append(
+            {
+                "name": name,
+                "type": TYPES[one.dtype],
+                "shape": list(one.shape),
+                "bool": one.dtype is torch.bool,
+                "fixed": structured(one),
+            }
+        )
         tensors.append(one)
     model = built(module, init, seed, False)
     counter, operators = FlopCounterMode(display=False), Operators()

@@ -163,7 +163,12 @@ class WorkerProcess:
     def canaries(self, draw):
         """Whether every byte of the output region that is no output is as it was."""
         at = 0
-        spans = sorted((one["out"] + slot * one["stride"], one["bytes"]) for one in draw["arrays"] if one["out"] >= 0 for slot in range(draw["slots"]))  # fmt: skip
+        spans = sorted(
+            (one["out"] + slot * one["stride"], one["bytes"])
+            for one in draw["arrays"]
+            if one["out"] >= 0
+            for slot in range(draw["slots"])
+        )
         for begin, size in [*spans, (draw["out_bytes"], 0)]:
             gap = self.out[at:begin]
             if gap != (POISON * (len(gap) // 4 + 2))[at % 4 : at % 4 + len(gap)]:
