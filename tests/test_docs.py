@@ -77,7 +77,17 @@ def with_code(extras: bool) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("page", with_code(extras=False), ids=name)
+DEFAULT = ("README.md", "docs/why.md")
+"""Pages whose code every run of the tests runs; that of the others is slow."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name(page), marks=[] if name(page) in DEFAULT else [pytest.mark.slow])
+        for page in with_code(extras=False)
+    ],
+)
 def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, forks: Forks) -> None:
     assert run_page(page, tmp_path, forks) > 0
 

@@ -32,6 +32,7 @@ def committed(slug: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slug", SCRIPTS)
 def test_tables_and_pictures_are_made_of_the_committed_figures(slug: str) -> None:
     script = doc_script(SCRIPTS[slug])

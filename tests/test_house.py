@@ -213,6 +213,7 @@ def source_of(module: str) -> str:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_kernel_module_is_used_by_more_than_one_method() -> None:
     """What one method alone uses lives in its package; what nothing uses goes. A registered part is offered by name to a verb."""
     found = {name: who for name, who in users().items() if name.count(".") > 1 and name.split(".")[1] in KERNEL}

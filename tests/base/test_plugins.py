@@ -98,6 +98,7 @@ def test_a_plugin_is_listed_and_checked_and_broken_ones_are_not_fatal(site: Path
     assert more.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_doctor_names_every_broken_plugin_and_why(site: Path) -> None:
     done = call(site, "doctor", "--json")
     assert done.returncode == 1
@@ -128,6 +129,7 @@ for fault in (odd.verb, find_attribute("mine.py:judge"), lambda: stable_hash(1.5
     assert run(tmp_path, code).stdout.splitlines() == ["the plug-in 'odd'", f"your own {tmp_path / 'mine.py'}", "", ""]
 
 
+@pytest.mark.slow
 def test_all_plugins_are_off_by_one_variable(site: Path) -> None:
     assert "stranger" not in json.loads(call(site, "list", "judge", "--json", RAMIFY_PLUGINS="").stdout)["names"]
     look = (
@@ -138,6 +140,7 @@ def test_all_plugins_are_off_by_one_variable(site: Path) -> None:
     assert (row["status"], row["text"]) == ("ok", "turned off by RAMIFY_PLUGINS")
 
 
+@pytest.mark.slow
 def test_two_plugins_with_one_name_keep_the_first(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / f"{name}_plugin.py").write_text(GOOD.replace("A stranger's", f"The {name}"))

@@ -109,6 +109,7 @@ def test_plugins_come_through_the_same_door_and_failures_are_kept(tmp_path: Path
     assert "No module named 'no_such_module'" in out
 
 
+@pytest.mark.slow
 def test_plugins_are_off_when_the_variable_is_set_and_empty(tmp_path: Path) -> None:
     code = "from ramify.base import plugins, registry; print('from-a-plugin' in registry.names('judge'), plugins.load())"
     assert run_with_plugins(tmp_path, code, RAMIFY_PLUGINS="") == "False []"

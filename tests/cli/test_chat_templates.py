@@ -151,6 +151,7 @@ def learnable(folder: Path) -> None:
                     assert any(row.mask[len(before) : len(after)].sum() == node.sampled_tokens for row in mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_a_model_is_shown_what_transformers_renders(verb, here: Path, models: dict[str, Path], name: str) -> None:
     done = verb(*played(models[name], here / "run"))
@@ -161,6 +162,7 @@ def test_a_model_is_shown_what_transformers_renders(verb, here: Path, models: di
     learnable(here / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["forgets", "moves", "calls-apart"])
 def test_a_run_continues_to_the_same_trees(verb, here: Path, models: dict[str, Path], name: str) -> None:
     whole, cut = here / "whole", here / "cut"
@@ -172,6 +174,7 @@ def test_a_run_continues_to_the_same_trees(verb, here: Path, models: dict[str, P
         assert [one.tree(info.name).hash for info in one.trees()] == [other.tree(info.name).hash for info in other.trees()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["forgets", "moves", "merges"])
 def test_forks_see_what_the_reply_saw(verb, here: Path, models: dict[str, Path], name: str) -> None:
     run = here / "run"
@@ -222,6 +225,7 @@ def test_workers_render_the_same(verb, here: Path, models: dict[str, Path]) -> N
         assert [one.tree(info.name).hash for info in one.trees()] == [two.tree(info.name).hash for info in two.trees()]
 
 
+@pytest.mark.slow
 def test_the_agent_learns_behind_what_it_was_shown(verb, here: Path, models: dict[str, Path]) -> None:
     sizes = [
         "--updates",

@@ -59,6 +59,7 @@ def test_the_json_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb
     assert verb("check", "method", "toy", "--quick", "--json").json == report  # cells are kept, so it takes no time
 
 
+@pytest.mark.slow
 def test_counts_of_other_methods_stay_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(tmp_path, monkeypatch)
     out = tmp_path / "nulls.json"
@@ -72,6 +73,7 @@ def test_counts_of_other_methods_stay_in_the_file(tmp_path: Path, monkeypatch: p
     assert (done.code, "does not hold counts of methods" in done.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_method_that_finds_what_is_not_there_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(tmp_path, monkeypatch, share=40)
     done = verb("check", "method", "toy")
@@ -79,6 +81,7 @@ def test_a_method_that_finds_what_is_not_there_fails(tmp_path: Path, monkeypatch
     assert "toy: MISSED" in done.out
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_see_what_is_there_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(tmp_path, monkeypatch, sees=False)
     report = verb("check", "method", "all", "--json")
@@ -97,6 +100,7 @@ def test_another_seed_samples_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(found) > 1
 
 
+@pytest.mark.slow
 def test_a_verb_that_fails_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb) -> None:
     make_toy(
         tmp_path,

@@ -109,6 +109,7 @@ def test_something_of_another_kind_does_not_conform(kind: str) -> None:
     assert conformance.check(kind, Thing())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_skeleton_passes_untouched_and_is_clean(verb, here: Path, kind: str) -> None:
     if kind == "sandbox" and not ProcessSandbox().isolates:
@@ -219,6 +220,7 @@ class Slow(ChainEnvironment):
 """
 
 
+@pytest.mark.slow
 def test_a_check_of_a_slow_environment_shows_what_it_is_at_in_a_terminal(here: Path) -> None:
     (here / "slow.py").write_text(SLOW)
     host_end, terminal_end = pty.openpty()

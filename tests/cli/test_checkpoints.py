@@ -47,7 +47,7 @@ def sampled(model: LocalModel, length: int = 12) -> np.ndarray:
     return np.concatenate((prompt, reply.tokens))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind if kind == "llama" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
 def test_a_checkpoint_through_its_whole_life(kind: str, verb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, run, whole = tmp_path / "start", tmp_path / "run", tmp_path / "whole"
     save_checkpoint(start, kind)
@@ -157,6 +157,7 @@ def test_shards_with_the_tied_head_beside_them(verb: Any, tmp_path: Path) -> Non
     assert tied(tmp_path / "run" / "agent")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama-tied", "gpt2"])
 def test_a_checkpoint_in_bfloat16_is_run_and_saved_in_float32(kind: str, verb: Any, tmp_path: Path) -> None:
     import torch
@@ -231,6 +232,7 @@ def save_adapter(folder: Path, base: Path, name: str, rank: int = 2, **settings:
     return 6 / rank * up @ down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "settings"),
     [

@@ -67,6 +67,7 @@ def test_the_rule_of_the_page_trains_and_explains_itself_everywhere(verb: Any, h
     assert made == kept
 
 
+@pytest.mark.slow
 def test_a_run_with_another_rule_is_not_continued(here: Path) -> None:
     (here / "mine.py").write_text(RULE, encoding="utf-8")
     few = {"updates": 1, "tokens": 900, "tasks_per_update": 4, "eval_episodes": 4, "train_tasks": 24}
@@ -96,6 +97,7 @@ def test_old_names_choose_what_they_chose(arm: str) -> None:
     assert all(credit_rule(ImproveConfig(), name) for name in ARMS)
 
 
+@pytest.mark.slow
 def test_the_short_name_the_long_ones_and_files_agree(verb: Any, here: Path) -> None:
     (here / "short.toml").write_text('credit = "gigpo"\n')
     (here / "long.toml").write_text('[credit]\nrule = "gigpo"\n')
@@ -111,6 +113,7 @@ def test_the_short_name_the_long_ones_and_files_agree(verb: Any, here: Path) -> 
     assert made("--credit.rule", "gigpo")["rule"] == made("--config", "long.toml")["rule"] == "gigpo"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

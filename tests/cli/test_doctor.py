@@ -42,6 +42,7 @@ def test_this_machine_is_well(verb, here) -> None:
     assert plain.out.splitlines()[0].split() == ["topic", "what", "status"]
 
 
+@pytest.mark.slow
 def test_a_promise_that_is_not_kept_is_a_warning(verb, here) -> None:
     """On kernels that never repeat themselves; nothing is broken, so the exit code says nothing of it."""
     with Kernels(repeats=False):

@@ -16,6 +16,7 @@ from ramify.jobs.improve import ARMS, ImproveConfig, resolved
 from ramify.trace.db import Run
 
 
+@pytest.mark.slow
 def test_dry_run_prints_settings_and_bill_and_makes_nothing(verb: Any, here: Path) -> None:
     record = verb("improve", "--dry-run", "--json", "--tokens", "500", "--tree.rule", "flat").json
     assert record["config"]["tokens"] == 500
@@ -66,6 +67,7 @@ def test_a_dry_run_says_what_came_of_its_trial(verb: Any, here: Path, agent: Pat
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "words"), [("SureEnvironment", "every one of 4"), ("HopelessEnvironment", "none of 4")])
 def test_a_dry_run_warns_where_there_is_nothing_to_learn_from(verb: Any, here: Path, agent: Path, env: str, words: str) -> None:
     command = [*small(agent, env), "--dry-run"]
@@ -83,6 +85,7 @@ def test_a_dry_run_fails_where_the_run_would(verb: Any, here: Path, agent: Path)
         assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -97,6 +100,7 @@ def test_a_dry_run_and_the_run_agree_about_a_tied_checkpoint(verb: Any, here: Pa
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_splitting_works_with_any_template_and_environment(verb: Any, here: Path, agent: Path) -> None:
     """A checkpoint of transformers' with a template of its own; an environment that is not built in;
     the critic asked from the first win."""
@@ -111,6 +115,7 @@ def test_splitting_works_with_any_template_and_environment(verb: Any, here: Path
     assert "unknown sampling 'flatt' (did you mean 'flat'?)" in verb.refused("improve", "--sampling", "flatt")
 
 
+@pytest.mark.slow
 def test_the_printed_settings_load_again(verb: Any, here: Path) -> None:
     record = verb("improve", "--dry-run", "--json").json
     assert record["config"]["train"]["lr"] == ARMS["imitate"].lr  # what will be used, not the 0 that stands for it
@@ -162,6 +167,7 @@ def test_bad_input_is_a_sentence_and_makes_nothing(verb: Any, here: Path, args: 
     assert {path.name for path in here.iterdir()} == set(files)
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_refused(verb: Any, improved: Path) -> None:
     assert "holds a run already: continue with `ramify resume" in verb.refused("improve", "--out", improved)
 

@@ -173,6 +173,7 @@ def test_help_shows_what_a_verb_takes(capsys: pytest.CaptureFixture) -> None:
     assert "--train.lr number" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=12), max_size=4))
 def test_no_words_lead_to_anything_but_a_call_or_a_sentence(words: list[str]) -> None:

@@ -86,6 +86,7 @@ def test_settings_of_a_verb_are_defaults_then_files_then_options(
     assert "unknown key 'cuont' in c.toml (did you mean 'count'?)" in run(capsys, "rollout", "--config", "c.toml")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_script_names_verbs_and_settings(capsys: pytest.CaptureFixture, shell: str) -> None:
     code, out, err = run(capsys, "completion", shell)

@@ -75,6 +75,7 @@ def test_environments_and_plain_functions_as_agents_are_played(verb, mine: Path,
     assert verb("resume", "run", "--json").json["turns"] == found.json["turns"]
 
 
+@pytest.mark.slow
 def test_the_same_names_are_checked_and_made_by_workers(verb, mine: Path) -> None:
     assert verb("check", "env", "mine.py:HOUSE").code == 0
     words = ("rollout", "--env", "mine.py:HOUSE", "--model", "mine.py:keyed_agent", "--count", "2", "--json", "--out")

@@ -180,6 +180,7 @@ def test_unknown_reproductions_are_a_sentence(study: types.ModuleType, capsys: p
     assert capsys.readouterr().err == "ramify: no reproduction 'studdy' (did you mean 'study'?)\n"
 
 
+@pytest.mark.slow
 def test_the_seconds_are_those_of_making_not_of_reading(
     study: types.ModuleType, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_an_environment_is_played_by_its_own_built_in_agent(verb, here: Path) ->
         assert run.config["model"] == "builtin:long-household"
 
 
+@pytest.mark.slow
 def test_a_spent_budget_is_exit_code_3_and_can_be_raised(verb, here: Path) -> None:
     code, out, err = verb("rollout", *SMALL, "--budget.calls", "10", "--concurrency", "1", "--out", "r", "--json")
     result = json.loads(out)
@@ -86,6 +87,7 @@ def test_tasks_that_the_environment_cannot_start_leave_no_run_in_the_way(verb, h
     assert verb("rollout", "--count", "1", "--out", "run").code == 0  # a mended command goes there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "what"), [(["--seed", "4"], "seed was 3, is 4"), (["--temperature", "0.5"], "temperature was 1.0")]
 )

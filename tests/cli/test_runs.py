@@ -167,6 +167,7 @@ def test_fork_shows_what_an_edit_changed(verb: Any, improved: Path, tmp_path: Pa
     assert "The edit changed success by" in text
 
 
+@pytest.mark.slow
 def test_fork_compares_several_edits_with_one_control(verb: Any, improved: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(improved, copy)
@@ -263,6 +264,7 @@ def env():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [None, '{"insert": {"role": "user", "text": "Hurry."}}', '{"rule": {"add": "Hurry."}}'])
 def test_a_killed_fork_continues(verb: Any, here: Path, monkeypatch: pytest.MonkeyPatch, changed: str | None) -> None:
     (here / "walker.py").write_text(WALKER)

@@ -65,9 +65,7 @@ STUDY = (
 CLIFFS = f"cliffs scan --model builtin --verifier {PARTS}:verifier --truncated graded --problems {{problems}} --out scan"
 
 VERBS = {
-    "improve": Verb(
-        IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "continue with `ramify resume", fast=True
-    ),
+    "improve": Verb(IMPROVE, "evaluate before|sample 1/2|train 1/2|evaluate after", ENDLESS, "continue with `ramify resume"),
     "improve --compare": Verb(f"{IMPROVE} --compare true", r"grpo\+resample train 2/2"),
     "improve, workers": Verb(
         f"{IMPROVE} --backend processes:2", "sample 2/2", f"{ENDLESS} --backend processes:2", "ramify resume"
@@ -92,7 +90,6 @@ VERBS = {
         "why runs/rollout-1 --first 4000 --n 4000",
         "stay in",
         ("rollout --count 1",),
-        fast=True,
     ),
     "tree-rollouts run": Verb(
         "tree-rollouts run --count 2 --budget 40", "sample .* turns", "tree-rollouts run --count 64 --budget 4000"
@@ -390,6 +387,7 @@ def test_ctrl_c_is_one_sentence(verb: Verb, columns: int, colour: bool, shell: S
         assert re.fullmatch(rf"ramify: interrupted; .*(?:{verb.kept}).*", re.sub(r"\s+", " ", after)), terminal.text
 
 
+@pytest.mark.slow
 def test_help_fits_the_terminal(shell: Shell) -> None:
     for call in ("--help", "improve --help", "cliffs scan --help", "dspark --help"):
         with shell.begun(call, 80, {}) as terminal:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def bits(d: Completion) -> tuple[bytes, ...]:
 REQUEST = st.tuples(st.integers(0, 11), st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=5))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=8),
@@ -137,6 +139,7 @@ for threads in (1, 2):
 """
 
 
+@pytest.mark.slow
 def test_thread_count_does_not_matter() -> None:
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     env["OMP_WAIT_POLICY"] = "PASSIVE"  # threads that spin starve each other on a busy machine

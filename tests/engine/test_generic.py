@@ -42,6 +42,7 @@ def module_of(kind: str, **changes: Any) -> Any:
     return module.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "olmo2"])
 def test_greedy_equals_transformers(kind: str) -> None:
     grouped = {} if kind == "gpt_neox" else {"num_key_value_heads": 2}

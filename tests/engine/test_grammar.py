@@ -239,6 +239,7 @@ def every(model: LocalModel, at_once: int) -> list[tuple[bytes, bytes, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_reply_does_not_depend_on_its_batch_mates():
     assert every(speller(max_sequences=1), 1) == every(speller(max_sequences=16), 6)
 
@@ -254,6 +255,7 @@ def test_a_reply_does_not_depend_on_its_batch_mates():
             assert (a.tokens.tobytes(), a.logprobs.tobytes()) == (b.tokens.tobytes(), b.logprobs.tobytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 6])
 def test_coupled_samples_are_those_without_drafts(at_once: int):
     model = speculating("coupled")
@@ -262,6 +264,7 @@ def test_coupled_samples_are_those_without_drafts(at_once: int):
     assert 0 < model.speculation.accepted < model.speculation.proposed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frequency", [0.0, 0.8])
 def test_rejection_keeps_the_distribution_under_a_grammar_and_penalties(frequency: float):
     model, prompt = speculating("rejection"), tokens(6, vocab=5)
@@ -274,6 +277,7 @@ def test_rejection_keeps_the_distribution_under_a_grammar_and_penalties(frequenc
     assert model.speculation.accepted > 100
 
 
+@pytest.mark.slow
 def test_parked_and_forked_replies_continue_where_they_were():
     few = speller(max_sequences=2, quantum=1)
     assert every(few, 6) == every(speller(), 6)
@@ -424,6 +428,7 @@ def test_huge_and_deep_schemas_are_refused_at_once():
         regex("a" * 1_000_000)
 
 
+@pytest.mark.slow
 def test_expressions_that_take_for_ever_to_join_are_refused_in_time(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grammar_child, "SECONDS", 2.0)
     schema = {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 40)]}
@@ -440,6 +445,7 @@ def test_an_expression_that_is_no_grammar_is_refused():
         tool_calls([{"function": {"name": "f", "parameters": {"type": "string"}}}])
 
 
+@pytest.mark.slow
 def test_every_keyword_that_is_followed_is_known_to_the_parser():
     """What is let through here must not be passed over there: each keyword alone changes what is refused."""
     wrong: dict[str, Any] = dict.fromkeys(FOLLOWED, 3.5) | dict.fromkeys(

@@ -55,6 +55,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_of_few_rows_round_differently_and_no_sample_knows(shape: str) -> None:
     needs_tiles(LocalModel(tiny()).exactness)
@@ -86,6 +87,7 @@ class Careless(TinyForward):
         return super().hidden(batch, tap)[: batch.used]
 
 
+@pytest.mark.slow
 def test_the_probe_finds_a_product_of_few_rows_and_rows_then_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_tiles(LocalModel(tiny()).exactness)
     monkeypatch.setattr(local, "TinyForward", Careless)
@@ -133,6 +135,7 @@ CHOICES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: " ".join(choice.values()))
 def test_other_kernels_of_this_processor_keep_the_promise(choice: dict[str, str]) -> None:
     """Read when torch is loaded, hence a process each. ``.ci/kernels`` runs whole files of tests under such choices."""

@@ -63,6 +63,7 @@ REQUEST = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=7),

@@ -323,6 +323,7 @@ def test_a_reference_of_another_shape_is_no_ancestor(folders: tuple[Path, Path],
     assert open_pair(*map(str, folders)).warnings == []
 
 
+@pytest.mark.slow
 def test_a_server_that_scores_given_tokens_is_half_of_a_pair(folders: tuple[Path, Path], tmp_path: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
     from model_server import NAME, ModelServer, serving

@@ -53,6 +53,7 @@ def engine(schedule: FixedSchedule, drafter: Watched | None = None, **options: A
     return model.speculating(Speculator(drafter, schedule, model.forward.layers)), drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafting", "resting"), [(1, 1), (1, 5), (3, 2)])
 @pytest.mark.parametrize("at_once", [1, 6])
 def test_what_runs_again_has_the_same_features(drafting: int, resting: int, at_once: int):

@@ -93,6 +93,7 @@ def test_plain_settings() -> None:
         assert not changed.plain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [Sampling(max_tokens=1), Sampling(max_tokens=1, temperature=0.6, top_p=0.8, ban_first=(7,))])
 def test_samples_follow_the_distribution(s: Sampling) -> None:
     """Chi-square of 20,000 first tokens against the exact probabilities; fixed seeds, so the outcome is fixed."""

@@ -111,6 +111,7 @@ def test_operands_reach_the_largest_one_below_mod() -> None:
     assert max(operands(ChainEnvironment(mod=23, operand=22))) > 9
 
 
+@pytest.mark.slow
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(UserError, match="fewest"):
         ChainEnvironment(steps=(3, 2))

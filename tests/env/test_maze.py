@@ -12,6 +12,7 @@ from ramify.env.protocol import Task
 TASK = Task("t", {"exits": {"a": {"1": "b"}, "b": {"1": "a", "2": "c"}, "c": {}}, "start": "a", "exit": "c"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["grid", "grid-3", "star", "star-2-1-1"])
 def test_conforms(shape: str) -> None:
     assert conformance.check("env", MazeEnvironment(shape)) == []
@@ -80,6 +81,7 @@ def test_a_task_that_is_no_maze_is_refused(change: dict, says: str) -> None:
         MazeEnvironment().make().reset(Task("t", {"exits": {}, "start": ""}), 0)
 
 
+@pytest.mark.slow
 def test_task_sets() -> None:
     with pytest.raises(UserError, match="unknown split"):
         MazeEnvironment().task_set("test", 1)

@@ -26,6 +26,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     patch.undo()
 
 
+@pytest.mark.slow
 def test_the_exact_process_shows_what_the_paper_does_not() -> None:
     cell = repro.process_cell(200, 0)
     observed, true, held = map(np.array, cell["classes"]["deterministic"])
@@ -56,6 +57,7 @@ def test_a_size_there_is_none_of() -> None:
         repro.reproduce("gpu", ResultCache())
 
 
+@pytest.mark.slow
 def test_scan_cells_repeat_and_measure_everything(cache: None) -> None:
     cell = repro.scan_cell(RECIPE, 0, 2, 0, 2)
     assert cell == repro.scan_cell(RECIPE, 0, 2, 0, 2)
@@ -66,6 +68,7 @@ def test_scan_cells_repeat_and_measure_everything(cache: None) -> None:
     assert 0 < cell["spent"]["budgeted"]["scan"] < cell["spent"]["faithful"]["scan"]
 
 
+@pytest.mark.slow
 def test_training_cells_move_the_model(cache: None) -> None:
     lab = repro.ForkLab(RECIPE, 0)
     row = {"prompt_ids": lab.problems("demo", 1)[0].prompt_ids, "chosen_id": 1, "rejected_id": 2}

@@ -49,6 +49,7 @@ def test_what_a_function_reaches_decides_and_nothing_else(package: Path) -> None
     assert code.code_of("toy_lab.cell") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "within", "without"),
     [

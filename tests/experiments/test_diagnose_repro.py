@@ -25,6 +25,7 @@ from ramify_experiments.diagnose.ranker import conversation, labelled, train
 from ramify_experiments.diagnose.repair import RepairBench
 
 
+@pytest.mark.slow
 def test_a_repository_is_what_the_specification_says() -> None:
     repo = repository(3, 1)
     assert len([path for path in repo.texts if not path.endswith("__init__.py")]) == 30
@@ -47,6 +48,7 @@ def test_closures_compute_what_python_does() -> None:
     assert json.loads(done.stdout) == [wanted for _, _, wanted in repo.tests]
 
 
+@pytest.mark.slow
 def test_every_mutation_can_be_undone() -> None:
     repo = repository(7, 0)
     for operator in OPERATORS:
@@ -58,6 +60,7 @@ def test_every_mutation_can_be_undone() -> None:
         assert ast.unparse(fault) == before  # every edit was taken back
 
 
+@pytest.mark.slow
 def test_agents_count_what_they_try() -> None:
     (one,) = instances(11, "test", 1)
     bench = RepairBench(one)
@@ -73,6 +76,7 @@ def test_agents_count_what_they_try() -> None:
     assert bench.run(bench.strong(), None, 300) == bench.run(bench.strong(), Diagnosis("shop/no.py", 1, 2), 300)
 
 
+@pytest.mark.slow
 def test_the_faulty_policy_goes_wrong_and_the_loop_recovers() -> None:
     total = {"recovered": 0, "loops": 0, "cut_off": 0}
     for one in instances(13, "test", 4):
@@ -83,6 +87,7 @@ def test_the_faulty_policy_goes_wrong_and_the_loop_recovers() -> None:
     assert all(total.values()), total
 
 
+@pytest.mark.slow
 def test_the_encoder_begins_as_the_logit_and_learns_from_what_was_seen() -> None:
     learned = labelled(instances(17, "train", 4))
     weights = train(learned)

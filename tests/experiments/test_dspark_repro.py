@@ -49,6 +49,7 @@ def test_flat_acceptance_against_falling_passes_and_equal_ones_miss() -> None:
     assert ratio.interval[0] < ratio.value < ratio.interval[1]
 
 
+@pytest.mark.slow
 def test_the_mean_over_seeds_is_judged_as_each_seed_is() -> None:
     def measured(late: float, seed: int) -> dict[str, dict[str, Rounds]]:
         falling = np.array([*FALLING[:4], *[late] * 3])
@@ -76,6 +77,7 @@ def test_doubled_logits_are_mended_and_the_check_sees_it() -> None:
     assert next(c for c in calibration_checks(plain, untouched, quick=False) if c.threshold is not None).status == "miss"
 
 
+@pytest.mark.slow
 def test_schedules_on_true_confidences_pass() -> None:
     rounds = made(np.linspace(0.93, 0.6, 7), 2000, 3, sure=1.5).to_json()
     loads = (1, 16, 64)

@@ -90,6 +90,7 @@ def test_attribution_counts_the_changed_step() -> None:
     assert found["chance"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 3) / 3)
 
 
+@pytest.mark.slow
 def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repro, "ATTEMPTS", 2)
     monkeypatch.setattr(repro, "ENVIRONMENT", DeskEnvironment(max_turns=2))
@@ -113,6 +114,7 @@ def test_training_repeats_and_grades_are_of_the_pair(tokenizer: HfTokenizer, mon
     assert abs(forth[0]["A_sum"]) > 0.1
 
 
+@pytest.mark.slow
 def test_training_stops_by_tasks_it_never_meets(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     played_tasks: list[set[str]] = []
 

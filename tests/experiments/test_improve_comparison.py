@@ -59,6 +59,7 @@ def test_every_arm_is_one_that_improve_takes() -> None:
     assert {*TUNING, *MAIN["household"], *MAIN["long-household"]} <= SETTINGS.keys()
 
 
+@pytest.mark.slow
 def test_a_cell_holds_what_its_arm_did(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(improve.BUDGETS, "tiny", {"updates": 2, "tokens": 600, "tasks_per_update": 4})
     found = improve.cell("auto", 3, "tiny", episodes=4, train={"lr": 1e-3, "epochs": 2})

@@ -147,6 +147,7 @@ def test_map_in_processes_and_in_process_agree(tmp_path: Path) -> None:
     assert seen == [(i, 4) for i in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failing_cell_names_its_key_and_finished_ones_stay(tmp_path: Path, workers: int) -> None:
     with pytest.raises(CellError, match="cell 'x3' failed: RuntimeError: three is bad"):
@@ -195,6 +196,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["waiting", "busy", "killed"])
 def test_an_interrupt_keeps_finished_cells_and_leaves_no_process(tmp_path: Path, how: str) -> None:
     """While cells are waited for, or while a result is being handled; also the parent's sudden end."""

@@ -24,6 +24,7 @@ from ramify_experiments.orchestrator.tiny import DOMAINS as TINY
 from ramify_experiments.orchestrator.tiny import TOKENIZER, problem
 
 
+@pytest.mark.slow
 def test_hand_written_plans_are_worth_what_the_specification_says() -> None:
     workers = AnchoringWorkers(0)
     assert (workers.single, workers.routed) == (pytest.approx(0.55), pytest.approx(0.72))

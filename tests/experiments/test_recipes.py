@@ -47,6 +47,7 @@ def test_rows_and_a_loss_made_from_the_model_train_alike() -> None:
     assert next(iter(models.training(made, loss, models.Course(1e-2, None))))[0] == 1, "a course without an end"
 
 
+@pytest.mark.slow
 def test_a_recipe_learns_and_is_cached_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path))
     said: list[str] = []

@@ -126,6 +126,7 @@ def test_rules_are_lost_round_by_round() -> None:
     assert repro.rounds(lambda turns: (turns[:, :, 0] == RULE) * 1.0, environment(50).turns, 8, 4, 0) == [1.0] * 5
 
 
+@pytest.mark.slow
 def test_one_seed_repeats_and_its_counts_add_up(untrained: dict[str, Any]) -> None:
     folds = untrained["folds"]
     assert untrained == repro.learn(**UNTRAINED)

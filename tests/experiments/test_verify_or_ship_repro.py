@@ -31,6 +31,7 @@ def test_critics_of_programs_are_executed() -> None:
     assert 0 < sum(bool(one.checks["syntax"]) for one in wrong) < len(wrong)
 
 
+@pytest.mark.slow
 def test_the_learned_rewriter_reads_a_specification_and_writes_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardly trained, it writes no programs yet; attempts are whole all the same, and another call gives the same ones."""
     monkeypatch.setenv("RAMIFY_MADE", str(tmp_path))
@@ -52,6 +53,7 @@ def test_symbols_of_a_program_are_a_program_again() -> None:
     assert (prompt[:4], prompt[-1]) == (["if", "_", "y", "."], rewriter.BROKEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["networkx.algorithms.bridges", "mpmath.matrices.linalg"])
 def test_bugs_are_put_into_real_modules(module: str) -> None:
     pytest.importorskip(module.partition(".")[0])
@@ -76,6 +78,7 @@ def test_closed_cases_are_those_of_two_implementations() -> None:
             assert one[policy] <= one["optimum"] + 1e-9, (name, policy)
 
 
+@pytest.mark.slow
 def test_a_small_sweep_has_every_policy_at_every_price() -> None:
     found = sweep(seed=0, test="strong", calibration=80, evaluation=60)
     assert set(found["prices"]) == {"2", "5", "15", "30", "40", "50", "60", "70"}

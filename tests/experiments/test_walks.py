@@ -35,6 +35,7 @@ def golden_table() -> np.ndarray:
     return policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "cap", "steps"), [("base", 6000, 326), ("golden_sft", 20_000, 1310.37)])
 def test_walks_take_as_long_as_the_solve_says(policy: str, cap: int, steps: float) -> None:
     graph = star_graph(W, K, L)

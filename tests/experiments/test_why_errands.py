@@ -35,6 +35,7 @@ def test_an_errand_has_a_failed_attempt_and_its_true_step(kind: str) -> None:
         assert not one.succeeds(one.picks)
 
 
+@pytest.mark.slow
 def test_the_closed_form_is_what_happens(tmp_path) -> None:
     """Played attempts succeed as often as the chance at the start says."""
     for kind in KINDS:
@@ -44,6 +45,7 @@ def test_the_closed_form_is_what_happens(tmp_path) -> None:
         assert low <= one.potentials[0] <= high, kind
 
 
+@pytest.mark.slow
 def test_the_environments_own_chance_is_not_the_last_steps_fault() -> None:
     one = errand("none", 2)
     assert one.flaky is not None

@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 KEY = "sk-canary-51f2c7d09ab34e68"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "backend", "word"),
     [("raising", "local", "cannot reach"), ("garbage", "local", "TypeError"), ("exiting", "local", "SystemExit"),

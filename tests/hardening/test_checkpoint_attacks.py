@@ -76,6 +76,7 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_that_are_none(folder: Path, name: str, capsys: pytest.CaptureFixture) -> None:
     (folder / "model.safetensors").write_bytes(WEIGHTS[name])
@@ -206,6 +207,7 @@ def configured(folder: Path, **fields: object) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_context_that_is_merely_claimed_costs_no_memory(folder: Path) -> None:
     code = (
         "import sys, asyncio, numpy as np; from pathlib import Path; from ramify.engine.checkpoints import load_model;"
@@ -233,6 +235,7 @@ def test_sizes_and_kinds_that_are_none(folder: Path, fields: dict, capsys: pytes
     assert next(iter(fields)) in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"])
 @pytest.mark.parametrize("endless", ["device", "pipe"])
 def test_a_file_without_an_end_is_not_read(folder: Path, name: str, endless: str, capsys: pytest.CaptureFixture) -> None:

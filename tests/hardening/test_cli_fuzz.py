@@ -112,6 +112,7 @@ def call(folder: Path, *args: str) -> tuple[int, str]:
     return code, said
 
 
+@pytest.mark.slow
 @FUZZ
 @given(verb=st.sampled_from(sorted(VERBS)), rest=words)
 @example("show", ["run", "--json", "--json"])
@@ -175,6 +176,7 @@ def toml(value: object) -> str:
     return "1979-05-27" if value is None else json.dumps(value).replace("Infinity", "inf").replace("NaN", "nan")
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     verb=st.sampled_from(["improve", "rollout"]), record=st.dictionaries(st.sampled_from(KEYS), values, min_size=1, max_size=3)
@@ -186,6 +188,7 @@ def test_any_settings(here: Path, verb: str, record: dict[str, object]) -> None:
     assert code in (0, 2, 4)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data=st.binary(max_size=60) | st.text(alphabet='[]{}="\n.#\\x1aé', max_size=30).map(str.encode))
 @example(b"[" * 5000)

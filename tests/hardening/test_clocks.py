@@ -128,6 +128,7 @@ print(json.dumps([run(["sh", "-c", "sleep .2; echo x"], seconds=100), run(["slee
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_limits_of_a_sandboxed_command_hold(shim: Path, tmp_path: Path, clock: str) -> None:
     python = tmp_path / "python"
@@ -222,6 +223,7 @@ def reading(node: ast.Attribute) -> bool:
     return node.attr in names.get(owner, ())
 
 
+@pytest.mark.slow
 def test_the_wall_clock_is_read_where_it_decides_nothing() -> None:
     files = [
         path for path in SOURCE.rglob("*.py") if "inside" not in path.parts

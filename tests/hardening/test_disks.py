@@ -84,6 +84,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_import_onto_a_full_disk(small: Path, chats: Path) -> None:
     refused(ramify("import", chats, "--run", small / "run"), 1, "full")
     assert not (small / "run").exists()
@@ -157,6 +158,7 @@ def test_devices(run: Path, form: str) -> None:
     assert Path("/dev/null").is_char_device()
 
 
+@pytest.mark.slow
 def test_standard_output_on_a_full_disk(run: Path) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("NOT CHECKED: there is no /dev/full here")

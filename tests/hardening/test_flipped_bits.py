@@ -94,6 +94,7 @@ def test_a_blob_with_another_content_and_one_that_is_gone_are_named(made: Path, 
     assert f"blob '{lost}', which is missing" in told
 
 
+@pytest.mark.slow
 def test_flipped_bits_that_change_a_node_are_found(made: Path, tmp_path: Path) -> None:
     """Of 60 flips, each in the file of a copy: wherever a node's hashed content changed,
     ``check run`` says so, and no reading is silent."""

@@ -48,6 +48,7 @@ def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
     figures = fuzz(tmp_path, 90, 13, *FORMS)
     for form in FORMS:

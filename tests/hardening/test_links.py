@@ -35,6 +35,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "theirs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("verb", VERBS, ids=lambda words: words[0])
 def test_a_file_of_a_run_that_is_a_link(theirs: Path, name: str, verb: list[str], capsys: pytest.CaptureFixture) -> None:

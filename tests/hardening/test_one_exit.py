@@ -85,6 +85,7 @@ def package() -> dict[str, tuple[set[str], list[str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_only_the_terminal_module_writes_to_the_terminal() -> None:
     found = {}
     for name, (ways, _) in package().items():

@@ -113,6 +113,7 @@ def pytest_run(folder: Path, *words: str, **variables: str) -> subprocess.Comple
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_hostile_runs_and_values_are_one_sentence_each(tmp_path: Path) -> None:
     (tmp_path / "evil_module_that_is_found.py").write_text("open('ran', 'w')")
     (tmp_path / "test_hostile.py").write_text("import os, sqlite3\nfrom pathlib import Path\nimport pytest\n" + HOSTILE)
@@ -144,6 +145,7 @@ def test_after(ramify):
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_is_killed_leaves_a_run_that_opens_and_no_word_of_the_environment(tmp_path: Path) -> None:
     first = tmp_path / "first"
     first.mkdir()

@@ -113,6 +113,7 @@ def looked_at(run: str) -> None:
         assert main(words) == 0, words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("escapes", [False, True])
 def test_a_server_that_says_the_key_back(
     here: Path, echo: str, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, escapes: bool

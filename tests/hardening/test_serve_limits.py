@@ -177,6 +177,7 @@ def test_answers_carry_the_security_headers(port: int) -> None:
         assert "server" not in answer[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "status", "words"),
     [
@@ -222,6 +223,7 @@ def test_two_lengths_are_refused(port: int) -> None:
     assert sentence(parsed(ask(port, raw + b"0\r\n\r\nGET /much?n=1 HTTP/1.1\r\n\r\n")))[1].endswith("not both.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/echo", "/nowhere"])
 def test_a_chunked_body_is_bounded(port: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LINGER_SECONDS", 0.5)
@@ -233,6 +235,7 @@ def test_a_chunked_body_is_bounded(port: int, path: str, monkeypatch: pytest.Mon
     assert whole[0] == (200 if path == "/echo" else 404)
 
 
+@pytest.mark.slow
 def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_HELD", 100_000)
     guard = make_guard()
@@ -267,6 +270,7 @@ def test_a_fault_is_one_sentence_and_said_in_the_terminal(port: int, capfd: pyte
     assert get(port, "/echo")[0] == 200
 
 
+@pytest.mark.slow
 def test_a_request_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LINGER_SECONDS", 0.5)
     with serving(make_guard(seconds=0.2)) as port:
@@ -309,6 +313,7 @@ def test_a_head_must_come(monkeypatch: pytest.MonkeyPatch) -> None:
             link.close()
 
 
+@pytest.mark.slow
 def test_a_reader_must_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "WRITE_SECONDS", 1.0)
     with serving(make_guard()) as port, socket.socket() as link:
@@ -351,6 +356,7 @@ def test_bad_http_in_the_middle(port: int, capfd: pytest.CaptureFixture) -> None
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_open_answers_are_finished_when_it_ends() -> None:
     with serving(make_guard()) as port:
         link = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
@@ -364,6 +370,7 @@ def test_open_answers_are_finished_when_it_ends() -> None:
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_the_time_to_drain_ends(capfd: pytest.CaptureFixture) -> None:
     with serving(make_guard(), drain=0.2) as port:
         link, silent = (socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(2))

@@ -129,6 +129,7 @@ def attack(port: int, count: int, seed: int) -> None:
         assert not answer.startswith(b"HTTP/1.1 5"), answer[:200]
 
 
+@pytest.mark.slow
 def test_who_is_slow_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
     with serving(folder) as port:
@@ -153,6 +154,7 @@ def test_its_own_origin_is_answered(port: int) -> None:
     assert get(port, host=f"127.0.0.1:{port}", origin=f"http://127.0.0.1:{port}")[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [str(MAX_BODY + 1), "9" * 30, "1e3"])
 def test_large_bodies_are_refused(port: int, size: str) -> None:
     assert get(port, content_length=size)[0] in (400, 413)

@@ -61,6 +61,7 @@ def hashes(file: Path, **settings: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_one_hash_in_every_locale_and_order(tmp_path: Path) -> None:
     found = [
         hashes(write_tasks(tmp_path / "one", 1), LC_ALL="C", PYTHONHASHSEED="0"),

@@ -236,6 +236,7 @@ def test_rollout_and_fork(tmp_path: Path, state: Any, tokens: bool) -> None:
         assert done.arm.scored == 4
 
 
+@pytest.mark.slow
 def test_a_environment_by_import_path_plays_and_forks_in_new_processes(tmp_path: Path) -> None:
     (tmp_path / "own_environments.py").write_text(
         "from ramify.integrations.functions import FunctionEnvironment\n"

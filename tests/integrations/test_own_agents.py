@@ -195,6 +195,7 @@ def test_an_undeclared_tool_is_never_run_on_a_branch(server: ChatServer, world: 
     assert again.arm.scored == 4
 
 
+@pytest.mark.slow
 def test_a_replayed_tool_gives_what_was_recorded(server: ChatServer, world: World, tmp_path: Path) -> None:
     env = environment(world.tools(look_up="replay", rate="replay", book="replay"))
     attempts = ramify.play(server.model, env, attempts=2, out=tmp_path / "run", seed=1)
@@ -210,6 +211,7 @@ def test_a_replayed_tool_gives_what_was_recorded(server: ChatServer, world: Worl
     assert any(one.failure is None for one in fork.arm.attempts)
 
 
+@pytest.mark.slow
 def test_a_person_is_asked_and_without_a_terminal_it_is_refused(server: ChatServer, world: World, tmp_path: Path) -> None:
     asked: list[tuple[str, Any]] = []
 

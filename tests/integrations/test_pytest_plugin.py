@@ -70,6 +70,7 @@ def user(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refused", [False, True], ids=["allowed", "refused"])
 def test_a_users_tests(tmp_path: Path, refused: bool) -> None:
     done = user(tmp_path, *["--ramify-no-real-calls"] * refused, EXPECT="refused" * refused)
@@ -153,6 +154,7 @@ def test_other():
 """
 
 
+@pytest.mark.slow
 def test_tests_of_a_judge_run_again_where_it_changed(tmp_path: Path) -> None:
     (tmp_path / "test_judged.py").write_text(JUDGED)
 

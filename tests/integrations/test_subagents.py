@@ -75,6 +75,7 @@ def talks_of(attempt: Any) -> list[int]:
     return [conversation_of(turn.answer.data) for turn in attempt.turns[:-1]]
 
 
+@pytest.mark.slow
 def test_two_subagents_in_threads_are_drawn_side_by_side(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     with chat_server(scripted) as server:
@@ -116,6 +117,7 @@ def test_why_names_the_conversation_that_lost_it(tmp_path: Path) -> None:
     assert found.to_json()["conversation"] == found.conversation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["the opening", "the end"])
 def test_an_agent_that_edits_its_history_has_one_conversation(kept: str, tmp_path: Path) -> None:
     """Compaction is no subagent: what is left of the history tells it."""

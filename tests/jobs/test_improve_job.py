@@ -127,6 +127,7 @@ def test_killed_at_random_instants_it_ends_as_the_undisturbed_run(whole: Path, t
     assert story(path) == story(whole)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut"
     killed(improve, ImproveConfig(**SMALL), path, path=path, after=0.5)
@@ -147,6 +148,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_splitting_forks_and_asks_the_critic(split: Path) -> None:
     with Run.open(split) as run:
         updates = [e.payload for e in run.journal("update")]
@@ -178,6 +180,7 @@ def test_workers_change_no_sample_and_no_update(settings: dict[str, Any], tmp_pa
     assert story(tmp_path / "run") == story(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", [name for name in ARMS if name != ImproveConfig().arm])
 def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
     config = ImproveConfig(**{**SMALL, "updates": 1, "tokens": 900, "eval_episodes": 4, "arm": arm})
@@ -185,6 +188,7 @@ def test_every_arm_spends_the_same_tokens(arm: str, tmp_path: Path) -> None:
     assert 0.7 * 900 <= result["tokens"] <= 1.3 * 900
 
 
+@pytest.mark.slow
 def test_the_bill_is_an_upper_bound(whole: Path) -> None:
     cost_estimate = plan(ImproveConfig(**SMALL))
     with Run.open(whole) as run:
@@ -193,6 +197,7 @@ def test_the_bill_is_an_upper_bound(whole: Path) -> None:
     assert cost_estimate["cost"] == 0.0
 
 
+@pytest.mark.slow
 def test_ones_own_tasks_are_split_by_id(tmp_path: Path) -> None:
     environment = find_environment("household")
     file = tmp_path / "tasks.jsonl"

@@ -244,6 +244,7 @@ class Verbose(Sum):
         return Observation("right " * 4000, 1.0, terminated=True, outcome=bool(action))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"sampling": "splitting"}, {"credit": {"name": "implicit-advantage"}}, {"kl": 0.1}])
 def test_what_an_attempt_got_back_at_its_end_may_be_longer_than_the_context(tmp_path: Path, settings: dict[str, Any]) -> None:
     found = ramify.improve({**SMALL, **settings}, tmp_path / "run", env=Verbose, tasks=TASKS)

@@ -111,6 +111,7 @@ def test_concurrency_changes_no_sample(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.names("sampling"))
 def test_every_sampling_spends_its_share(name: str, tmp_path: Path) -> None:
     grown = sampled(tmp_path / "run", name, 0.3, 4000, count=16)
@@ -142,6 +143,7 @@ def test_auto_splits_where_wins_are_rare_and_only_there() -> None:
         assert plan.calls == [(expected, "a"), (expected, "b")]
 
 
+@pytest.mark.slow
 def test_the_tree_arm_really_forks(tmp_path: Path) -> None:
     """At the default settings: roots take what an update has for a task only where it has too little,
     and then there are fewer tasks."""

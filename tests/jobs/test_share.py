@@ -112,6 +112,7 @@ def test_two_steps_that_fail_together_share_the_loss(tmp_path: Path) -> None:
     assert not any(turn.node.provenance for attempt in played for turn in attempt.turns)  # the repetitions of what was done alone
 
 
+@pytest.mark.slow
 def test_an_interrupted_share_continues(tmp_path: Path) -> None:
     whole = ramify.why(failed_run(tmp_path / "whole"), model=agent(), env=Rooms(), share=True, describe=0)
     run, left = failed_run(tmp_path / "run"), 60

@@ -74,6 +74,7 @@ def serving(status: int) -> Iterator[Server]:
         server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 404, 429, 0])
 def test_a_search_whose_endpoint_fails_ends_early_and_continues(tmp_path: Path, status: int) -> None:
     ramify.play(agent(), Halls(), [{"id": "train-0"}], attempts=6, out=tmp_path / "run")

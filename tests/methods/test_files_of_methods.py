@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 METHODS = Path(__file__).parents[2] / "src" / "ramify" / "methods"
 WRITERS = {
     "write_whole",
@@ -93,6 +95,7 @@ def writers(source: str) -> Iterator[str]:
     yield from dict.fromkeys(within(ast.parse(source), ""))
 
 
+@pytest.mark.slow
 def test_methods_write_no_results_beside_the_run() -> None:
     found = {
         f"{file.relative_to(METHODS)}:{name}"

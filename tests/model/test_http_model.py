@@ -88,6 +88,7 @@ def sample(model: HttpModel, prefix: Prefix, keys: tuple[int, ...] = (1,), **fie
 # -- the battery, and what is claimed
 
 
+@pytest.mark.slow
 def test_completions_pass_the_battery() -> None:
     with serving(token_server().app) as url:
         model = completions(url)
@@ -95,6 +96,7 @@ def test_completions_pass_the_battery() -> None:
         assert check_model(model) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_connections_of_a_model_that_is_gone_before_its_loop_are_closed(turns: int) -> None:
     """Until the loop ends, or until another model asks; what is left open would be told by the garbage collector, as an error."""
@@ -125,6 +127,7 @@ def test_connections_of_a_model_that_is_gone_before_its_loop_are_closed(turns: i
     assert _OPEN.keys() <= before
 
 
+@pytest.mark.slow
 def test_ids_inside_the_log_probs_do_as_well() -> None:
     server = token_server()
     with serving(server.app) as url:
@@ -162,6 +165,7 @@ def test_samples_and_scores_are_those_of_the_model_behind_the_server() -> None:
     assert scores[1].logprobs.shape == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["texts", "none"])
 def test_without_ids_there_is_no_tokens_capability_and_it_is_refused_before_anything_runs(style: str) -> None:
     server = token_server(style=style)
@@ -174,6 +178,7 @@ def test_without_ids_there_is_no_tokens_capability_and_it_is_refused_before_anyt
             ramify.play(f"completions:{NAME}@{url}?tokenizer={BUILTIN}", "household")
 
 
+@pytest.mark.slow
 def test_texts_are_ids_where_no_two_tokens_have_the_same_text(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models
 
@@ -218,6 +223,7 @@ def test_new_hosted_models_take_max_completion_tokens_and_some_no_seed() -> None
         assert server.requests[-1][2]["max_completion_tokens"] == 5
 
 
+@pytest.mark.slow
 def test_seeds_are_claimed_only_where_they_are_followed() -> None:
     for script, seeded, claimed in ((varied, True, True), (varied, False, False), (["same"] * 9, True, False)):
         server = chat_server(script)
@@ -288,6 +294,7 @@ def test_sampled_tokens_that_spell_the_key_are_a_failed_sample(monkeypatch: pyte
 # -- sampling
 
 
+@pytest.mark.slow
 def test_settings_reach_the_server_and_cut_what_it_sampled_too_much() -> None:
     server = token_server()
     with serving(server.app) as url:
@@ -317,6 +324,7 @@ def test_settings_reach_the_server_and_cut_what_it_sampled_too_much() -> None:
         assert 0 <= sent["seed"] < 2**31
 
 
+@pytest.mark.slow
 def test_penalties_go_by_their_names_and_a_grammar_only_where_it_is_kept_to() -> None:
     server = token_server()
     with serving(server.app) as url:
@@ -340,6 +348,7 @@ def test_penalties_go_by_their_names_and_a_grammar_only_where_it_is_kept_to() ->
             HttpModel(url, NAME).check(Sampling(logit_bias=((1, 1.0),)))
 
 
+@pytest.mark.slow
 def test_a_first_token_with_bans_of_its_own() -> None:
     server = token_server()
     with serving(server.app) as url:
@@ -373,6 +382,7 @@ def test_a_first_token_with_bans_of_its_own() -> None:
         assert caught.value.kind == "tokens"
 
 
+@pytest.mark.slow
 def test_log_probs_under_the_sampling_distribution_are_there_only_where_they_are_known() -> None:
     with serving(token_server().app) as url:
         model = completions(url)
@@ -501,6 +511,7 @@ def use_the_tool(messages: Any, key: int) -> Completion:
     return scripted_completion("", data={"tool_calls": [CALL]})
 
 
+@pytest.mark.slow
 def test_a_environment_with_tools_over_chat(tmp_path: Path) -> None:
     server = chat_server(use_the_tool)
     with serving(server.app) as url:
@@ -538,6 +549,7 @@ def test_tools_in_other_forms() -> None:
 # -- rollouts
 
 
+@pytest.mark.slow
 def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = list(HouseholdEnvironment().task_set("eval", 2))
     with serving(chat_server().app) as url:
@@ -554,6 +566,7 @@ def test_a_rollout_over_chat_grows_text_only_nodes_and_can_be_forked(tmp_path: P
         assert "tokens (takes and returns token ids)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rollout_over_completions_has_tokens_and_log_probs(tmp_path: Path) -> None:
     with serving(token_server().app) as url:
         name = f"completions:{NAME}@{url}?tokenizer={BUILTIN}"
@@ -565,6 +578,7 @@ def test_a_rollout_over_completions_has_tokens_and_log_probs(tmp_path: Path) -> 
         assert fork_run(tmp_path / "a", node.id, 2, n=2).to_json()["fork"]["n"] == 2
 
 
+@pytest.mark.slow
 def test_token_methods_refuse_a_chat_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(chat_server().app) as url:
         name = f"chat:{NAME}@{url}"
@@ -579,6 +593,7 @@ def test_token_methods_refuse_a_chat_before_anything_runs(tmp_path: Path, capsys
         assert main([*trees, "--budget", "40"]) == 0  # turns can be counted without tokens
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_midway_leaves_failures_as_data_and_siblings_continue(tmp_path: Path) -> None:
     from starlette.responses import JSONResponse
 
@@ -605,6 +620,7 @@ def test_a_server_that_fails_midway_leaves_failures_as_data_and_siblings_continu
     assert len(whole) + len(failed) == len(scores)
 
 
+@pytest.mark.slow
 def test_a_token_budget_counts_what_a_chat_server_reports(tmp_path: Path) -> None:
     from ramify.base.budget import Budget
 
@@ -712,6 +728,7 @@ def test_sound_answers_of_the_transport_below_are_samples() -> None:
     assert scores.logprobs.tolist() == [0, -1, -2]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(body=bodies, mode=st.sampled_from(["chat", "completions"]))
 def test_any_json_a_server_may_answer_gives_a_sample_or_a_provider_error(body: Any, mode: str) -> None:
@@ -752,6 +769,7 @@ def test_of_a_web_page_its_title_is_told() -> None:
 CANARY = "sk-canary-7f3a91c2e5d84b60"
 
 
+@pytest.mark.slow
 def test_a_key_shows_up_nowhere_but_in_its_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -824,6 +842,7 @@ def test_identity_holds_endpoint_and_name_and_no_secret() -> None:
     assert replace(one, weights="") == replace(two, weights="")
 
 
+@pytest.mark.slow
 def test_the_likeliest_tokens_of_given_ones() -> None:
     server = token_server()
     with serving(server.app) as url:

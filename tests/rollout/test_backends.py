@@ -54,6 +54,7 @@ def played(
     ]
 
 
+@pytest.mark.slow
 def test_processes_make_the_tree_that_this_process_makes(tmp_path: Path) -> None:
     for env in ("household", "chain", "factory:worker_parts:BytesEnvironment"):
         tasks = list(components.find_environment(env).task_set("train", 6, 3))
@@ -66,12 +67,14 @@ def test_processes_make_the_tree_that_this_process_makes(tmp_path: Path) -> None
         assert sorted(lines(tmp_path / f"{name}-here")) == sorted(lines(tmp_path / f"{name}-there"))
 
 
+@pytest.mark.slow
 def test_the_order_of_records_does_not_depend_on_the_workers(tmp_path: Path) -> None:
     for name, concurrency in (("processes:1", 1), ("processes:2", 40)):
         played(tmp_path / name, name, concurrency=concurrency)
     assert lines(tmp_path / "processes:1") == lines(tmp_path / "processes:2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
     monkeypatch.setenv("DOOMED", TASKS[2].data["start"])
@@ -85,6 +88,7 @@ def test_a_worker_that_is_killed_costs_nothing(tmp_path: Path, monkeypatch: pyte
     assert sorted(lines(tmp_path / "here")) == sorted(lines(tmp_path / "there"))
 
 
+@pytest.mark.slow
 def test_what_kills_every_worker_is_a_failed_attempt_and_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +127,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     return lines(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_collector_that_is_stopped_leaves_no_worker_and_a_run_to_continue_with(
     tmp_path: Path, how: signal.Signals, undisturbed: list[bytes]
@@ -224,6 +229,7 @@ def test_objects_cannot_be_sent_to_workers(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_a_spent_budget_starts_nothing_more_and_cuts_nothing(tmp_path: Path) -> None:
     agent = components.make_agent("factory:worker_parts:walker", None, None)
     units = [Unit(task.id, task, index) for task in TASKS for index in range(4)]
@@ -244,6 +250,7 @@ def test_a_spent_budget_starts_nothing_more_and_cuts_nothing(tmp_path: Path) -> 
             assert all(a.turns[-1].answer.stop for a in attempts)
 
 
+@pytest.mark.slow
 def test_no_more_attempts_are_under_way_than_asked_for(tmp_path: Path) -> None:
     agent = components.make_agent("factory:worker_parts:walker", None, None)
     name = ("factory:worker_parts:walker", "household")
@@ -327,6 +334,7 @@ def test_a_budget_of_tokens_holds_for_a_model_that_returns_text(tmp_path: Path, 
     assert (result["spent"], result["n"]) == ("tokens", 1)
 
 
+@pytest.mark.slow
 def test_a_worker_pauses_where_this_process_does(tmp_path: Path) -> None:
     found = []
     for backend in ("local", "processes:1"):

@@ -270,6 +270,7 @@ def test_the_promises_hold_on_any_history(shape: list[tuple[str, int]], limit: i
         assert faults(entries, shown, window) == [] or sum(e.size for e in entries if e.role == "system") > limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compactor", COMPACTORS, ids=lambda c: c.name)
 def test_a_real_models_tree_does_not_depend_on_concurrency(tmp_path: Path, compactor: Any) -> None:
     tasks = list(HouseholdEnvironment().task_set("eval", 3))

@@ -196,6 +196,7 @@ def test_prose_knows_abbreviations() -> None:
     assert [text[a:b].strip() for a, b in sentences(text)] == ["Fix e.g. the first one.", "Dr. Who agrees."]
 
 
+@pytest.mark.slow
 def test_a_hidden_state_moves_the_sample(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         model = tiny_model()

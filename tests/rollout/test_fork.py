@@ -97,6 +97,7 @@ def test_replay_of_the_recorded_rest_behind_a_better_action(made: Episodes) -> N
     assert texts(made, other.arm.attempts[0])[3] == texts(made, attempt)[3]
 
 
+@pytest.mark.slow
 def test_banning_the_first_token_with_the_engine(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         made = episodes(run, tiny_model())
@@ -113,6 +114,7 @@ def test_banning_the_first_token_with_the_engine(tmp_path: Path) -> None:
         assert np.isfinite(kept.kept_logprob)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "says"),
     [

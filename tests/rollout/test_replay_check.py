@@ -313,6 +313,7 @@ print(fork.arm.successes, fork.arm.scored, {a.replayed for a in fork.arm.attempt
 """
 
 
+@pytest.mark.slow
 def test_a_fork_in_a_new_process_replays_what_was_only_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Climb, "state", "volatile")
     model = ScriptedModel(("up",) * 8, tokens=False)

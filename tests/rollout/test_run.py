@@ -96,6 +96,7 @@ def test_training_tokens_are_the_sampled_ones_even_if_encoding_again_would_merge
         assert tokenizer.encode(attempt.turns[0].node.text) != sampled[: attempt.turns[0].node.sampled_tokens - 1].tolist()
 
 
+@pytest.mark.slow
 def test_same_seed_same_tree_whatever_the_concurrency(tmp_path: Path) -> None:
     found = []
     for workers in (1, 2, 8):

@@ -388,6 +388,7 @@ ORPHANS = (
 )
 
 
+@pytest.mark.slow
 def test_processor_time_of_children_that_nobody_waits_for(attack: Attack) -> None:
     found = attack(ORPHANS)
     assert found.ok
@@ -434,6 +435,7 @@ os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(6
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parent", "seconds", "reason"), [("time.sleep(0.1); os._exit(0)", 30.0, "exit"), ("time.sleep(99)", 1.0, "timeout")]
 )
@@ -859,6 +861,7 @@ def shared(tmp_path: Path) -> Iterator[Path]:
     os.close(reader)
 
 
+@pytest.mark.slow
 def test_sockets_pipes_and_locks_of_a_readable_folder(shared: Path) -> None:
     code = TRY + (
         "import fcntl\n"

@@ -111,6 +111,7 @@ def test_limits_of_time_and_output_in_a_container(docker: DockerSandbox) -> None
         run(docker, ["true"], files={"f": bytes(2 << 20)}, limits=Limits(disk_bytes=1 << 20))
 
 
+@pytest.mark.slow
 def test_a_session_in_a_container(docker: DockerSandbox) -> None:
     async def play() -> None:
         async with docker.session(files={"given": "g"}, tools={"double": lambda x: 2 * x}) as session:

@@ -214,6 +214,7 @@ def test_a_session_keeps_files_and_state(sandbox: ProcessSandbox) -> None:
     assert calls == [4, 1]
 
 
+@pytest.mark.slow
 def test_a_session_continues_after_a_dead_worker(sandbox: ProcessSandbox) -> None:
     async def play() -> None:
         limits = Limits(seconds=30.0, memory_bytes=200 << 20)
@@ -408,6 +409,7 @@ def test_no_isolation_is_refused() -> None:
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.slow
 def test_limits_hold_without_namespaces(tmp_path: Path) -> None:
     """Time, output, memory, processes and the hunt for escapees remain;
     the host's files do not stay hidden: what is said is true."""
@@ -449,6 +451,7 @@ print(done.reason)
 """
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_of_an_ordinary_user_without_namespaces(sandbox: ProcessSandbox) -> None:
     """Set off inside a sandbox that isolates, so that it cannot get loose even where this fails."""
     limits = Limits(seconds=60.0, processes=60)
@@ -553,6 +556,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_memory_and_processor_time_of_an_ordinary_users_commands_are_bounded(sandbox: ProcessSandbox) -> None:
     """Without a control group: by sampling, by the address space of each process, and by the kernel's counts."""
     result = as_user([], ATTACKS_AS_USER)

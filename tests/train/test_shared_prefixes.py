@@ -56,6 +56,7 @@ def gradient(module: nn.Module, rows: list[Row], share: bool, micro_tokens: int 
     return torch.cat([w.grad.flatten() for w in module.parameters() if w.grad is not None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda: TinyLM(SHAPE, seed=3), llama, gpt2], ids=["tiny", "llama", "gpt2"])
 @pytest.mark.parametrize("leaves", [2, 8, 32])
 def test_the_gradient_is_that_of_flat_rows(make, leaves: int) -> None:

@@ -55,6 +55,7 @@ def test_a_run_of_another_verb_is_not_recorded_into(
     assert (tmp_path / "runs" / "played" / "run.sqlite").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_drafter_changes_no_seeded_reply_and_tells_what_came_of_it(tmp_path: Path) -> None:
     plain, _ = find_served("builtin", 4)
     local: Any = getattr(plain, "inner", None)

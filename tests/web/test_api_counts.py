@@ -43,6 +43,7 @@ def test_what_was_sampled_for_a_client_who_left_is_counted() -> None:
         assert metric(url, 'ramify_tokens_total{kind="completion"}') == counted
 
 
+@pytest.mark.slow
 def test_who_is_turned_away_is_counted_by_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LINGER_SECONDS", PATIENCE)  # for who is slow to send 10 MiB
     bearer = {"authorization": f"Bearer {TOKEN}"}

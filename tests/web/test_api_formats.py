@@ -142,6 +142,7 @@ def test_a_strict_tool_holds_the_calls_that_a_model_is_free_to_make(ai: openai.O
         assert grammar is None or "hall" in grammar.text
 
 
+@pytest.mark.slow
 def test_langchain(url: str) -> None:
     langchain = pytest.importorskip(
         "langchain_openai", reason="langchain-openai is not installed: ITS STRUCTURED OUTPUT IS NOT TESTED"

@@ -18,6 +18,7 @@ from ramify.model.protocol import Completion
 from ramify.web.exchange import Exchange
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_while_it_is_recorded_is_recorded_once(stream: bool) -> None:
     recorded: list[Exchange] = []

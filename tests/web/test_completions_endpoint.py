@@ -74,6 +74,7 @@ def test_a_reply_comes_in_pieces_and_is_the_upstreams(upstream: str, tmp_path: P
     assert [node.tokens.tolist()[: len(ids)] for node in sampled if node.text.startswith(text)][:1] == [ids]
 
 
+@pytest.mark.slow
 def test_a_piece_passes_before_the_next_is_there() -> None:
     go = threading.Event()
 
@@ -103,6 +104,7 @@ def test_a_piece_passes_before_the_next_is_there() -> None:
         assert len(list(found)) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 def test_fields_continue_and_are_the_upstreams_to_refuse(streams: bool) -> None:
     passed = {

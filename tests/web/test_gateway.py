@@ -187,6 +187,7 @@ def status_of(kind: str, status: int) -> int:
     return 504 if kind == "timeout" else 502
 
 
+@pytest.mark.slow
 def test_whatever_an_upstream_does_wrong_is_one_error(tmp_path: Path) -> None:
     with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
         kept = 0
@@ -242,6 +243,7 @@ LIES: dict[str, tuple[bytes, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_whatever_a_stream_does_wrong_is_one_error(tmp_path: Path) -> None:
     with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
         for name, (raw, kind, before) in LIES.items():
@@ -350,6 +352,7 @@ class First:
         return np.array([2.0, 1.0]), np.array([])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 def test_an_endpoint_that_lies_is_one_error_or_another_workers_answer(streams: bool) -> None:
     """The same lies to a gateway, whose client is told what is wrong, and to a router,
@@ -420,6 +423,7 @@ def test_every_sample_of_every_prompt_takes_a_place(tmp_path: Path) -> None:
     assert node.stop == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_leaves_while_it_is_recorded_is_recorded_once(streams: bool) -> None:
     recorded: list[Exchange] = []
@@ -509,6 +513,7 @@ def test_a_word_passes_before_the_next_is_there(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.slow
 def test_a_stream_that_never_ends_is_ended_in_time() -> None:
     slow = Slow(trickles=True)
     for seconds in (0.5, 5, 50):  # more where a busy machine did not even begin in time
@@ -522,6 +527,7 @@ def test_a_stream_that_never_ends_is_ended_in_time() -> None:
     assert streamed[-1]["error"]["code"] == "timeout"
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_ends_the_upstreams_work(tmp_path: Path) -> None:
     slow = Slow()
     with serving(slow) as upstream, gateway(upstream, tmp_path / "run") as url:

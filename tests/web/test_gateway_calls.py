@@ -189,6 +189,7 @@ def loud(text: str | None) -> str:
     return (text or "").upper() or "NO WORD"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "n", "top_logprobs", "image", "tools"])
 def test_middleware_that_rewrites_changes_texts_and_nothing_else(name: str, direct: dict[str, tuple[Any, Any]]) -> None:
     body, reply, (((_, given),), was) = *through_loud(name), direct[name]
@@ -199,6 +200,7 @@ def test_middleware_that_rewrites_changes_texts_and_nothing_else(name: str, dire
     assert without(without(reply, "content"), "logprobs") == without(without(was, "content"), "logprobs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reasoning, streamed", "n, streamed", "logprobs, streamed", "tools, streamed"])
 def test_middleware_that_rewrites_a_stream_changes_texts_and_nothing_else(name: str, direct: dict[str, tuple[Any, Any]]) -> None:
     _, events, (_, were) = *through_loud(name), direct[name]

@@ -96,6 +96,7 @@ def test_there_are_enough_payloads() -> None:
     assert len(set(PAYLOADS)) == len(PAYLOADS) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("third", [0, 1, 2])
 def test_payloads_are_inert(tmp_path: Path, third: int) -> None:
     batch = PAYLOADS[third::3]

@@ -28,6 +28,7 @@ async def conversations(recorder: Recorder, first: int, end: int) -> None:
         await recorder(Exchange(f"chatcmpl-{at}", "chat", MODEL, (prefix,), Sampling(), ((at,),), ((completion,),)))
 
 
+@pytest.mark.slow
 def test_nothing_of_a_conversation_stays_on_pythons_heap(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run", {})
     try:

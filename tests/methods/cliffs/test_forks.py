@@ -298,6 +298,7 @@ def test_sampler_probabilities_from_the_likeliest_tokens(settings: dict[str, Any
     assert sampler_logprobs(row[1:], scores.top_tokens[1:], scores.top_logprobs[1:], Sampling(temperature=0.5)) is None
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_takes_token_ids(tmp_path: Path) -> None:
     """Over real sockets: forks, chances of tokens and the likeliest others, as the engine gives them."""
     builtin = model_folder("builtin")

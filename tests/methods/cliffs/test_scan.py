@@ -79,6 +79,7 @@ def places(result: ScanResult, *statuses: str) -> set[tuple[str, int]]:
     return {(cliff.trace_id, cliff.t) for one in result.scanned for cliff in one.of(*statuses)}
 
 
+@pytest.mark.slow
 def test_the_budgeted_scan_finds_what_the_faithful_one_confirms() -> None:
     forks, traces = process(25, seed=0)
     faithful = run(traces, forks, faithful=True, confirm=128)

@@ -217,6 +217,7 @@ def never(text: str, trace: TokenTrace) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_an_interrupted_scan_is_decided_as_a_whole_one(
     checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +282,7 @@ def test_one_sentence_each(checkpoint: Path, problems: Path, tmp_path: Path, cap
     assert not other.exists()
 
 
+@pytest.mark.slow
 def test_a_kill_loses_no_trace(checkpoint: Path, problems: Path, tmp_path: Path) -> None:
     """Killed in the middle, again and again, until it ends by itself: what is there then is what the undisturbed scan finds."""
     words = [*base(checkpoint), "--problems", str(problems), "--samples", "5", "--max-tokens", "6"]
@@ -319,6 +321,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_scan_continues_with_the_same_forks_only(
     checkpoint: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

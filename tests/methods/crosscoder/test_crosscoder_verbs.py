@@ -192,6 +192,7 @@ def test_a_model_against_itself_has_nothing_of_its_own(folder: Path, tmp_path: P
     assert [one["latent_scaling"] for one in fire] == pytest.approx([1.0] * len(fire), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_directions_of_one_model_are_called_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 14 directions 2 are in the tuned model alone; the control says that of the base against itself there is none."""
     rng = np.random.default_rng(0)
@@ -267,6 +268,7 @@ def test_refused(folder: Path, tmp_path: Path, change: list[str], words: str, ca
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_refused_later(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states = tmp_path / "states"
     assert do_capture(folder, states) == 0

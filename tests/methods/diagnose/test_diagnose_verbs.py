@@ -206,6 +206,7 @@ def test_a_model_drives_the_loop(place: Path, capsys: pytest.CaptureFixture[str]
     assert "no route" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_tools_over_mcp(place: Path) -> None:
     mcp = pytest.importorskip("mcp", reason="mcp is not installed: THE SERVER IS NOT TESTED")
     stdio = pytest.importorskip("mcp.client.stdio")
@@ -226,6 +227,7 @@ def test_the_tools_over_mcp(place: Path) -> None:
     assert refused
 
 
+@pytest.mark.slow
 def test_a_failing_test_gets_a_case_file(place: Path) -> None:
     (place / "repo" / "test_sums.py").write_text(
         "from shop.sums import total\n\n\ndef test_empty():\n    assert total([]) == 0\n", encoding="utf-8"

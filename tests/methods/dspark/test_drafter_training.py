@@ -65,6 +65,7 @@ def test_rows_are_what_the_target_sampled() -> None:
         asyncio.run(regenerate(model, [np.ones(16, np.int32)], Sampling(), seed=3, length=17))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3"])
 def test_a_stopped_training_continues_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     model = target()

@@ -256,6 +256,7 @@ def tau_of(kind: str, phrases: list[tuple[int, ...]]) -> tuple[float, list[float
     return 1 + sum(reached), accepted
 
 
+@pytest.mark.slow
 def test_a_first_order_head_joins_phrases_that_a_parallel_drafter_mixes() -> None:
     """Spec 8: "of course" and "no problem" at equal odds: tau 2.5 without, 3 with a Markov head."""
     flash, accepted = tau_of("dflash", PHRASES)

@@ -53,6 +53,7 @@ def test_turns_are_paired_and_the_order_turns() -> None:
     assert found["half"].tau == 2.0
 
 
+@pytest.mark.slow
 def test_a_comparison_names_every_entrant_at_every_place(target: Path) -> None:
     module = TinyLM.load(target)
     drafter = for_target(module, "dspark", layers=1, block=3, rank=4)
@@ -95,6 +96,7 @@ def test_a_comparison_needs_something_to_compare(target: Path) -> None:
         peer(target, "medusa", Sampling())
 
 
+@pytest.mark.slow
 def test_transformers_drafts_with_our_dflash_what_the_engine_drafts(target: Path) -> None:
     """The same weights behind ``speculation_type="dflash"`` are accepted as often, greedily, as on the engine."""
     module = TinyLM.load(target)

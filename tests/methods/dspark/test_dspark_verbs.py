@@ -98,6 +98,7 @@ def test_what_lies_beside_the_drafter_is_the_drafter_alone(pair: tuple[str, Path
     assert [file.name for file in out.glob("*.safetensors")] == ["model.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "served"), [(["--kind", "eagle3"], True), (["--kind", "dflash"], False), (["--head", "gated"], False), ([], True)]
 )

@@ -115,6 +115,7 @@ def test_a_wrong_verification_is_seen(monkeypatch: pytest.MonkeyPatch, part: str
     assert distance(logits[:, :7], q[:, :7], [Sampling()] * 6).max() > 1e-8
 
 
+@pytest.mark.slow
 def test_a_schedule_that_anticipates_is_caught():
     biased, causal = control(1000, 0)
     assert (biased.status, causal.status) == ("pass", "pass")
@@ -134,6 +135,7 @@ class Lying(Shadow):
         return super().draft(*rest, sharper, depth)
 
 
+@pytest.mark.slow
 def test_the_checks_of_a_pair_find_a_drafter_that_lies(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lossless, "MEASURED", 8)
     target = small()
@@ -147,6 +149,7 @@ def test_the_checks_of_a_pair_find_a_drafter_that_lies(monkeypatch: pytest.Monke
     assert not any("coupled" in name or "greedy tokens" in name for name in failed)
 
 
+@pytest.mark.slow
 def test_a_verifier_that_is_handed_small_uniforms_is_seen_by_what_it_accepts(monkeypatch: pytest.MonkeyPatch):
     """The verification itself is right, so that measuring it shows nothing: only the number of accepted drafts tells."""
     monkeypatch.setattr(lossless, "MEASURED", 8)
@@ -189,6 +192,7 @@ def test_the_checks_of_a_pair_at_their_own_size():
     assert [c.status for c in checks] == [*["pass"] * 25, "reported", *["pass"] * 3], verdict(checks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3"])
 @pytest.mark.parametrize("distribution", ["coupled", "rejection"])
 def test_every_drafter_keeps_a_reply_under_a_grammar(kind: str, distribution: str):

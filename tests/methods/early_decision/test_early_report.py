@@ -41,6 +41,7 @@ def continued(trace: str, share: float, n: int, k: int, key: str) -> dict[str, A
     return row | {"status": "done", "k": k, "n": n, "missing": 0}
 
 
+@pytest.mark.slow
 def test_a_slice_is_not_shown_on_the_rollouts_that_chose_it(tmp_path: Path) -> None:
     study = made(tmp_path, generator(0, "rollouts").random((150, 16)) < 0.9)
     taken = [row["key"] for row in study.prefixes(8)]

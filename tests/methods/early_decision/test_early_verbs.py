@@ -196,6 +196,7 @@ def test_a_run_continues_where_a_kill_left_it(study: Path, checkpoint: Path, pro
     assert traces_of(out) == whole
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_no_committed_trace(checkpoint: Path, few: Path, tmp_path: Path) -> None:
     """The process ends in the middle of its fifth trace, as by a kill: nothing is closed, nothing is committed."""
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -277,6 +278,7 @@ def test_probe_and_valley(study: Path, capsys: Any) -> None:
     assert all(0.25 * (1 / a + 1 / b) < f < 0.5 for f in record["valley"]["floor"])  # prompts are shuffled whole
 
 
+@pytest.mark.slow
 def test_continuations_closed_and_open_stay_apart(study: Path, capsys: Any) -> None:
     command = ["early-decision", "continue", str(study), *CONTINUE]
     assert main([*command, "--dry-run", "--json"]) == 0

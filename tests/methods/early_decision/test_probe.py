@@ -160,6 +160,7 @@ def test_controls_by_pool() -> None:
     assert (every.controls["words"] or 0) > 0.65
 
 
+@pytest.mark.slow
 def test_many_labellings_are_fitted_at_once_as_one_by_one_and_as_by_scikit_learn() -> None:
     from sklearn.decomposition import PCA
     from sklearn.linear_model import LogisticRegression
@@ -210,6 +211,7 @@ def test_p_is_uniform_where_there_is_nothing_and_the_bar_is_its_level() -> None:
     assert bar(range(18)) is None  # the least p of 18 shuffles is 1 / 19
 
 
+@pytest.mark.slow
 def test_a_state_that_knows_its_pool_alone_does_not_beat_shuffled_labels() -> None:
     rng = generator(5, "pools")
     harmful = np.arange(400) % 2 == 0
@@ -224,6 +226,7 @@ def test_a_state_that_knows_its_pool_alone_does_not_beat_shuffled_labels() -> No
     assert beside.auroc == alone.auroc
 
 
+@pytest.mark.slow
 def test_looking_in_many_places_is_corrected_for_how_alike_they_are() -> None:
     x, y = data(120, 4, gap=0.5)
     noise = generator(3, "noise").normal(size=(20, 120, 4))

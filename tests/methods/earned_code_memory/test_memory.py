@@ -458,6 +458,7 @@ def writer(file: Path, name: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", WRITER, str(file), name, str(count)], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_writers_lose_nothing_also_when_one_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "memory.sqlite"
     Memory(file).close()

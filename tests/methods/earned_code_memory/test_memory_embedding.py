@@ -75,6 +75,7 @@ def filled(path: Path, **settings: Any) -> Memory:
     return memory
 
 
+@pytest.mark.slow
 def test_another_word_for_the_same_thing_is_found(server: Any, tmp_path: Path) -> None:
     with filled(tmp_path / "words.sqlite") as memory:
         assert asyncio.run(memory.select("remove what is old")).ids == ()
@@ -96,6 +97,7 @@ def test_another_word_for_the_same_thing_is_found(server: Any, tmp_path: Path) -
         assert found.texts[0][1] == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_fails_stops_no_task(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with filled(tmp_path / "m.sqlite", embed=address(server)) as memory:
         server.failing = True
@@ -108,6 +110,7 @@ def test_an_endpoint_that_fails_stops_no_task(server: Any, tmp_path: Path, capsy
     assert "erase notes" in out
 
 
+@pytest.mark.slow
 def test_an_empty_memory_and_one_without_the_setting_ask_no_endpoint(server: Any, tmp_path: Path) -> None:
     with Memory(tmp_path / "empty.sqlite", embed=address(server)) as memory:
         assert asyncio.run(memory.select("erase the notes")).ids == ()

@@ -56,6 +56,7 @@ def test_break_even_is_what_the_paper_paid() -> None:
     assert break_even(1.0, 0.0) is break_even(1.0, -3.0) is None
 
 
+@pytest.mark.slow
 def test_a_tool_within_its_limit_is_seldom_demoted_however_often_one_looks() -> None:
     demoted = 0
     for seed in range(400):

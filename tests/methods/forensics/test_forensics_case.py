@@ -133,6 +133,7 @@ def known_agent(name: str) -> tuple[str, str]:
     return "--model", f"factory:tests.methods.forensics.scripted_organisms:{name}"
 
 
+@pytest.mark.slow
 def test_no_motive_is_named_where_no_factor_moves(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "flat")
     said = "nothing stands out: no rate moved (p < 0.05, corrected over the {} tests of the case so far)"
@@ -153,6 +154,7 @@ def test_no_motive_is_named_where_no_factor_moves(tmp_path: Path, capsys: pytest
     assert "neither cleared nor named: cue." in text
 
 
+@pytest.mark.slow
 def test_a_control_must_fire_and_is_not_replaced_silently(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path, "flat")
     verb(capsys, "counterfactual", case, "seen", "--n", "150")
@@ -187,6 +189,7 @@ def test_each_test_more_is_corrected_for(tmp_path: Path, capsys: pytest.CaptureF
     assert found == {name: test["p"] for name, test in tests.items()}
 
 
+@pytest.mark.slow
 def test_sentences_are_scored_by_what_they_cause(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     case = folder(tmp_path)
     verb(capsys, "run", case, "--n", "12")
@@ -407,6 +410,7 @@ def test_failures_are_invalid_runs_and_tried_again(tmp_path: Path) -> None:
         assert case.baseline(3)["invalid"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "why"),
     [

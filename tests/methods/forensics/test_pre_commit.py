@@ -115,6 +115,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         make()
 
 
+@pytest.mark.slow
 def test_files_last_from_command_to_command_and_a_snapshot_holds_them() -> None:
     env, task = environment().make(), environment().task(0, errors=3)
     env.reset(task, 0)

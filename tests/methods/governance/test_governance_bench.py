@@ -220,6 +220,7 @@ def test_invalid_trials_are_counted_apart(answer: str, outcome: str) -> None:
     assert bool(found["failed"]) != valid, "a control that was never measured is not clean"
 
 
+@pytest.mark.slow
 def test_a_failing_agent_is_an_error_and_a_failing_summariser_keeps_the_messages() -> None:
     def down(messages: tuple[Message, ...], key: int) -> str:
         raise InfrastructureError("provider", "503")

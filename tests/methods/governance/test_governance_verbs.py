@@ -62,6 +62,7 @@ def bench(out: Path, agent: str, capsys: pytest.CaptureFixture[str]) -> tuple[in
     return code, found, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_conditions_that_are_alike_are_not_said_to_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of tasks that are chosen by a control without violations,
     compaction has more of them whatever is true: no interval may say so."""

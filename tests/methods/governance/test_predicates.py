@@ -251,6 +251,7 @@ def test_calls_beside_the_text() -> None:
     assert grade(calling("[]"), "eos", EMAIL, ["t"]).outcome == "malformed"
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(KINDS)),
     st.dictionaries(

@@ -96,6 +96,7 @@ def test_no_step_that_changes_nothing_is_confirmed(
     assert "forks confirm 0 of" in found["verdict"]
 
 
+@pytest.mark.slow
 def test_p_values_keep_their_level_over_many_steps() -> None:
     """300 reports on eight steps each, whose attempts succeed alike from before and from behind."""
     rng = np.random.default_rng(0)

@@ -177,6 +177,7 @@ def test_blame_names_only_what_lies_below_the_noise_floor(tmp_path: Path, capsys
     assert capsys.readouterr().out.startswith(found["verdict"])
 
 
+@pytest.mark.slow
 def test_a_model_against_itself_has_no_step_to_blame(
     pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +212,7 @@ def test_successes_of_other_tasks_show_the_noise_too(tmp_path: Path, capsys: pyt
     assert "--level is a share" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_report_begins_with_the_better_scorer_and_select_chooses_by_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +240,7 @@ def test_the_report_begins_with_the_better_scorer_and_select_chooses_by_it(
     assert "no scorer 'policy-logprob' to choose by; did you mean 'policy-log-prob'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_partly_scored_file_is_exit_code_4(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = attempts(tmp_path / "t.jsonl", range(1)), tmp_path / "s"
     args = ["score", "--trajectories", str(source), "--policy", pair[0], "--reference", pair[1], "--out", str(out)]
@@ -426,6 +429,7 @@ def test_no_run_is_made_where_every_attempt_failed(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_file_of_score_records_is_read_and_no_longer_written(
     scores: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def history(out: Path) -> list[Any]:
         return [(one.kind, one.key, one.payload) for one in run.journal()] + [node.id for node in run.each(Node)]
 
 
+@pytest.mark.slow
 def test_a_search_continues_from_any_step(tmp_path: Path) -> None:
     case = essays(tmp_path / "case", CASE.replace("budget = 24\nfirst = 8", "budget = 7\nfirst = 4"))
     (case / "anchor.jsonl").write_text("".join((case / "anchor.jsonl").read_text().splitlines(keepends=True)[:10]))

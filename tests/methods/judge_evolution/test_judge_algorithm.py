@@ -210,6 +210,7 @@ def test_an_incumbent_that_hardly_errs_cannot_be_beaten() -> None:
     assert "too small to tell: the incumbent errs on 3 of 40 items, and the test needs 5" in found.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("challengers", "expected"), [(1, 0.47), (16, 0.93), (64, 0.98)])
 def test_equal_judges_take_over_at_most_as_often_as_stated(challengers: int, expected: float) -> None:
     rng, hits = np.random.default_rng(0), {"mcnemar": 0, "confirm": 0, "best_belief": 0}

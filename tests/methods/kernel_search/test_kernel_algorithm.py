@@ -248,6 +248,7 @@ def test_as_many_calls_as_there_are_windows_have_inputs_of_their_own(seed: int, 
     assert len({window_of(seed, first + i, 256) for i in range(256)}) == 256
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1000), st.sampled_from([1, 4, 8]), st.integers(1, 2**60))
 def test_a_turn_reorders_a_pool_as_the_supervisor_does(n: int, item: int, turn: int) -> None:
     tree = ast.parse((INSIDE / "supervisor.py").read_text(encoding="utf-8"))
@@ -267,6 +268,7 @@ def test_a_turn_reorders_a_pool_as_the_supervisor_does(n: int, item: int, turn: 
 PTX = (Path(__file__).parent / "gpu/strided.ptx").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_damaged_ptx_is_followed_as_far_as_it_goes(data: st.DataObject) -> None:
     at, size = data.draw(st.integers(0, len(PTX))), data.draw(st.integers(0, 60))

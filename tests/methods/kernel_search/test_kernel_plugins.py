@@ -68,6 +68,7 @@ def kernel(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @needs_gcc
 def test_a_reply_is_worth_the_reward_of_its_candidate(kernel: Path) -> None:
     judge = find_judge(f"kernel-search:{kernel}:sum")

@@ -66,6 +66,7 @@ def test_a_pathology_fires_its_tool(source: str, wanted: str) -> None:
     assert examine(metrics)[0] == found  # tools are pure
 
 
+@pytest.mark.slow
 @needs_gcc
 @pytest.mark.skipif(not shutil.which("valgrind"), reason="valgrind is needed")
 def test_misses_are_simulated() -> None:

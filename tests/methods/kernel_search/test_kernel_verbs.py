@@ -60,6 +60,7 @@ def kernel(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_search_is_stored_explained_and_continued(kernel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("search", f"{kernel}:sum", "--out", tmp_path / "run", *SMALL, "--json")
     assert run(*words, "--evals", 2) == 0
@@ -126,6 +127,7 @@ def test_bench_says_right_and_faster_or_not(kernel: Path, tmp_path: Path, capsys
     assert said(capsys)["through"] == 0
 
 
+@pytest.mark.slow
 def test_diagnose_and_asm_name_the_line(
     kernel: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_mistake_is_one_sentence(
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_a_model_writes_candidates_and_its_last_block_counts(tmp_path: Path) -> None:
     shown: list[str] = []
     better = SUM.replace("  for", "#pragma omp simd reduction(+:s)\n  for")
@@ -211,6 +214,7 @@ def test_the_memory_learns_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
         SearchMemory(path)
 
 
+@pytest.mark.slow
 def test_a_continued_search_remembers_each_candidate_once(tmp_path: Path) -> None:
     task, path = from_c(SUM), tmp_path / "memory.jsonl"
     for evals in (1, 2):
@@ -222,6 +226,7 @@ def test_a_continued_search_remembers_each_candidate_once(tmp_path: Path) -> Non
     assert {row["class"] for row in rows} == {"memory"}
 
 
+@pytest.mark.slow
 def test_a_search_in_a_terminal_shows_how_far_it_is(kernel: Path, tmp_path: Path) -> None:
     with Terminal(columns=80) as terminal:
         terminal.execute(searching(kernel, tmp_path, 1), tmp_path, os.environ | {"TERM": "xterm", "COLUMNS": ""})
@@ -231,6 +236,7 @@ def test_a_search_in_a_terminal_shows_how_far_it_is(kernel: Path, tmp_path: Path
     assert "Traceback" not in terminal.text
 
 
+@pytest.mark.slow
 def test_codes_that_are_equal_are_not_compiled_twice() -> None:
     from ramify.methods.kernel_search.proposers import ScriptedProposer
 
@@ -241,6 +247,7 @@ def test_codes_that_are_equal_are_not_compiled_twice() -> None:
     assert found.stopped == "nothing is left to propose"
 
 
+@pytest.mark.slow
 def test_candidates_of_one_machine_code_are_timed_once(tmp_path: Path) -> None:
     from ramify.methods.kernel_search.proposers import ScriptedProposer
 

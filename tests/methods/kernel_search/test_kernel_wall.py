@@ -57,6 +57,7 @@ def test_right_candidates_pass_and_wrong_ones_do_not() -> None:
     assert code_of(code.to_json()) == code
 
 
+@pytest.mark.slow
 def test_a_gain_is_confirmed_in_fresh_processes() -> None:
     made = wall(SUM)
     twice = SUM.replace("  for", "  for (int i = 0; i < n; i++)\n    ((volatile float *)x)[i];\n  for")
@@ -69,6 +70,7 @@ def test_a_gain_is_confirmed_in_fresh_processes() -> None:
     assert (wrong.stage, wrong.gain) == ("wrong", None)
 
 
+@pytest.mark.slow
 def test_an_array_that_is_changed_in_place_begins_anew_in_every_call() -> None:
     narrow, none, twice = tried(
         wall(CREEP),
@@ -80,6 +82,7 @@ def test_an_array_that_is_changed_in_place_begins_anew_in_every_call() -> None:
     assert none.stage == twice.stage == "wrong"
 
 
+@pytest.mark.slow
 def test_a_reference_of_ones_own_decides() -> None:
     def plus_one(n: int, x: np.ndarray) -> np.ndarray:
         return np.exp(x) + 1
@@ -94,17 +97,20 @@ def test_a_reference_of_ones_own_decides() -> None:
         asyncio.run(Wall(short, pairs=4, batch_seconds=0.001).trial(Code(EXP, FLAGS)))
 
 
+@pytest.mark.slow
 def test_a_build_with_fast_mathematics_does_not_change_other_processes() -> None:
     (found,) = tried(wall(EXP), EXP, flags=(*FLAGS, "-ffast-math"))
     assert found.ok, found.refused  # denormals of the reference are as they were
 
 
+@pytest.mark.slow
 def test_what_is_faster_than_the_machine_is_refused() -> None:
     made = wall(SUM, floor=1.0)
     (found,) = tried(made, SUM)
     assert found.stage == "physics"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["remembers every address", "only the last calls"])
 def test_what_skips_timed_calls_is_wrong_in_one_that_is_looked_at(name: str) -> None:
     """The first was 2.6 times as fast where the pool never changed; the second skips calls where every batch has one length."""
@@ -114,6 +120,7 @@ def test_what_skips_timed_calls_is_wrong_in_one_that_is_looked_at(name: str) -> 
     assert "in a timed call" in found.refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["first answer", "right at first", "works elsewhere", "changes its inputs", "ends the others", "changes the files"]
 )
@@ -175,6 +182,7 @@ def total(n, x):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_python_kernels_are_run_in_processes_of_their_own() -> None:
     made = Wall(
@@ -215,6 +223,7 @@ HONEST = {"another clock", "looks for the answer", "remembers addresses", "only 
 they then compute what they should."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["remembers addresses", "only the last calls", "lazy result", "replaces the worker"])
 def test_a_cheat_in_python_gains_nothing(name: str) -> None:
     task = from_python(NUMPY)

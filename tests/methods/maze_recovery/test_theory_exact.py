@@ -168,6 +168,7 @@ def test_golden_sft_freezes_the_ways_back() -> None:
     assert fresh[0] == pytest.approx(326)
 
 
+@pytest.mark.slow
 def test_distillation_inherits_recoveries_unless_their_loops_are_cut() -> None:
     maze = Maze(3, 3, 3)
     teacher, _ = train_exact(maze, "rlvr", steps=400, lr=0.01)

@@ -28,6 +28,7 @@ def test_exact(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4.3184482e+14" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     size = ("--w", "3", "--k", "2", "--l", "3", "--steps", "300")
     curve = tmp_path / "curve.jsonl"

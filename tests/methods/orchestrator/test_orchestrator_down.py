@@ -154,6 +154,7 @@ def test_a_rest_is_for_what_is_down_and_for_nothing_else() -> None:
     assert not never.why
 
 
+@pytest.mark.slow
 def test_a_collection_waits_for_who_is_down_once_and_does_not_pay_for_every_call(stack: ExitStack, tmp_path: Path) -> None:
     """Of one that comes back every call is made; of one that does not, few are paid for and none is a wrong answer."""
     back = stack.enter_context(FaultyServer(*["503"] * 3, good))

@@ -180,6 +180,7 @@ def test_what_was_answered_is_kept_after_a_kill_and_streams_end(tmp_path: Path) 
         assert all(len(run.tree(name).nodes) >= 5 for name in ids)
 
 
+@pytest.mark.slow
 def test_run_in_a_pseudo_terminal(tmp_path: Path) -> None:
     """What a person sees who asks one question."""
     pool = pool_file(tmp_path, "adder", "turner")

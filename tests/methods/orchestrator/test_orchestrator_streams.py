@@ -160,6 +160,7 @@ def test_the_first_word_is_there_before_the_last_is_said(stack: ExitStack, backb
     assert (note["worker"], usage.completion_tokens) == ("w0", len(WORDS))
 
 
+@pytest.mark.slow
 def test_what_fails_before_the_first_word_is_another_workers(stack: ExitStack, backbone: TurnRouter) -> None:
     """A hanging server, a refusal, blanks alone, a stream that breaks off at once: the next answers, as it does unstreamed."""
 
@@ -198,6 +199,7 @@ def events_of(choices: list[dict[str, Any]]) -> bytes:
     return http(body.encode(), kind="text/event-stream")
 
 
+@pytest.mark.slow
 def test_what_fails_amid_the_reply_ends_the_stream_and_unstreamed_is_another_workers(
     stack: ExitStack, backbone: TurnRouter, tmp_path: Path
 ) -> None:
@@ -237,6 +239,7 @@ def test_what_fails_amid_the_reply_ends_the_stream_and_unstreamed_is_another_wor
     assert (text, note["worker"]) == (LAST, "last")
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_ends_the_workers_generation(stack: ExitStack, backbone: TurnRouter) -> None:
     worker = Slowly()
     api = front(stack, backbone, chat_at(stack.enter_context(served(worker))))
@@ -249,6 +252,7 @@ def test_a_client_that_leaves_ends_the_workers_generation(stack: ExitStack, back
     assert worker.said == 4  # nothing was said to nobody
 
 
+@pytest.mark.slow
 def test_a_composer_streams_its_last_step_alone(stack: ExitStack) -> None:
     """The first two steps are in no event; the prompts of the steps,
     the answer and what it cost are those of an answer in one piece."""
@@ -270,6 +274,7 @@ def test_a_composer_streams_its_last_step_alone(stack: ExitStack) -> None:
     assert worker.shown[:2] == worker.shown[2:]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_down_or_silent_is_asked_when_its_turn_comes(stack: ExitStack, backbone: TurnRouter) -> None:
     """A pool opens, and a router's front serves, whoever is down; nobody waits for who is silent;
     who comes back is asked again."""

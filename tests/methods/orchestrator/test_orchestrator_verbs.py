@@ -61,6 +61,7 @@ def test_pool_check_says_who_does_not_answer(tmp_path: Path, asked: Any) -> None
     assert found["workers"][0]["says"] == "ok"
 
 
+@pytest.mark.slow
 def test_collect_headroom_and_the_finding_in_the_run(made: Path, asked: Any) -> None:
     found = asked("headroom", made / "table")
     assert found["worth"] is True
@@ -177,6 +178,7 @@ def test_eval_compares_and_continues(made: Path, asked: Any) -> None:
         assert {one.name for one in run.findings()} == {"router compared", "composer compared"}
 
 
+@pytest.mark.slow
 def test_evolution_continues_from_its_last_generation(made: Path, asked: Any) -> None:
     words = ("evolve", made / "router", "--pool", made / "pool.toml", "--tasks", made / "tasks.jsonl", "--judge", "exact")
     words += ("--size", 4, "--episodes", 4, "--check", 6, "--sigma", 0.5)

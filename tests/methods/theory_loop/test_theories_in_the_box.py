@@ -150,6 +150,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_a_theory_does_wrong_is_a_problem(name: str) -> None:
     kind, body = PROGRAMS[name]
@@ -200,6 +201,7 @@ METRICS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METRICS)
 def test_what_a_metric_does_wrong_is_a_problem(name: str) -> None:
     kind, code = METRICS[name]
@@ -213,6 +215,7 @@ def test_what_a_metric_does_wrong_is_a_problem(name: str) -> None:
     boxed(work)
 
 
+@pytest.mark.slow
 def test_metrics_that_need_several_subjects_and_that_change_their_table() -> None:
     several = "def metric(data):\n    assert data['subject_id'].nunique() > 1\n    return float(data['response'].mean())\n"
     changes = "def metric(data):\n    value = float(data['response'].mean())\n    data['response'] = 0\n    return value\n"
@@ -265,6 +268,7 @@ def test_what_comes_next_given_what_was_chosen(monkeypatch: pytest.MonkeyPatch) 
     boxed(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, theory in CANONICAL.items() if theory.limits])
 def test_a_theory_is_at_its_limits_what_it_says(name: str) -> None:
     """On ratings from 0 to 5, too, where a limit does not name tallying, which counts cues."""

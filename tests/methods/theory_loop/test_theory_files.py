@@ -30,6 +30,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_broken_files(tmp_path: Path, name: str) -> None:
     suffix, text, read = READERS[name]

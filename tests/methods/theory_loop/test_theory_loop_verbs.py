@@ -97,6 +97,7 @@ def test_a_run_that_has_only_begun_and_one_of_no_method_show_what_they_have(tmp_
             assert "&lt;script&gt;alert(1)" in page
 
 
+@pytest.mark.slow
 def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import sqlite3
 
@@ -129,6 +130,7 @@ def test_replay_sees_a_number_that_was_changed(tmp_path: Path, capsys: pytest.Ca
         assert "experiment 1.1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_claim_is_fixed_before_its_data(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paper = tmp_path / "claim.json"
     assert loop("preregister", done, "--out", paper, "--people", 20, "--rival", "pi_1", "--rival", "coin", "--json") == 0
@@ -182,6 +184,7 @@ def test_choices_that_diminishing_returns_predict_are_registered_and_tested(
     assert told["wadd", "concave-match"]["p"] == max(row["holm"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_claim_is_not_tested_on_people_of_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """People by hand: the registration's experiment is exported as a page, and whoever took part before is refused."""
     run, paper = tmp_path / "run", tmp_path / "claim.json"
@@ -255,6 +258,7 @@ def as_csv(path: Path, *people: list[list[Any]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_people_come_by_hand_and_the_loop_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, words = (
         tmp_path / "run",
@@ -395,6 +399,7 @@ def test_simulated_choices_are_read_back(tmp_path: Path, capsys: pytest.CaptureF
     assert abs(own["switch_rate"] - people["switch_rate"]) < 0.05  # simulated on the people's own trials, in their order
 
 
+@pytest.mark.slow
 def test_evaluation_tells_repeating_from_alternating_and_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
     """Proportions alone do not: both are flat."""
     words = ("--against", "perseveration", "--count", 20, "--json")
@@ -406,6 +411,7 @@ def test_evaluation_tells_repeating_from_alternating_and_from_itself(capsys: pyt
     assert other["log_likelihood"] < coin["log_likelihood"] < same["log_likelihood"]
 
 
+@pytest.mark.slow
 def test_a_theory_that_reads_history_can_claim(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--theory", "perseveration", "--rival", "coin", "--people", 20, "--out", tmp_path / "claim.json", "--json")
     assert loop("preregister", done, *words) == 0
@@ -504,6 +510,7 @@ def test_a_model_behind_an_endpoint_in_every_role(tmp_path: Path, capsys: pytest
         assert hidden.code not in text
 
 
+@pytest.mark.slow
 def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The guard itself must be able to fail: a reviser that already knows the truth by heart."""
     told = {**REPLY["verdict"], "recommendation": CANONICAL["cue-parity"].description}
@@ -549,6 +556,7 @@ def test_agents_take_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     gc.collect()  # a connection that is left open would be told here, as an error
 
 
+@pytest.mark.slow
 def test_it_says_where_it_is_in_a_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ramify", "theory-loop", "run", "--out", "run", *map(str, SMALL)]
     with Terminal(columns=100) as terminal:

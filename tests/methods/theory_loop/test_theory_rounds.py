@@ -176,6 +176,7 @@ def test_more_rounds_continue_and_other_settings_do_not(tmp_path: Path) -> None:
         loop_of(LoopConfig(**SMALL), ("ttb",), tmp_path / "other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoiled", "problem"),
     [
@@ -202,12 +203,14 @@ def test_what_fails_is_recorded_and_the_loop_goes_to_its_end(tmp_path: Path, spo
         assert found["survivors"] == ["pi_1", "pi_2"]
 
 
+@pytest.mark.slow
 def test_a_critic_ends_a_revision_only_on_an_accepted_candidate(tmp_path: Path) -> None:
     _, journal = played(tmp_path / "run", "critic")
     assert ("candidate", "1.0") in journal
     assert ("candidate", "1.1") not in journal
 
 
+@pytest.mark.slow
 def test_fewer_participants_than_were_asked_for(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("def half(design, orders, seed):\n    return [[t % 2 for t in row] for row in orders]\n")
@@ -218,6 +221,7 @@ def test_fewer_participants_than_were_asked_for(tmp_path: Path) -> None:
         loop_of(LoopConfig(**{**SMALL, "participants": f"{own}:half", "rounds": 1}), SEEDS, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_program_gives_its_own_participants(tmp_path: Path) -> None:
     """A function takes part as a file's does; the run's settings name it, and another one does not continue the run."""
 
@@ -261,6 +265,7 @@ def test_ranges_only_narrow() -> None:
     assert replace(theory, parameters=theory.parameters).hash == theory.hash
 
 
+@pytest.mark.slow
 def test_no_prompt_or_pool_holds_the_hidden_theory(tmp_path: Path) -> None:
     """What every role is shown is the pool: the truth of simulated participants is in none of its texts."""
     seen: list[Any] = []

@@ -44,6 +44,7 @@ def test_equal_arms_differ_in_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(one["difference"] == 0 and one["p"] == 1 for one in same["compared"].values())
 
 
+@pytest.mark.slow
 def test_a_better_arm_is_found_and_unequal_cost_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Twice the budget on the same tasks, so the difference is no merit of the arm: both are said."""
     rich = written(tmp_path / "rich", grow(PROMPTS, "uucb + allocator", 0, budget=64))
@@ -69,6 +70,7 @@ def test_arms_without_common_tasks_are_refused(tmp_path: Path, capsys: pytest.Ca
     assert "their budgets cannot be equal" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_sweep_names_no_best_cell_by_chance(capsys: pytest.CaptureFixture[str]):
     assert main(["tree-rollouts", "sweep", "--prompts", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

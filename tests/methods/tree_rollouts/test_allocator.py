@@ -76,6 +76,7 @@ def test_unsolvable_prompts_are_abandoned_at_the_cap() -> None:
     assert [tree.prompt_id for tree in trees if tree.abandoned] == [tree.prompt_id for tree in trees if not tree.mixed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_arrival_order_changes_nothing(parallel: int) -> None:
     plain = [tree.to_json() for tree in allocate(parallel=parallel)[0]]
@@ -83,6 +84,7 @@ def test_arrival_order_changes_nothing(parallel: int) -> None:
         assert [tree.to_json() for tree in allocate(order=order, parallel=parallel)[0]] == plain
 
 
+@pytest.mark.slow
 def test_allocation_raises_the_mixed_share_at_equal_cost() -> None:
     prompts = make_prompts(150, 2)
     tasks = [Task(name) for name in prompts]

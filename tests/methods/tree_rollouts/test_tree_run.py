@@ -298,6 +298,7 @@ def test_an_interrupted_run_of_trees_ends_as_the_undisturbed_one(here: Path, cap
         assert {node.id for node in one.each(Node)} == {node.id for node in other.each(Node)}
 
 
+@pytest.mark.slow
 def test_trees_grow_on_workers_alike(here: Path, capsys: pytest.CaptureFixture) -> None:
     words = ["rollout", "--tree", "--env", "chain", "--count", "2", "--tree-budget", "4"]
     here_ = done(capsys, *words, "--out", "a")

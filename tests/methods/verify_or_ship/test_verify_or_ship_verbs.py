@@ -87,6 +87,7 @@ def test_records_become_a_run_and_back(file: Path, tmp_path: Path) -> None:
     assert [c.payload for c in first.candidates] == [one["payload"] for one in given]
 
 
+@pytest.mark.slow
 def test_the_reader_conforms() -> None:
     assert check_reader(readers()["verify-or-ship"]) == []
 
@@ -212,6 +213,7 @@ def judging(run: Path) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.slow
 def test_critics_and_verifier_are_asked_in_the_sandbox_once(unjudged: Path, asked: Any) -> None:
     found = asked(*judging(unjudged))
     with Run.open(unjudged) as stored:
@@ -271,6 +273,7 @@ def test_bad_records_are_one_sentence(
     assert not (tmp_path / "tables.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [

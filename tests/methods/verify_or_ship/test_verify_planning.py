@@ -142,6 +142,7 @@ def test_the_plan_is_worth_what_it_says_and_no_rule_is_worth_more(data: st.DataO
         assert worth(rule, known, config) <= plan.value + 1e-7
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_value_functions_are_convex_and_end_where_they_must(data: st.DataObject) -> None:
     known, config = made_up(data)
@@ -217,6 +218,7 @@ def test_a_critic_moves_the_belief_just_where_it_tells_right_from_wrong(belief: 
     assert Likelihood.of(own[0], own[0]).update(belief, 1) == pytest.approx(belief)
 
 
+@pytest.mark.slow
 @given(st.data(), amounts(20))
 def test_dearer_is_never_better(data: st.DataObject, more: float) -> None:
     known, config = made_up(data)

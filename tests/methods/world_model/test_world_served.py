@@ -125,6 +125,7 @@ def test_what_is_wrong_is_refused_in_one_sentence() -> None:
         assert client.post("/reset").json()["observation"]["text"] == "Room 0."
 
 
+@pytest.mark.slow
 def test_openenv_s_messages_over_a_websocket() -> None:
     """The messages of ``openenv.core.env_client.EnvClient``, as it writes and reads them."""
     websockets = pytest.importorskip("websockets")
@@ -162,6 +163,7 @@ def test_openenv_s_messages_over_a_websocket() -> None:
         assert asyncio.run(talk(url, [{"type": "reset"}], additional_headers=bearer))[0]["type"] == "observation"
 
 
+@pytest.mark.slow
 def test_over_mcp_the_one_who_runs_the_agent_learns_what_it_must_not(tmp_path: Path) -> None:
     """Who answered, what was invented, and success go with the result, where no model reads them."""
     mcp, stdio = pytest.importorskip("mcp"), pytest.importorskip("mcp.client.stdio")
@@ -192,6 +194,7 @@ def test_it_copes_with_a_busy_shop(sim_env):
 """
 
 
+@pytest.mark.slow
 def test_a_users_tests_have_it_as_a_fixture(tmp_path: Path) -> None:
     folder = tmp_path / "tests"
     folder.mkdir()

@@ -126,6 +126,7 @@ def test_a_trained_world_plays(made: Path, verb: Verb, tmp_path: Path) -> None:
     assert all("no observation after" in why for why in done.json["failures"])
 
 
+@pytest.mark.slow
 def test_eval_measures_both_loops_and_the_baselines(made: Path, verb: Verb) -> None:
     done = verb("world-model", "eval", made / "w", "--data", made / "held", "--train", made / "rec", "--json")
     found = done.json
@@ -218,6 +219,7 @@ def test_later_stages_continue_from_the_first(made: Path, verb: Verb, tmp_path: 
     assert (tmp_path / "next" / "world.toml").is_file()
 
 
+@pytest.mark.slow
 def test_a_turn_longer_than_the_context_is_passed_over(verb: Verb, tmp_path: Path) -> None:
     def said(action: str) -> str:
         messages = [("user", "A room."), ("assistant", action), ("user", "nothing"), ("assistant", "look"), ("user", "a room")]
@@ -274,6 +276,7 @@ def test_mistakes_are_one_sentence(made: Path, verb: Verb, tmp_path: Path) -> No
         assert says in verb.refused("world-model", *words), words
 
 
+@pytest.mark.slow
 def test_it_is_served_over_mcp_and_played_as_an_mcp_environment(verb: Verb, tmp_path: Path) -> None:
     """A world with a store and a fault, served by one process, played by another through the environment ``mcp``."""
     pytest.importorskip("mcp")
@@ -300,6 +303,7 @@ def test_it_is_served_over_mcp_and_played_as_an_mcp_environment(verb: Verb, tmp_
     assert [turn.observation for turn in one.turns] == ["3 euro", "429", "3 euro", "Your answer was taken."]
 
 
+@pytest.mark.slow
 def test_an_mcp_server_is_recorded_by_random_calls(verb: Verb, tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     server = tmp_path / "server.py"
@@ -368,6 +372,7 @@ def test_an_agent_is_improved_in_a_simulated_environment(verb: Verb, tmp_path: P
     assert all(turn.observation == f"you said {turn.action}" for turn in turns)
 
 
+@pytest.mark.slow
 def test_it_records_in_a_terminal(tmp_path: Path) -> None:
     words = ["world-model", "record", "--env", "household", "--episodes", "3", "--turns", "2", "--out", "rec"]
     with Terminal(columns=72) as terminal:
