@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 
 import ramify
-from ramify.base import registry
+from ramify.base import registry, words
 
 PAGE = Path(__file__).with_name("reference") / "api.md"
 HEAD = """# Python
@@ -58,7 +58,7 @@ def pages() -> dict[Path, str]:
     found = {}
     for slug in registry.builtin_methods():
         package = f"ramify.methods.{slug.replace('-', '_')}"
-        summary = (importlib.import_module(package).__doc__ or "").partition("\n")[0]
+        summary = words.summary(importlib.import_module(package).__doc__ or "")
         found[PAGE.with_name("python") / f"{slug}.md"] = f"# {package}\n\n{summary}\n\n{_directives(public(package))}"
         methods.append(f"- [{package}](python/{slug}.md)")
     parts.append("## Methods\n\n" + "\n".join(methods) + "\n")

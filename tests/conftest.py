@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from forked import Forks
 from hypothesis import HealthCheck, settings
+from suite import Suite
 
 # A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change.
 # To look for new ones: --hypothesis-profile default.
@@ -39,10 +40,22 @@ def forks() -> Iterator[Forks]:
     made.close()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the slow tests, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.all:
+        config.option.markexpr = ""
+    config.pluginmanager.register(Suite(config))
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``-m slow``, files without such a test are not even imported, which takes as long as some of the tests."""
-    if config.option.markexpr == "slow" and collection_path.name.startswith("test_") and collection_path.is_file():
-        return "mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+    """Files without a test that is asked for are not even imported, which takes as long as some of the tests."""
+    asked = config.option.markexpr
+    if asked in ("slow", "not slow") and collection_path.name.startswith("test_") and collection_path.is_file():
+        text = collection_path.read_text(encoding="utf-8")
+        return ("mark.slow" not in text if asked == "slow" else "\npytestmark = pytest.mark.slow" in text) or None
     return None
 
 

@@ -1,6 +1,8 @@
-"""Numbers in sentences."""
+"""Numbers in sentences, and docstrings as help shows them."""
 
 from __future__ import annotations
+
+import re
 
 
 def plural(n: int, noun: str) -> str:
@@ -11,3 +13,13 @@ def plural(n: int, noun: str) -> str:
         if noun.endswith(end):
             return f"{n} {noun.removesuffix(end)}{many}"
     return f"{n} {noun}s"
+
+
+def unwrapped(text: str) -> str:
+    """``text`` with each paragraph on one line, for whoever shows it at another width; indented lines and lists stay."""
+    return re.sub(r"(?<=\S)\n(?=[^\s*-])", " ", text.strip())
+
+
+def summary(text: str) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return unwrapped(text).partition("\n")[0]

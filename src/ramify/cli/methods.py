@@ -8,16 +8,16 @@ import importlib.util
 from pathlib import Path
 
 import ramify.methods
-from ramify.base import registry
+from ramify.base import registry, words
 from ramify.base.errors import UserError
 from ramify.kit import Verbs
 
 
 def summary(slug: str) -> str:
-    """First line of a built-in method's docstring, read from its source so that nothing is imported."""
+    """First paragraph of a built-in method's docstring, read from its source so that nothing is imported."""
     source = Path(ramify.methods.__path__[0]) / slug.replace("-", "_") / "__init__.py"
     doc = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
-    return doc.partition("\n")[0].removeprefix(f"{slug}: ")
+    return words.summary(doc).removeprefix(f"{slug}: ")
 
 
 _OF_JOBS = {

@@ -59,8 +59,7 @@ def why(
         list[str] | None,
         option(
             metavar="CHANGE",
-            help="What if, at that step: resample, action[=TEXT], observation=TEXT, context=FILE (an edit) or policy=MODEL; may "
-            "be repeated.",
+            help="What if, at that step: resample, action[=TEXT], observation=TEXT, context=FILE (an edit), policy=MODEL; repeatable.",
         ),
     ] = None,
     every: Annotated[bool, option("--all", help="One failed attempt of every tree, and what their tools lost.")] = False,

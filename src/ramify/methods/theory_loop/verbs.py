@@ -586,8 +586,7 @@ def preregister(
     allow_unsandboxed: Unsandboxed = False,
     as_json: Json = False,
 ) -> None:
-    """Fix a claim before the data: what is tested, on which pairs, with how many people, at what level.
-    `confirm` then tests it, once.
+    """Fix a claim before the data: the test, its pairs, how many people, at what level; `confirm` then tests it, once.
 
     predicts: the theory says better what people choose next than each rival. concave-match: people choose as diminishing returns
     do where weighting by validity, tallying and take the best say otherwise. steep-flat and level-shift: a step at the low end of
