@@ -255,7 +255,8 @@ def test_the_agent_learns_behind_what_it_was_shown(verb, here: Path, models: dic
 @pytest.mark.parametrize(
     ("source", "env", "needs"),
     [
-        ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ADDS, "LookEnvironment",
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ADDS,
+         "LookEnvironment",
          "refuses the system message of the environment; .*System role not supported"),
         ("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('only users and assistants') }}{% endif %}{% "
          "endfor %}"

@@ -204,7 +204,8 @@ def played(
 
 
 async def driven(
-    tools: RepoTools, issue: str, sampler: Sampler, template: ChatTemplate | None, config: LocalizeConfig, issue_id: str = "", index: int = 0,
+    tools: RepoTools, issue: str, sampler: Sampler, template: ChatTemplate | None, config: LocalizeConfig, issue_id: str = "",
+    index: int = 0,
     progress: Callable[[int], object] = lambda turn: None,
 ) -> tuple[CaseFile, list[Message]]:  # fmt: skip
     """:func:`localize`, answered by a model. A model that fails ends it:

@@ -95,7 +95,8 @@ class KernelSearch:
 
     def __init__(
         self, task: KernelTask, config: KernelSearchConfig | None = None, run: Run | None = None, *, wall: Wall | None = None,
-        proposer: KernelProposer | None = None, progress: Progress = SILENT, roofs: Roofs | None = None, simulate: bool = False, allow_unsandboxed: bool = False,
+        proposer: KernelProposer | None = None, progress: Progress = SILENT, roofs: Roofs | None = None, simulate: bool = False,
+        allow_unsandboxed: bool = False,
         rank: Callable[[WallTrial], float | None] | None = None, score: Callable[[float | None], float] | None = None,
     ) -> None:  # fmt: skip
         self.task, self.config, self.run, self.progress, self.roofs, self.simulate = (
@@ -405,7 +406,8 @@ def begin(task: KernelTask, config: KernelSearchConfig, folder: Path) -> Run:
 
 
 def search(
-    task: KernelTask, config: KernelSearchConfig | None = None, out: Path | str | None = None, *, proposer: KernelProposer | None = None, progress: Progress = SILENT,
+    task: KernelTask, config: KernelSearchConfig | None = None, out: Path | str | None = None, *,
+    proposer: KernelProposer | None = None, progress: Progress = SILENT,
     roofs: bool = True, simulate: bool = False, allow_unsandboxed: bool = False, **settings: Any,
 ) -> BestKernel:  # fmt: skip
     """Search for a faster kernel; with ``out`` in a run, which the same call continues.

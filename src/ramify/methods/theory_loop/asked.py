@@ -137,7 +137,8 @@ class AskedProposer:
         )
 
     async def theory(
-        self, pool: TheoryPool, round: int, iteration: int, verdict: Verdict, best: Theory | None, tried: Sequence[TriedTheory], failures: Sequence[str]
+        self, pool: TheoryPool, round: int, iteration: int, verdict: Verdict, best: Theory | None, tried: Sequence[TriedTheory],
+        failures: Sequence[str]
     ) -> Theory:  # fmt: skip
         """See :class:`ramify.methods.theory_loop.proposer.Proposer`; of a new model the description stays word for word."""
         old = pool.slots[verdict.slot]
@@ -247,7 +248,8 @@ def failed(failures: Sequence[Mapping[str, Any]]) -> str:
 def observed(one: Experiment, slots: Sequence[str], code: bool = False) -> str:
     """An experiment as arbiter and reviser see it."""
     said = ", ".join(
-        f"{label} predicts {'nothing (it failed)' if (v := one.predictions.get(label)) is None else f'{v.value:.4f} (variance {v.variance})'}"
+        f"{label} predicts "
+        f"{'nothing (it failed)' if (v := one.predictions.get(label)) is None else f'{v.value:.4f} (variance {v.variance})'}"
         for label in slots
     )
     real = "no value" if one.real is None else f"{one.real.value:.4f} (variance {one.real.variance})"
