@@ -30,6 +30,7 @@ from cyclopts.exceptions import UnusedCliTokensError as UnusedError
 from cyclopts.validators import Number
 
 from ramify.base.errors import EXIT_DONE, EXIT_USAGE, InterruptedRunError, UserError, nearest
+from ramify.base.words import unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -166,7 +167,7 @@ class Verbs(App):
 
         def register(function: F) -> F:
             called = name or function.__name__.strip("_").replace("_", "-")
-            app = Verbs(called, help=inspect.getdoc(function), sort_key=len(self._commands))
+            app = Verbs(called, help=unwrapped(inspect.getdoc(function) or ""), sort_key=len(self._commands))
             app.default_command = Verb(function, settings, more, epilogue)
             self.command(app)
             return function
@@ -178,7 +179,7 @@ class Verbs(App):
 
         def register(function: F) -> F:
             self.default_command = Verb(function, settings, more, epilogue)
-            self.help = inspect.getdoc(function) or ""
+            self.help = unwrapped(inspect.getdoc(function) or "")
             return function
 
         return register

@@ -1,6 +1,8 @@
-"""Numbers in sentences."""
+"""Numbers in sentences, and sentences in lines."""
 
 from __future__ import annotations
+
+import re
 
 
 def plural(n: int, noun: str) -> str:
@@ -11,3 +13,9 @@ def plural(n: int, noun: str) -> str:
         if noun.endswith(end):
             return f"{n} {noun.removesuffix(end)}{many}"
     return f"{n} {noun}s"
+
+
+def unwrapped(text: str) -> str:
+    """``text`` with every paragraph on one line; paragraphs with indented lines or items of a list stay as they are."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(one if re.search(r"^(\s|[-*|] )", one, re.MULTILINE) else " ".join(one.split()) for one in paragraphs)

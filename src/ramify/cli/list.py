@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from ramify.base import registry
 from ramify.base.errors import UserError, nearest
+from ramify.base.words import unwrapped
 from ramify.cli.methods import summary
 from ramify.kit import Json, Verbs, argument
 
@@ -45,7 +46,7 @@ def list_(
 
 
 def _first_line(part: Any) -> str:
-    return (getattr(part, "help", None) or inspect.getdoc(part) or "").partition("\n")[0]
+    return unwrapped(getattr(part, "help", None) or inspect.getdoc(part) or "").partition("\n")[0]
 
 
 def _describe(kind: str, name: str) -> dict[str, str]:
