@@ -466,10 +466,9 @@ def outline(tree: CandidateTree) -> list[str]:
 
     def walk(node: CandidateNode, indent: int) -> None:
         worth = "refused" if not node.correct else f"{node.speedup:.2f}x"
-        lines.append(
-            f"{'  ' * indent}{node.number} {node.how}: "
-            f"{worth}{', ' + str(node.visits) + ' visits' if node.children else ''}{' (' + node.pruned + ')' if node.pruned else ''}"
-        )
+        visits = f", {node.visits} visits" if node.children else ""
+        pruned = f" ({node.pruned})" if node.pruned else ""
+        lines.append(f"{'  ' * indent}{node.number} {node.how}: {worth}{visits}{pruned}")
         for child in node.children:
             walk(tree.nodes[child], indent + 1)
 
