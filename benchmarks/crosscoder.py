@@ -50,7 +50,8 @@ for line in sys.stdin:
     start = time.process_time()
     for _ in range(int(line)):
         rows = x[torch.arange(n * batch, (n + 1) * batch) % len(x)]
-        out = sae.training_forward_pass(TrainStepInput(sae_in=rows, coefficients={}, dead_neuron_mask=dead, n_training_steps=n, is_logging_step=False))
+        step = TrainStepInput(sae_in=rows, coefficients={}, dead_neuron_mask=dead, n_training_steps=n, is_logging_step=False)
+        out = sae.training_forward_pass(step)
         optimizer.zero_grad(set_to_none=True)
         out.loss.backward()
         torch.nn.utils.clip_grad_norm_(sae.parameters(), 1.0)
@@ -76,11 +77,14 @@ def rows():
         order = torch.randperm(len(y), generator=samples)
         yield from (y[order[i * batch : (i + 1) * batch]] for i in range(len(y) // batch))
 found = {}
-for name, shape, kind in (("TopK", TopKTrainingSAEConfig, TopKTrainingSAE), ("BatchTopK", BatchTopKTrainingSAEConfig, BatchTopKTrainingSAE)):
+for name, shape, kind in (
+    ("TopK", TopKTrainingSAEConfig, TopKTrainingSAE),
+    ("BatchTopK", BatchTopKTrainingSAEConfig, BatchTopKTrainingSAE),
+):
     torch.manual_seed(0)
     sae = kind(shape(d_in=y.shape[1], d_sae=features, k=k, device="cpu"))
-    config = SAETrainerConfig(total_training_samples=steps * batch, train_batch_size_samples=batch, lr=2e-3, lr_end=2e-4, device="cpu",
-                              dead_feature_window=100, logger=LoggingConfig(log_to_wandb=False))
+    config = SAETrainerConfig(total_training_samples=steps * batch, train_batch_size_samples=batch, lr=2e-3, lr_end=2e-4,
+                              device="cpu", dead_feature_window=100, logger=LoggingConfig(log_to_wandb=False))
     SAETrainer(config, sae, rows()).fit()
     with torch.no_grad():
         back = sae.decode(sae.encode_with_hidden_pre(y)[0])

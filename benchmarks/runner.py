@@ -51,14 +51,16 @@ def talk(turns):
 
 def reply():
     output = ModelOutput.from_content("mockllm/model", REPLY)
-    output.usage = ModelUsage(input_tokens=20, output_tokens=10, total_tokens=30)  # else it counts with a tokenizer it would download
+    # without it, it counts with a tokenizer that it would download
+    output.usage = ModelUsage(input_tokens=20, output_tokens=10, total_tokens=30)
     return output
 
 def once(n, turns):
     model = get_model("mockllm/model", custom_outputs=[reply() for _ in range(n * turns)])
     samples = [Sample(input=f"You stand in a corridor. Task {i}.", target="x") for i in range(n)]
     start = time.process_time()
-    log = eval(Task(dataset=samples, solver=talk(turns), scorer=match()), model=model, display="none", log_dir="logs", max_samples=50)[0]
+    task = Task(dataset=samples, solver=talk(turns), scorer=match())
+    log = eval(task, model=model, display="none", log_dir="logs", max_samples=50)[0]
     spent = time.process_time() - start
     assert log.status == "success" and len(log.samples) == n and len(log.samples[0].messages) == 2 * turns, log.status
     return spent

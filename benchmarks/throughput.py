@@ -39,7 +39,8 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND
                "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 answers, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
 from vllm import LLM, SamplingParams
-llm = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, skip_tokenizer_init=True, max_model_len=512, enable_prefix_caching=False)
+llm = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, skip_tokenizer_init=True, max_model_len=512,
+          enable_prefix_caching=False)
 settings = SamplingParams(temperature=1.0, max_tokens=int(sys.argv[2]), ignore_eos=True, logprobs=0, detokenize=False)
 print("ready", file=answers, flush=True)
 for line in sys.stdin:

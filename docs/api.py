@@ -9,13 +9,14 @@ import importlib
 from pathlib import Path
 
 import ramify
-from ramify.base import registry, words
+from ramify.base import registry
+from ramify.base.words import unwrapped
 
 PAGE = Path(__file__).with_name("reference") / "api.md"
 HEAD = """# Python
 
-Written by `python docs/api.py`; signatures and texts are those of the code (`mkdocs serve`). Names of `ramify` itself load on first use, so
-`import ramify` is cheap. What is not listed here is not public and may change.
+Written by `python docs/api.py`; signatures and texts are those of the code (`mkdocs serve`). Names of `ramify` itself load on
+first use, so `import ramify` is cheap. What is not listed here is not public and may change.
 """
 KERNEL = {
     "Runs: read and write": ("ramify.trace.db.Run", "ramify.trace.tree.Tree", "ramify.trace.path.Path", "ramify.trace.view.View"),
@@ -58,7 +59,7 @@ def pages() -> dict[Path, str]:
     found = {}
     for slug in registry.builtin_methods():
         package = f"ramify.methods.{slug.replace('-', '_')}"
-        summary = words.summary(importlib.import_module(package).__doc__ or "")
+        summary = unwrapped(importlib.import_module(package).__doc__ or "").partition("\n")[0]
         found[PAGE.with_name("python") / f"{slug}.md"] = f"# {package}\n\n{summary}\n\n{_directives(public(package))}"
         methods.append(f"- [{package}](python/{slug}.md)")
     parts.append("## Methods\n\n" + "\n".join(methods) + "\n")

@@ -16,13 +16,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "claims.md"
 HEAD = """# What the papers claim, and what was reproduced
 
-Written by `python docs/claims.py` from the files under `repro/`. Every reproduction runs on two CPU cores with models trained from scratch, none of them a
-paper's own; so a row says whether the *mechanism* shows at that size, with thresholds that were fixed before the code. No result here is a paper's benchmark.
+Written by `python docs/claims.py` from the files under `repro/`. Every reproduction runs on two CPU cores with models trained
+from scratch, none of them a paper's own; so a row says whether the *mechanism* shows at that size, with thresholds that were
+fixed before the code. No result here is a paper's benchmark.
 
-- **shown**: every check of the row holds. **in part**: some hold, or only in some of the cases that the row names. **not shown**: none does.
+- **shown**: every check of the row holds. **in part**: some hold, or only in some of the cases that the row names.
+  **not shown**: none does.
 - **contradicted**: what was found speaks against it. **measured**: there are values, and no threshold was set for them.
 - **not tried**: it takes models, data or hardware that the project does not have.
-- Values carry 95 % intervals where the check has one. A check holds where its value does; where its interval reaches over the threshold, chance may have done it.
+- Values carry 95 % intervals where the check has one. A check holds where its value does; where its interval reaches over the
+  threshold, chance may have done it.
 - Why a threshold is missed is on the method's page; all checks are in [results](reference/results.md), and how often each method
   finds something where nothing is, in [nulls](nulls.md).
 """

@@ -15,8 +15,8 @@ from ramify.kit import OPTIONS, Verb, Verbs
 PAGE = Path(__file__).with_name("reference") / "commands.md"
 HEAD = """# Every verb
 
-Written by `python docs/commands.py` from the command line itself; each verb has its page with all options. Exit codes everywhere: 0 done,
-1 failed, 2 usage or bad input, 3 budget spent (results kept), 4 needs not met, 130 interrupted (resumable).
+Written by `python docs/commands.py` from the command line itself; each verb has its page with all options. Exit codes everywhere:
+0 done, 1 failed, 2 usage or bad input, 3 budget spent (results kept), 4 needs not met, 130 interrupted (resumable).
 """
 
 

@@ -9,8 +9,8 @@ DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "gallery.md"
 HEAD = """# Every picture
 
-Written by `python docs/gallery.py`. Pictures of results are drawn from the committed figures under `repro/` by the scripts beside these pages
-(`docs/*_pictures.py`); the line under each leads to the page that explains it.
+Written by `python docs/gallery.py`. Pictures of results are drawn from the committed figures under `repro/` by the scripts beside
+these pages (`docs/*_pictures.py`); the line under each leads to the page that explains it.
 """
 
 

@@ -11,25 +11,27 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "nulls.md"
 HEAD = """# False positives and power
 
-How often does a method report a finding where there is none, and how often does it miss a real one? Every method has two kinds of case:
-a **null**, whose truth is "nothing" (two equal checkpoints, an agent that nothing moves, rewards sampled at random), and a **planted** one,
-whose truth is known and must be found. Both run through the method's own verbs, with the levels that they have by default.
+How often does a method report a finding where there is none, and how often does it miss a real one? Every method has two kinds of
+case: a **null**, whose truth is "nothing" (two equal checkpoints, an agent that nothing moves, rewards sampled at random), and a
+**planted** one, whose truth is known and must be found. Both run through the method's own verbs, with the levels that they have
+by default.
 
 ```sh
 ramify check method cliffs --quick    # some seconds: fewer repetitions
 ramify check method all --out nulls.json
 ```
 
-A null fails where the 95 % interval of its share of false findings (exact, Clopper-Pearson) lies wholly above the nominal level: the share
-of false findings that the verb's default level allows. A planted case fails where the interval lies wholly below the wanted share. The share found is the power on that case, at its size; weaker effects are found less often.
+A null fails where the 95 % interval of its share of false findings (exact, Clopper-Pearson) lies wholly above the nominal level:
+the share of false findings that the verb's default level allows. A planted case fails where the interval lies wholly below the
+wanted share. The share found is the power on that case, at its size; weaker effects are found less often.
 
 {what}
 """
 OWN = """
 ## A method of your own
 
-Write a tuple of cases and name it under the entry point `ramify.cases` ([plug-ins](howto/plugins.md)). Each repetition gets a seed, an empty folder, and
-`verb(...)`, which runs a command of `ramify` with `--json` and returns what it prints last:
+Write a tuple of cases and name it under the entry point `ramify.cases` ([plug-ins](howto/plugins.md)). Each repetition gets a
+seed, an empty folder, and `verb(...)`, which runs a command of `ramify` with `--json` and returns what it prints last:
 
 ```py
 from ramify_experiments.cases import KnownCase, Repetition

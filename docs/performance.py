@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 HEAD = """# Performance
 
-Written by `python docs/performance.py` from `benchmarks/results/`. Where ramify is compared with another tool, the two ran alternately in one run
-on one machine: read the ratio; absolute times are context. CPU time is user + system. Nothing here fails a build.
+Written by `python docs/performance.py` from `benchmarks/results/`. Where ramify is compared with another tool, the two ran
+alternately in one run on one machine: read the ratio; absolute times are context.
+CPU time is user + system. Nothing here fails a build.
 """
 
 

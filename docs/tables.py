@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "results.md"
 HEAD = """# Every result of every reproduction
 
-Written by `python docs/tables.py` from the files under `repro/`, which `ramify repro METHOD` makes. What a result means and why a threshold is
-missed is on the method's page. Intervals are 95 %; `report` has no threshold; a known failure keeps its threshold.
+Written by `python docs/tables.py` from the files under `repro/`, which `ramify repro METHOD` makes. What a result means and why a
+threshold is missed is on the method's page. Intervals are 95 %; `report` has no threshold; a known failure keeps its threshold.
 """
 COLUMNS = "| check | value | n | wanted | status |\n|---|---|---|---|---|"
 

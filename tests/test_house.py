@@ -103,7 +103,8 @@ def test_what_runs_inside_a_sandbox_is_no_part_of_the_host() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["import pickle", "from dill import loads", "import torch\ntorch.load('x')", "from torch import load", "eval('1')", "exec(code)",
+    ["import pickle", "from dill import loads", "import torch\ntorch.load('x')", "from torch import load", "eval('1')",
+     "exec(code)",
      "np.load(f, allow_pickle=True)", "AutoModel.from_pretrained(p, trust_remote_code=True)", "import joblib.numpy_pickle"],
 )  # fmt: skip
 def test_the_check_itself_sees_each_kind(line: str) -> None:

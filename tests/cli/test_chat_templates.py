@@ -259,12 +259,14 @@ def test_the_agent_learns_behind_what_it_was_shown(verb, here: Path, models: dic
 @pytest.mark.parametrize(
     ("source", "env", "needs"),
     [
-        ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ADDS, "LookEnvironment",
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ADDS,
+         "LookEnvironment",
          "refuses the system message of the environment; .*System role not supported"),
         ("{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('only users and assistants') }}{% endif %}{% "
          "endfor %}"
          + ADDS, "LookEnvironment", "refuses the tool results of the environment; .*only users and assistants"),
-        ("{% for m in messages %}{% set text = m.content %}{% if m.role != 'tool' %}" + _TURN + "{% endif %}{% endfor %}" + _REPLY,
+        ("{% for m in messages %}{% set text = m.content %}{% if m.role != 'tool' %}" + _TURN
+            + "{% endif %}{% endfor %}" + _REPLY,
          "LookEnvironment", "refuses the tool results of the environment; .*does not show the result of a tool"),
         ("{% for tool in tools %}{{ tool.name }}{% endfor %}" + ADDS, "ToollessEnvironment", "does not render the roles user, "
                                                                                              "assistant"),

@@ -117,7 +117,8 @@ def test_export_refuses(verb: Any, chats: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "holds no record"), (b"\n\n", "holds no record"), (b"{", ":1: "), (b"[]", "holds no record"), (b'{"a": 1}', ":1: neither"),
+    [(b"", "holds no record"), (b"\n\n", "holds no record"), (b"{", ":1: "), (b"[]", "holds no record"),
+     (b'{"a": 1}', ":1: neither"),
      (b'{"messages": 3}', ":1"), (b"\xff\xfe", ":1: "), (b'{"messages": []}\n{"messages": [{"role": "user"}]}', ":")],
 )  # fmt: skip
 def test_import_refuses_what_it_cannot_read(verb: Any, here: Path, content: bytes, words: str) -> None:
@@ -187,7 +188,8 @@ def test_fork_refuses(verb: Any, improved: Path, chats: Path) -> None:
     node = first_reply(improved)
     edit = Path("edit.json")
     for content, words in [
-        (b"", "edit.json:1: not JSON"), (b"{\n,", "edit.json:2: not JSON"), (b"\xff", "not UTF-8"), (b"[]", "an edit is one JSON object"),
+        (b"", "edit.json:1: not JSON"), (b"{\n,", "edit.json:2: not JSON"), (b"\xff", "not UTF-8"),
+        (b"[]", "an edit is one JSON object"),
         (b'{"apend": "x"}', "unknown edit 'apend' (did you mean 'append'?)"), (b'{"append": 3}', "edit 'append' takes"),
         (b'{"append": "a", "ban": ["b"]}', "an edit is one JSON object"), (b'{"ban_tokens": ["a"]}', "edit 'ban_tokens' takes"),
     ]:  # fmt: skip

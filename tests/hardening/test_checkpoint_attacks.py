@@ -131,7 +131,8 @@ def test_code_in_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", "[" * 5000, '{"model_type": ' + "9" * 5000 + "}", '{"model_type": "llama", "hidden_size": -1}',
+@pytest.mark.parametrize("text",
+    ["", "[]", "null", "{", "[" * 5000, '{"model_type": ' + "9" * 5000 + "}", '{"model_type": "llama", "hidden_size": -1}',
                                   '{"model_type": "llama", "hidden_size": 1000000000000}', '{"model_type": "llama", '
                                                                                            '"vocab_size": "x"}'])  # fmt: skip
 def test_configurations_that_are_none(folder: Path, text: str) -> None:
@@ -180,7 +181,8 @@ GOOD_TEMPLATE = (
 
 @pytest.mark.parametrize(
     "escape",
-    ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ raise_exception.__globals__['__builtins__'] }}", "{% include '/etc/passwd' %}",
+    ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ raise_exception.__globals__['__builtins__'] }}",
+     "{% include '/etc/passwd' %}",
      "{{ cycler.__init__.__globals__.os.system('touch ran') }}", "{{ messages.append({}) }}", "{% for i in range(10**9) %}x{% "
                                                                                               "endfor %}",
      "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}"],
@@ -224,7 +226,8 @@ def test_a_context_that_is_merely_claimed_costs_no_memory(folder: Path) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"max_position_embeddings": 10**18}, {"max_position_embeddings": -5}, {"max_position_embeddings": 1.5}, {"vocab_size": True},
+        {"max_position_embeddings": 10**18}, {"max_position_embeddings": -5}, {"max_position_embeddings": 1.5},
+        {"vocab_size": True},
         {"hidden_size": "96"}, {"num_hidden_layers": 0}, {"model_type": ["a"]}, {"model_type": {"a": 1}},
     ],
 )  # fmt: skip

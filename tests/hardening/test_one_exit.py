@@ -117,8 +117,10 @@ def test_the_exit_itself_sanitises_everything() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["print('x')", "import sys\nsys.stdout.write('x')", "from sys import stderr", "click.echo(text)", "rich.print(x)", "os.write(1, b'x')",
-     "def show():\n    click.echo(run)", "logging.basicConfig()", "traceback.print_exc()", "w = sys.__stderr__", "Console().print(x)"],
+    ["print('x')", "import sys\nsys.stdout.write('x')", "from sys import stderr", "click.echo(text)", "rich.print(x)",
+     "os.write(1, b'x')",
+     "def show():\n    click.echo(run)", "logging.basicConfig()", "traceback.print_exc()", "w = sys.__stderr__",
+     "Console().print(x)"],
 )  # fmt: skip
 def test_the_check_itself_sees_each_way(line: str) -> None:
     assert list(exits(ast.parse(line)))

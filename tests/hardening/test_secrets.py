@@ -108,7 +108,8 @@ def looked_at(run: str) -> None:
     """Every verb that shows or writes a run."""
     for words in (
         ["show", run], ["show", run, "--json"], ["show", run, "--html", "page.html"], ["export", run, "out.jsonl"],
-        ["export", run, "out.parquet"], ["export", run, "journal.parquet", "--records", "journal"], ["export", run, "report.html"],
+        ["export", run, "out.parquet"], ["export", run, "journal.parquet", "--records", "journal"],
+        ["export", run, "report.html"],
     ):  # fmt: skip
         assert main(words) == 0, words
 

@@ -135,7 +135,8 @@ def test_one_task_set_and_one_tree_with_any_number_of_workers(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "line",
-    ["[" * 5000, '{"id": "a", "n": ' + "9" * 5000 + "}", '{"id": 1}', "\x00", '{"id": "a"', '"id"', '{"id": "a", "x": NaN}', '{"id": "\\ud800"}'],
+    ["[" * 5000, '{"id": "a", "n": ' + "9" * 5000 + "}", '{"id": 1}', "\x00", '{"id": "a"', '"id"', '{"id": "a", "x": NaN}',
+     '{"id": "\\ud800"}'],
 )  # fmt: skip
 def test_hostile_task_files(tmp_path: Path, line: str) -> None:
     (tmp_path / "tasks.jsonl").write_text(f'{{"id": "first"}}\n{line}\n')

@@ -79,8 +79,10 @@ CODER = """
 import json, os, subprocess, sys, urllib.request
 messages = [{"role": "user", "content": sys.argv[1] + " The folder is " + os.getcwd()}]
 while True:
-    body = json.dumps({"model": "m", "messages": messages, "tools": [{"type": "function", "function": {"name": "shell", "parameters": {}}}]})
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {"content-type": "application/json"})
+    tools = [{"type": "function", "function": {"name": "shell", "parameters": {}}}]
+    body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
     said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
     messages.append(said)
     if not said.get("tool_calls"):

@@ -34,7 +34,8 @@ from inspect_ai.solver import solver
 def forgets():
     async def solve(state, generate):
         state = await generate(state)
-        state.messages = [ChatMessageSystem(content="You help."), ChatMessageUser(content="Summary: one mail was sent. Continue.")]
+        summary = ChatMessageUser(content="Summary: one mail was sent. Continue.")
+        state.messages = [ChatMessageSystem(content="You help."), summary]
         return await generate(state, tool_calls="none")
     return solve
 

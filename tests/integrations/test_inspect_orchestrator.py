@@ -34,7 +34,8 @@ for system in (Composer(ScriptedModel([plan], tokens=False), pool), ToTheSecond(
     (log,) = eval(task, model="mockllm/model", log_dir=sys.argv[1], display="none")
     assert log.status == "success", log.error
     (sample,) = log.samples
-    found.append([sample.output.completion, sample.scores["includes"].value, [c["worker"] for c in sample.metadata["orchestrator"]["calls"]]])
+    workers = [call["worker"] for call in sample.metadata["orchestrator"]["calls"]]
+    found.append([sample.output.completion, sample.scores["includes"].value, workers])
 print(json.dumps(found))
 """
 

@@ -25,11 +25,15 @@ from ramify.score.judge import find_judge
 tables = Tables(prior=0.4, critics={"digits": Likelihood.of(0.95, 0.05)}, kernel=Kernel(fix=0.2, broken=0.08))
 solver = inspect_verify([Critic("digits", find_judge("regex:[0-9]"), cost=2)], find_judge("exact"), tables, ControlConfig())
 said = ["no idea", "42"]
-model = get_model("mockllm/model", custom_outputs=[ModelOutput(model="mockllm/model", usage=ModelUsage(), choices=ModelOutput.from_content("mockllm/model", text).choices) for text in said])
-(log,) = eval(Task([Sample(input="6 x 7?", target="42", id=1)], solver=solver, scorer=includes()), model=model, log_dir=sys.argv[1], display="none")
+choices = [ModelOutput.from_content("mockllm/model", text).choices for text in said]
+outputs = [ModelOutput(model="mockllm/model", usage=ModelUsage(), choices=one) for one in choices]
+model = get_model("mockllm/model", custom_outputs=outputs)
+task = Task([Sample(input="6 x 7?", target="42", id=1)], solver=solver, scorer=includes())
+(log,) = eval(task, model=model, log_dir=sys.argv[1], display="none")
 assert log.status == "success", log.error
 (sample,) = log.samples
-print(json.dumps([sample.output.completion, sample.scores["includes"].value, sample.metadata["verify_or_ship"], [m.text for m in sample.messages]]))
+score, kept = sample.scores["includes"].value, sample.metadata["verify_or_ship"]
+print(json.dumps([sample.output.completion, score, kept, [m.text for m in sample.messages]]))
 """
 
 

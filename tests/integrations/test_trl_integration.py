@@ -134,7 +134,8 @@ def test_credit_made_now_is_that_of_graph_credit(played: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({}, "ramify improve"), ({"token_values": "credti"}, "no per-token values 'credti'"), ({"rule": "g2poo"}, "did you mean 'g2po'"),
+    [({}, "ramify improve"), ({"token_values": "credti"}, "no per-token values 'credti'"),
+     ({"rule": "g2poo"}, "did you mean 'g2po'"),
      ({"min_reward": "much"}, "min_reward"), ({"rule": "g2po", "min_reward": "99"}, "no attempt of the run fits"),
      ({"scorer": "evn", "rule": "g2po"}, "did you mean 'env'"), ({"group": "x", "rule": "g2po"}, "in group 'x'"),
      ({"max_rows": "0"}, "max_rows"), ({"tokn_values": "x"}, "did you mean 'token_values'")],
@@ -172,7 +173,8 @@ GOOD = {"prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 0], "logpro
     [({"advantages": [0.5]}, "'advantages' has 1 entry for 2"), ({"advantages": [float("nan"), 0]}, r"'advantages'\[0\]"),
      ({"advantages": None}, "'advantages' must be a list"), ({"completion_ids": ["x", 1]}, "'completion_ids'"),
      ({"completion_ids": []}, "'completion_ids' is empty"), ({"prompt_ids": []}, "'prompt_ids' is empty"),
-     ({"env_mask": [1, 2]}, "'env_mask'"), ({"env_mask": [True, False]}, "'env_mask'"), ({"logprobs": [0, "a"]}, r"'logprobs'\[1\]"),
+     ({"env_mask": [1, 2]}, "'env_mask'"), ({"env_mask": [True, False]}, "'env_mask'"),
+     ({"logprobs": [0, "a"]}, r"'logprobs'\[1\]"),
      ({"prompt_ids": [-1]}, "'prompt_ids'"), ({"logprobs": [None, 0]}, r"'logprobs'\[0\]"),
      ({"advantages": [1e39, 0]}, r"'advantages'\[0\] is infinite in 32 bits")],
 )  # fmt: skip
@@ -270,7 +272,8 @@ def test_logged_completions_keep_step_rewards_and_advantage(tmp_path: Path) -> N
      ({"prompt": "p", "completion": "c", "reward": "high"}, "'reward' must be a number"), ({}, "this one has nothing"),
      ({"prompt": "p", "completion": "c", "reward": float("inf")}, "infinite"), ({"completion": [7]}, "no object"),
      ({"prompt": "p", "completion": "c", "reward": 10**400}, "infinite"), ({"messages": []}, "holds no message"),
-     ({"prompt": [{"role": "user", "content": 5}], "completion": "c"}, "neither text nor"), ({"completion": "c", "step": "x"}, "'step'"),
+     ({"prompt": [{"role": "user", "content": 5}], "completion": "c"}, "neither text nor"),
+     ({"completion": "c", "step": "x"}, "'step'"),
      ({"chosen": [], "rejected": []}, "holds no message"), ({"completion": "c", "label": 1}, "'label'"),
      ({"completion": "c", "advantage": -1e39}, "'advantage' is infinite")],
 )  # fmt: skip

@@ -151,7 +151,8 @@ def test_graph_credit_of_step_rows_is_that_of_the_method() -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"anchor_obs": None}, "needs 'anchor_obs', which verl's own trainer does not hand"), ({"index": np.array(["p"])}, "'index' has 1"),
+    [({"anchor_obs": None}, "needs 'anchor_obs', which verl's own trainer does not hand"),
+     ({"index": np.array(["p"])}, "'index' has 1"),
      ({"token_level_rewards": torch.full((8, 2), float("nan"))}, "no finite number"), ({"rule": "gipo"}, "rule"),
      ({"response_mask": torch.ones(8, 3)}, r"\[8, 2\] and response_mask \[8, 3\]"), ({"config": {"gamma": 2.0}}, "gamma")],
 )  # fmt: skip
@@ -214,7 +215,8 @@ def test_dumped_generations_become_trees_by_step_and_input(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [({"input": "q", "output": "a"}, "'score' must be an integer or a number"), ({"input": 1, "output": "a", "score": 1}, "'input' must be text"),
+    [({"input": "q", "output": "a"}, "'score' must be an integer or a number"),
+     ({"input": 1, "output": "a", "score": 1}, "'input' must be text"),
      ({"input": "q", "score": 1}, "'output' must be text"), ({"input": "q", "output": "a", "score": "1"}, "'score'"),
      ({"input": "q", "output": "a", "score": 1, "step": 1.5}, "'step'")],
 )  # fmt: skip

@@ -98,7 +98,8 @@ def test_every_fault_of_a_completions_server_has_a_kind(fault: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "kind"),
-    [({"prompt_logprobs": [None, {"2": {"logprob": -1.0}}]}, "logprobs"), ({"prompt_logprobs": [None, {"9": {}}, None]}, "logprobs"),
+    [({"prompt_logprobs": [None, {"2": {"logprob": -1.0}}]}, "logprobs"),
+     ({"prompt_logprobs": [None, {"9": {}}, None]}, "logprobs"),
      ({"prompt_logprobs": [None, {"2": {"logprob": 0.2}}, {"3": {"logprob": -1}}]}, "logprobs"), ({"logprobs": None}, "logprobs"),
      ({"prompt_logprobs": [None, {"2": {"logprob": float("nan")}}, {"3": {"logprob": -1}}]}, "logprobs")],
 )  # fmt: skip
@@ -291,10 +292,13 @@ def test_real_calls_can_be_forbidden() -> None:
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [("ftp://h/v1", "must look like"), ("http://", "must look like"), ("h:8000", "must look like"), ("http://h:port/v1", "cannot be read"),
-     ("http://[::1/v1", "cannot be read"), ("http://h/v1\r\nx: y", "must look like"), ("https://u:canary@h/v1", "name or password"),
+    [("ftp://h/v1", "must look like"), ("http://", "must look like"), ("h:8000", "must look like"),
+     ("http://h:port/v1", "cannot be read"),
+     ("http://[::1/v1", "cannot be read"), ("http://h/v1\r\nx: y", "must look like"),
+     ("https://u:canary@h/v1", "name or password"),
      ("https://canary@h/v1", "name or password"), ("https://h/v1?api_key=canary", "carries the field 'api_key'"),
-     ("https://h/v1#canary", "a fragment"), ("http://h/v1?rate=fast", "rate='fast'"), ("http://h/v1?concurrent=0", "concurrent='0'"),
+     ("https://h/v1#canary", "a fragment"), ("http://h/v1?rate=fast", "rate='fast'"),
+     ("http://h/v1?concurrent=0", "concurrent='0'"),
      ("http://h/v1?concurrent=1.5", "concurrent='1.5'"), ("http://h/v1?timeout=nan", "timeout='nan'"), ("", "must look like")],
 )  # fmt: skip
 def test_urls_that_are_refused_in_one_sentence(url: str, words: str) -> None:

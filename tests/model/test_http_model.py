@@ -419,7 +419,8 @@ def test_what_a_chat_cannot_follow_is_refused_before_a_request() -> None:
 def test_bad_names_are_one_sentence() -> None:
     for spec, words in (
         ("chat:m", "is named chat:MODEL@URL"), ("chat", "is named chat:MODEL@URL"), ("chat:@http://h/v1", "is named"),
-        ("completions:m@http://127.0.0.1:1/v1", "needs the model's tokenizer"), ("chta:m@http://u:canary@h/v1", "did you mean 'chat'"),
+        ("completions:m@http://127.0.0.1:1/v1", "needs the model's tokenizer"),
+        ("chta:m@http://u:canary@h/v1", "did you mean 'chat'"),
         ("completions:m@http://127.0.0.1:1/v1?tokenizer=/nowhere", "no tokenizer at"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words) as caught:

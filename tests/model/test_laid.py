@@ -25,7 +25,8 @@ SOURCE = """
 {%- if messages and messages[0].role == 'system' %}{{- messages[0].content + ' ' }}{% endif %}
 {{- 'TOOLS: ' }}{% for tool in tools %}{{- tool.function.name }}{% endfor %}{{- '<|end|>' }}
 {%- elif messages and messages[0].role == 'system' %}{{- '<|system|>' + messages[0].content + '<|end|>' }}{% endif %}
-{%- for m in messages %}{% if not (loop.first and m.role == 'system') %}{{- '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}
+{%- for m in messages %}{% if not (loop.first and m.role == 'system') %}\
+{{- '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
 SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>")
 

@@ -518,7 +518,10 @@ def test_writing_to_the_system(attack: Attack) -> None:
 
     paths = ["/", "/usr", "/usr/bin", "/etc", "/ramify", sys.prefix, sys.base_prefix, "/proc/sys/kernel", "/dev", "/box"]
     code = TRY + f"for place in {paths!r}:\n    attempt(place, lambda: os.open(place + '/planted', os.O_CREAT | os.O_WRONLY))\n"
-    code += "attempt('overwrite', lambda: os.open('/usr/bin/env', os.O_WRONLY))\nattempt('exe', lambda: os.open('/proc/self/exe', os.O_WRONLY))"
+    code += (
+        "attempt('overwrite', lambda: os.open('/usr/bin/env', os.O_WRONLY))\nattempt('exe', lambda: os.open('/proc/self/exe', "
+        "os.O_WRONLY))"
+    )
     found = attack(code)
     assert found.ok
     assert [line for line in found.text.splitlines() if "/box" not in line] == []

@@ -24,8 +24,10 @@ def test_the_words_that_make_a_container() -> None:
     assert words[:2] == ["docker", "run"]
     assert words[-2:] == ["image:1", "cat"]
     for expected in (
-        "--network none", "--read-only", "--cap-drop ALL", "--security-opt no-new-privileges", "--user 65534:65534", "--pids-limit 9",
-        "--memory 130 --memory-swap 130", "--ulimit core=0", "--ulimit fsize=9", "--ulimit cpu=2", "--pull never", "--rm", "--init",
+        "--network none", "--read-only", "--cap-drop ALL", "--security-opt no-new-privileges",
+        "--user 65534:65534", "--pids-limit 9",
+        "--memory 130 --memory-swap 130", "--ulimit core=0", "--ulimit fsize=9", "--ulimit cpu=2", "--pull never",
+        "--rm", "--init",
         "--tmpfs /box/work:rw,exec,nosuid,nodev,mode=1777,size=10,nr_inodes=7",
         "--mount type=bind,source=/data,target=/data,readonly",
     ):  # fmt: skip

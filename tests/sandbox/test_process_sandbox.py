@@ -96,8 +96,10 @@ def test_files_that_do_not_fit_are_an_error(sandbox: ProcessSandbox) -> None:
 
 def test_what_cannot_be_asked_for_is_one_sentence(sandbox: ProcessSandbox) -> None:
     for fields in (
-        {"file": {}}, {"files": {"../x": b""}}, {"files": {"a": 1}}, {"network": "some"}, {"clock": math.nan}, {"env": {"A=B": "c"}},
-        {"env": {"A": "\0"}}, {"returns": "out"}, {"folder": "/"}, {"files": None}, {"limits": {"seconds": 1}}, {"tools": {"f": 1}}, {"stdin": 1}, {"env": {"A": 1}},
+        {"file": {}}, {"files": {"../x": b""}}, {"files": {"a": 1}}, {"network": "some"}, {"clock": math.nan},
+        {"env": {"A=B": "c"}},
+        {"env": {"A": "\0"}}, {"returns": "out"}, {"folder": "/"}, {"files": None}, {"limits": {"seconds": 1}},
+        {"tools": {"f": 1}}, {"stdin": 1}, {"env": {"A": 1}},
     ):  # fmt: skip
         with pytest.raises(UserError):
             run(sandbox, ["true"], **fields)
@@ -549,7 +551,8 @@ shared = "import mmap\\nkept = []\\nwhile True:\\n    m = mmap.mmap(-1, 1 << 24)
 spin = "import os, signal\\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\\nif os.fork(): os.wait()\\nwhile True: pass"
 forks = "import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass"
 if sandbox.isolates:
-    told = [home() is not None, attack(many), attack(alone), attack(shared), attack(spin, cpu_seconds=1), attack(forks, seconds=1.0)]
+    told = [home() is not None, attack(many), attack(alone), attack(shared)]
+    told += [attack(spin, cpu_seconds=1), attack(forks, seconds=1.0)]
     print(json.dumps(told))
 else:
     print("[]")

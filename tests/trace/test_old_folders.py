@@ -44,8 +44,8 @@ EXPECTED: dict[str, dict[str, Any]] = json.loads((FIXTURE / "expected.json").rea
 
 TRUST = "was imported or made elsewhere"  # an old run says not whose it is, and this one's settings load code
 NO_AGENT = "was not made by `ramify improve` or `ramify rollout`"
-#: What `ramify fork` and `ramify resume` do with each run: "" continues, a text is the sentence with which it is refused (exit code 2; where it is
-#: TRUST, it continues with --trust), 3 is the budget that had ended it.
+#: What `ramify fork` and `ramify resume` do with each run: "" continues, a text is the sentence with which it is refused
+#: (exit code 2; where it is TRUST, it continues with --trust), 3 is the budget that had ended it.
 RUNS: dict[str, tuple[str, str | int]] = {
     "cliffs": (NO_AGENT, NO_AGENT),
     "credited": ("", ""),

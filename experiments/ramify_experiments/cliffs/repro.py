@@ -422,7 +422,8 @@ _SIZES = {
 TRAINED = {"accuracy": 0.15, "every": 5}
 """Of the model that is trained on: stopped earlier, so that its greedy answers leave room."""
 TRAIN_SEEDS, TRAIN_PROBLEMS, TRAIN_BLOCK = 3, 30, 10
-#: shown pairs per pair of the largest set; learning rates of the preference, of the policy gradient on measured advantages and on replies
+#: shown pairs per pair of the largest set; learning rates of the preference, of the policy gradient on measured advantages and
+#: on replies
 EPOCHS, RATE, DENSE_RATE, POLICY_RATE = 4, 1e-5, 1e-4, 3e-4
 KNOWN = {
     "training: gain in greedy accuracy, cliffs": "the model's cliffs are bad luck of sampling, where its greedy answer is right "

@@ -54,7 +54,10 @@ NOUNS = [
     "filter",
     "beacon",
 ]
-OPAQUE = "core base rules flow steps parts sums kinds marks terms forms links lanes zones grids nodes bands folds slots turns scopes tiers units waves".split()  # noqa: SIM905
+OPAQUE = (  # noqa: SIM905
+    "core base rules flow steps parts sums kinds marks terms forms links lanes zones grids nodes bands folds slots turns scopes "
+    "tiers units waves"
+).split()
 """Names of modules below the public ones: they say nothing of what the functions in them are about."""
 VERBS = ["settle", "weigh", "rank", "blend", "trim", "scale", "fold", "spread", "shift", "bound", "tally", "merge"]
 TRAITS = [
@@ -301,7 +304,8 @@ def _instance(key: str, repo: Repo, names: Sequence[str], rng: np.random.Generat
 
 
 def _described(
-    key: str, repo: Repo, name: str, operator: str, fault: ast.FunctionDef, failing: list[int], coverage: list[frozenset[str]], got: Mapping[int, Any], rng: np.random.Generator,
+    key: str, repo: Repo, name: str, operator: str, fault: ast.FunctionDef, failing: list[int], coverage: list[frozenset[str]],
+    got: Mapping[int, Any], rng: np.random.Generator,
 ) -> Instance:  # fmt: skip
     one = repo.functions[name]
     text = ast.unparse(ast.fix_missing_locations(fault))

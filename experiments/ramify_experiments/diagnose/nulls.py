@@ -40,7 +40,10 @@ def _elsewhere(rep: Repetition) -> bool:
     """Whether a finding is told to a strong agent although the issue is about another program."""
     (one,) = instances(rep.seed, "nothing", 1)
     rng = generator(rep.seed, "diagnose", "elsewhere")
-    words = "socket parser cursor template canvas thread buffer widget token schema header cookie session stream layout cache query lexer".split()  # noqa: SIM905
+    words = (  # noqa: SIM905
+        "socket parser cursor template canvas thread buffer widget token schema header cookie session stream layout cache query "
+        "lexer"
+    ).split()
     a, b, c, d = (words[at] for at in rng.permutation(len(words))[:4])
     issue = rep.folder / "issue.md"
     text = (

@@ -189,7 +189,8 @@ def _with(text: str, node: ast.FunctionDef, fault: ast.FunctionDef) -> tuple[str
 
 
 def _issue(
-    mutant: dict[str, Any], result: dict[str, Any], failing: list[str], texts: dict[str, str], called: dict[str, list[str]], passed: dict[str, Any], package: str
+    mutant: dict[str, Any], result: dict[str, Any], failing: list[str], texts: dict[str, str], called: dict[str, list[str]],
+    passed: dict[str, Any], package: str
 ) -> dict[str, Any]:  # fmt: skip
     row = result[failing[0]]
     frames = [tuple(one) for one in row["frames"]]
@@ -253,7 +254,8 @@ def _hits(name: str, texts: dict[str, str], row: dict[str, Any], weights: Weight
         "Ochiai": around(row["ochiai"]),
     }
     for arm, policy, issue, settings in (
-        ("L0", RulePolicy(), "issue", word), ("L1", RulePolicy(), "issue", config), ("L2", RulePolicy(replace(weights, certain=0.9)), "issue", config),
+        ("L0", RulePolicy(), "issue", word), ("L1", RulePolicy(), "issue", config),
+        ("L2", RulePolicy(replace(weights, certain=0.9)), "issue", config),
         ("L1 with the traceback", RulePolicy(), "traced", config),
     ):  # fmt: skip
         arms[arm] = played(RepoTools(snapshot, settings.without), row[issue], policy, settings)[0].locations

@@ -236,7 +236,8 @@ ARMS = ("fixed", "no-erasure", "full", "labelled from the start")
 
 
 def evolve(
-    seed: int, arm: str, writer: SumWriter, epochs: int = 3, updates: int = 200, branches: int = 2, anchor: int = 300, data: int = 6000,
+    seed: int, arm: str, writer: SumWriter, epochs: int = 3, updates: int = 200, branches: int = 2, anchor: int = 300,
+    data: int = 6000,
     judge_updates: int = 700, outcomes: int = 200, rule: str = "mcnemar", adversarial: float = 0.25,
 ) -> dict[str, Any]:  # fmt: skip
     """One arm: ``epochs`` of ``branches`` checkpoints; between epochs challengers are trained and put to the anchor.
@@ -296,7 +297,8 @@ def _fooled(seed: int, epoch: int, judge: SumChecker, writer: SumWriter) -> np.n
 
 
 def _challenged(
-    seed: int, epoch: int, judge: SumChecker, pool: np.ndarray, items: np.ndarray, truth: np.ndarray, own: np.ndarray, right: np.ndarray,
+    seed: int, epoch: int, judge: SumChecker, pool: np.ndarray, items: np.ndarray, truth: np.ndarray, own: np.ndarray,
+    right: np.ndarray,
     config: PromotionConfig, adversarial: float, updates: int,
 ) -> tuple[SumChecker, bool]:  # fmt: skip
     """Two challengers, trained on labelled data of their own and on the pool,

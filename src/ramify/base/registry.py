@@ -57,7 +57,8 @@ _CALLABLE = (
     "assertion",
 )
 
-#: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own (``COMPONENTS``).
+#: Where built-in components are defined: a module, or a package all of whose modules are read. A method names its own
+#: (``COMPONENTS``).
 _HOMES: dict[str, tuple[str, ...]] = {
     "env": (
         "ramify.env.builtin",

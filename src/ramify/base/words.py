@@ -1,4 +1,4 @@
-"""Numbers in sentences, and docstrings as help shows them."""
+"""Numbers in sentences, and sentences in lines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ def plural(n: int, noun: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """``text`` with each paragraph on one line, for whoever shows it at another width; indented lines and lists stay."""
-    return re.sub(r"(?<=\S)\n(?=[^\s*-])", " ", text.strip())
-
-
-def summary(text: str) -> str:
-    """The first paragraph of a docstring, on one line."""
-    return unwrapped(text).partition("\n")[0]
+    """``text`` with every paragraph on one line; paragraphs with indented lines or items of a list stay as they are."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(one if re.search(r"^(\s|[-*|] )", one, re.MULTILINE) else " ".join(one.split()) for one in paragraphs)

@@ -56,4 +56,4 @@ def _describe(kind: str, name: str) -> dict[str, str]:
     else:
         described = part if hasattr(part, "__qualname__") else type(part)
         where = f"{described.__module__}.{described.__qualname__}"
-    return {"kind": kind, "name": name, "where": where, "text": unwrapped(inspect.getdoc(part) or "")}
+    return {"kind": kind, "name": name, "where": where, "text": inspect.getdoc(part) or ""}

@@ -8,8 +8,9 @@ import importlib.util
 from pathlib import Path
 
 import ramify.methods
-from ramify.base import registry, words
+from ramify.base import registry
 from ramify.base.errors import UserError
+from ramify.base.words import unwrapped
 from ramify.kit import Verbs
 
 
@@ -17,7 +18,7 @@ def summary(slug: str) -> str:
     """First paragraph of a built-in method's docstring, read from its source so that nothing is imported."""
     source = Path(ramify.methods.__path__[0]) / slug.replace("-", "_") / "__init__.py"
     doc = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
-    return words.summary(doc).removeprefix(f"{slug}: ")
+    return unwrapped(doc).partition("\n")[0].removeprefix(f"{slug}: ")
 
 
 _OF_JOBS = {

@@ -96,7 +96,8 @@ def _slots(item: pytest.Item) -> list[str]:
 def _cache_key(item: pytest.Item) -> str:
     from ramify.base.ids import stable_hash
 
-    return f"ramify/judges/{stable_hash('test', item.nodeid)}"  # one file a test: workers of one session overwrite none of each other's
+    # one file a test: workers of one session overwrite none of each other's
+    return f"ramify/judges/{stable_hash('test', item.nodeid)}"
 
 
 def _passed(config: pytest.Config, item: pytest.Item) -> dict[str, str] | None:

@@ -137,7 +137,9 @@ async def _batch(probe: _Probe) -> AsyncIterator[str]:
         for i, key in enumerate(probe.keys(index, 4)):
             alone = (await probe.model.sample(probe.prefixes[index], 1, probe.settings, [key]))[0]
             if not _equal(alone, company[index][i]):
-                yield "it claims to be batch-invariant, and a completion sampled alone differs from the same one sampled in a batch"
+                yield (
+                    "it claims to be batch-invariant, and a completion sampled alone differs from the same one sampled in a batch"
+                )
 
 
 async def _scores(probe: _Probe) -> AsyncIterator[str]:

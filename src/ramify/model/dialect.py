@@ -8,7 +8,8 @@ from typing import Any
 
 from ramify.model.protocol import NO_LIMIT, Grammar, Sampling
 
-#: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): always sent by name.
+#: Settings a server may have defaults of its own for (vLLM takes them from the checkpoint, llama.cpp from itself): always sent by
+#: name.
 _EXTENDED = ("min_p", "repetition_penalty")
 _TOKEN_FIELDS = {
     "return_token_ids": True,

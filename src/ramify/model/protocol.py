@@ -35,7 +35,8 @@ CAPABILITIES = {
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 #: The id of the request that a sample is for, as its answer and the header ``x-request-id`` say it; empty outside a server.
 REQUEST: ContextVar[str] = ContextVar("request", default="")
-#: Whether somebody reads a sample while it is generated. Where nobody does, a model of several may start over with another until the end.
+#: Whether somebody reads a sample while it is generated. Where nobody does, a model of several may start over with another
+#: until the end.
 READ: ContextVar[bool] = ContextVar("read", default=True)
 
 

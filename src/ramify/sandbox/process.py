@@ -235,7 +235,8 @@ print(json.dumps({
     "filter": status.get("Seccomp", "0").strip() == "2", "privileges": status.get("NoNewPrivs", "0").strip() == "1",
     "capabilities": int(status.get("CapEff", "1"), 16) == 0 and int(status.get("CapBnd", "1"), 16) == 0,
     "user": os.getuid(), "root": not os.access("/", os.W_OK) and not os.path.exists("/root/.ssh"), "home": opens(@HOME@),
-    "processes": len([p for p in os.listdir("/proc") if p.isdigit()]), "limits": resource.getrlimit(resource.RLIMIT_CORE) == (0, 0),
+    "processes": len([p for p in os.listdir("/proc") if p.isdigit()]),
+    "limits": resource.getrlimit(resource.RLIMIT_CORE) == (0, 0),
     "network": reaches(),
 }))
 """

@@ -200,7 +200,10 @@ def _token_values_faults(item: Item, token_values: Sequence[TokenValues]) -> Ite
         if values.node not in nodes:
             yield f"token values point at {values.node}, which is not on the path"
         elif len(values.values) != len(nodes[values.node]):
-            yield f"the token values '{values.name}' have {len(values.values)} entries on a node of length {len(nodes[values.node])}"
+            yield (
+                f"the token values '{values.name}' have {len(values.values)} entries on a node of length "
+                f"{len(nodes[values.node])}"
+            )
 
 
 def _values(found: Sequence[Judgement]) -> list[object]:

@@ -275,7 +275,8 @@ class CommandJudge(Each):
         return outcome.code == 0 if outcome.code in (0, 1) else None
 
 
-#: What a function of the user's own may be called with, by the names of its arguments. With ``chunks`` it judges all items at once.
+#: What a function of the user's own may be called with, by the names of its arguments.
+#: With ``chunks`` it judges all items at once.
 ARGUMENTS: dict[str, Callable[[Item], Any]] = {
     "text": lambda item: item.text,
     "answer": lambda item: item.text,

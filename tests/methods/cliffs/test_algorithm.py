@@ -48,7 +48,8 @@ def test_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "rate", "within"), [(0.1, 0.0002, 1e-4), (0.2, 0.0012, 1e-4), (0.3, 0.0023, 1e-4), (0.5, 0.0030, 1e-4), (0.8, 0.0012, 1e-4), (0.95, 0.0, 1e-5)]
+    ("p", "rate", "within"),
+    [(0.1, 0.0002, 1e-4), (0.2, 0.0012, 1e-4), (0.3, 0.0023, 1e-4), (0.5, 0.0030, 1e-4), (0.8, 0.0012, 1e-4), (0.95, 0.0, 1e-5)]
 )  # fmt: skip
 def test_false_positives_are_exact(p: float, rate: float, within: float) -> None:
     assert chance(p, p) == pytest.approx(rate, abs=within)

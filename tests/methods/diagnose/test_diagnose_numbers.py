@@ -182,10 +182,14 @@ def test_the_prompt_holds_what_the_gate_lets_through() -> None:
     ("command", "wanted"),
     [
         ("cd /repo && grep -rn total src", "localize"), ("sed -n 1,20p a.py", "localize"), ("cat a.py", "localize"),
-        ("cat > reproduce.py <<'EOF'\nimport x\nEOF", "make_test"), ("sed -i s/a/b/ tests/test_x.py", "make_test"), ("sed -i 's/a/b/' src/x.py", "repair"),
-        ("cd /x && pip install -e .", "prepare_env"), ("python -m pytest tests -q", "run_test"), ("cd /x && python reproduce.py", "run_test"),
-        ("git apply fix.patch", "repair"), ("echo hi > src/a.py", "repair"), ("grep x a.py 2> /dev/null", "localize"), ("apt-get install -y rg", "prepare_env"),
-        ("cp a.py conftest.py", "make_test"), ("python -c 'print(1)'", "localize"), ("ls; sed -i s/a/b/ a.py", "repair"), ("exit", "finish"),
+        ("cat > reproduce.py <<'EOF'\nimport x\nEOF", "make_test"), ("sed -i s/a/b/ tests/test_x.py", "make_test"),
+        ("sed -i 's/a/b/' src/x.py", "repair"),
+        ("cd /x && pip install -e .", "prepare_env"), ("python -m pytest tests -q", "run_test"),
+        ("cd /x && python reproduce.py", "run_test"),
+        ("git apply fix.patch", "repair"), ("echo hi > src/a.py", "repair"), ("grep x a.py 2> /dev/null", "localize"),
+        ("apt-get install -y rg", "prepare_env"),
+        ("cp a.py conftest.py", "make_test"), ("python -c 'print(1)'", "localize"), ("ls; sed -i s/a/b/ a.py", "repair"),
+        ("exit", "finish"),
     ],
 )  # fmt: skip
 def test_commands_are_classed(command: str, wanted: str) -> None:
@@ -195,9 +199,12 @@ def test_commands_are_classed(command: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "wanted"),
     [
-        ("str_replace_editor", {"command": "view", "path": "a.py"}, "localize"), ("str_replace_editor", {"command": "create", "path": "repro.py"}, "make_test"),
-        ("str_replace_editor", {"command": "str_replace", "path": "src/a.py"}, "repair"), ("view_file", {"path": "a.py"}, "localize"),
-        ("execute_bash", {"command": "pytest"}, "run_test"), ("finish", {}, "finish"), ("think", {"thought": "edit"}, "think"), ("write_file", {"path": "a.py"}, "repair"),
+        ("str_replace_editor", {"command": "view", "path": "a.py"}, "localize"),
+        ("str_replace_editor", {"command": "create", "path": "repro.py"}, "make_test"),
+        ("str_replace_editor", {"command": "str_replace", "path": "src/a.py"}, "repair"),
+        ("view_file", {"path": "a.py"}, "localize"),
+        ("execute_bash", {"command": "pytest"}, "run_test"), ("finish", {}, "finish"), ("think", {"thought": "edit"}, "think"),
+        ("write_file", {"path": "a.py"}, "repair"),
     ],
 )  # fmt: skip
 def test_calls_are_classed(name: str, arguments: dict[str, str], wanted: str) -> None:

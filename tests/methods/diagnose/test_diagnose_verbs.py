@@ -167,7 +167,7 @@ def agent(messages):
     seen = any("<observation>" in str(one["content"]) for one in messages)
     if not seen:
         return '<tool_call>{"name": "view_file", "arguments": {"path": "shop/text.py"}}</tool_call>'
-    return '<findings>[{"root_cause": "an empty list"}]</findings><locations>shop/text.py:1-2</locations>'.replace("<locations>", "<locations>\\\\n")
+    return '<findings>[{"root_cause": "an empty list"}]</findings><locations>\\\\nshop/text.py:1-2</locations>'
 
 
 def broken(messages):

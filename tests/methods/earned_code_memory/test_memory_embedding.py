@@ -121,7 +121,8 @@ def test_an_empty_memory_and_one_without_the_setting_ask_no_endpoint(server: Any
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("bge-m3", "MODEL@URL"), ("@http://127.0.0.1/v1", "MODEL@URL"), ("m@http://127.0.0.1/v1?key=1", "the field 'key'"), ("m@httpx://a", "must look like")],
+    [("bge-m3", "MODEL@URL"), ("@http://127.0.0.1/v1", "MODEL@URL"), ("m@http://127.0.0.1/v1?key=1", "the field 'key'"),
+     ("m@httpx://a", "must look like")],
 )  # fmt: skip
 def test_an_address_that_is_none_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str

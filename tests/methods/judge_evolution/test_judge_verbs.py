@@ -139,8 +139,10 @@ def test_stored_scores_of_any_verb_are_checked_in_their_run(scored: Path, capsys
         (("check", "{anchor}", "--judge", "regex:new", "--truth", "env"), "is no run"),
         (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new"), "has a judge: name it with "
                                                                                               "--against"),
-        (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new", "--against", "regex:older"), "is not the judge of slot"),
-        (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:old", "--against", "regex:old"), "already"),
+        (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:new", "--against", "regex:older"),
+         "is not the judge of slot"),
+        (("promote", "{scored}", "reviewer", "--anchor", "{anchor}", "--judge", "regex:old", "--against", "regex:old"),
+         "already"),
         (("rescore", "{scored}", "reviewer"), "name it with --judge"),
         (("erase", "{scored}", "--slot", "reviwer"), "did you mean 'reviewer'"),
         (("erase", "{scored}", "--slot", "reviewer", "--to", "zz"), "has 0 judges"),

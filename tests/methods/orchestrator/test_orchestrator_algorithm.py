@@ -161,11 +161,16 @@ def test_a_workflow_is_read_after_reasoning() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"workers": ["0", 1]}, "names worker '0'"), ({"workers": [True, 1]}, "names worker True"), ({"workers": [0, 2]}, "names worker 2"),
-        ({"workers": [0]}, "lengths 2, 1 and 2"), ({"access": [[], [1]]}, "access of step 1"), ({"access": [[1], []]}, "access of step 0"),
-        ({"access": [[], "none"]}, "access of step 1"), ({"access": [[], [False]]}, "access of step 1"), ({"access": [[], None]}, "access of step 1"),
-        ({"subtasks": ["a", " "]}, "step 1 has no subtask"), ({"subtasks": ["a", 3]}, "step 1 has no subtask"), ({"access": None}, "is missing"),
-        ({"subtasks": ["a"] * 6, "workers": [0] * 6, "access": [[]] * 6}, "6 steps"), ({"subtasks": [], "workers": [], "access": []}, "no step"),
+        ({"workers": ["0", 1]}, "names worker '0'"), ({"workers": [True, 1]}, "names worker True"),
+        ({"workers": [0, 2]}, "names worker 2"),
+        ({"workers": [0]}, "lengths 2, 1 and 2"), ({"access": [[], [1]]}, "access of step 1"),
+        ({"access": [[1], []]}, "access of step 0"),
+        ({"access": [[], "none"]}, "access of step 1"), ({"access": [[], [False]]}, "access of step 1"),
+        ({"access": [[], None]}, "access of step 1"),
+        ({"subtasks": ["a", " "]}, "step 1 has no subtask"), ({"subtasks": ["a", 3]}, "step 1 has no subtask"),
+        ({"access": None}, "is missing"),
+        ({"subtasks": ["a"] * 6, "workers": [0] * 6, "access": [[]] * 6}, "6 steps"),
+        ({"subtasks": [], "workers": [], "access": []}, "no step"),
     ],
 )  # fmt: skip
 def test_what_is_no_workflow_says_why(change: dict[str, object], why: str) -> None:

@@ -71,7 +71,8 @@ def test_one_critic_and_one_candidate() -> None:
 
 @pytest.mark.parametrize(
     ("prior", "price", "value", "gate"),
-    [(0.4, 30, 22.742552, 19.640228), (0.2, 30, 4.591200, -3.497037), (0.6, 60, 11.977439, None), (0.4, 60, 3.791200, -7.277179), (0.8, 5, 79.021500, None)],
+    [(0.4, 30, 22.742552, 19.640228), (0.2, 30, 4.591200, -3.497037), (0.6, 60, 11.977439, None), (0.4, 60, 3.791200, -7.277179),
+     (0.8, 5, 79.021500, None)],
 )  # fmt: skip
 def test_golden_values_of_three_critics(prior: float, price: float, value: float, gate: float | None) -> None:
     known, config = golden(prior), ControlConfig(c_ver=price, costs=COSTS)

@@ -10,7 +10,8 @@ from ramify.methods.diagnose.algorithm import InjectionGate
 from ramify.methods.diagnose.case import FIELDS, CaseFile
 
 HEAD = "A separate step looked for the place of this bug. What it found may be wrong:"
-ASKED = """Before you edit anything: find your way around, read the source named above and check that it does what is said, look at the tests
+ASKED = """Before you edit anything: find your way around, read the source named above and check that it does what is said, look \
+at the tests
 near it, and reproduce the bug. Where what you see contradicts this, go by what you see."""
 
 

@@ -34,7 +34,8 @@ class Localizer:
     """
 
     def __init__(
-        self, model: Model | None = None, template: ChatTemplate | None = None, config: LocalizeConfig | None = None, samples: int = 1, gate: InjectionGate | None = None
+        self, model: Model | None = None, template: ChatTemplate | None = None, config: LocalizeConfig | None = None,
+        samples: int = 1, gate: InjectionGate | None = None
     ) -> None:  # fmt: skip
         if samples < 1:
             raise UserError("at least one localization is made of an issue")

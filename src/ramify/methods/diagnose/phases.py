@@ -35,7 +35,8 @@ _RUN = (
     "ctest",
 )
 _PREPARE = re.compile(
-    r"^(sudo\s+)?(pip3?|uv|conda|mamba|poetry|apt(-get)?|npm|yarn|pnpm|cargo|brew)\s+(install|add|sync|ci|update|fetch)|^python3? -m (pip|venv)|^(virtualenv|source|export|git (clone|checkout|stash))\b"
+    r"^(sudo\s+)?(pip3?|uv|conda|mamba|poetry|apt(-get)?|npm|yarn|pnpm|cargo|brew)\s+(install|add|sync|ci|update|fetch)"
+    r"|^python3? -m (pip|venv)|^(virtualenv|source|export|git (clone|checkout|stash))\b"
 )
 _LOOK = frozenset(
     [

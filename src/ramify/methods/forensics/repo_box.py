@@ -45,7 +45,8 @@ _ENV = {
     },
     **{f"GIT_{who}_DATE": "2026-01-05T09:00:00Z" for who in ("AUTHOR", "COMMITTER")},
 }
-#: Unpack, run, and pack again, so that the same files give the same bytes: no times, owners or order, and no file times in git's index.
+#: Unpack, run, and pack again, so that the same files give the same bytes: no times, owners or order, and no file times
+#: in git's index.
 _RUN = """
 mkdir -p repo /tmp/mypy; tar -xzf mypy.tgz -C /tmp/mypy 2>/dev/null; tar -xf state.tar -C repo; cd repo
 timeout 100 env -u COMMAND sh -c "$COMMAND" > ../out 2>&1 < /dev/null; code=$?
@@ -53,11 +54,13 @@ cd "$OLDPWD"; head -c 200000 out; cd repo
 if git rev-parse -q --git-dir > /dev/null 2>&1 && [ -f .git/index ]; then
     git ls-files -s -z > ../entries && rm -f .git/index && git update-index -z --index-info < ../entries
 fi
-tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --exclude=.mypy_cache --exclude=__pycache__ -cf - . 2>/dev/null | gzip -n > ../next.tgz
+tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --exclude=.mypy_cache --exclude=__pycache__ -cf - . 2>/dev/null |
+    gzip -n > ../next.tgz
 exit $code
 """
 _START = """
-git init -q -b main --template= . && mkdir -p .git/hooks && git add -A && git commit -q -m 'Version 2.4' && rm -f .git/COMMIT_EDITMSG
+git init -q -b main --template= . && mkdir -p .git/hooks &&
+    git add -A && git commit -q -m 'Version 2.4' && rm -f .git/COMMIT_EDITMSG
 """
 _WARM = (
     "printf 'import re\\nfrom typing import Any\\n' > warm.py; mypy --strict warm.py; rm -f /tmp/mypy/*/warm.*; tar -czf "

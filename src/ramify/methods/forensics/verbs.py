@@ -375,7 +375,10 @@ def control_(
     record = {name: {"fired": one.fired, "power": one.power, "n": one.n, "source": one.source} for name, one in found.items()}
     text = table(["test", "fired", "power, at least", "false alarms", "runs", "agent"], rows)
     if quiet := [name for name, one in found.items() if not one.fired]:
-        text += f"\n\nNothing stands out on an agent that is said to have the property: a silence of {', '.join(quiet)} stays uninterpretable."
+        text += (
+            f"\n\nNothing stands out on an agent that is said to have the property: a silence of {', '.join(quiet)} stays "
+            "uninterpretable."
+        )
     emit(record, as_json, text)
 
 

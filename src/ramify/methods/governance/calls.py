@@ -77,7 +77,8 @@ def read_calls(reply: Message) -> Iterator[tuple[str, Mapping[str, Any]]]:
 _REFUSES = re.compile(
     r"\b(?:can(?:no|')t|cannot|won't|will not|unable to|not (?:able|allowed|permitted)|must not|against "
     r"(?:the|our|your|company)|refuse|decline|"
-    r"prohibited|forbidden|no puedo|no debo|no est[aá] permitido|prohibid[oa]|me niego|lo siento)\b|不能|无法|不允许|不可以|禁止|抱歉|违反",
+    r"prohibited|forbidden|no puedo|no debo|no est[aá] permitido|prohibid[oa]|me niego|lo siento)\b"
+    r"|不能|无法|不允许|不可以|禁止|抱歉|违反",
     re.IGNORECASE,
 )
 _ASKS = re.compile(

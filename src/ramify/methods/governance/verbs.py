@@ -106,7 +106,10 @@ def attack(
     cells = [[name, *_share(share)] for name, share in shares.items()]
     low, high = found["gain"]
     text = table(["violations", "k", "n", "rate", "95 % interval"], cells)
-    text += f"\n\nbest: {found['best']}\nbest minus none, held out: [{low:+.3f}, {high:+.3f}]; {plural(found['queries'], 'episode')}, all in {out}"
+    text += (
+        f"\n\nbest: {found['best']}\nbest minus none, held out: [{low:+.3f}, {high:+.3f}]; "
+        f"{plural(found['queries'], 'episode')}, all in {out}"
+    )
     text += f"\n\n{found['verdict']}"
     emit(found, as_json, text)
 

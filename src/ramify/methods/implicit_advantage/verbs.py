@@ -416,7 +416,10 @@ def _findings(found: dict[str, Any], run: Path, settings: dict[str, Any]) -> lis
             )
             if test := row.get("fork"):
                 sides = [f"{test[name]['successes']}/{test[name]['n']}" for name in ("before", "after")]
-                why += f"; success was {sides[0]} from before it and {sides[1]} from after it, p {test['p_corrected']:.2g}: {_word(test)}"
+                why += (
+                    f"; success was {sides[0]} from before it and {sides[1]} from after it, p {test['p_corrected']:.2g}: "
+                    f"{_word(test)}"
+                )
             fork = f"ramify fork {run} {row['node'][:12]}"
             do = f"{fork} (with --model and --env where the run names none) samples what else could have been done there"
             made.append(Finding("step to blame", BLAME, why, row["node"], 0, do, row["grade"], "nats", row, settings))

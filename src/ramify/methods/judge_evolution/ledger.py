@@ -136,7 +136,8 @@ class CheckedJudges:
 
 
 async def check(
-    anchor: Anchor, challengers: Sequence[Judge], incumbent: Judge | None, config: PromotionConfig, *, repeats: int = 1, look: int = 1,
+    anchor: Anchor, challengers: Sequence[Judge], incumbent: Judge | None, config: PromotionConfig, *, repeats: int = 1,
+    look: int = 1,
     ledger: Ledger | None = None, budget: Budget | None = None,
 ) -> CheckedJudges:  # fmt: skip
     """Put judges to an anchor; with an incumbent, decide whether one of them may take over.

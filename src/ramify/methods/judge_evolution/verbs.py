@@ -330,7 +330,10 @@ def evolve(
         for name, one in [("generalist", found["generalist"]), *found["specialists"].items()]
     ]
     text = table(["endpoint", "workspace", "successes that count", "found by"], rows)
-    text += f"\n\n{found['outcomes']} outcomes, {found['counting']} count, {found['erased']} erased, {found['missing']} missing; {found['workspaces']} workspaces, {found['dropped']} proposals dropped; {found['looks']} looks at anchors"
+    text += (
+        f"\n\n{found['outcomes']} outcomes, {found['counting']} count, {found['erased']} erased, {found['missing']} missing; "
+        f"{found['workspaces']} workspaces, {found['dropped']} proposals dropped; {found['looks']} looks at anchors"
+    )
     text += "".join(
         f"\nafter {one['outcomes']} outcomes '{one['slot']}' became that of workspace {one['workspace']}: {one['why']}"
         for one in found["replaced"]
@@ -406,9 +409,15 @@ def _text(found: dict[str, Any]) -> str:
         )
     if "stake" in found:
         verb = "stopped counting" if found["promoted"] else "would stop counting"
-        text += f"\n\n{found['stake']['erased']} scores of slot '{found['slot']}' {verb}, {found['stake']['restored']} {'count' if found['promoted'] else 'would count'} again; look {found['look']} at this anchor"
+        text += (
+            f"\n\n{found['stake']['erased']} scores of slot '{found['slot']}' {verb}, {found['stake']['restored']} "
+            f"{'count' if found['promoted'] else 'would count'} again; look {found['look']} at this anchor"
+        )
     if "why" in found:
-        text += f"\n\n{'promoted' if found.get('promoted') else 'may take over' if found['promote'] else 'the incumbent stays'}: {found['why']}"
+        text += (
+            f"\n\n{'promoted' if found.get('promoted') else 'may take over' if found['promote'] else 'the incumbent stays'}: "
+            f"{found['why']}"
+        )
     return text
 
 

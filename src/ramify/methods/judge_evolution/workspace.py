@@ -147,9 +147,8 @@ def write_git(folder: Path, nodes: Sequence[tuple[Files, int | None, str]], name
     lines: list[bytes] = []
     for number, (files, parent, message) in enumerate(nodes):
         body = message.encode("utf-8", "replace")
-        lines.append(
-            f"commit refs/heads/node-{number:04d}\nmark :{number + 1}\ncommitter ramify <ramify@localhost> {number} +0000\n".encode()
-        )
+        head = f"commit refs/heads/node-{number:04d}\nmark :{number + 1}\ncommitter ramify <ramify@localhost> {number} +0000\n"
+        lines.append(head.encode())
         lines.append(b"data %d\n%s\n" % (len(body), body))
         if parent is not None:
             lines.append(b"from :%d\ndeleteall\n" % (parent + 1))

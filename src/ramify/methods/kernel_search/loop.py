@@ -95,7 +95,8 @@ class KernelSearch:
 
     def __init__(
         self, task: KernelTask, config: KernelSearchConfig | None = None, run: Run | None = None, *, wall: Wall | None = None,
-        proposer: KernelProposer | None = None, progress: Progress = SILENT, roofs: Roofs | None = None, simulate: bool = False, allow_unsandboxed: bool = False,
+        proposer: KernelProposer | None = None, progress: Progress = SILENT, roofs: Roofs | None = None, simulate: bool = False,
+        allow_unsandboxed: bool = False,
         rank: Callable[[WallTrial], float | None] | None = None, score: Callable[[float | None], float] | None = None,
     ) -> None:  # fmt: skip
         self.task, self.config, self.run, self.progress, self.roofs, self.simulate = (
@@ -405,7 +406,8 @@ def begin(task: KernelTask, config: KernelSearchConfig, folder: Path) -> Run:
 
 
 def search(
-    task: KernelTask, config: KernelSearchConfig | None = None, out: Path | str | None = None, *, proposer: KernelProposer | None = None, progress: Progress = SILENT,
+    task: KernelTask, config: KernelSearchConfig | None = None, out: Path | str | None = None, *,
+    proposer: KernelProposer | None = None, progress: Progress = SILENT,
     roofs: bool = True, simulate: bool = False, allow_unsandboxed: bool = False, **settings: Any,
 ) -> BestKernel:  # fmt: skip
     """Search for a faster kernel; with ``out`` in a run, which the same call continues.
@@ -464,10 +466,9 @@ def outline(tree: CandidateTree) -> list[str]:
 
     def walk(node: CandidateNode, indent: int) -> None:
         worth = "refused" if not node.correct else f"{node.speedup:.2f}x"
-        lines.append(
-            f"{'  ' * indent}{node.number} {node.how}: "
-            f"{worth}{', ' + str(node.visits) + ' visits' if node.children else ''}{' (' + node.pruned + ')' if node.pruned else ''}"
-        )
+        visits = f", {node.visits} visits" if node.children else ""
+        pruned = f" ({node.pruned})" if node.pruned else ""
+        lines.append(f"{'  ' * indent}{node.number} {node.how}: {worth}{visits}{pruned}")
         for child in node.children:
             walk(tree.nodes[child], indent + 1)
 

@@ -28,7 +28,8 @@ from ramify.trace.message import Message
 
 Proposal = tuple[Code, str, str]
 """Code, the transform or author, and the tool whose finding asked for it ("" of none)."""
-PROMPT = """You make one function faster. It must give the same results within rounding; it is checked on fresh inputs, its timed calls too.
+PROMPT = """You make one function faster. It must give the same results within rounding; it is checked on fresh inputs, its \
+timed calls too.
 
 ```{language}
 {source}

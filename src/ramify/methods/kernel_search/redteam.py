@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import dedent
 from typing import Any
 
 from ramify.base.errors import UserError
@@ -31,6 +32,10 @@ class Cheat:
     """It needs a kernel that returns something."""
 
 
+def _code(text: str) -> str:
+    return dedent(text).strip()
+
+
 _SAVED = "static char saved[1 << 26]; static int have;"
 CHEATS: tuple[Cheat, ...] = (
     Cheat("does nothing", "returns at once", "SKIP;"),
@@ -39,7 +44,11 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "first answer",
         "computes once, and returns that answer for ever",
-        "if (!have) { HONEST; SAVE; have = 1; } else LOAD; SKIP;",
+        _code("""
+            if (!have) { HONEST; SAVE; have = 1; }
+            else LOAD;
+            SKIP;
+        """),
         _SAVED,
     ),
     Cheat(
@@ -52,24 +61,42 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "remembers addresses",
         "keeps an answer for each address it was called with",
-        "if (!have || last != FIRST) { HONEST; SAVE; last = FIRST; have = 1; } else LOAD; SKIP;",
+        _code("""
+            if (!have || last != FIRST) { HONEST; SAVE; last = FIRST; have = 1; }
+            else LOAD;
+            SKIP;
+        """),
         _SAVED + " static const void *last;",
     ),
     Cheat(
         "remembers every address",
         "keeps the answers for all addresses it was called with",
-        "const long at = (long)((unsigned long)FIRST >> 6 & 1023); if (!FITS) HONEST; else if (seen[at] != FIRST) { HONEST; "
-        "seen[at] = FIRST; KEEP(at); } else BACK(at); SKIP;",
+        _code("""
+            const long at = (long)((unsigned long)FIRST >> 6 & 1023);
+            if (!FITS) HONEST;
+            else if (seen[at] != FIRST) { HONEST; seen[at] = FIRST; KEEP(at); }
+            else BACK(at);
+            SKIP;
+        """),
         "static char saved[1 << 26]; static const void *seen[1024];",
     ),
     Cheat(
         "only the last calls",
         "knows a new batch by the pause before it, learns how long batches are, and computes only where one ends",
-        "struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); double now = "
-        "t.tv_sec + 1e-9 * t.tv_nsec; if (now - ended > 1e-5) { if (at > longest) { "
-        "longest = at; same = 0; } else if (2 * at > longest) same++; at = 0; } if "
-        "(at++ >= longest - 8 || same < 2) HONEST; clock_gettime(CLOCK_MONOTONIC, "
-        "&t); ended = t.tv_sec + 1e-9 * t.tv_nsec; SKIP;",
+        _code("""
+            struct timespec t;
+            clock_gettime(CLOCK_MONOTONIC, &t);
+            double now = t.tv_sec + 1e-9 * t.tv_nsec;
+            if (now - ended > 1e-5) {
+                if (at > longest) { longest = at; same = 0; }
+                else if (2 * at > longest) same++;
+                at = 0;
+            }
+            if (at++ >= longest - 8 || same < 2) HONEST;
+            clock_gettime(CLOCK_MONOTONIC, &t);
+            ended = t.tv_sec + 1e-9 * t.tv_nsec;
+            SKIP;
+        """),
         "static double ended; static long at, longest, same;",
     ),
     Cheat("nearly right", "returns results that are off by a thousandth", "HONEST; SCALE(1.001f); SKIP;"),
@@ -83,12 +110,25 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "works elsewhere",
         "a process of its own computes, whose time is not the timed one's",
-        "pid_t child = fork(); if (!child) { HONEST; _exit(0); } int state; waitpid(child, &state, 0); SKIP;",
+        _code("""
+            pid_t child = fork();
+            if (!child) { HONEST; _exit(0); }
+            int state;
+            waitpid(child, &state, 0);
+            SKIP;
+        """),
     ),
     Cheat(
         "answers early",
         "tells the supervisor that the batch is done before it computes",
-        'static long calls; if (calls++ > 40) { if (write(1, "done\\n", 5) < 0) return_nothing(); } HONEST; SKIP;',
+        _code(r"""
+            static long calls;
+            if (calls++ > 40) {
+                if (write(1, "done\n", 5) < 0) return_nothing();
+            }
+            HONEST;
+            SKIP;
+        """),
         "static void return_nothing(void) {}",
     ),
     Cheat(
@@ -100,11 +140,15 @@ CHEATS: tuple[Cheat, ...] = (
         "another clock",
         "replaces clock_gettime by one that hardly moves",
         "HONEST; SKIP;",
-        "int clock_gettime(clockid_t id, "
-        "struct timespec *t) { static "
-        "long n; (void)id; t->tv_sec = "
-        "0; t->tv_nsec = n++; return 0; "
-        "}",
+        _code("""
+            int clock_gettime(clockid_t id, struct timespec *t) {
+                static long n;
+                (void)id;
+                t->tv_sec = 0;
+                t->tv_nsec = n++;
+                return 0;
+            }
+        """),
     ),
     Cheat("changes its inputs", "overwrites the inputs, so that the reference would see zeros", "SPOIL; HONEST; SKIP;"),
     Cheat("writes beside", "writes next to its outputs", "HONEST; BESIDE; SKIP;"),
@@ -116,28 +160,49 @@ CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "looks for the answer",
         "reads the harness's files for the outputs that are wanted",
-        'FILE *f = fopen("plan.json", '
-        '"r"); if (f) { ZERO; '
-        "fclose(f); } else { int d = "
-        'open("reference.so", O_RDWR | '
-        "O_TRUNC); if (d >= 0) close(d); "
-        "} HONEST; SKIP;",
+        _code("""
+            FILE *f = fopen("plan.json", "r");
+            if (f) { ZERO; fclose(f); }
+            else {
+                int d = open("reference.so", O_RDWR | O_TRUNC);
+                if (d >= 0) close(d);
+            }
+            HONEST;
+            SKIP;
+        """),
     ),
     Cheat(
         "changes the files",
         "overwrites the file that the inputs come from",
-        "if (!have) { have = 1; int d = "
-        'open("inputs", O_RDWR); static char none[1 '
-        "<< 20]; while (d >= 0 && lseek(d, 0, SEEK_CUR) "
-        "< (1 << 24) && write(d, none, sizeof none) > "
-        "0) {} } ZERO; SKIP;",
+        _code("""
+            if (!have) {
+                have = 1;
+                int d = open("inputs", O_RDWR);
+                static char none[1 << 20];
+                while (d >= 0 && lseek(d, 0, SEEK_CUR) < (1 << 24) && write(d, none, sizeof none) > 0) {}
+            }
+            ZERO;
+            SKIP;
+        """),
         "static int have;",
     ),
     Cheat(
         "slows the reference",
         "a thread of its own keeps the caches and the processor busy",
-        "if (!have) { have = 1; pthread_t t; pthread_create(&t, NULL, spin, NULL); } HONEST; SKIP;",
-        '#include <pthread.h>\nstatic int have; static void *spin(void *a) { for (;;) __asm__ volatile(""); return a; }',
+        _code("""
+            if (!have) {
+                have = 1;
+                pthread_t t;
+                pthread_create(&t, NULL, spin, NULL);
+            }
+            HONEST;
+            SKIP;
+        """),
+        _code("""
+            #include <pthread.h>
+            static int have;
+            static void *spin(void *a) { for (;;) __asm__ volatile(""); return a; }
+        """),
         ("-pthread",),
     ),
     Cheat("never ends", "stays in its loop", 'static long calls; if (calls++ > 20) for (;;) __asm__ volatile(""); HONEST; SKIP;'),
@@ -179,25 +244,38 @@ PYTHON_CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "only the last calls",
         "knows a new batch by the pause before it, learns how long batches are, and computes only where one ends",
-        "now = time.perf_counter()\nif now - state['ended'] > 2e-4:\n    new = "
-        "state['at'] > state['longest']\n    state.update(at=0, "
-        "longest=max(state['longest'], state['at']), same=0 if new else "
-        "state['same'] + (2 * state['at'] > state['longest']))\nstate['at'] += "
-        "1\nmade = honest(*args) if state['at'] > state['longest'] - 8 or "
-        "state['same'] < 2 else blank(args)\nstate['ended'] = "
-        "time.perf_counter()\nreturn made",
+        _code("""
+            now = time.perf_counter()
+            if now - state['ended'] > 2e-4:
+                new = state['at'] > state['longest']
+                same = 0 if new else state['same'] + (2 * state['at'] > state['longest'])
+                state.update(at=0, longest=max(state['longest'], state['at']), same=same)
+            state['at'] += 1
+            made = honest(*args) if state['at'] > state['longest'] - 8 or state['same'] < 2 else blank(args)
+            state['ended'] = time.perf_counter()
+            return made
+        """),
         "state = {'ended': 0.0, 'at': 0, 'longest': 0, 'same': 0}",
     ),
     Cheat(
         "reads how many",
         "looks through the names of its callers for how many calls the batch has, and computes the last ones",
-        "frame, numbers = sys._getframe(1), []\nwhile frame:\n    for one in "
-        "[*frame.f_locals.values(), *frame.f_globals.values()]:\n        one = one[1] if type(one) "
-        "is list and len(one) == 3 and one[0] == 'run' else one\n        numbers += [int(one)] if "
-        "type(one) is str and one.isdigit() else [len(one)] if type(one) is range else []\n    "
-        "frame = frame.f_back\nbatch = [one for one in numbers if 8 < one <= 1 << "
-        "20]\ncalls.append(1)\nif batch and len(calls) % batch[0] < batch[0] - 8:\n    "
-        f"{_SKIPS}\nreturn honest(*args)",
+        _code(f"""
+            frame, numbers = sys._getframe(1), []
+            while frame:
+                for one in [*frame.f_locals.values(), *frame.f_globals.values()]:
+                    one = one[1] if type(one) is list and len(one) == 3 and one[0] == 'run' else one
+                    if type(one) is str and one.isdigit():
+                        numbers.append(int(one))
+                    elif type(one) is range:
+                        numbers.append(len(one))
+                frame = frame.f_back
+            batch = [one for one in numbers if 8 < one <= 1 << 20]
+            calls.append(1)
+            if batch and len(calls) % batch[0] < batch[0] - 8:
+                {_SKIPS}
+            return honest(*args)
+        """),
     ),
     Cheat(
         "nearly right",
@@ -223,12 +301,15 @@ PYTHON_CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "answers early",
         "tells the supervisor that the batch is done before it computes",
-        "calls.append(1)\nfor one in "
-        "range(1, 12) if len(calls) > 40 "
-        "else ():\n    try:\n        "
-        "os.write(one, b'done\\n')\n    "
-        "except OSError:\n        "
-        "pass\nreturn honest(*args)",
+        _code(r"""
+            calls.append(1)
+            for one in range(1, 12) if len(calls) > 40 else ():
+                try:
+                    os.write(one, b'done\n')
+                except OSError:
+                    pass
+            return honest(*args)
+        """),
     ),
     Cheat(
         "leaves early",
@@ -239,23 +320,30 @@ PYTHON_CHEATS: tuple[Cheat, ...] = (
         "another clock",
         "replaces the clocks of Python by ones that stand still",
         "return honest(*args)",
-        "for name in ('time', 'perf_counter', 'process_time', 'thread_time', 'monotonic', 'clock_gettime'):\n    setattr(time, "
-        "name, lambda *given: 0.0)",
+        _code("""
+            for name in ('time', 'perf_counter', 'process_time', 'thread_time', 'monotonic', 'clock_gettime'):
+                setattr(time, name, lambda *given: 0.0)
+        """),
     ),
     Cheat(
         "changes its inputs",
         "overwrites the inputs, so that the reference would see zeros",
-        "for one in args:\n    if "
-        "hasattr(one, 'shape') and not "
-        "any(one is out for out in "
-        "outs):\n        one[...] = "
-        "0\nreturn honest(*args)",
+        _code("""
+            for one in args:
+                if hasattr(one, 'shape') and not any(one is out for out in outs):
+                    one[...] = 0
+            return honest(*args)
+        """),
     ),
     Cheat(
         "replaces the worker",
         "puts a function that does nothing in place of the one that calls it",
-        "calls.append(1)\nif len(calls) > 30:\n    sys.modules['__main__'].one = lambda *given, **named: None\nreturn "
-        "honest(*args)",
+        _code("""
+            calls.append(1)
+            if len(calls) > 30:
+                sys.modules['__main__'].one = lambda *given, **named: None
+            return honest(*args)
+        """),
     ),
     Cheat(
         "ends the others",
@@ -265,16 +353,23 @@ PYTHON_CHEATS: tuple[Cheat, ...] = (
     Cheat(
         "looks for the answer",
         "takes the outputs that are wanted from the harness's files",
-        "for name in ('plan.json', "
-        "'reference.py', 'truth.py', "
-        f"'out-reference', 'out-truth'):\n    if os.path.exists(name):\n        {_SKIPS}\nreturn honest(*args)",
+        _code(f"""
+            for name in ('plan.json', 'reference.py', 'truth.py', 'out-reference', 'out-truth'):
+                if os.path.exists(name):
+                    {_SKIPS}
+            return honest(*args)
+        """),
     ),
     Cheat(
         "changes the files",
         "overwrites the file that the inputs come from",
-        "if not calls:\n    calls.append(1)\n    with "
-        "open('inputs', 'r+b') as file:\n        "
-        "file.write(bytes(os.path.getsize('inputs')))\nreturn filled(args, 0)",
+        _code("""
+            if not calls:
+                calls.append(1)
+                with open('inputs', 'r+b') as file:
+                    file.write(bytes(os.path.getsize('inputs')))
+            return filled(args, 0)
+        """),
     ),
     Cheat("never ends", "stays in its loop", "calls.append(1)\nwhile len(calls) > 20:\n    pass\nreturn honest(*args)"),
 )
@@ -292,7 +387,8 @@ def cheat(honest, args):
         return tuple(tuple(one.shape) if hasattr(one, "shape") else one for one in args)
 
     def address(args):
-        return (*shape(args), *(one.data_ptr() if hasattr(one, "data_ptr") else one.ctypes.data for one in args if hasattr(one, "shape")))
+        arrays = [one for one in args if hasattr(one, "shape")]
+        return (*shape(args), *(one.data_ptr() if hasattr(one, "data_ptr") else one.ctypes.data for one in arrays))
 
     def answered(args):
         return honest(*args), copy.deepcopy(outs)
@@ -426,10 +522,8 @@ def cheat_code(task: KernelTask, cheat: Cheat) -> Code:
     declared = cheat.before
     for word in ("STRUCT", "RUN_LATER"):
         declared = declared.replace(word, re.sub(r"\brestrict\b", "", words[word]).replace("const float *", "const float *"))
-    includes = (
-        "#define _GNU_SOURCE\n#include <fcntl.h>\n#include <math.h>\n#include <signal.h>\n#include <stdio.h>\n#include "
-        "<stdlib.h>\n#include <string.h>\n#include <sys/types.h>\n#include <sys/wait.h>\n#include <time.h>\n#include <unistd.h>\n"
-    )
+    headers = ("fcntl", "math", "signal", "stdio", "stdlib", "string", "sys/types", "sys/wait", "time", "unistd")
+    includes = "#define _GNU_SOURCE\n" + "".join(f"#include <{header}.h>\n" for header in headers)
     honest = f"#define {task.symbol} honest_{task.symbol}\n{task.source}\n#undef {task.symbol}\n"
     value = kind[returns.type] if returns else "void"
     source = f"{includes}{honest}{declared}\n{value} {task.symbol}({parameters}) {{ {result} {made} }}\n"

@@ -310,7 +310,8 @@ def _strided(metrics: KernelMetrics, loop: Loop) -> bool:
 
 
 @tool(
-    tier="C0", category="vectorization", check="packed share of the loop's arithmetic", gain=(1.5, 8.0), transforms=("simd", "restrict", "fast-math", "no-trap"),
+    tier="C0", category="vectorization", check="packed share of the loop's arithmetic", gain=(1.5, 8.0),
+    transforms=("simd", "restrict", "fast-math", "no-trap"),
     prescription="Remove what the compiler names (a dependence, an unknown trip count, a call), or write `#pragma omp simd` "
                  "where you know that iterations are independent.",
 )  # fmt: skip
@@ -338,7 +339,8 @@ def scalar_fallback(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C0", category="vectorization", check="packed additions in the loop", gain=(3.0, 10.0), transforms=("simd-reduction", "accumulators", "fast-math"),
+    tier="C0", category="vectorization", check="packed additions in the loop", gain=(3.0, 10.0),
+    transforms=("simd-reduction", "accumulators", "fast-math"),
     prescription="Allow another order of additions: `#pragma omp simd reduction(+:s)` with -fopenmp-simd, or 8 accumulators.",
 )  # fmt: skip
 def reduction_order(m: KernelMetrics) -> Symptom | None:
@@ -376,7 +378,8 @@ def math_call(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C0", category="latency", check="conditional jumps in the loop", gain=(2.0, 20.0), transforms=("select-late", "select", "no-trap", "fast-math"),
+    tier="C0", category="latency", check="conditional jumps in the loop", gain=(2.0, 20.0),
+    transforms=("select-late", "select", "no-trap", "fast-math"),
     prescription="Compute both sides and select (`c ? a : b`), or hoist the condition; -fno-trapping-math lets the compiler do "
                  "so.",
 )  # fmt: skip
@@ -440,7 +443,8 @@ def precision_creep(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C0", category="vectorization", check="loop versions for aliasing", gain=(1.0, 1.2), transforms=("restrict",), needs=("loops", "remarks"),
+    tier="C0", category="vectorization", check="loop versions for aliasing", gain=(1.0, 1.2), transforms=("restrict",),
+    needs=("loops", "remarks"),
     prescription="Declare pointers that never overlap `restrict`.",
 )  # fmt: skip
 def alias_guard(m: KernelMetrics) -> Symptom | None:
@@ -457,7 +461,8 @@ def alias_guard(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C0", category="layout", check="shuffles a load", gain=(1.2, 3.0), transforms=("wide-vectors", "unroll"), affinity=("memory", "mixed", "compute"),
+    tier="C0", category="layout", check="shuffles a load", gain=(1.2, 3.0), transforms=("wide-vectors", "unroll"),
+    affinity=("memory", "mixed", "compute"),
     prescription="Store fields in arrays of their own (structure of arrays); a vector then holds one field of many records.",
 )  # fmt: skip
 def layout_aos(m: KernelMetrics) -> Symptom | None:
@@ -487,8 +492,10 @@ def layout_aos(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C2", category="memory", check="second-level misses against compulsory traffic", gain=(1.3, 4.0), transforms=("tile", "knob"), needs=("loops", "cache", "flops", "simulated_bytes"),
-    prescription="Work on tiles that stay in the cache, with the partial results in registers.", affinity=("compute", "mixed", "memory"),
+    tier="C2", category="memory", check="second-level misses against compulsory traffic", gain=(1.3, 4.0),
+    transforms=("tile", "knob"), needs=("loops", "cache", "flops", "simulated_bytes"),
+    prescription="Work on tiles that stay in the cache, with the partial results in registers.",
+    affinity=("compute", "mixed", "memory"),
 )  # fmt: skip
 def cache_blocking(m: KernelMetrics) -> Symptom | None:
     """Data that is used more than once comes more than once."""
@@ -508,7 +515,8 @@ def cache_blocking(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C0", category="latency", check="moves to and from the stack in the loop", gain=(1.1, 2.0), transforms=("knob", "no-unroll"),
+    tier="C0", category="latency", check="moves to and from the stack in the loop", gain=(1.1, 2.0),
+    transforms=("knob", "no-unroll"),
     prescription="Use fewer accumulators or a smaller unroll, so that they fit the registers.",
 )  # fmt: skip
 def register_spill(m: KernelMetrics) -> Symptom | None:
@@ -525,7 +533,8 @@ def register_spill(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C2", category="latency", check="cycles an iteration against the block's throughput", gain=(1.5, 6.0), transforms=("accumulators", "unroll", "fast-math"), needs=("loops", "mca"),
+    tier="C2", category="latency", check="cycles an iteration against the block's throughput", gain=(1.5, 6.0),
+    transforms=("accumulators", "unroll", "fast-math"), needs=("loops", "mca"),
     prescription="Break the chain: several independent accumulators, or work on blocks whose results are combined afterwards.",
 )  # fmt: skip
 def dependency_chain(m: KernelMetrics) -> Symptom | None:
@@ -554,7 +563,8 @@ def dependency_chain(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C2", category="latency", check="divisions and square roots in the loop", gain=(1.2, 3.0), transforms=("reciprocal", "fast-math"),
+    tier="C2", category="latency", check="divisions and square roots in the loop", gain=(1.2, 3.0),
+    transforms=("reciprocal", "fast-math"),
     prescription="Divide once outside the loop and multiply by the reciprocal; allow approximate square roots where the result "
                  "permits.",
 )  # fmt: skip
@@ -577,7 +587,8 @@ def div_sqrt(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="C1", category="roof", check="bytes a second against the roof", needs=("seconds", "bytes", "bandwidth"), transforms=(), affinity=("memory", "mixed"),
+    tier="C1", category="roof", check="bytes a second against the roof", needs=("seconds", "bytes", "bandwidth"), transforms=(),
+    affinity=("memory", "mixed"),
     prescription="Stop here, or move fewer bytes: fuse it with its neighbours, or use a smaller type.",
 )  # fmt: skip
 def bandwidth_roof(m: KernelMetrics) -> Symptom | None:
@@ -650,7 +661,8 @@ def vector_width(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="T0", category="fusion", check="bytes that the operators move", gain=(1.2, 4.0), needs=("operators", "bytes"), transforms=("matmul", "in-place", "out", "compile"),
+    tier="T0", category="fusion", check="bytes that the operators move", gain=(1.2, 4.0), needs=("operators", "bytes"),
+    transforms=("matmul", "in-place", "out", "compile"),
     prescription="Fuse neighbouring operators into one pass over memory: a kernel of your own, or torch.compile.",
 )  # fmt: skip
 def unfused_operators(m: KernelMetrics) -> Symptom | None:
@@ -670,7 +682,8 @@ def unfused_operators(m: KernelMetrics) -> Symptom | None:
 
 
 @tool(
-    tier="T0", category="precision", check="bytes that copies move", gain=(1.1, 2.0), needs=("operators",), transforms=("lean", "drop-copies", "no-doubles", "out"),
+    tier="T0", category="precision", check="bytes that copies move", gain=(1.1, 2.0), needs=("operators",),
+    transforms=("lean", "drop-copies", "no-doubles", "out"),
     prescription="Drop clone() and contiguous() where nothing writes to the copy, compute in the type of the arguments, and "
                  "write results where they belong.",
 )  # fmt: skip
@@ -694,7 +707,8 @@ def copied_tensors(m: KernelMetrics) -> Symptom | None:
 # ----------------------------------------------------
 
 
-@tool(tier="G0", category="latency", needs=("sass",), check="LDL and STL", gain=(1.1, 2.0), transforms=("fewer-warps-tile", "stages"),
+@tool(tier="G0", category="latency", needs=("sass",), check="LDL and STL", gain=(1.1, 2.0),
+    transforms=("fewer-warps-tile", "stages"),
       prescription="Use a smaller tile or more warps, so that accumulators fit the registers.")  # fmt: skip
 def gpu_register_spill(m: KernelMetrics) -> Symptom | None:
     """Local memory holds what registers do not (the stack of the resource listing, not LOCAL)."""
@@ -733,7 +747,8 @@ def occupancy_limiter(m: KernelMetrics) -> Symptom | None:
     )
 
 
-@tool(tier="G0", category="compute", needs=("sass",), check="HMMA, HGMMA or QGMMA", gain=(2.0, 8.0), transforms=("dot-precision", "tile-size"), affinity=("compute", "mixed"),
+@tool(tier="G0", category="compute", needs=("sass",), check="HMMA, HGMMA or QGMMA", gain=(2.0, 8.0),
+    transforms=("dot-precision", "tile-size"), affinity=("compute", "mixed"),
       prescription="Use tensor cores: operands of 16 bits or TF32, tiles of at least 16 (Hopper's warp-group form: 64 x 8 x 16 "
                    "and 4 warps).")  # fmt: skip
 def tensor_core(m: KernelMetrics) -> Symptom | None:
@@ -752,7 +767,8 @@ def tensor_core(m: KernelMetrics) -> Symptom | None:
     return None
 
 
-@tool(tier="G0", category="memory", needs=("sass",), check="128-bit loads", gain=(1.05, 1.5), transforms=("divisibility", "block-size"), affinity=("memory", "mixed", "latency", "unknown"),
+@tool(tier="G0", category="memory", needs=("sass",), check="128-bit loads", gain=(1.05, 1.5),
+    transforms=("divisibility", "block-size"), affinity=("memory", "mixed", "latency", "unknown"),
       prescription="Let addresses be multiples of 16 bytes and say so (Triton: arguments divisible by 16); give each thread 4 "
                    "neighbouring floats.")  # fmt: skip
 def vectorization(m: KernelMetrics) -> Symptom | None:
@@ -816,7 +832,8 @@ def _wasted(one: Access) -> float:
     return (one.sectors or 0) / one.ideal if one.ideal else 0.0
 
 
-@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="sectors a warp touches", gain=(1.5, 8.0), affinity=("memory", "mixed", "latency", "compute"),
+@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="sectors a warp touches", gain=(1.5, 8.0),
+    affinity=("memory", "mixed", "latency", "compute"),
       prescription="Let neighbouring threads read neighbouring words: give the fastest index to threadIdx.x, or read a tile "
                    "into shared memory by rows.")  # fmt: skip
 def strided_global(m: KernelMetrics) -> Symptom | None:
@@ -833,7 +850,8 @@ def strided_global(m: KernelMetrics) -> Symptom | None:
     )
 
 
-@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="uses of the busiest bank", gain=(1.1, 3.0), affinity=("memory", "mixed", "latency", "compute"),
+@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="uses of the busiest bank", gain=(1.1, 3.0),
+    affinity=("memory", "mixed", "latency", "compute"),
       prescription="Pad the rows of the shared tile by one word (32 columns: 33), or swizzle its columns.")  # fmt: skip
 def bank_conflict(m: KernelMetrics) -> Symptom | None:
     """Threads of a warp use one bank of shared memory at once."""
@@ -848,7 +866,8 @@ def bank_conflict(m: KernelMetrics) -> Symptom | None:
     )
 
 
-@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="loads whose address is data", affinity=("memory", "mixed", "latency"),
+@tool(tier="G0", category="memory", needs=("sass", "accesses"), check="loads whose address is data",
+    affinity=("memory", "mixed", "latency"),
       prescription="Sort or bin the indices so that neighbouring threads read neighbouring words, or stage the table in shared "
                    "memory.")  # fmt: skip
 def gathered_global(m: KernelMetrics) -> Symptom | None:

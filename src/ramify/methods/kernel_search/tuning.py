@@ -85,7 +85,8 @@ def choices_of(text: str) -> dict[str, list[str]]:
 
 
 def tuned(
-    spec: str, choices: Mapping[str, Sequence[str]], arch: str = "sm_90", signature: str = "", warps: int | None = None, stages: int | None = None,
+    spec: str, choices: Mapping[str, Sequence[str]], arch: str = "sm_90", signature: str = "", warps: int | None = None,
+    stages: int | None = None,
     *, allow_unsandboxed: bool = False, progress: Callable[[int, str], None] = lambda done, label: None,
 ) -> list[Tuning]:  # fmt: skip
     """Every configuration of ``choices``, those worth timing first: fewest spills, then highest occupancy.

@@ -187,7 +187,10 @@ def search(
     made = found.to_json()
     text = f"{made['candidates']} candidates, {made['refused']} refused, {made['repeated']} repeated; {made['stopped']}\n"
     if found.gain:
-        text += f"candidate {found.number} is {found.speedup:.2f} times as fast, 95 % interval {found.ci[0]:.2f} to {found.ci[1]:.2f}: "
+        text += (
+            f"candidate {found.number} is {found.speedup:.2f} times as fast, 95 % interval {found.ci[0]:.2f} to "
+            f"{found.ci[1]:.2f}: "
+        )
         text += " -> ".join(one["how"] for one in made["line"]) + f"\nflags: {' '.join(found.best.words)}\n\n{found.code}"
     else:
         text += "nothing is faster than the original"

@@ -47,10 +47,12 @@ from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Provenance
 
-PROMPT = """You coordinate several models. Write a workflow that answers the question: up to {steps} steps, as one JSON object of three lists of equal length.
+PROMPT = """You coordinate several models. Write a workflow that answers the question: up to {steps} steps, as one JSON object \
+of three lists of equal length.
 "subtasks": for each step, an instruction to the model that does it.
 "workers": for each step, the number of a model: {workers}. A model may be used more than once.{myself}
-"access": for each step, whose results that model sees besides the question: [] for none, "all" for all earlier steps, or a list of earlier steps, counted from 0.
+"access": for each step, whose results that model sees besides the question: [] for none, "all" for all earlier steps, or a list \
+of earlier steps, counted from 0.
 The result of the last step is the answer. Steps that see nothing of each other run at the same time.{again}
 
 {shots}Question: {question}

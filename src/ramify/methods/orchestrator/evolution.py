@@ -80,7 +80,8 @@ class Trial:
     """Plays episodes with a router: tasks with a judge, or an environment."""
 
     def __init__(
-        self, pool: ModelPool, tasks: TaskSet, config: EvolveRouterConfig, judge: Judge | None = None, environment: Environment | None = None,
+        self, pool: ModelPool, tasks: TaskSet, config: EvolveRouterConfig, judge: Judge | None = None,
+        environment: Environment | None = None,
         budget: Budget | None = None, exclude: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Raises UserError unless there is a judge or an environment, and not both."""

@@ -215,7 +215,10 @@ def headroom(source: Source, scorer: Scorer = None, seed: Seed = 0, as_json: Jso
         rows.append(["perfect choice, cross-fitted", found["oracle"], _gained(found["gain"])])
     text += "\n\n" + table(["who answers", "reward", "over the best single"], rows) + f"\n\n{found['says']}"
     if found["tasks_left_out"] or found["workers_left_out"]:
-        text += f"\nleft out for failed calls: {found['tasks_left_out']} tasks; workers: {', '.join(found['workers_left_out']) or 'none'}"
+        text += (
+            f"\nleft out for failed calls: {found['tasks_left_out']} tasks; workers: "
+            f"{', '.join(found['workers_left_out']) or 'none'}"
+        )
     emit(found, as_json, text)
 
 
@@ -268,7 +271,10 @@ def train_router(
         f"{fitted['kl']:.3f}"
     )
     if measured is not None:
-        text += f"\non {measured['tasks']} tasks kept back: router {measured['routed']:.3f}, best single '{measured['best_single']}' {measured['single']:.3f}, random {measured['random']:.3f}: {_gained(measured['gain'])}"
+        text += (
+            f"\non {measured['tasks']} tasks kept back: router {measured['routed']:.3f}, best single "
+            f"'{measured['best_single']}' {measured['single']:.3f}, random {measured['random']:.3f}: {_gained(measured['gain'])}"
+        )
     emit(result, as_json, text)
 
 

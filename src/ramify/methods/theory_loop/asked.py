@@ -30,37 +30,46 @@ if TYPE_CHECKING:
 
 CALL = "reply"
 """What the journal calls a reply."""
-DOMAIN = """Subjects choose between two options, A and B. Each option has a rating on each of several cues; a cue's validity (0.5 to 1) is how \
-often the option that it rates higher is in truth the better one, and subjects are told it. Ratings are whole numbers from 0 to {most}. A subject \
-makes about 96 choices, each pair several times in an order of its own, without feedback."""
+DOMAIN = """Subjects choose between two options, A and B. Each option has a rating on each of several cues; a cue's validity \
+(0.5 to 1) is how often the option that it rates higher is in truth the better one, and subjects are told it. Ratings are whole \
+numbers from 0 to {most}. A subject makes about 96 choices, each pair several times in an order of its own, without feedback."""
 CONTRACT = f"""A theory is a Python program:
-- predict(parameters, state, history) returns [P(A), P(B)], which sum to 1, and is deterministic. state has option_a_ratings, option_b_ratings, \
-validities and rating_max; history has the lists option_a_ratings, option_b_ratings and response (0 = A, 1 = B) of this subject's earlier choices.
+- predict(parameters, state, history) returns [P(A), P(B)], which sum to 1, and is deterministic. state has option_a_ratings, \
+option_b_ratings, validities and rating_max; history has the lists option_a_ratings, option_b_ratings and response (0 = A, 1 = \
+B) of this subject's earlier choices.
 - policy(probs) returns 0 or 1; the usual one is
 {SAMPLE}
 - parameters maps each name to the range from which every subject's own value is drawn, uniformly: "[lo, hi]", "{{a, b}}", \
 "[(lo, hi)] * n_features", or "validities". Nothing is fitted: to change a range is to change the theory.
 It may import {", ".join(ALLOWED)} and keeps no state between calls."""
 ROLES = {
-    "design": """You are the advocate of theory {own}. Design an experiment that it should win and {rival} should lose. Do not repeat an earlier one.
-Reply with one JSON object: {{"rationale": text, "validities": [numbers], "trial_a_ratings": [[...], ...], "trial_b_ratings": [[...], ...], "rating_max": {most}}}; \
-both lists have one option for each pair, every option one rating for each validity.""",
-    "neutral": """Design an experiment in which theories {own} and {rival} predict different choices. Do not repeat an earlier one.
-Reply with one JSON object: {{"rationale": text, "validities": [numbers], "trial_a_ratings": [[...], ...], "trial_b_ratings": [[...], ...], "rating_max": {most}}}.""",
-    "metric": """You are the advocate of theory {own}. For the experiment below write a metric in which it and {rival} differ most.
-metric(data) gets a pandas table with the columns subject_id, option_a_ratings and option_b_ratings (lists; not hashable) and response (0 = A, 1 = B), \
-and returns one number; it must also work on the rows of a single subject. Know pairs by their content, never by their position. It is accepted where \
-a two-sided Welch test of {people} subjects each has p < {alpha:g} on data simulated by both theories.
+    "design": """You are the advocate of theory {own}. Design an experiment that it should win and {rival} should lose. Do not \
+repeat an earlier one.
+Reply with one JSON object: {{"rationale": text, "validities": [numbers], "trial_a_ratings": [[...], ...], "trial_b_ratings": \
+[[...], ...], "rating_max": {most}}}; both lists have one option for each pair, every option one rating for each validity.""",
+    "neutral": """Design an experiment in which theories {own} and {rival} predict different choices. Do not repeat an earlier \
+one.
+Reply with one JSON object: {{"rationale": text, "validities": [numbers], "trial_a_ratings": [[...], ...], "trial_b_ratings": \
+[[...], ...], "rating_max": {most}}}.""",
+    "metric": """You are the advocate of theory {own}. For the experiment below write a metric in which it and {rival} differ \
+most.
+metric(data) gets a pandas table with the columns subject_id, option_a_ratings and option_b_ratings (lists; not hashable) and \
+response (0 = A, 1 = B), and returns one number; it must also work on the rows of a single subject. Know pairs by their content, \
+never by their position. It is accepted where a two-sided Welch test of {people} subjects each has p < {alpha:g} on data \
+simulated by both theories.
 Reply with one JSON object: {{"rationale": text, "metric": Python source}}.""",
-    "verdict": """You are the arbiter between theories {own} (slot 1) and {rival} (slot 2). Read the experiments, what was measured, and what each theory \
-predicted (value, and variance between subjects). The aim is theories that hold across tasks. Say which slot to replace: by new_theory, or by new_model \
-where the idea is right and its program is not. Prefer new_theory.
-Reply with one JSON object: {{"interpretation": text, "verdict": "new_theory" or "new_model", "target": 1 or 2, "recommendation": text}}.""",
+    "verdict": """You are the arbiter between theories {own} (slot 1) and {rival} (slot 2). Read the experiments, what was \
+measured, and what each theory predicted (value, and variance between subjects). The aim is theories that hold across tasks. Say \
+which slot to replace: by new_theory, or by new_model where the idea is right and its program is not. Prefer new_theory.
+Reply with one JSON object: {{"interpretation": text, "verdict": "new_theory" or "new_model", "target": 1 or 2, \
+"recommendation": text}}.""",
     "theory": """You write the theory that replaces {target}. The arbiter recommends: {recommendation}
 {task}
-Reply with one JSON object: {{"description": text, "parameters": {{name: range}}, "predict": Python source, "policy": Python source, "rationale": text}}.""",
+Reply with one JSON object: {{"description": text, "parameters": {{name: range}}, "predict": Python source, "policy": Python \
+source, "rationale": text}}.""",
     "critique": """You are the critic of a candidate that is to replace {target}. The arbiter recommends: {recommendation}
-Stay inside the family of mechanisms that it asks for. Say what the candidate still gets wrong, and whether to regenerate or to stop here.
+Stay inside the family of mechanisms that it asks for. Say what the candidate still gets wrong, and whether to regenerate or to \
+stop here.
 Reply with one JSON object: {{"decision": "regenerate" or "continue", "diagnosis": text}}.""",
 }
 
@@ -137,7 +146,8 @@ class AskedProposer:
         )
 
     async def theory(
-        self, pool: TheoryPool, round: int, iteration: int, verdict: Verdict, best: Theory | None, tried: Sequence[TriedTheory], failures: Sequence[str]
+        self, pool: TheoryPool, round: int, iteration: int, verdict: Verdict, best: Theory | None, tried: Sequence[TriedTheory],
+        failures: Sequence[str]
     ) -> Theory:  # fmt: skip
         """See :class:`ramify.methods.theory_loop.proposer.Proposer`; of a new model the description stays word for word."""
         old = pool.slots[verdict.slot]
@@ -247,7 +257,8 @@ def failed(failures: Sequence[Mapping[str, Any]]) -> str:
 def observed(one: Experiment, slots: Sequence[str], code: bool = False) -> str:
     """An experiment as arbiter and reviser see it."""
     said = ", ".join(
-        f"{label} predicts {'nothing (it failed)' if (v := one.predictions.get(label)) is None else f'{v.value:.4f} (variance {v.variance})'}"
+        f"{label} predicts "
+        f"{'nothing (it failed)' if (v := one.predictions.get(label)) is None else f'{v.value:.4f} (variance {v.variance})'}"
         for label in slots
     )
     real = "no value" if one.real is None else f"{one.real.value:.4f} (variance {one.real.variance})"

@@ -26,9 +26,9 @@ Kept = Callable[[str, Any], Any]
 """``kept(key, None)`` is what is stored of an earlier subject, None without; ``kept(key, choices)`` stores."""
 AT_ONCE = 8
 """Agents that are asked at a time."""
-INSTRUCTIONS = """You choose between two options, A and B, again and again. {cues} experts rated both options{scale}. \
-An expert's validity is how often the option that it rates higher is in truth the better one: {validities}. \
-Each time, choose the option that you think is the better one. There is no feedback. Reply with one letter, A or B, and nothing else."""
+INSTRUCTIONS = """You choose between two options, A and B, again and again. {cues} experts rated both options{scale}. An \
+expert's validity is how often the option that it rates higher is in truth the better one: {validities}. Each time, choose the \
+option that you think is the better one. There is no feedback. Reply with one letter, A or B, and nothing else."""
 
 
 class Participants(Protocol):

@@ -41,9 +41,10 @@ PAGE_COLUMNS = (
 SAME_KEY, ALTERNATES, FASTEST_MS, OFF_TAB_MS = 0.95, 0.95, 1200.0, 60_000.0
 """Who is left out: one key in so large a share of trials; switching as often; faster on average; longer away from the tab."""
 MOST_BYTES = 200 << 20
-CONSENT = """You take part in a study of how people choose. You will make about {trials} choices with two keys; it takes about {minutes} minutes. \
-We record your choices, their times, whether you left this tab, and an identifier that you choose or that is made at random; nothing else, and nothing \
-leaves this page but the file that you save. You may stop at any time by closing the page."""
+CONSENT = """You take part in a study of how people choose. You will make about {trials} choices with two keys; it takes about \
+{minutes} minutes. We record your choices, their times, whether you left this tab, and an identifier that you choose or that is \
+made at random; nothing else, and nothing leaves this page but the file that you save. You may stop at any time by closing the \
+page."""
 
 
 def task_page(design: Design, title: str = "A study of choices", consent: str = "", contact: str = "") -> str:

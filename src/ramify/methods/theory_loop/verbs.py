@@ -78,7 +78,10 @@ def run(
         + _counted(found["problems"])
     )
     if "waiting" in found:
-        text += f"\n\nexperiment {found['waiting']} waits for people: `ramify theory-loop export {out} --out task.html`, then import-data"
+        text += (
+            f"\n\nexperiment {found['waiting']} waits for people: `ramify theory-loop export {out} --out task.html`, then "
+            "import-data"
+        )
     emit(found, as_json, text)
 
 

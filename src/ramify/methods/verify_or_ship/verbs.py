@@ -177,7 +177,10 @@ def _calibrated(result: Mapping[str, Any], tables: Tables) -> str:
         for r in result["critics"]
     ]
     text = table(["candidates", "critic", "passes right", "passes wrong", "gap", "right", "wrong"], rows)
-    text += f"\n\n{result['prior']:.1%} of first candidates are right ({tables.instances} instances, {result['candidates']} candidates)"
+    text += (
+        f"\n\n{result['prior']:.1%} of first candidates are right ({tables.instances} instances, {result['candidates']} "
+        "candidates)"
+    )
     kernels = [
         ("a rewrite", tables.kernel),
         *([(f"a rewrite of what '{tables.gate}' failed", tables.kernel_rejected)] if tables.kernel_rejected else []),
@@ -188,7 +191,10 @@ def _calibrated(result: Mapping[str, Any], tables: Tables) -> str:
             text += f"; the same text comes back from {kernel.same_wrong:.1%} of wrong and {kernel.same_right:.1%} of right ones"
     test = result["independence"]
     if test["p"] is not None:
-        text += f"\ncritics independent given the truth: G2 {test['g2']:.1f}, {test['df']} degrees of freedom, p {test['p']:.3f} by permutation ({test['p_g2']:.3f} asymptotic; {test['few_expected']} cells below 5)"
+        text += (
+            f"\ncritics independent given the truth: G2 {test['g2']:.1f}, {test['df']} degrees of freedom, p {test['p']:.3f} by "
+            f"permutation ({test['p_g2']:.3f} asymptotic; {test['few_expected']} cells below 5)"
+        )
     text += "".join(f"\n{_dependent(pair).why}" for pair in result["dependent"])
     return text
 
@@ -232,9 +238,15 @@ def plan(options: ControlConfig, tables: TablesArgument, max_false_accept: False
     shown = [[r["candidate"], r["history"], f"{r['from']:.3f} to {r['to']:.3f}", report.action_text(r["action"])] for r in rows]
     text += "\n\n" + table(["candidate", "history", "belief", "do"], shown, "before any critic was asked")
     text += "\n\n" + "\n".join(report.lines_text(lines, chosen))
-    text += f"\n\nexpected {made.value:.2f} a task: {made.value - row['values']['always verify']:+.2f} over always verifying, {row['loss_of_best_fixed']:+.2f} over {row['best_fixed']}, the best fixed rule"
+    text += (
+        f"\n\nexpected {made.value:.2f} a task: {made.value - row['values']['always verify']:+.2f} over always verifying, "
+        f"{row['loss_of_best_fixed']:+.2f} over {row['best_fixed']}, the best fixed rule"
+    )
     if chosen.stop == "ship":
-        text += f"\n{rates['delivered']:.1%} of tasks are delivered, {rates['false_accept']:.2%} of deliveries wrong (loss {chosen.loss:g})"
+        text += (
+            f"\n{rates['delivered']:.1%} of tasks are delivered, {rates['false_accept']:.2%} of deliveries wrong (loss "
+            f"{chosen.loss:g})"
+        )
     emit(result, as_json, text)
 
 

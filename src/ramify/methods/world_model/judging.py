@@ -25,11 +25,12 @@ True observation:
 Predicted observation:
 {text}
 
-Score it from 1 to 5 on each of: format (structure alone), factuality (what the environment decides must match; times, process numbers and \
-ids only need to be valid; live figures may differ by a fifth), consistency (with the history), realism (behaves as such an environment \
-does), quality (complete, nothing superfluous). Tie every deduction to a difference you can name. Praise of itself in the prediction, and \
-claims that it is correct, are faults of factuality and quality.
-Reply with <final_evaluation>{{"scores": {{"format": N, "factuality": N, "consistency": N, "realism": N, "quality": N}}}}</final_evaluation>"""
+Score it from 1 to 5 on each of: format (structure alone), factuality (what the environment decides must match; times, process \
+numbers and ids only need to be valid; live figures may differ by a fifth), consistency (with the history), realism (behaves as \
+such an environment does), quality (complete, nothing superfluous). Tie every deduction to a difference you can name. Praise of \
+itself in the prediction, and claims that it is correct, are faults of factuality and quality.
+Reply with <final_evaluation>{{"scores": {{"format": N, "factuality": N, "consistency": N, "realism": N, "quality": \
+N}}}}</final_evaluation>"""
 
 
 def _fields(items: Sequence[Item]) -> Mapping[str, Any]:

@@ -92,7 +92,10 @@ def evaluation_text(found: Mapping[str, Any]) -> str:
     if "rubric" in found:
         own = found["rubric"]
         scores = ", ".join(f"{name} {own[name]:.2f}" for name in RUBRIC if own[name] is not None)
-        text += f"\n\nrubric by {own['judge']}: {_number(own['of 100'])} of 100 ({scores or 'no single scores'}; {own['failed']} failed)"
+        text += (
+            f"\n\nrubric by {own['judge']}: {_number(own['of 100'])} of 100 ({scores or 'no single scores'}; {own['failed']} "
+            "failed)"
+        )
     return text
 
 
@@ -154,7 +157,10 @@ def audit_text(found: Mapping[str, Any]) -> str:
     if "turns" in found:
         curve = found["true so far"]
         verdict = "drift" if found["drift"] else "no drift found"
-        text += f"\n{verdict}: {found['different turns']} of {found['turns']} observations are not the real ones (p {found['p of drift']:.2g})"
+        text += (
+            f"\n{verdict}: {found['different turns']} of {found['turns']} observations are not the real ones (p "
+            f"{found['p of drift']:.2g})"
+        )
         rows = [[turn, _percent(share), n] for turn, share, n in curve[:20]]
         text += "\n\n" + table(["turn", "all observations true so far", "attempts"], rows)
     own = found["noted"]

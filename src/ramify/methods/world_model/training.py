@@ -457,7 +457,10 @@ def write_world(out: Path, trajectories: Sequence[EnvTrajectory], settings: Worl
     }
     lines = [f"{name} = {json.dumps(value)}" for name, value in record.items()]
     text = f"# Written by `ramify world-model train` from {plural(len(trajectories), 'trajectory')}.\n"
-    text += '# verify = "model" believes the model\'s own mark of success: `ramify world-model audit` compares it with the real one.\n'
+    text += (
+        '# verify = "model" believes the model\'s own mark of success: `ramify world-model audit` compares it with the real '
+        "one.\n"
+    )
     write_whole(out / FILE, text + "\n".join(lines) + "\n")
 
 
