@@ -1,4 +1,4 @@
-"""What the tests say of themselves: what each worker spent before its first test, its memory, and files that take too large a share."""
+"""What the tests say of themselves: what each worker spent before its first test, its memory, and files that take too much."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def over(seconds: Mapping[str, float], share: float = SHARE) -> list[str]:
     """One sentence for each file whose tests took more than ``share`` of all ``seconds`` (file -> seconds)."""
     everything = sum(seconds.values())
     return [
-        f"{file} takes {one / everything:.1%} of the tests' time, more than {share:.0%}: mark what a change can do without as slow"
+        f"{file} takes {one / everything:.1%} of all time, more than {share:.0%}: mark as slow what a change can do without"
         for file, one in sorted(seconds.items())
         if one > share * everything
     ]

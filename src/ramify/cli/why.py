@@ -59,7 +59,7 @@ def why(
         list[str] | None,
         option(
             metavar="CHANGE",
-            help="What if, at that step: resample, action[=TEXT], observation=TEXT, context=FILE (an edit), policy=MODEL; repeatable.",
+            help="What if, there: resample, action[=TEXT], observation=TEXT, context=FILE (an edit) or policy=MODEL; repeatable.",
         ),
     ] = None,
     every: Annotated[bool, option("--all", help="One failed attempt of every tree, and what their tools lost.")] = False,
