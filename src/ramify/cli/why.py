@@ -49,8 +49,7 @@ def why(
     level: Annotated[float, option(help="Chance of naming a step where none stands out.", min=1e-9, max=0.5)] = 0.05,
     least: Annotated[float, option(help="Change of success that a step must exceed to stand out.", min=0, max=0.99)] = 0.05,
     describe: Annotated[
-        int,
-        option(help="Continuations to have from before the step that stands out, to say what else was possible there.", min=0),
+        int, option(help="Continuations from before that step, to say what else was possible there.", min=0)
     ] = 16,
     share: Annotated[
         bool, option(help="Also share the change of success over the steps: at most --n walks, Shapley values.")
@@ -98,8 +97,8 @@ def why(
         plan = {"run": str(folder), "attempts": len(views), "steps": steps, "samples": int(most), "counterfactual": again}
         emit(plan, as_json, table(["cost estimate", "at most"], list(plan.items())))
         return
-    settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least, "scorer": scorer}
-    settings |= {"describe": describe, "share": share}
+    settings: dict[str, Any] = {"n": n, "first": first, "samples": samples, "level": level, "least": least}
+    settings |= {"scorer": scorer, "describe": describe, "share": share}
     found, changes = _ask(folder, views, do or [], settings, who, int(most), as_json)
     with Run.open(folder) as opened:
         fleet = job.tools(opened, scorer) if several and not every else []
