@@ -1,8 +1,9 @@
 """Which code a result comes from: every module that a function's module reaches by imports, with the data files in its folder.
 
 Imports are read, not run: those of functions count, those for type checkers do not. A name that a package offers lazily leads to
-the module that has it, and a lookup in the registry to the modules that register such a component. Followed are the modules of
-ramify, of these experiments, and of the package that the function itself is in.
+the module that has it, a lookup in the registry to the modules that register such a component, and a text that names a module
+(one that is loaded by name, or started with ``-m``) to that module. Followed are the modules of ramify, of these experiments,
+and of the package that the function itself is in.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ramify.base.ids import stable_hash
 from ramify.base.registry import KINDS, homes
 
 OWN = ("ramify", "ramify_experiments")
+_NAME = re.compile(r"[a-z_]\w*(\.\w+)+(:\w+)?")
 
 
 @cache
@@ -28,7 +30,7 @@ def code_of(*modules: str) -> str:
     tops = frozenset([*OWN, *(module.partition(".")[0] for module in modules)])
     parts: list[str | bytes] = []
     for name in sorted(reached(modules, tops)):
-        for file in _files(name):
+        for file in files(name):
             parts += [name, file.name, file.read_bytes()]
     return stable_hash(*parts)
 
@@ -71,16 +73,25 @@ def _top(name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _files(module: str) -> Iterator[Path]:
-    """A module's file; of a package also the data in its folder; of a module that names ramify's assets those."""
+def files(module: str) -> Iterator[Path]:
+    """A module's file; of a package also the data in its folder, and in folders there that are no packages (programs that run
+    in a sandbox, pages); of a module that names ramify's assets those."""
     file = source(module)
     assert file is not None
     yield file
     if file.name == "__init__.py":
-        yield from sorted(one for one in file.parent.iterdir() if one.is_file() and one.suffix != ".py")
+        yield from _data(file.parent)
     if module.startswith("ramify.") and '"assets"' in file.read_text(encoding="utf-8"):
-        folder = Path(sys.modules["ramify"].__path__[0]) / "assets"
-        yield from sorted(one for one in folder.rglob("*") if one.is_file())
+        yield from _data(Path(sys.modules["ramify"].__path__[0]) / "assets")
+
+
+def _data(folder: Path) -> Iterator[Path]:
+    package = (folder / "__init__.py").is_file()
+    for one in sorted(folder.iterdir()):
+        if one.is_file() and not (package and one.suffix == ".py"):
+            yield one
+        elif one.is_dir() and one.name not in ("__pycache__", "assets") and not (one / "__init__.py").is_file():
+            yield from _data(one)
 
 
 @lru_cache(maxsize=16)  # all trees are half a million objects
@@ -96,25 +107,40 @@ def _for_checkers(node: ast.AST) -> bool:
 
 @cache
 def _leads_to(module: str) -> frozenset[str]:
-    """What a module imports, anywhere in it."""
+    return imports(_tree(module), module)
+
+
+def imports(tree: ast.Module, module: str = "") -> frozenset[str]:
+    """What the program ``tree`` imports, anywhere in it; ``module``: its own name, where it has one."""
     out: set[str] = set()
-    todo: list[ast.AST] = [_tree(module)]
+    bound: dict[str, str] = {}
+    attributes: list[tuple[str, str]] = []
+    todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
+        children = list(ast.iter_child_nodes(node))
         if _for_checkers(node):
             assert isinstance(node, ast.If)
-            todo += node.orelse
-            continue
-        if isinstance(node, ast.Import):
+            children = [*node.orelse]
+        elif isinstance(node, ast.Import):
             out.update(alias.name for alias in node.names)
+            bound.update((a.asname, a.name) if a.asname else (top := a.name.partition(".")[0], top) for a in node.names)
         elif isinstance(node, ast.ImportFrom):
             whole = _absolute(module, node)
             out.add(whole)
             for alias in node.names:
                 out.update((f"{whole}.{alias.name}", _lazily(whole).get(alias.name, "")))
+                bound[alias.asname or alias.name] = f"{whole}.{alias.name}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            attributes.append((node.value.id, node.attr))
         elif isinstance(node, ast.Call):
             out |= _registered(_looked_up(node))
-        todo += ast.iter_child_nodes(node)
+        elif isinstance(node, ast.Dict):  # a table of modules: what is looked up in it leads on, not the table
+            children = [one for one in children if not isinstance(one, ast.Constant | ast.Tuple)]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+            out.add(node.value.partition(":")[0])
+        todo += children
+    out.update(_lazily(bound[name]).get(attribute, "") for name, attribute in attributes if name in bound)
     return frozenset(out)
 
 

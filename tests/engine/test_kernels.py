@@ -138,7 +138,7 @@ CHOICES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: " ".join(choice.values()))
 def test_other_kernels_of_this_processor_keep_the_promise(choice: dict[str, str]) -> None:
-    """Read when torch is loaded, hence a process each. ``.ci/kernels`` runs whole files of tests under such choices."""
+    """Read when torch is loaded, hence a process each. ``.ci/run`` runs whole files of tests under such choices."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=Path(__file__).parents[1],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,18 @@ import pytest
 from ramify_experiments import code
 
 FILES = {
-    "__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from toy_lab.lazy import thing as thing\n",
-    "cell.py": "from .near import x\nfrom toy_lab import thing\n\ndef f():\n    import toy_lab.late\n",
+    "__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from toy_lab.lazy import thing as thing\n"
+    "    from toy_lab.deferring import deferred as deferred\n    from toy_lab.unused import nothing as nothing\n",
+    "cell.py": "from .near import x\nfrom toy_lab import thing\nTABLE = {'x': 'toy_lab.table'}\n\n"
+    "def f():\n    import toy_lab.late\n    import toy_lab as lab\n    lab.deferred()\n"
+    "    start('-m', 'toy_lab.started')\n    load('toy_lab.loaded:thing')\n",
     "near.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import toy_lab.types\nelse:\n    import toy_lab.other\n",
     "data.json": "{}",
-    **{f"{name}.py": "" for name in ("late", "lazy", "other", "types", "stranger")},
+    "inside/program.py": "",
+    **{
+        f"{name}.py": ""
+        for name in ("deferring", "late", "lazy", "loaded", "other", "started", "stranger", "table", "types", "unused")
+    },
 }
 
 
@@ -23,7 +29,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(code, "OWN", (*code.OWN, "toy_lab"))
     folder = tmp_path / "toy_lab"
-    folder.mkdir()
+    (folder / "inside").mkdir(parents=True)
     for name, text in FILES.items():
         (folder / name).write_text(text)
     return folder
@@ -44,7 +50,7 @@ def test_what_a_function_reaches_decides_and_nothing_else(package: Path) -> None
         forget()
         same[name] = code.code_of("toy_lab.cell") == before
         file.write_text(FILES[name])
-    assert [name for name, unchanged in same.items() if unchanged] == ["types.py", "stranger.py"]
+    assert [name for name, unchanged in same.items() if unchanged] == ["stranger.py", "table.py", "types.py", "unused.py"]
     forget()
     assert code.code_of("toy_lab.cell") == before
 
@@ -66,6 +72,13 @@ def test_what_experiments_reach(module: str, within: str, without: str) -> None:
     assert without not in found
 
 
-def test_weights_of_the_built_in_agent_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    files: Callable[[str], list[Path]] = lambda module: list(code._files(module))  # noqa: E731
-    assert {"model.safetensors", "checkpoints.py"} <= {file.name for file in files("ramify.engine.checkpoints")}
+@pytest.mark.parametrize(
+    ("module", "within"),
+    [
+        ("ramify.engine.checkpoints", {"model.safetensors", "checkpoints.py"}),
+        ("ramify.sandbox", {"worker.py"}),  # programs that run in it
+        ("ramify.web", {"page.js", "report.html"}),
+    ],
+)
+def test_weights_programs_and_pages_decide(module: str, within: set[str]) -> None:
+    assert within <= {file.name for file in code.files(module)}
