@@ -17,7 +17,9 @@ from suite import Suite
 
 # A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change.
 # To look for new ones: --hypothesis-profile default.
-settings.register_profile("place", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+PLACE = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("all", PLACE, max_examples=100)
+settings.register_profile("place", PLACE, max_examples=25)
 settings.load_profile("place")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -47,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.all:
         config.option.markexpr = ""
+    if config.option.markexpr != "not slow" and not config.getoption("--hypothesis-profile"):
+        settings.load_profile("all")
     config.pluginmanager.register(Suite(config))
 
 

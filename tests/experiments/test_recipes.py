@@ -62,6 +62,7 @@ def test_a_recipe_learns_and_is_cached_by_content(tmp_path: Path, monkeypatch: p
     assert not said, "trained again"
 
 
+@pytest.mark.slow
 def test_the_chain_recipe_stops_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_CACHE", str(tmp_path))
     said: list[str] = []

@@ -82,6 +82,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [b'{"kind": "run", "x": "', pytest.param(b'[{"messages": [', marks=pytest.mark.slow)])
 def test_a_line_of_100_megabytes(tmp_path: Path, start: bytes) -> None:
     with (tmp_path / "long.jsonl").open("wb") as file:

@@ -95,6 +95,7 @@ def test_only_the_terminal_module_writes_to_the_terminal() -> None:
     assert found == {}
 
 
+@pytest.mark.slow
 def test_there_is_one_sanitizer() -> None:
     """No other module has a function named like one."""
     assert [(name, one) for name, (_, found) in package().items() for one in found] == [(EXIT, "sanitize")]

@@ -113,6 +113,7 @@ def test_who_does_not_read_holds_nobody_up(served: Served) -> None:
     assert answered(served)
 
 
+@pytest.mark.slow
 def test_many_slow_heads_and_bodies_hold_nobody_up(served: Served) -> None:
     raw = head(served.port, "POST", CHAT, {"content-length": "1000"}) + b'{"model": '
     with ExitStack() as links:
