@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from forked import Forks
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 WORKED = sorted(path for kind in ("methods", "agents") for path in (Path(__file__).parents[1] / "examples" / kind).glob("*.py"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path, forks: Forks) -> None:
     check_runs(example, tmp_path, 15, forks)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", WORKED, ids=lambda path: path.stem)
 def test_a_worked_example_runs(example: Path, tmp_path: Path, forks: Forks) -> None:
@@ -38,7 +38,6 @@ def check_runs(example: Path, folder: Path, limit: int, forks: Forks) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.slow
 def test_the_worked_case_of_the_paper_comes_out(tmp_path: Path, forks: Forks) -> None:
     (example,) = [path for path in EXAMPLES if path.stem == "credit_a_trace"]
     out = forks.run(example.read_text(encoding="utf-8"), tmp_path, example).stdout

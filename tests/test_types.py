@@ -12,6 +12,8 @@ import pytest
 import ramify
 from ramify.base.registry import builtin_methods
 
+pytestmark = pytest.mark.slow
+
 RIGHT = """
 import ramify
 from ramify import ImproveConfig, LocalModel, Observation, Sampling, Task
@@ -78,7 +80,6 @@ def public() -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_a_type_checker_finds_a_misspelt_argument_and_nothing_else(tmp_path: Path) -> None:
     names = public()
     packages = sorted({name.rpartition(".")[0] for name in names})

@@ -16,11 +16,12 @@ from waiting import until
 from ramify.cli.main import main
 from ramify.trace.db import Run
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 KEY = "sk-canary-51f2c7d09ab34e68"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "backend", "word"),
     [("raising", "local", "cannot reach"), ("garbage", "local", "TypeError"), ("exiting", "local", "SystemExit"),
@@ -45,7 +46,6 @@ def test_its_attempts_fail_as_data(
         assert path.is_dir() or not any(word in path.read_bytes() for word in (KEY.encode(), b"hunter2"))
 
 
-@pytest.mark.slow
 def test_one_that_hangs_ends_at_the_second_ctrl_c(tmp_path: Path) -> None:
     """The first asks the loop, which the environment holds; the second does not ask."""
     paths = os.pathsep.join([str(HERE), str(HERE.parent / "rollout")])

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 #: What can be read wherever ramify is installed: the samples do not depend on what else is.
 FORMS = (
@@ -48,7 +50,6 @@ def fuzz(folder: Path, count: int, seed: int, *forms: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
     figures = fuzz(tmp_path, 90, 13, *FORMS)
     for form in FORMS:
@@ -56,7 +57,6 @@ def test_broken_files_are_read_or_refused(tmp_path: Path) -> None:
     assert sum(one["files"] for one in figures["formats"].values()) == 90
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_tenth_of_the_full_count(tmp_path: Path) -> None:
     pytest.importorskip("inspect_ai", reason="inspect_ai is not installed: ITS LOGS ARE NOT FUZZED")
@@ -82,7 +82,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", [b'{"kind": "run", "x": "', pytest.param(b'[{"messages": [', marks=pytest.mark.slow)])
 def test_a_line_of_100_megabytes(tmp_path: Path, start: bytes) -> None:
     with (tmp_path / "long.jsonl").open("wb") as file:

@@ -10,6 +10,8 @@ from ramify.cli.main import main
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 
+pytestmark = pytest.mark.slow
+
 pa = pytest.importorskip("pyarrow")
 
 
@@ -30,21 +32,18 @@ def parquet(file: Path, **columns: list[object]) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_a_text_that_lies_in_the_file_once_and_in_the_rows_often(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = parquet(tmp_path / "a.parquet", prompt=["x" * 200_000] * 2000, completion=["y"] * 2000)
     assert file.stat().st_size < 1000
     assert "unpack to over 200 times its size" in refused(file, capsys)
 
 
-@pytest.mark.slow
 def test_a_row_that_takes_no_room_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file = parquet(tmp_path / "a.parquet", prompt=["x"] * 300_000, completion=["y"] * 300_000)
     assert file.stat().st_size < 3000
     assert "unpack to over 200 times its size" in refused(file, capsys)
 
 
-@pytest.mark.slow
 def test_brackets_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     many = "[" + ",".join(["[]"] * 1_000_001) + "]"
     for name, text in (
@@ -55,7 +54,6 @@ def test_brackets_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> 
         assert "more than 1,000,000 lists and objects" in refused(tmp_path / name, capsys)
 
 
-@pytest.mark.slow
 def test_a_log_that_repeats_itself_is_read(tmp_path: Path) -> None:
     """A long prompt under many completions, as trainers write them, packed well."""
     replies = [f"it is {i * 7919 % 1_000_003}" for i in range(3000)]

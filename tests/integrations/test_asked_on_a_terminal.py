@@ -10,11 +10,12 @@ import pytest
 
 from tests.terminals import Terminal
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("openai", reason="openai is not installed: NO AGENT OF A PERSON'S OWN IS TESTED IN A TERMINAL")
 EXAMPLE = Path(__file__).parents[2] / "examples/agents/tool_loop.py"
 
 
-@pytest.mark.slow
 def test_a_no_ends_the_branch_and_a_yes_runs_the_tool(tmp_path: Path) -> None:
     import ramify
     from ramify.trace.db import Run

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("inspect_ai", reason="inspect_ai is not installed: ROUTING IN INSPECT IS NOT TESTED")
 
 CODE = """
@@ -40,7 +42,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
 def test_the_solver_answers_with_the_pool(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

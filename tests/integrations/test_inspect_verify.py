@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("inspect_ai", reason="inspect_ai is not installed: VERIFYING IN INSPECT IS NOT TESTED")
 
 CODE = """
@@ -37,7 +39,6 @@ print(json.dumps([sample.output.completion, score, kept, [m.text for m in sample
 """
 
 
-@pytest.mark.slow
 def test_the_solver_rewrites_what_a_critic_failed_and_delivers_what_was_verified(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

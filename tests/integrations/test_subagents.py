@@ -17,6 +17,8 @@ from ramify.web.lanes import lanes
 from ramify.web.pages import report_html
 from ramify.web.steps import read_tree
 
+pytestmark = pytest.mark.slow
+
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("survey", "look")]
 TASKS = [{"id": "rooms", "prompt": "Survey rooms 4 and 7."}]
 
@@ -75,7 +77,6 @@ def talks_of(attempt: Any) -> list[int]:
     return [conversation_of(turn.answer.data) for turn in attempt.turns[:-1]]
 
 
-@pytest.mark.slow
 def test_two_subagents_in_threads_are_drawn_side_by_side(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     with chat_server(scripted) as server:
@@ -99,7 +100,6 @@ def test_two_subagents_in_threads_are_drawn_side_by_side(tmp_path: Path) -> None
     assert "conversation 2</th>" in page
 
 
-@pytest.mark.slow
 def test_why_names_the_conversation_that_lost_it(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     said = iter(range(10_000))
@@ -117,7 +117,6 @@ def test_why_names_the_conversation_that_lost_it(tmp_path: Path) -> None:
     assert found.to_json()["conversation"] == found.conversation
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["the opening", "the end"])
 def test_an_agent_that_edits_its_history_has_one_conversation(kept: str, tmp_path: Path) -> None:
     """Compaction is no subagent: what is left of the history tells it."""

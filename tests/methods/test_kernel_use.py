@@ -26,6 +26,8 @@ from tests.cli.test_one_record import RULE, record
 from tests.methods.governance.test_restored_rule import played as dropped
 from tests.trace.test_old_folders import STEER, unpack
 
+pytestmark = pytest.mark.slow
+
 CASE = """
 question = "Why the shortcut?"
 env = "factory:tests.methods.forensics.scripted_organisms:environment"
@@ -88,7 +90,6 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     return found
 
 
-@pytest.mark.slow
 def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     """All methods go through the run; six through forks or potentials of their own; eight through judges."""
     unpack(tmp_path, "models", "inputs", "studies-crosscoder")

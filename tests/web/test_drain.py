@@ -21,6 +21,8 @@ from faulty_server import MODEL, FaultyServer
 from ramify.trace.db import Run
 from ramify.trace.node import Node
 
+pytestmark = pytest.mark.slow
+
 
 def ask(url: str, answers: list[int]) -> None:
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -35,7 +37,6 @@ def ask(url: str, answers: list[int]) -> None:
         answers.append(0)  # the connection was cut
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("waiting", "drain", "signals"), [(0, "0", 1), (1, "0.2", 1), (2, "600", 2)])
 def test_requests_that_are_cut_off_are_counted(waiting: int, drain: str, signals: int, tmp_path: Path) -> None:
     answers: list[int] = []

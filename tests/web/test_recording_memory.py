@@ -15,6 +15,8 @@ from ramify.trace.message import Message
 from ramify.web.exchange import Exchange
 from ramify.web.recording import Recorder
 
+pytestmark = pytest.mark.slow
+
 MODEL = Identity("m", "w" * 32)
 
 
@@ -28,7 +30,6 @@ async def conversations(recorder: Recorder, first: int, end: int) -> None:
         await recorder(Exchange(f"chatcmpl-{at}", "chat", MODEL, (prefix,), Sampling(), ((at,),), ((completion,),)))
 
 
-@pytest.mark.slow
 def test_nothing_of_a_conversation_stays_on_pythons_heap(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run", {})
     try:
@@ -43,7 +44,6 @@ def test_nothing_of_a_conversation_stays_on_pythons_heap(tmp_path: Path) -> None
     assert kept < 100 << 10  # 200 conversations of 500 bytes and more each, would they stay
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_memory_is_flat_once_the_stores_page_cache_is_full(tmp_path: Path) -> None:
     recorder, sizes = Recorder(tmp_path / "run", {}), []

@@ -14,6 +14,8 @@ import pytest
 
 from ramify.methods.earned_code_memory.memory import HEAD, Memory
 
+pytestmark = pytest.mark.slow
+
 AGENT = """
 def reply(messages):
     told = [m["content"] for m in messages if m["role"] == "system"]
@@ -29,7 +31,6 @@ def ask(url: str, request: str, **more: Any) -> dict[str, Any]:
     return json.loads(text) if not more.get("stream") else {"text": text}
 
 
-@pytest.mark.slow
 def test_any_client_gets_a_memory_while_another_process_writes(tmp_path: Path) -> None:
     file = tmp_path / "memory.sqlite"
     (tmp_path / "agent.py").write_text(AGENT)

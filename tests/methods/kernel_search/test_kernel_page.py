@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_example_runs() -> None:
     done = subprocess.run(

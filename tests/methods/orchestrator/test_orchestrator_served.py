@@ -24,6 +24,8 @@ from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.trace.db import Run
 from tests.methods.orchestrator.workers import HERE, endpoints_file, pool_file, task_file
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def serving(*words: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
@@ -66,7 +68,6 @@ def checkpoint(folder: Path, seed: int) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_three_real_servers_are_collected_routed_and_composed(tmp_path: Path) -> None:
     """The pool is three servers; one dies on the way, which is a failure with a kind and not a wrong answer."""
@@ -134,7 +135,6 @@ def test_three_real_servers_are_collected_routed_and_composed(tmp_path: Path) ->
         assert {node.data["failure"]["kind"] for node in run.failed()} == {"connection"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_who_is_excluded_is_not_served_either(tmp_path: Path) -> None:
     pool = pool_file(tmp_path, "adder", "turner")
@@ -149,7 +149,6 @@ def test_who_is_excluded_is_not_served_either(tmp_path: Path) -> None:
         refused.value.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_was_answered_is_kept_after_a_kill_and_streams_end(tmp_path: Path) -> None:
     words = (
@@ -180,7 +179,6 @@ def test_what_was_answered_is_kept_after_a_kill_and_streams_end(tmp_path: Path) 
         assert all(len(run.tree(name).nodes) >= 5 for name in ids)
 
 
-@pytest.mark.slow
 def test_run_in_a_pseudo_terminal(tmp_path: Path) -> None:
     """What a person sees who asks one question."""
     pool = pool_file(tmp_path, "adder", "turner")
