@@ -1,7 +1,7 @@
 """Broken files of every format and broken runs: an error of ours or a run, never a hang,
 a crash or a memory of more than 4 times the file.
 
-The default run tries 90 files, the slow one a tenth of the 10,000 that ``full.py`` tries (figures in
+The shorter test tries 90 files, the longer one a tenth of the 10,000 that ``full.py`` tries (figures in
 ``repro/hardening.json``).
 """
 
