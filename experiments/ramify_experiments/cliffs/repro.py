@@ -20,7 +20,7 @@ from ramify.env.protocol import Task
 from ramify.methods.cliffs.algorithm import H_STAR, KINDS, Cliff, TokenFacts, ZTest, correct, screen
 from ramify.methods.cliffs.forks import Chances, ReplyForks
 from ramify.methods.cliffs.passk import pass_at_k
-from ramify.methods.cliffs.run import Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
+from ramify.methods.cliffs.run import CARRY, Examined, ScanConfig, Scanned, ablate, examine, pairs, scan
 from ramify.model.protocol import Sampling
 from ramify.rollout.problems import TokenProblem
 from ramify.rollout.token_traces import TokenTrace
@@ -197,7 +197,7 @@ async def _scan(lab: ForkLab, problems: Sequence[TokenProblem]) -> dict[str, Any
                 "right": one.trace.correct,
                 "tokens": one.trace.length,
                 "likely": int((pi >= 1 - DELTA).sum()),
-                "screened": len(screen(pi.tolist(), DELTA, ScanConfig().carry)[0]),
+                "screened": len(screen(pi.tolist(), DELTA, CARRY)[0]),
                 "k": [None if c is None else c.k for c in one.trace.potentials],
                 "again": [await _again(one.trace, cliff.t, other, test) for cliff in one.cliffs],
                 **{

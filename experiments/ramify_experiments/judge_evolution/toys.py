@@ -13,6 +13,8 @@ from scipy.stats import spearmanr
 
 from ramify.base.seeds import generator
 from ramify.methods.judge_evolution.algorithm import (
+    ALPHA,
+    RHO,
     Archive,
     PromotionConfig,
     SearchConfig,
@@ -95,11 +97,11 @@ def gaming(
     label = items[:, 0] > 0
     start = np.array([0.0, 0.0, *SEED_JUDGE])
     if arm in ("greedy", "greedy-judge"):
-        return _greedy(seed, start, budget, each, checkpoints(first, 2.0, budget) if arm == "greedy-judge" else [], items, label)
+        return _greedy(seed, start, budget, each, checkpoints(first, RHO, budget) if arm == "greedy-judge" else [], items, label)
     nodes, archive, judges = [start], Archive(), {0: start[2:]}
     archive.incumbents = {"reviewer": "0"}
     config, promotion = SearchConfig(seed=seed, budget=budget, first=first), PromotionConfig(rule=rule)
-    looks, incumbent, replaced, erased, rank = set(checkpoints(first, 2.0, budget)), 0, 0, 0, []
+    looks, incumbent, replaced, erased, rank = set(checkpoints(first, RHO, budget)), 0, 0, 0, []
     for n in range(budget):
         if n in looks and arm != "fixed":
             accepted = np.array([_accepts(node[2:], items[:, 0], items[:, 1]) > 0 for node in nodes]).astype(float)
@@ -115,7 +117,7 @@ def gaming(
                     if arm == "full":
                         erased += archive.replace({"reviewer": str(incumbent)})
                     rank.append((n, before))
-        if gate_open(n, len(nodes), config.alpha):
+        if gate_open(n, len(nodes), ALPHA):
             parent = archive.thompson(config, n, "expand")
             archive.grow(parent)
             nodes.append(_step(nodes[parent], generator(seed, "gaming", "child", n)))
@@ -124,7 +126,7 @@ def gaming(
         won = bool(generator(seed, "gaming", "outcome", n).random() < 1 / (1 + np.exp(-2 * score)))
         tag = {"reviewer": str(incumbent)} if arm == "full" else {}
         archive.add(UtilityRecord(at, "writer", str(n), won, tag))
-    best, how = archive.best(config.epsilon)
+    best, how = archive.best()
     final = (_accepts(judges[incumbent], items[:, 0], items[:, 1]) > 0) == label
     table = np.array(archive.own, float)
     return {

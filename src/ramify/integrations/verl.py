@@ -38,6 +38,9 @@ from ramify.trace.lines import field
 
 # --- out: prompts ------------------------------------------------------------------------------------------------------
 
+ABILITY = "agent"
+"""verl's column of that name: it sorts metrics, and all rows here are attempts of one agent."""
+
 
 class PromptSettings(Config):
     """Settings of ``verl``."""
@@ -46,8 +49,6 @@ class PromptSettings(Config):
     """Only trees of this group."""
     data_source: str = "ramify"
     """Names the reward function in verl."""
-    ability: str = "agent"
-    """verl's column of that name."""
     max_rows: int | None = Field(None, ge=1)
     """Stop after this many rows."""
 
@@ -85,7 +86,7 @@ def _prompts(run: Run, chosen: PromptSettings) -> Iterator[dict[str, Any]]:
         yield {
             "data_source": chosen.data_source,
             "prompt": prompt,
-            "ability": chosen.ability,
+            "ability": ABILITY,
             "reward_model": {"style": "rule", "ground_truth": truth if isinstance(truth, str) else json.dumps(truth)},
             "extra_info": {"task": task, "index": len(seen) - 1},
         }

@@ -100,6 +100,10 @@ attempts, one credit per attempt; with the allocator, or with half of the tokens
 FORMER_ARMS = {"ours": "infotree+g2po", "credit": "g2po"}
 """Arms as older versions call them."""
 
+CLIP_CREDIT = 4.0
+"""Credit is clipped to plus and minus this for training: in a graph with little progress a small spread inflates it. An
+outcome standardised among 16 attempts lies within it in any case."""
+
 
 class TrainingConfig(TrainConfig):
     """How ``ramify improve`` trains."""
@@ -180,8 +184,6 @@ class ImproveConfig(Config):
     """States of held-out attempts at which the report says what the agent now does, and what comes of it; 0 for none."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL to the starting agent."""
-    clip_credit: float = Field(default=4.0, gt=0)
-    """Credit is clipped to plus and minus this for training: in a graph with little progress a small spread inflates it."""
     tree: TreeConfig = TreeConfig(unit="tokens", roots=2, least=0.25, parallel=4, selector=UUCB(lam=0.0))
     """How one task's tree is sampled by ``infotree``. The selector's entropy weight is 0 here:
     this agent is least sure in lost states."""
@@ -733,7 +735,7 @@ class Job:
             ratios = log_ratios(*scored, self.config.train.micro_tokens, self.model.context)
             attempts = replace(attempts, log_ratios=ratios)
         credit = credit_group(run, rule, attempts)
-        rows = training_rows(run, grown.trees, grown.ends, credit, self.config.clip_credit, self.model.context)
+        rows = training_rows(run, grown.trees, grown.ends, credit, CLIP_CREDIT, self.model.context)
         return rows, losses, list(rule.doubts)
 
 

@@ -332,9 +332,10 @@ def test_dictionaries_from_before_the_threshold_load(tmp_path: Path) -> None:
     assert np.array_equal(encode_rows(Dictionary.load(tmp_path)[0], states()), encode_rows(d, states()))
 
 
-def test_clipping_does_not_depend_on_the_width() -> None:
+def test_clipping_does_not_depend_on_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient that is clipped is of the error summed over channels: of the mean over many channels it would never be."""
     made = [Dictionary(DictionaryConfig(**SHAPE)) for _ in range(2)]
     for d, norm in zip(made, (1.0, 1e9), strict=True):
-        fit(d, states(), FitConfig(steps=30, batch=16, clip_norm=norm))
+        monkeypatch.setattr("ramify.methods.crosscoder.dictionary.CLIP_NORM", norm)
+        fit(d, states(), FitConfig(steps=30, batch=16))
     assert not torch.allclose(made[0].decoder, made[1].decoder, atol=1e-6)

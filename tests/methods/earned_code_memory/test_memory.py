@@ -18,6 +18,7 @@ import pytest
 
 from ramify.base.errors import UserError
 from ramify.methods.earned_code_memory import rules
+from ramify.methods.earned_code_memory.algorithm import REPAIRS
 from ramify.methods.earned_code_memory.memory import Memory
 from ramify.methods.earned_code_memory.report import difference, faults, replay, report, why
 from ramify.methods.earned_code_memory.roles import RoleReply
@@ -117,7 +118,7 @@ def test_an_attempt_is_made_once_for_a_plan_and_its_evidence(memory: Memory) -> 
     bad = Codifier(candidate(source=SOURCE.replace("api.notes.list", "api.notes.find")))
     found = went(memory.codify(bad))
     assert "no API and no active tool" in str(found["gave up"])
-    assert len(bad.prompts) == 1 + memory.config.repairs
+    assert len(bad.prompts) == 1 + REPAIRS
     assert "no API and no active tool" in bad.prompts[1]
     assert went(memory.codify(bad))["plans"] == 0
     learnt(memory, ("delete every note about 'taxes'",))

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.base.errors import UserError
+from ramify.methods.kernel_search import algorithm
 from ramify.methods.kernel_search.algorithm import (
     CandidateTree,
     Gain,
@@ -49,8 +50,9 @@ def test_the_reward_is_monotone(a: float, b: float) -> None:
 
 
 @pytest.mark.parametrize(("kappa", "allowed"), [(2.0, [2, 4, 6, 8]), (1.0, [1, 2, 3, 4])])
-def test_widening_allows_the_square_root_of_the_visits(kappa: float, allowed: list[int]) -> None:
-    tree = CandidateTree("k", widening=kappa)
+def test_widening_allows_the_square_root_of_the_visits(kappa: float, allowed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(algorithm, "WIDENING", kappa)
+    tree = CandidateTree("k")
     found = []
     for visits in (1, 4, 9, 16):
         tree.nodes[0].visits = visits

@@ -339,7 +339,7 @@ def test_only_vectors_are_tuned_and_zero_is_the_backbone(made: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any) -> None:
+def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny checkpoint learns to write plans that can be read: the warm start, then GRPO, then a run with what was written."""
     from ramify.engine.checkpoints import load_model, model_folder
     from ramify.engine.tiny import TinyConfig, TinyLM
@@ -365,6 +365,7 @@ def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any) -> 
             shutil.copy(model_folder("builtin") / name, tmp_path / "start")
     pool, tasks = pool_file(tmp_path, "adder", "turner"), task_file(tmp_path, 8)
     load_model(tmp_path / "start")
+    monkeypatch.setattr("ramify.methods.orchestrator.composer.WARM_RATE", 0.003)
     words = (
         "train-composer",
         f"hf:{tmp_path}/start",
@@ -380,8 +381,6 @@ def test_a_composer_is_trained_with_live_workers(tmp_path: Path, asked: Any) -> 
         *words,
         "--warm",
         120,
-        "--warm-lr",
-        0.003,
         "--updates",
         3,
         "--questions",

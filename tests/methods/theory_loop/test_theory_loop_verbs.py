@@ -511,8 +511,12 @@ def test_a_model_behind_an_endpoint_in_every_role(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.slow
-def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The guard itself must be able to fail: a reviser that already knows the truth by heart."""
+    monkeypatch.setattr("ramify.methods.theory_loop.loop.METRICS", 1)
+    monkeypatch.setattr("ramify.methods.theory_loop.loop.DESIGNS", 1)
     told = {**REPLY["verdict"], "recommendation": CANONICAL["cue-parity"].description}
     model, _ = scripted(lambda role, count: json.dumps(told) if role == "verdict" else None)
     with serving(ModelServer(chat=model).app) as url:
@@ -527,10 +531,6 @@ def test_a_prompt_that_holds_the_hidden_theory_ends_the_loop(tmp_path: Path, cap
             20,
             "--participants",
             "simulated:cue-parity",
-            "--metrics",
-            1,
-            "--designs",
-            1,
         )
         assert loop("run", "--out", tmp_path / "run", "--proposer", f"chat:{NAME}@{url}", *words) == 2
     assert "hidden theory" in capsys.readouterr().err

@@ -187,8 +187,12 @@ def test_more_rounds_continue_and_other_settings_do_not(tmp_path: Path) -> None:
         ("source", "code"),
     ],
 )
-def test_what_fails_is_recorded_and_the_loop_goes_to_its_end(tmp_path: Path, spoiled: str, problem: str) -> None:
-    found, journal = played(tmp_path / "run", spoiled, retries=2, designs=1, metrics=2)
+def test_what_fails_is_recorded_and_the_loop_goes_to_its_end(
+    tmp_path: Path, spoiled: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, few in (("RETRIES", 2), ("DESIGNS", 1), ("METRICS", 2)):
+        monkeypatch.setattr(f"ramify.methods.theory_loop.loop.{name}", few)
+    found, journal = played(tmp_path / "run", spoiled)
     assert found["rounds"] == 2
     assert found["problems"][problem] > 0
     recorded = [payload for (kind, _), payload in journal.items() if kind == "problem"]

@@ -38,6 +38,10 @@ HOPELESS, SURE = 0.01, 0.0005
 """Budgeted: a candidate gets no further fresh forks once the chance that they confirm it is below the one, or its p-value the
 other."""
 
+CARRY = 0.02
+"""Budgeted: an estimate is carried over left-out tokens while their summed 1 - probability is below this: a fifth of the smallest
+drop that counts, so that what they lose together cannot pass for a cliff."""
+
 
 class ScanConfig(Config):
     """How traces are scanned."""
@@ -54,8 +58,6 @@ class ScanConfig(Config):
     """every position with all forks, as in the paper; else the budgeted scan"""
     screen: Literal["prob", "none"] = "prob"
     """budgeted: leave out tokens whose probability under the sampler is at least 1 - delta0, which cannot lose delta0"""
-    carry: float = Field(0.02, ge=0)
-    """budgeted: carry an estimate over left-out tokens while their summed 1 - probability is below this"""
     first: int = Field(16, ge=1)
     """budgeted: forks before the first look; doubled until n"""
     miss: float = Field(0.1, ge=0, lt=1)
@@ -186,7 +188,7 @@ async def scan_one(
     elif pairs is None:
         counts, _ = await potential(forks, trace, positions, Fixed(config.n), store=store)
     else:
-        rule = Staged(config.n, config.first, config.miss, test, pairs, _bound(chances, config), config.carry)
+        rule = Staged(config.n, config.first, config.miss, test, pairs, _bound(chances, config), CARRY)
         counts, pairs = await potential(forks, trace, positions, rule, store=store)
     _complete(forks, trace, counts)
     found = trace.with_potentials(counts, early)
@@ -254,7 +256,7 @@ def _plan(trace: Any, chances: Chances, config: ScanConfig) -> tuple[list[int], 
             "trace "
             "has them; scan with --screen none"
         )
-    return screen(chances.pi.tolist(), config.delta0, config.carry)
+    return screen(chances.pi.tolist(), config.delta0, CARRY)
 
 
 async def cost_estimate(traces: Sequence[Any], forks: Scannable, config: ScanConfig) -> dict[str, int]:

@@ -39,6 +39,9 @@ SPARSE = 32
 """From so many features for each active one on, training sums the k directions of a row instead of multiplying with mostly
 zeros."""
 
+CLIP_NORM = 1.0
+"""Largest gradient norm of a step in training: one batch of outliers moves the dictionary no further than others do."""
+
 
 class DictionaryConfig(Config):
     """Shape of a dictionary."""
@@ -72,8 +75,6 @@ class FitConfig(Config):
     """Rows per step."""
     lr: float = Field(1e-4, gt=0)
     """Learning rate."""
-    clip_norm: float = Field(1.0, gt=0)
-    """Largest gradient norm."""
     normalise: Normalise = "joint"
     """Per channel: the mean, and one scale per model (joint) or the deviation (channel);
     over all rows together, never per corpus."""
@@ -360,7 +361,7 @@ def _step(d: Dictionary, x: Tensor, silent: Tensor, optimizer: torch.optim.Optim
     (loss * x[0].numel()).backward()  # summed over channels, as others train: the mean's gradients are never long enough to clip
     d._blank(d.encoder.grad)
     d._blank(d.decoder.grad)
-    nn.utils.clip_grad_norm_(d.parameters(), c.clip_norm)
+    nn.utils.clip_grad_norm_(d.parameters(), CLIP_NORM)
     optimizer.step()
     return loss.detach()
 

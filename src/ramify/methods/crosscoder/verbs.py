@@ -66,6 +66,12 @@ app = Verbs(
 StatesFolder = Annotated[Path, argument(metavar="STATES", help="A folder that `ramify crosscoder capture` wrote.")]
 DictionaryFolder = Annotated[Path, argument(metavar="DICTIONARY", help="A folder that `ramify crosscoder train` wrote.")]
 
+SHORTLISTED = 0.1
+"""A feature fires above this activation where the features are listed that the paper's rule takes (``--short``); else above 0."""
+CHOOSING = 0.33
+"""Share of the prompts that choose feature and strength when steering; the others, twice as many, make the interval that is
+reported."""
+
 
 class CaptureOptions(Config):
     """Two models and two corpora."""
@@ -137,8 +143,6 @@ class SteerOptions(Config):
     """activations are multiplied by these; 0 takes the features out"""
     clamps: tuple[float, ...] = ()
     """activations are set to these"""
-    select: float = Field(0.33, gt=0, lt=1)
-    """share of the prompts that choose feature and strength; the others are reported"""
     score: str = "call"
     """call (a listed tool, by its exact name), toolrl (the paper's fuzzy rule), exact, number, boxed, cmd:./check.sh,
     FILE.py:FUNCTION, python:MODULE:FUNCTION"""
@@ -252,10 +256,6 @@ def rank(
     dictionary: DictionaryFolder,
     states: StatesFolder,
     partition: Annotated[str, option(help="a (the tuned model alone), b (the base alone), shared or all.")] = "a",
-    threshold: Annotated[
-        float | None,
-        option(help="A feature fires above this activation (default: 0; 0.1 with --short).", show_default=False),
-    ] = None,
     short: Annotated[
         bool, option("--short", help="Only those that fire on 30 % of the tool corpus and at most 10 % of the other.")
     ] = False,
@@ -265,8 +265,7 @@ def rank(
 ) -> None:
     """Rank features by how well they separate the two corpora, and test whether each belongs to one model alone."""
     made, kept = Dictionary.load(dictionary)[0], States.load(states)
-    fires = (0.1 if short else 0.0) if threshold is None else threshold
-    signed = rank_features(made, *_codes(made, kept), partition, fires)
+    signed = rank_features(made, *_codes(made, kept), partition, SHORTLISTED if short else 0.0)
     ranked = shortlist(signed) if short else signed
     scaling = owned(made, np.asarray(kept.values), partition)
     rows = [one.to_json() | asdict(scaling[one.feature]) for one in ranked]
@@ -329,7 +328,7 @@ def _steer(
             f"{problems} holds {plural(len(read), 'prompt')}; some choose and others confirm, so at least 4 are needed"
         )
     order = np.random.Generator(np.random.Philox(options.seed)).permutation(len(read))
-    cut = min(len(read) - 2, max(2, round(options.select * len(read))))
+    cut = min(len(read) - 2, max(2, round(CHOOSING * len(read))))
     choosing, others = ([read[i] for i in sorted(part)] for part in (order[:cut], order[cut:]))
     target = "ab".index(options.target)
     scoring: dict[str, Any] = {

@@ -43,6 +43,18 @@ _EARLIER = {CHECKPOINT: "training.safetensors", TEXT: "text.safetensors"}
 CACHE_BYTES = 1 << 30
 """Most memory for features of the target kept between steps; those of further sequences are computed again."""
 
+WARMUP = 0.04
+"""Share of the steps that warm up, as in the paper."""
+SLOT_DECAY = 4.0
+"""Slot k has weight exp(-(k-1)/SLOT_DECAY), as in the paper: a slot counts only where those before it were right."""
+STEP_DECAY = 0.8
+"""Eagle3: weight of each unrolled step relative to the one before, as in its paper."""
+CROSS_ENTROPY, DISTANCE = 0.1, 0.9
+"""Weights of the cross-entropy on the next token (DFlash has this loss alone) and of the distance between the drafter's and the
+target's distribution, ||p - q||_1, as in the paper: the distance is what decides how many tokens are accepted."""
+CLIP_NORM = 1.0
+"""Largest gradient norm of a step, as in the paper."""
+
 
 class DrafterTraining(Config):
     """How to train a drafter. The defaults are the paper's for DSpark, but for the size of the run."""
@@ -55,20 +67,8 @@ class DrafterTraining(Config):
     """Blocks per sequence and step, at positions sampled without replacement."""
     lr: float = Field(3e-3, ge=0)
     """Peak learning rate of AdamW (linear warm-up, cosine decay to 0)."""
-    warmup: float = Field(0.04, ge=0, le=1)
-    """Share of the steps that warm up."""
-    decay: float = Field(4.0, gt=0)
-    """Slot k has weight exp(-(k-1)/decay)."""
-    step_decay: float = Field(0.8, ge=0)
-    """Eagle3: weight of each unrolled step relative to the one before."""
-    cross_entropy: float = Field(0.1, ge=0)
-    """Weight of the cross-entropy on the next token; DFlash has this loss alone."""
-    distance: float = Field(0.9, ge=0)
-    """Weight of the distance between the drafter's and the target's distribution, ||p - q||_1."""
     confidence: float = Field(1.0, ge=0)
     """Weight of the confidence head's loss."""
-    clip: float = Field(1.0, gt=0)
-    """Largest gradient norm of a step."""
     seed: int = 0
     """Decides batches and anchors."""
 
@@ -158,7 +158,7 @@ def train_drafter(
     rows = _usable(rows, c.mask_token, c.block, isinstance(drafter, Eagle3))
     if target.forward.vocab != c.vocab:
         raise UserError(f"the drafter knows {c.vocab} tokens, the target '{target.name}' {target.forward.vocab}")
-    settings = TrainConfig(lr=config.lr, beta2=0.999, clip_norm=config.clip)
+    settings = TrainConfig(lr=config.lr, beta2=0.999, clip_norm=CLIP_NORM)
     trainer = Trainer(drafter, settings, config.seed)
     what = _hash(drafter, target, rows, config)
     records: list[dict[str, float]] = _resume(trainer, out, what) if out is not None else []
@@ -200,7 +200,7 @@ def _step(trainer: Trainer, drafter: Qwen3Drafter, features: _Features, config: 
 
 def _rate(step: int, config: DrafterTraining) -> float:
     """Share of the peak learning rate at ``step``: linear warm-up, then cosine to 0."""
-    warm = max(1.0, config.warmup * config.steps)
+    warm = max(1.0, WARMUP * config.steps)
     if step < warm:
         return (step + 1) / math.ceil(warm)
     return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1.0, config.steps - warm)))
@@ -246,7 +246,7 @@ def block_loss(
     inside = where.clamp(max=T - 1)
     rows = torch.arange(len(tokens), device=tokens.device)[:, None, None]
     counted = (keep[..., None] & (where < T) & mask[rows, inside]).cumprod(-1)
-    weights = counted * torch.exp(-torch.arange(K, device=tokens.device) / config.decay)
+    weights = counted * torch.exp(-torch.arange(K, device=tokens.device) / SLOT_DECAY)
     total = weights.sum().clamp(min=1e-6)
     log_q = logits.log_softmax(-1)
     entropy = -(log_q.gather(-1, tokens[rows, inside][..., None])[..., 0] * weights).sum() / total
@@ -254,7 +254,7 @@ def block_loss(
     accepted = (1 - 0.5 * apart.detach()).clamp(0, 1)
     loss = entropy
     if drafter.config.kind != "dflash":
-        loss = config.cross_entropy * entropy + config.distance * (apart * weights).sum() / total
+        loss = CROSS_ENTROPY * entropy + DISTANCE * (apart * weights).sum() / total
     if drafter.confidence_head is not None:
         sure = F.binary_cross_entropy_with_logits(scores, accepted, reduction="none")
         loss = loss + config.confidence * (sure * weights).sum() / total
@@ -266,7 +266,7 @@ def eagle_loss(
     drafter: Eagle3, tokens: Tensor, mask: Tensor, features: Tensor, distribution: Tensor, config: DrafterTraining
 ) -> tuple[Tensor, dict[str, float]]:
     """Soft cross-entropy to the target's distribution at every unrolled step,
-    a mean per sequence, step j weighted ``step_decay``^j.
+    a mean per sequence, step j weighted :data:`STEP_DECAY`^j.
 
     Arguments as in :func:`block_loss`.
     """
@@ -281,7 +281,7 @@ def eagle_loss(
         log_q = logits.log_softmax(-1)
         entropy = -(wanted * log_q).sum(-1)
         each = (entropy * counted).sum(1) / counted.sum(1).clamp(min=1)
-        loss = loss + config.step_decay**j * each.mean()
+        loss = loss + STEP_DECAY**j * each.mean()
         with torch.no_grad():
             chance = chance * torch.minimum(wanted, log_q.exp()).sum(-1)
             tau = tau + (chance * counted).sum() / counted.sum().clamp(min=1)

@@ -27,6 +27,8 @@ from ramify.stats.ranking import auroc, auroc_interval, within_auroc
 
 MINORITY = 20
 """Fewest samples of the rarer outcome that a probe is fitted to."""
+ALIKE = 0.8
+"""Cosine from which two prompts count as one, and are held out together in a control: a template with another name filled in."""
 SHUFFLES = 199
 """Shuffled labellings of a null: the least p is then 1 / 200."""
 Folds = list[tuple[np.ndarray, np.ndarray]]
@@ -300,8 +302,8 @@ def _logits(seen: np.ndarray, unseen: np.ndarray, y: np.ndarray, recipe: ProbeRe
     return np.round((np.column_stack([unseen, np.ones(len(unseen))]) @ w).T, 6)  # states that are the same rank the same
 
 
-def near_duplicates(texts: Sequence[str], threshold: float = 0.8) -> np.ndarray:
-    """Group numbers int (N,) in which texts whose TF-IDF vectors of character 4-grams have a cosine of ``threshold`` are
+def near_duplicates(texts: Sequence[str]) -> np.ndarray:
+    """Group numbers int (N,) in which texts whose TF-IDF vectors of character 4-grams have a cosine of :data:`ALIKE` are
     together."""
     from scipy.sparse.csgraph import connected_components
 
@@ -309,7 +311,7 @@ def near_duplicates(texts: Sequence[str], threshold: float = 0.8) -> np.ndarray:
         vectors = _sklearn("feature_extraction.text").TfidfVectorizer(analyzer="char_wb", ngram_range=(4, 4)).fit_transform(texts)
     except ValueError:  # no text holds a word
         return np.unique(np.asarray(list(texts)), return_inverse=True)[1]
-    near = (vectors @ vectors.T) >= threshold
+    near = (vectors @ vectors.T) >= ALIKE
     return np.asarray(connected_components(near, directed=False)[1])
 
 

@@ -40,6 +40,8 @@ At = Literal["h0", "state_a", "hop", "prompt"]
 SHORTEST = 3
 """Traces with less thinking are left out, and counted."""
 ANCHORS = 20
+KEPT: Literal["float16"] = "float16"
+"""Of the probed states on the disk: they are read by a linear probe, and take half the space."""
 
 
 class ProbeConfig(Config):
@@ -52,10 +54,6 @@ class ProbeConfig(Config):
     """-1 is after the final norm, 0 the embedding, l the output of block l"""
     shuffles: int = Field(SHUFFLES, ge=0)
     """shuffled labellings that a probe must beat, at least 199; 0 for no null and no test"""
-    duplicates: float = Field(0.8, gt=0, le=1)
-    """cosine from which two prompts count as one and are held out together in a control"""
-    dtype: Literal["float16", "float32"] = "float16"
-    """of the states that are kept on the disk"""
 
 
 class ValleyConfig(Config):
@@ -131,14 +129,14 @@ def probe_stage(study: Study, model: Model, thinking: Thinking, config: ProbeCon
     found: list[dict[str, Any]] = []
     results = []
     for at in config.at:
-        got = capture(study, model, thinking, at, config.layers, dtype=config.dtype)
+        got = capture(study, model, thinking, at, config.layers, dtype=KEPT)
         names = [row["prompt"] for row in got.rows]
         prompts = [study.prompt_text(name) for name in names]
         texts = {"prompt words": prompts}
         if at == "h0":
             texts["first token"] = [thinking.text(row["thinking"][:1]) for row in got.rows]
         pools = [study.pool(name) for name in names]
-        others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(prompts, config.duplicates).tolist()}
+        others: dict[str, Sequence[Any]] = {"near-duplicate prompts": near_duplicates(prompts).tolist()}
         given = [study.prompts[name]["data"].get("source") for name in names]
         sources = None if None in given else given
         if sources is not None:

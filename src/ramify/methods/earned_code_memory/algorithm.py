@@ -28,6 +28,15 @@ MEANING = {
 LEVEL = 0.05
 """At most this share of tools that fail as often as is allowed are ever demoted, however often one looks."""
 
+TOP_TEXT, TOP_TOOL = 20, 10
+"""Text entries and tools that the manager chooses from: all fit a prompt of a few thousand tokens."""
+LONGEST = 4000
+"""Characters of an entry; a longer one is dropped and counted: it would crowd the others out of the prompt."""
+REPAIRS = 2
+"""Times that a tool which was not admitted is given back to who wrote it, with the errors; each costs a call."""
+FAILING = 0.2
+"""Share of failed checks that a tool may have: where more fail, the plan it was made from serves better."""
+
 
 class MemoryConfig(Config):
     """Settings of a memory. They are kept in its file."""
@@ -48,10 +57,6 @@ class MemoryConfig(Config):
     """What counts as another request: another structure (values left out), or any other wording or value."""
     reflect: Literal["all", "new"] = "all"
     """Tasks that are reflected on: all, or those that did not succeed by a plan that they were given."""
-    top_text: int = Field(default=20, ge=1, le=200)
-    """Text entries that the manager chooses from."""
-    top_tool: int = Field(default=10, ge=1, le=100)
-    """Tools that the manager chooses from."""
     inject: int = Field(default=6, ge=1, le=100)
     """Most text entries that are given where no manager chooses."""
     least: float = Field(default=0.5, ge=0, le=1)
@@ -61,12 +66,6 @@ class MemoryConfig(Config):
     by words (BM25), which needs none."""
     embed_least: float = Field(default=0.5, ge=-1, le=1)
     """Cosine with a request, by those vectors, from which an entry is given where no manager chooses."""
-    max_chars: int = Field(default=4000, ge=100, le=100_000)
-    """Longest entry; a longer one is dropped and counted."""
-    repairs: int = Field(default=2, ge=0, le=10)
-    """Times that a tool which was not admitted is given back to who wrote it, with the errors."""
-    demote_above: float = Field(default=0.2, gt=0, lt=1)
-    """Share of failed checks that a tool may have."""
 
     @property
     def gate(self) -> float:

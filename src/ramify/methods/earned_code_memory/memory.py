@@ -101,9 +101,9 @@ class Embedded:
                 if names := [name for name in own if name in wanted]:
                     index.add(names, np.stack([every[own[name]] for name in names]))
             self._known.update(wanted)
-            near = self._texts.nearest(every[query], config.top_text, lambda name: name in entries)
+            near = self._texts.nearest(every[query], algorithm.TOP_TEXT, lambda name: name in entries)
             may = self._tools.nearest(
-                every[query], config.top_tool, lambda name: name in tools and memory.may(state.tools[name], query)
+                every[query], algorithm.TOP_TOOL, lambda name: name in tools and memory.may(state.tools[name], query)
             )
         return [(state.entries[name], share) for name, share in near], [(state.tools[name], share) for name, share in may], tokens
 
@@ -193,11 +193,11 @@ class Memory:
         """Texts and tools near a request, each with the share of its words that they hold; in mode safe past the guard."""
         state, config = self.state, self.config
         core = " ".join(sorted(algorithm.content_words(query)))
-        texts = [] if config.mode == "code-only" else self._entries.nearest(query, config.top_text, core=core)
+        texts = [] if config.mode == "code-only" else self._entries.nearest(query, algorithm.TOP_TEXT, core=core)
         tools = (
             []
             if config.mode == "text-only"
-            else self._tools.nearest(query, config.top_tool, lambda name: self.may(state.tools[name], query), core)
+            else self._tools.nearest(query, algorithm.TOP_TOOL, lambda name: self.may(state.tools[name], query), core)
         )
         return [(state.entries[name], held) for name, _, held in texts], [(state.tools[name], held) for name, _, held in tools]
 
@@ -326,8 +326,8 @@ class Memory:
             tool, config = self.store.state.tools[name], self.config
             if not config.safe or tool.status != "active":
                 return
-            if algorithm.failing(tool.failures, tool.calls, config.demote_above):
-                why = f"{tool.failures} of {tool.calls} calls failed, which shows more than {config.demote_above:.0%}"
+            if algorithm.failing(tool.failures, tool.calls, algorithm.FAILING):
+                why = f"{tool.failures} of {tool.calls} calls failed, which shows more than {algorithm.FAILING:.0%}"
             elif tool.streak >= algorithm.STREAK:
                 why = f"the last {tool.streak} calls failed"
             else:
@@ -340,7 +340,7 @@ class Memory:
         """Add an entry of your own; returns its id. Raises UserError where it holds a secret, is too long or is none."""
         if kind not in algorithm.KINDS:
             raise UserError(f"an entry is a plan, a fact or a pitfall, not '{kind}' ({nearest(kind, algorithm.KINDS)})")
-        if (why := _unfit(title, body, self.config.max_chars)) is not None:
+        if (why := _unfit(title, body, algorithm.LONGEST)) is not None:
             raise UserError(f"the entry '{title[:40]}' is not kept: {why}")
         with self.store.writing() as write:
             heads = self._heads(supersedes, kind)
@@ -467,7 +467,7 @@ class Memory:
         """Plans that a task which was given nothing went by all the same: evidence in logs of agents without a memory."""
         if task.selected:
             return []
-        calls, near = traj.calls_in(kept), self._entries.nearest(task.query, self.config.top_text)
+        calls, near = traj.calls_in(kept), self._entries.nearest(task.query, algorithm.TOP_TEXT)
         plans = (self.store.state.entries[name] for name, _, _ in near)
         return [
             [p.id, task.query] for p in plans if p.kind == "plan" and p.status == "active" and algorithm.followed(p.steps, calls)
@@ -485,7 +485,7 @@ class Memory:
         if not all(one.get(key) is True for key in ("general", "new", "explained", "scoped")):
             return "screened"
         scope = str(one.get("scope") or "")[:400]
-        if (why := _unfit(title, f"{body}\n{scope}\n{quote}", self.config.max_chars)) is not None:
+        if (why := _unfit(title, f"{body}\n{scope}\n{quote}", algorithm.LONGEST)) is not None:
             return why
         source = traj.found_in(quote, kept)
         if source is None:
@@ -623,7 +623,7 @@ class Memory:
         queries, spent = sorted(state.requests(plan.id)), dict[str, int]()
         given = {"id": plan.id, "title": plan.title, "body": plan.body, "scope": plan.scope}
         errors, made = list[str](), list[ToolEntry]()
-        for _ in range(config.repairs + 1):
+        for _ in range(algorithm.REPAIRS + 1):
             shown = [
                 {"name": t.name, "parameters": dict(t.parameters), "doc": t.doc}
                 for t in state.tools.values()

@@ -18,6 +18,15 @@ from ramify.score.anchor import compare
 from ramify.trace.db import counts
 
 EPSILON = 0.05
+"""Quantile of the best belief: the rate that a judge or a workspace exceeds with a probability of 95 %."""
+MOST_MISSING = 0.05
+"""A challenger that answers fewer items of the anchor than all but this share is not eligible: it could leave out
+the hard ones."""
+ALPHA = 0.6
+"""The archive may grow while outcomes ** ALPHA is at least its size, so that each is measured more as it grows."""
+RHO = 2.0
+"""Judges are reconsidered after first, first * RHO, first * RHO ** 2, ... outcomes: as often as outcomes double, so that looks at
+the anchor stay few."""
 Select = Literal["clade", "node"]
 Rule = Literal["mcnemar", "confirm", "best_belief", "accuracy"]
 
@@ -32,10 +41,6 @@ class PromotionConfig(Config):
     """Chance of promoting a judge that is no better, at one look at the anchor; challengers of one look share it."""
     spend: bool = False
     """Share delta among all looks at an anchor, too: look q has delta / (q (q + 1))."""
-    most_missing: float = Field(0.05, ge=0, le=1)
-    """A challenger that answers fewer items of the anchor than all but this share is not eligible."""
-    epsilon: float = Field(EPSILON, gt=0, lt=1)
-    """Quantile of the best belief."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +79,8 @@ def decide(
         row = compare(label, incumbent, answers, level)
         missing = int(np.isnan(answers).sum())
         s = int(((answers > 0.5) == label)[np.isfinite(answers)].sum())
-        row |= {"missing": missing, "right": s, "belief": float(best_belief(s, len(label) - missing - s, config.epsilon))}
-        row["eligible"] = bool(len(label)) and missing <= config.most_missing * len(label)
+        row |= {"missing": missing, "right": s, "belief": float(best_belief(s, len(label) - missing - s))}
+        row["eligible"] = bool(len(label)) and missing <= MOST_MISSING * len(label)
         rows.append(row)
     able = [i for i, row in enumerate(rows) if row["eligible"]]
     if not able:
@@ -85,7 +90,7 @@ def decide(
     there = np.isfinite(incumbent)
     own = int(((incumbent > 0.5) == label)[there].sum())
     if config.rule == "best_belief":
-        mine, name = float(best_belief(own, int(there.sum()) - own, config.epsilon)), "belief"
+        mine, name = float(best_belief(own, int(there.sum()) - own)), "belief"
     else:
         mine, name = own / max(1, int(there.sum())), "accuracy"
         for row in rows:
@@ -141,16 +146,8 @@ class SearchConfig(Config):
     """Decides every sample."""
     budget: int = Field(256, ge=1)
     """Outcomes to spend."""
-    alpha: float = Field(0.6, gt=0, le=1)
-    """The archive may grow while outcomes ** alpha is at least its size."""
-    epsilon: float = Field(EPSILON, gt=0, lt=1)
-    """Quantile of the best belief."""
-    rho: float = Field(2.0, gt=1)
-    """Judges are reconsidered after first, first * rho, first * rho ** 2, ... outcomes."""
     first: int = Field(16, ge=1)
-    """Outcomes before judges are reconsidered for the first time."""
-    select: Select = "clade"
-    """Whose outcomes choose the node that is evaluated: its clade's (this method) or its own (its ancestor HGM)."""
+    """Outcomes before judges are reconsidered for the first time; then whenever these have doubled (:data:`RHO`)."""
 
 
 def best_belief(s: float | np.ndarray, f: float | np.ndarray, epsilon: float = EPSILON) -> Any:

@@ -21,6 +21,8 @@ from ramify.base.ids import canonical_json, json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
 from ramify.methods.judge_evolution.algorithm import (
+    ALPHA,
+    RHO,
     Archive,
     PromotionConfig,
     SearchConfig,
@@ -174,7 +176,7 @@ class Evolution:
         self.judges: dict[str, Judge] = {}
         self.known = {(one.kind, one.key): one.payload for one in run.journal() if one.kind in (GROWN, OUTCOME, CHECKPOINT)}
         self.pool: dict[str, list[Labelled]] = {slot: [] for slot in self.config.slots}
-        self.looks = checkpoints(self.config.first, self.config.rho, self.config.budget)
+        self.looks = checkpoints(self.config.first, RHO, self.config.budget)
         self.past: list[Mapping[str, Any]] = []
         """Outcomes so far, in order; ``known`` may hold later ones."""
         self.fixed = {
@@ -205,7 +207,7 @@ class Evolution:
         """Checkpoint, growth and outcome number ``n``, in this order; False where nothing is left to measure."""
         if n in self.looks:
             await self._checkpoint(n)
-        if gate_open(n, len(self.archive), self.config.alpha):
+        if gate_open(n, len(self.archive), ALPHA):
             await self._grow(str(n), n)
         for more in range(FRUITLESS):
             left = self._open()
@@ -375,7 +377,7 @@ class Evolution:
 
     async def _evaluate(self, n: int, left: Mapping[int, Sequence[tuple[str, str]]]) -> None:
         if (OUTCOME, str(n)) not in self.known:
-            at = self.archive.thompson(self.config, n, "evaluate", nodes=sorted(left), by=self.config.select)
+            at = self.archive.thompson(self.config, n, "evaluate", nodes=sorted(left))
             role, task = cell(self.archive, at, left[at], n, seed=self.config.seed)
             artefact, outcome = await self._artefact(at, role, task)
             success, judges, evidence = await self._scored(role, self.case.tasks[role][task], outcome, artefact.id)
@@ -525,8 +527,8 @@ class Evolution:
 
     def result(self) -> dict[str, Any]:
         """Generalist, one specialist a role, what was replaced, and how much counts."""
-        best, how = self.archive.best(self.config.epsilon)
-        specialists = {role: self.archive.best(self.config.epsilon, role) for role in self.config.roles}
+        best, how = self.archive.best()
+        specialists = {role: self.archive.best(role=role) for role in self.config.roles}
         past = {int(key): record for (kind, key), record in self.known.items() if kind == CHECKPOINT}
         replaced = [
             {"outcomes": n, "slot": slot, "workspace": one["workspace"], "judge": one["judge"], "why": one["why"]}
@@ -623,12 +625,12 @@ def warnings(case: EvolutionCase) -> list[str]:
 def plan(case: EvolutionCase) -> dict[str, Any]:
     """What a search would take, at most: counts only."""
     config, size = case.config, 1
-    looked = checkpoints(config.first, config.rho, config.budget)
+    looked = checkpoints(config.first, RHO, config.budget)
     calls = 0
     for n in range(config.budget):
         if n in looked:
             calls += sum(len(anchor) for anchor in case.anchors.values()) * size
-        size += gate_open(n, size, config.alpha)
+        size += gate_open(n, size, ALPHA)
     return {"outcomes": config.budget, "workspaces": size, "checkpoints": len(looked), "anchor answers at most": calls}
 
 

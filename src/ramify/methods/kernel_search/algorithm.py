@@ -25,6 +25,13 @@ NOISE = 0.2
 """Relative spread of the reference's own times above which nothing is ranked."""
 Class = Literal["compute", "memory", "mixed", "latency", "launch", "unknown"]
 
+EXPLORATION = 0.7
+"""Weight of the bound in the choice of a node: half of UCB1's for rewards between 0 and 1, as a search has tens of candidates."""
+WIDENING = 2.0
+"""A node that is faster than its parent may have ceil(this * sqrt(visits)) children; one that is not, half of it."""
+EACH = 2
+"""Candidates of one expansion: what the second finding asks for is tried beside the first's."""
+
 
 class KernelSearchConfig(Config):
     """How candidates are chosen."""
@@ -42,12 +49,6 @@ class KernelSearchConfig(Config):
     or a model by name that writes candidates, such as chat:MODEL@URL."""
     seed: int = Field(0, ge=0)
     """Decides what is proposed, and the inputs."""
-    exploration: float = Field(0.7, ge=0)
-    """Weight of the bound in the choice of a node."""
-    widening: float = Field(2.0, gt=0)
-    """A node that is faster than its parent may have ceil(this * sqrt(visits)) children; one that is not, half of it."""
-    each: int = Field(2, ge=1, le=16)
-    """Candidates of one expansion."""
     pairs: int = Field(10, ge=4, le=1000)
     """Pairs of timed batches, reference and candidate in turn."""
     batch: float = Field(0.02, gt=0, le=10)
@@ -250,13 +251,11 @@ class CandidateTree:
     def __init__(
         self,
         key: str,
-        exploration: float = 0.7,
-        widening: float = 2.0,
         algo: str = "mcts",
         score: Callable[[float | None], float] | None = None,
     ) -> None:
         """``score`` replaces :func:`reward`."""
-        self.exploration, self.widening, self.algo, self.score = exploration, widening, algo, score or reward
+        self.algo, self.score = algo, score or reward
         self.nodes = [CandidateNode(0, None, key, 1.0, "the original")]
         self.known = {key: 0}
         self.backup(0)
@@ -268,14 +267,14 @@ class CandidateTree:
             return 1
         parent = self.nodes[node.parent].speedup if node.parent is not None else None
         faster = node.parent is None or (node.speedup or 0) > (parent or 0)
-        kappa = self.widening if faster else self.widening / 2
+        kappa = WIDENING if faster else WIDENING / 2
         return math.ceil(kappa * math.sqrt(max(1, node.visits)) - 1e-9)
 
     def value(self, number: int, parent: int) -> float:
         """The bound by which a child is chosen: half its mean, half its best, and exploration."""
         node, above = self.nodes[number], self.nodes[parent]
         visits = max(1, node.visits)
-        return 0.5 * node.total / visits + 0.5 * node.best + self.exploration * math.sqrt(math.log(max(1, above.visits)) / visits)
+        return 0.5 * node.total / visits + 0.5 * node.best + EXPLORATION * math.sqrt(math.log(max(1, above.visits)) / visits)
 
     def select(self) -> int | None:
         """The node to expand next; None where all is pruned."""

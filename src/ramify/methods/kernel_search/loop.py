@@ -17,7 +17,7 @@ from typing import Any
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
-from ramify.methods.kernel_search.algorithm import CandidateNode, CandidateTree, Gain, KernelSearchConfig, reward
+from ramify.methods.kernel_search.algorithm import EACH, CandidateNode, CandidateTree, Gain, KernelSearchConfig, reward
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, measured_roofs
 from ramify.methods.kernel_search.library import CodeLibrary
 from ramify.methods.kernel_search.proposers import KernelProposer, Proposal, SearchMemory, find_proposer
@@ -117,7 +117,7 @@ class KernelSearch:
         self.memory = SearchMemory(Path(self.config.memory) if self.config.memory else None)
         self.library = CodeLibrary(self.config.library) if self.config.library else None
         self.proposer = proposer or find_proposer(self.config.proposer, task, self.config.seed, self.memory, self.library)
-        self.tree = CandidateTree(self.wall.original.key, self.config.exploration, self.config.widening, self.config.algo, score)
+        self.tree = CandidateTree(self.wall.original.key, self.config.algo, score)
         self.codes, self.trials, self.how = [self.wall.original], [WallTrial()], [("", "")]
         self.nodes: list[str] = []
         self.builds: dict[int, Built | str] = {}
@@ -177,7 +177,7 @@ class KernelSearch:
         if (SPENT, key) in self.known:
             self.tree.spent(number)
             return
-        most = min(self.config.each, self.config.evals - self.done)
+        most = min(EACH, self.config.evals - self.done)
         known = [self.known.get((TRIAL, f"{self._round}.{i}")) for i in range(most)]
         whole = (TRIAL, f"{self._round}.end") in self.known
         proposals = [] if whole else await self._proposed(number, most)
@@ -449,9 +449,7 @@ def tree_of(run: Run) -> tuple[CandidateTree, list[dict[str, Any]]]:
         raise UserError(f"{run.folder} holds no candidate yet")
     data = roots[0].data
     first = Code(roots[0].text, tuple(data["flags"]), dict(data["macros"]))
-    tree = CandidateTree(
-        first.key, float(config.get("exploration", 0.7)), float(config.get("widening", 2.0)), str(config.get("algo", "mcts"))
-    )
+    tree = CandidateTree(first.key, str(config.get("algo", "mcts")))
     for record in records:
         trial = trial_of(record["trial"])
         tree.add(

@@ -107,6 +107,10 @@ SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
 """Worked examples out of domain: one medical, one of mathematics, two of arithmetic [C];
 their numbers are taken modulo the pool's size."""
 
+WARM_RATE = 3e-4
+"""Learning rate of the supervised steps before: they teach the form of a plan from nothing, so it is that of training, not the
+small one of the updates that follow."""
+
 
 class GrpoConfig(Config):
     """Training a composer (section 3.7)."""
@@ -122,8 +126,6 @@ class GrpoConfig(Config):
     without, a model that rarely writes several steps ends at one."""
     lr: float = Field(1e-6, gt=0)
     """Learning rate, cosine with 3 % of warm-up."""
-    warm_lr: float = Field(3e-4, gt=0)
-    """The same of the supervised steps."""
     temperature: float = Field(1.0, gt=0)
     """Of the plans."""
     max_tokens: int = Field(1024, ge=1)
@@ -440,7 +442,7 @@ async def train(
     held = list(tasks)
     rng = generator(config.seed, "warm")
     everyone = list(range(len(composer.pool)))
-    trainer = Trainer(policy.module, TrainConfig(lr=config.warm_lr, beta2=0.999), config.seed)
+    trainer = Trainer(policy.module, TrainConfig(lr=WARM_RATE, beta2=0.999), config.seed)
     progress.begin(config.warm + config.updates, 0, "train", "steps")
     for step in range(config.warm):
         rows = []

@@ -42,20 +42,22 @@ KNOWN = 20_000
 """Most texts whose states are remembered."""
 FILES = ("router.json", "router.safetensors")
 
+TAU = 0.3
+"""Temperature of the targets softmax(reward / TAU): a worker that is always right against one that is never so has 28 times its
+weight, and one of nearly the same rate nearly the same."""
+WEIGHT_DECAY = 0.01
+"""Decoupled weight decay of the fit, AdamW's usual one."""
+
 
 class RouterFitConfig(Config):
     """The first stage: soft targets (section 3.3)."""
 
-    tau: float = Field(0.3, ge=0)
-    """Temperature of the targets softmax(reward / tau)."""
     lr: float = Field(1e-3, gt=0)
     """Learning rate of AdamW, of head and scales."""
     steps: int = Field(400, ge=1)
     """Steps."""
     batch: int = Field(32, ge=1)
     """Texts of a step where singular values are tuned; the head alone takes all at once."""
-    weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay."""
 
 
 class SingularScale(nn.Module):
@@ -255,7 +257,7 @@ class TurnRouter:
     def fit(
         self, table: RewardTable, config: RouterFitConfig | None = None, seed: int = 0, progress: Progress = SILENT
     ) -> dict[str, Any]:
-        """Stage one: KL(softmax(r / tau) || router) over the table's tasks, by gradient. Tasks on which all workers are equal
+        """Stage one: KL(softmax(r / TAU) || router) over the table's tasks, by gradient. Tasks on which all workers are equal
         teach nothing and are left out. Raises UserError where no task tells workers apart,
         and where the table's workers are others.
         """
@@ -265,10 +267,10 @@ class TurnRouter:
         if not len(rows):
             raise UserError("no task of the table tells workers apart: there is nothing to learn")
         texts = [render([Message("user", table.prompts[i])]) for i in rows]
-        target = torch.from_numpy(soft_targets(means[rows], config.tau).astype(np.float32))
+        target = torch.from_numpy(soft_targets(means[rows], TAU).astype(np.float32))
         head = nn.Parameter(self.head.clone())
         weights = [head, *(one.delta for one in self.scales)]
-        optimizer = torch.optim.AdamW(weights, config.lr, weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(weights, config.lr, weight_decay=WEIGHT_DECAY)
         fixed = None if self.scales else self.features(texts)
         encoded, losses = [self.tokens(text) for text in texts], []
         progress.begin(config.steps, 0, "fit", "steps")

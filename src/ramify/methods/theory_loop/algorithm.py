@@ -18,6 +18,15 @@ from ramify.base.config import Config
 
 LN2 = math.log(2.0)
 
+CUES = 4
+"""Cues of a design that the grammar makes, as in the experiments that it is compared with (Hilbig and Moshagen, 2014)."""
+RETRIES = 10
+"""Replies that may be unusable before a step takes what it has: a model that fails ten times in a row will not succeed."""
+DESIGNS, METRICS = 3, 4
+"""Designs that an advocate may propose, and metrics for each; twelve tries at a gate of level .01."""
+MUTATE = 0.6
+"""Share of the grammar's later candidates that edit the accepted one; the others are new, or a revision would stay near it."""
+
 
 class LoopConfig(Config):
     """Settings of a loop. A theory has no setting for fitting: its parameters are drawn from the ranges that it declares."""
@@ -27,8 +36,6 @@ class LoopConfig(Config):
     """What options are rated with: 0 and 1, or whole numbers up to ``rating_max``."""
     rating_max: int = Field(5, ge=1, le=100)
     """Largest rating of cardinal designs."""
-    cues: int = Field(4, ge=2, le=12)
-    """Cues of a design that the grammar makes."""
     participants: str = "simulated:tallying"
     """Who chooses: simulated:THEORY, agent:MODEL, web (data that `import-data` brings), or FILE.py:FUNCTION."""
     noise: float = Field(0.0, ge=0, le=1)
@@ -41,12 +48,6 @@ class LoopConfig(Config):
     """Rounds; each replaces one theory."""
     iterations: int = Field(10, ge=1, le=100)
     """Candidates of a revision at most."""
-    retries: int = Field(10, ge=1, le=100)
-    """Replies that may be unusable before a step takes what it has."""
-    designs: int = Field(3, ge=1, le=20)
-    """Designs that an advocate may propose."""
-    metrics: int = Field(4, ge=1, le=20)
-    """Metrics that an advocate may propose for a design."""
     alpha: float = Field(0.01, gt=0, lt=1)
     """Level of the gate: a filter of designs, never evidence."""
     designer: Literal["adversarial", "neutral", "blind"] = "adversarial"
@@ -59,8 +60,6 @@ class LoopConfig(Config):
     """Sampling temperature of a model that proposes."""
     max_tokens: int = Field(8192, ge=64)
     """Longest reply of a model that proposes."""
-    mutate: float = Field(0.6, ge=0, le=1)
-    """Share of the grammar's later candidates that edit the accepted one."""
     history: bool = False
     """Whether the grammar also has theories that read earlier choices."""
     seconds: float = Field(20.0, gt=0, le=600)

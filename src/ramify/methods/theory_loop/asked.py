@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.seeds import generator
-from ramify.methods.theory_loop.algorithm import LoopConfig
+from ramify.methods.theory_loop.algorithm import CUES, LoopConfig
 from ramify.methods.theory_loop.bench import Metric
 from ramify.methods.theory_loop.domain import Data, Design, TheoryError, random_design, read_design
 from ramify.methods.theory_loop.participants import SimulatedPeople
@@ -104,7 +104,7 @@ class AskedProposer:
         """See :class:`ramify.methods.theory_loop.proposer.Proposer`."""
         if self.config.designer == "blind":
             rng = generator(self.config.seed, "designs", at.round, at.slot, at.number)
-            return random_design(rng, self.config.cues, rating_max=self.config.most)
+            return random_design(rng, CUES, rating_max=self.config.most)
         role = "design" if self.config.designer == "adversarial" else "neutral"
         past = "\n".join(f"- {one.key}: {one.design.rationale or 'no reason given'}" for one in pool.observations)
         parts = [self._both(pool, at.slot), f"Experiments so far:\n{past or 'none'}", failed(at.failures)]

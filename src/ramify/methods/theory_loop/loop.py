@@ -20,7 +20,18 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
-from ramify.methods.theory_loop.algorithm import LoopConfig, MetricEstimate, accepted, candidate_loss, scoreboard, welch_p
+from ramify.methods.theory_loop.algorithm import (
+    CUES,
+    DESIGNS,
+    METRICS,
+    RETRIES,
+    LoopConfig,
+    MetricEstimate,
+    accepted,
+    candidate_loss,
+    scoreboard,
+    welch_p,
+)
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, projection
 from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, random_design, read_design
 from ramify.methods.theory_loop.participants import Participants, find_participants, given_participants
@@ -176,7 +187,7 @@ class TheoryLoop:
         config, pool, label = self.config, self.pool, self.pool.slots[slot]
         failures: list[dict[str, Any]] = []
         last: tuple[Design, Metric, dict[str, Any]] | None = None
-        designs, metrics = self.proposer.tries or (config.designs, config.metrics)
+        designs, metrics = self.proposer.tries or (DESIGNS, METRICS)
         for attempt in range(designs):
             at = AdvocateTurn(number, slot, attempt, failures)
             design: Design | None = await self._retried(partial(self.proposer.design, pool, at), f"{key} design", failures)
@@ -204,7 +215,7 @@ class TheoryLoop:
                 why = f"p {gate['p']:.3g}, which is not below {config.alpha:g}"
                 failures.append({"where": f"{key} metric", "problem": "", "why": why, "gate": gate, "code": metric.code})
         if last is None:  # nothing could be used: an experiment by chance, so that the loop learns something
-            design = random_design(generator(config.seed, "fallback", key), config.cues, rating_max=config.most)
+            design = random_design(generator(config.seed, "fallback", key), CUES, rating_max=config.most)
             none = {"value": None, "variance": None}
             last = (
                 design,
@@ -217,7 +228,7 @@ class TheoryLoop:
 
     async def _retried(self, make: Callable[[], Awaitable[Any]], where: str, failures: list[dict[str, Any]]) -> Any:
         """What a proposer makes, None where every try was unusable."""
-        for _ in range(self.config.retries):
+        for _ in range(RETRIES):
             try:
                 return await make()
             except TheoryError as error:

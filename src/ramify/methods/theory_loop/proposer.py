@@ -11,7 +11,7 @@ import numpy as np
 
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
-from ramify.methods.theory_loop.algorithm import LoopConfig, MetricEstimate, normalised_distances, norms, welch_p
+from ramify.methods.theory_loop.algorithm import CUES, MUTATE, LoopConfig, MetricEstimate, normalised_distances, norms, welch_p
 from ramify.methods.theory_loop.bench import Metric, TheoryBench, projected, projection
 from ramify.methods.theory_loop.canonical import CANONICAL
 from ramify.methods.theory_loop.domain import Data, Design, random_design
@@ -142,7 +142,7 @@ class TheoryGrammar:
         self.families = BINARY + (CARDINAL if config.ratings == "cardinal" else ()) + (HISTORY if config.history else ())
         self.name, self.identity = (
             "grammar",
-            stable_hash("proposer", "grammar", 2, *self.families, repr(config.mutate), config.searched, config.designer),
+            stable_hash("proposer", "grammar", 2, *self.families, repr(MUTATE), config.searched, config.designer),
         )
         self._weights: dict[str, np.ndarray] = {}
 
@@ -151,8 +151,7 @@ class TheoryGrammar:
         a blind designer takes the first."""
         config, rng = self.config, generator(self.config.seed, "designs", at.round, at.slot, at.number)
         designs = [
-            random_design(rng, config.cues, rating_max=config.most)
-            for _ in range(1 if config.designer == "blind" else config.searched)
+            random_design(rng, CUES, rating_max=config.most) for _ in range(1 if config.designer == "blind" else config.searched)
         ]
         sides = []
         for side, label in enumerate((pool.slots[at.slot], pool.slots[1 - at.slot])):
@@ -207,7 +206,7 @@ class TheoryGrammar:
         of which each range is whole or, as often, a random part of it.
         """
         rng = generator(self.config.seed, "grammar", round, iteration, len(failures))
-        if iteration and best is not None and rng.random() < self.config.mutate:
+        if iteration and best is not None and rng.random() < MUTATE:
             return narrowed(best, rng)
         if round > 1 and rng.random() < 0.5:
             found = norms(pool.distances(list(pool.theories)))

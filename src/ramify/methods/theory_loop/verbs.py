@@ -15,7 +15,16 @@ from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.files import reason, write_whole
 from ramify.kit import DryRun, Json, RunArgument, Seed, Verbs, argument, find_run, option
 from ramify.methods.theory_loop import loop as loops
-from ramify.methods.theory_loop.algorithm import LN2, LoopConfig, correlation, mse_pb, sequence_divergence, switch_rate
+from ramify.methods.theory_loop.algorithm import (
+    DESIGNS,
+    LN2,
+    METRICS,
+    LoopConfig,
+    correlation,
+    mse_pb,
+    sequence_divergence,
+    switch_rate,
+)
 from ramify.methods.theory_loop.bench import TheoryBench
 from ramify.methods.theory_loop.domain import PROBLEMS, Data, Design, TheoryError, design_file, hilbig
 from ramify.methods.theory_loop.loop import pool_of
@@ -87,7 +96,7 @@ def run(
 
 def plan(config: LoopConfig) -> dict[str, Any]:
     """What a loop takes at most."""
-    calls = config.rounds * (2 * config.designs * (1 + config.metrics) + 1 + 2 * config.iterations)
+    calls = config.rounds * (2 * DESIGNS * (1 + METRICS) + 1 + 2 * config.iterations)
     model = config.proposer != "grammar"
     return {
         "rounds": config.rounds,
@@ -317,9 +326,6 @@ async def alike_pairs(bench: TheoryBench, theory: Theory, other: Theory, design:
 def evaluate(
     theory: Annotated[str, argument("THEORY", help="A theory by name or file; or a RUN, of which every theory is evaluated.")],
     against: Annotated[str, option("--against", metavar="WHAT", help="A theory by name or file, or people's choices as CSV.")],
-    battery: Annotated[
-        Literal["hilbig"], option("--battery", help="The pairs: the 24 of Hilbig and Moshagen (2014).")
-    ] = "hilbig",
     design: DesignOption = None,
     count: Annotated[int, option("--count", min=10, max=5000, help="Simulated subjects of each theory.")] = 100,
     seed: Seed = 0,

@@ -17,6 +17,9 @@ from pydantic import Field
 from ramify.base.config import Config
 from ramify.score.group import normalise
 
+PRIOR = 0.5
+"""Success rate of the prior at the root: neither outcome is the likelier one before any attempt has ended."""
+
 
 class UUCB(Config):
     """Coefficients of the selector (3.4)."""
@@ -28,9 +31,7 @@ class UUCB(Config):
     lam: float = Field(default=1.0, ge=0)
     """weight of the policy's entropy at the node"""
     k0: float = Field(default=1.0, ge=0)
-    """strength of the prior at the root, in leaves"""
-    p0: float = Field(default=0.5, ge=0, le=1)
-    """prior success probability at the root"""
+    """strength of the prior at the root, a success rate of :data:`PRIOR`, in leaves"""
     kappa: float = Field(default=2.0, ge=0)
     """shrinkage of a node's success rate towards its parent's, in leaves; raw rates dig below failed prefixes (trap T1)"""
     actions: int = Field(default=4, ge=2)
@@ -146,10 +147,10 @@ def edge_advantage(leaf_advantages: Sequence[float]) -> float:
 
 
 def shrunk(n: Sequence[int], s: Sequence[int], parent: Sequence[int], rule: UUCB) -> list[float]:
-    """Success rates mu_v = (kappa mu_parent + s)/(kappa + n), root (k0 p0 + s)/(k0 + n); nodes in topological order (3.4)."""
+    """Success rates mu_v = (kappa mu_parent + s)/(kappa + n), root (k0 PRIOR + s)/(k0 + n); nodes in topological order (3.4)."""
     mu: list[float] = []
     for v, above in enumerate(parent):
-        weight, prior = (rule.kappa, mu[above]) if above >= 0 else (rule.k0, rule.p0)
+        weight, prior = (rule.kappa, mu[above]) if above >= 0 else (rule.k0, PRIOR)
         mu.append((weight * prior + s[v]) / (weight + n[v]) if weight + n[v] else prior)
     return mu
 

@@ -217,21 +217,23 @@ def beliefs(trajectories: Sequence[CandidateAttempt], tables: Tables) -> list[tu
     return found
 
 
-def regime(values: Mapping[str, float], epsilon: float) -> tuple[str, float]:
+GOOD_ENOUGH = 1.0
+"""Utility a task within which a fixed rule counts as good as planning: a hundredth of the default worth of a right candidate."""
+
+
+def regime(values: Mapping[str, float]) -> tuple[str, float]:
     """The name of the regime and how much its best fixed rule loses:
-    that rule where it is within ``epsilon`` of the optimum, else Bayes.
+    that rule where it is within :data:`GOOD_ENOUGH` of the optimum, else Bayes.
 
     ``values``: of every policy, the optimum's under ``bayes``.
     """
     fixed = {name: value for name, value in values.items() if name not in (GREEDY, PLAIN, AWARE)}
     best = max(fixed, key=lambda name: fixed[name])
     loss = values[AWARE] - fixed[best]
-    return (best if loss <= epsilon else AWARE), loss
+    return (best if loss <= GOOD_ENOUGH else AWARE), loss
 
 
-def regimes(
-    tables: Tables, config: ControlConfig, prices: Sequence[float], priors: Sequence[float] = (), epsilon: float = 1.0
-) -> list[dict[str, Any]]:
+def regimes(tables: Tables, config: ControlConfig, prices: Sequence[float], priors: Sequence[float] = ()) -> list[dict[str, Any]]:
     """For every price of the verifier (and prior): what each fixed rule, greedy and the optimum are worth under the tables."""
     rows = []
     for prior in priors or [tables.prior]:
@@ -242,7 +244,7 @@ def regimes(
             values[GREEDY] = worth(greedy(own, chosen), own, chosen, resets=True)
             values[AWARE] = Plan(own, chosen).value
             best = max((name for name in values if name not in (GREEDY, AWARE)), key=lambda name: values[name])
-            name, loss = regime(values, epsilon)
+            name, loss = regime(values)
             rows.append(
                 {"c_ver": price, "prior": prior, "regime": name, "best_fixed": best, "loss_of_best_fixed": loss, "values": values}
             )

@@ -293,7 +293,6 @@ def regimes_(
     priors: Annotated[
         str, option("--priors", metavar="A,B,C", help="Shares of right first candidates to map, beside that of the tables.")
     ] = "",
-    epsilon: Annotated[float, option(min=0, help="Utility within which a fixed rule counts as good enough.")] = 1.0,
     verifier: Verifier = records.VERIFIER,
     out: Annotated[Path | None, option("--out", help="Write the map: .csv or .svg.")] = None,
     seed: Seed = 0,
@@ -315,9 +314,9 @@ def regimes_(
     else:
         found = records.read_source(source, verifier)
         tables = fit(found)
-        realised = realised_regimes(found, options, prices, epsilon, seed)
+        realised = realised_regimes(found, options, prices, seed)
     _known_costs(options, tables)
-    rows = regimes(tables, options, prices, shares, epsilon)
+    rows = regimes(tables, options, prices, shares)
     if out is not None:
         write_whole(out, _csv(rows, realised) if out.suffix == ".csv" else _picture(rows, realised, shares))
     shown = [[f"{r['c_ver']:g}", f"{r['prior']:.2f}", r["regime"], r["best_fixed"], r["loss_of_best_fixed"]] for r in rows]
@@ -336,14 +335,14 @@ def regimes_(
 
 
 def realised_regimes(
-    found: Sequence[CandidateAttempt], options: ControlConfig, prices: Sequence[float], epsilon: float, seed: int = 0
+    found: Sequence[CandidateAttempt], options: ControlConfig, prices: Sequence[float], seed: int = 0
 ) -> list[dict[str, Any]]:
     """For every price what the policies really got on the records, each with tables of other instances."""
     rows = []
     for price in prices:
         one = follow(found, options.model_copy(update={"c_ver": price}), seed=seed)
         values = {name: float(got.mean()) for name, got in one.utilities.items()}
-        name, _ = regime(values, epsilon)
+        name, _ = regime(values)
         gain = one.gain(AWARE, one.best_fixed, seed)
         rows.append(
             {
