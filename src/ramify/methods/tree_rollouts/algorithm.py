@@ -31,7 +31,7 @@ class UUCB(Config):
     lam: float = Field(default=1.0, ge=0)
     """weight of the policy's entropy at the node"""
     k0: float = Field(default=1.0, ge=0)
-    """strength of the prior at the root, a success rate of :data:`PRIOR`, in leaves"""
+    """strength of the prior at the root, a success rate of one half, in leaves"""
     kappa: float = Field(default=2.0, ge=0)
     """shrinkage of a node's success rate towards its parent's, in leaves; raw rates dig below failed prefixes (trap T1)"""
     actions: int = Field(default=4, ge=2)
