@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
-from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
@@ -29,6 +27,7 @@ from ramify.methods.dspark.drafter_files import TRAINING
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.dspark_drafter import DSpark
 from ramify.methods.dspark.eagle import Eagle3
+from ramify.methods.dspark.settings import DrafterTraining
 from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.sampler import Sampler
 from ramify.trace.lines import at_place
@@ -42,35 +41,6 @@ _EARLIER = {CHECKPOINT: "training.safetensors", TEXT: "text.safetensors"}
 """Their former location, in the drafter's folder itself."""
 CACHE_BYTES = 1 << 30
 """Most memory for features of the target kept between steps; those of further sequences are computed again."""
-
-
-class DrafterTraining(Config):
-    """How to train a drafter. The defaults are the paper's for DSpark, but for the size of the run."""
-
-    steps: int = Field(3000, ge=1)
-    """Optimiser steps."""
-    rows: int = Field(12, ge=1)
-    """Sequences per step."""
-    anchors: int = Field(24, ge=1)
-    """Blocks per sequence and step, at positions sampled without replacement."""
-    lr: float = Field(3e-3, ge=0)
-    """Peak learning rate of AdamW (linear warm-up, cosine decay to 0)."""
-    warmup: float = Field(0.04, ge=0, le=1)
-    """Share of the steps that warm up."""
-    decay: float = Field(4.0, gt=0)
-    """Slot k has weight exp(-(k-1)/decay)."""
-    step_decay: float = Field(0.8, ge=0)
-    """Eagle3: weight of each unrolled step relative to the one before."""
-    cross_entropy: float = Field(0.1, ge=0)
-    """Weight of the cross-entropy on the next token; DFlash has this loss alone."""
-    distance: float = Field(0.9, ge=0)
-    """Weight of the distance between the drafter's and the target's distribution, ||p - q||_1."""
-    confidence: float = Field(1.0, ge=0)
-    """Weight of the confidence head's loss."""
-    clip: float = Field(1.0, gt=0)
-    """Largest gradient norm of a step."""
-    seed: int = 0
-    """Decides batches and anchors."""
 
 
 async def regenerate(
