@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from ramify.base.ids import canonical_json, json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.base.words import plural
-from ramify.engine.checkpoints import load_model, model_folder, save_model
-from ramify.engine.local import LocalModel
-from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.world_model.algorithm import KEEP, group_advantages, keeps, reward, same, turn_class, turn_statistics
 from ramify.methods.world_model.environment import FILE
 from ramify.methods.world_model.judging import prediction_item, rubric_judge
@@ -38,9 +35,9 @@ from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Judge, judged
 from ramify.trace.db import Run
 from ramify.train.batch import Row
-from ramify.train.checkpoint import pack, unpack
-from ramify.train.loop import TrainConfig, Trainer
-from ramify.train.losses import LossConfig
+
+if TYPE_CHECKING:
+    from ramify.engine.local import LocalModel
 
 TRAIN = "world-model train"
 MODEL, TASKS = "model", "tasks.jsonl"
@@ -163,6 +160,9 @@ def new_start(trajectories: Sequence[EnvTrajectory], settings: WorldTraining) ->
     tokenizer = train_tokenizer(texts, settings.vocab, PIECES)
     heads = max(1, settings.width // 32)
     size = settings.width // heads
+    from ramify.engine.local import LocalModel
+    from ramify.engine.tiny import TinyConfig, TinyLM
+
     shape = TinyConfig(
         tokenizer.size, settings.width, settings.layers, heads, heads, size - size % 2, 3 * settings.width,
         context=settings.context, eos=(tokenizer.token_id("<|end|>"),),
@@ -179,6 +179,8 @@ def open_start(spec: str) -> WorldStart:
         spec = f"hf:{path / MODEL}"
     elif path.is_dir():
         spec = f"hf:{spec}"
+    from ramify.engine.checkpoints import load_model, model_folder
+
     folder = model_folder(spec)
     model, template = load_model(folder)
     if "train" not in model.capabilities:
@@ -202,6 +204,9 @@ class WorldTrainer:
 
     def __init__(self, run: Run, start: WorldStart, trajectories: Sequence[EnvTrajectory], settings: WorldTraining) -> None:
         self.run, self.start, self.trajectories, self.settings = run, start, trajectories, settings
+        from ramify.train.loop import Trainer
+        from ramify.train.settings import LossConfig, TrainConfig
+
         loss = LossConfig(clip_low=3e-4, clip_high=4e-4)
         self.trainer = Trainer(start.model.module, TrainConfig(lr=settings.lr, weight_decay=0.01, loss=loss), settings.seed)
         self.context = min(settings.context, start.model.context)
@@ -249,6 +254,8 @@ class WorldTrainer:
     def _keep(self) -> None:
         tensors, record = self.trainer.state()
         before = [entry.payload["blob"] for entry in self.run.journal("state")]
+        from ramify.train.checkpoint import pack
+
         name = self.run.put_blob(pack(tensors, {**record, "skipped": self.skipped}))
         self.run.log("state", f"{self.trainer.steps:07d}", {"blob": name, "last": self.last})
         self.run.commit()
@@ -259,6 +266,8 @@ class WorldTrainer:
         kept = self.run.journal("state")
         if kept:
             newest = max(kept, key=lambda entry: entry.key)
+            from ramify.train.checkpoint import unpack
+
             tensors, record = unpack(self.run.get_blob(newest.payload["blob"]))
             self.trainer.restore(tensors, record)
             self.last, self.skipped = dict(newest.payload["last"]), int(record["skipped"])
@@ -387,6 +396,8 @@ def train_world(
     decides = {**settings.to_json(), "model": model}
     with Run.begin(out, TRAIN, decides, {"data": [str(source) for source in sources]}, parts) as run:
         found = WorldTrainer(run, start, trajectories, settings).train(progress)
+        from ramify.engine.checkpoints import save_model
+
         save_model(start.model, start.folder, out / MODEL)
         write_world(out, trajectories, settings)
         found |= {"weights": sum(w.numel() for w in start.model.module.parameters()), "world": f"simulated:{out}"}
