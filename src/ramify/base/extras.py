@@ -8,15 +8,15 @@ from importlib.util import find_spec
 
 from ramify.base.errors import NeedsError
 
-#: Extra -> (what needs it, the packages it brings, by the names they are imported under).
+#: Extra -> (what needs them, the packages it brings, by the names they are imported under).
 #: Extras of one integration say so where they are imported.
 EXTRAS = {
     "local": (
-        "a model that runs or is trained in this process",
+        "models, tokenizers and tensors in this process",
         ("torch", "transformers", "tokenizers", "safetensors", "llguidance"),
     ),
-    "parquet": ("a Parquet file", ("pyarrow",)),
-    "graphs": ("a networkx or GraphML graph", ("networkx",)),
+    "parquet": ("Parquet files", ("pyarrow",)),
+    "graphs": ("networkx and GraphML graphs", ("networkx",)),
 }
 
 
@@ -25,7 +25,7 @@ def needed(error: BaseException) -> NeedsError | None:
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra, (what, packages) in EXTRAS.items():
         if name in packages:
-            return NeedsError(f"{what} needs the package '{name}', which is not installed: pip install \"ramify[{extra}]\"")
+            return NeedsError(f"{what} need the package '{name}', which is not installed: pip install \"ramify[{extra}]\"")
     return None
 
 

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from ramify.base import plugins
+from ramify.base import extras, plugins
 from ramify.base.errors import EXIT_FAILED
-from ramify.base.extras import missing
 from ramify.kit import Json, Verbs, option
 
 app = Verbs("doctor")
@@ -160,8 +159,8 @@ def _store(found: Findings) -> None:
 
 
 def _engine(found: Findings) -> None:
-    if (lacking := missing("local")) is not None:
-        found.add("engine", "local models", "absent", f"not installed: {lacking}")
+    if (lacking := extras.missing("local")) is not None:
+        found.add("engine", "local models", "absent", str(lacking))
         return
 
     def gpu() -> str:

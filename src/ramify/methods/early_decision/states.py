@@ -61,7 +61,7 @@ def capture(
     at: At,
     layers: Sequence[int] = (FINAL,),
     points: int = 100,
-    dtype: Literal[float16, float32] = "float32",
+    dtype: Literal["float16", "float32"] = "float32",
 ) -> Captured:
     """Teacher-force prompt, thinking and close of every labelled trace once and keep the states at the requested positions (3.3).
 
