@@ -37,7 +37,7 @@ def missing(extra: str) -> NeedsError | None:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Raises :func:`needed` in the place of an import that fails inside."""
+    """Raises :func:`needed` instead of what an import inside fails with."""
     try:
         yield
     except ModuleNotFoundError as error:
