@@ -130,9 +130,9 @@ def test_the_command_line_starts_without_heavy_packages() -> None:
     assert not loaded_by("import ramify.cli.main") & heavy
 
 
-def test_at_most_fifteen_core_dependencies_without_torch() -> None:
+def test_at_most_eleven_core_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert len([name for name in project["dependencies"] if not name.startswith("torch")]) <= 15
+    assert len(project["dependencies"]) <= 11
 
 
 def test_functions_stay_short() -> None:

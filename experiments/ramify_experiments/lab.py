@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import CellError, UserError
+from ramify.base.errors import CellError, RamifyError, UserError
+from ramify.base.extras import needed
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.progress import SILENT, Progress
@@ -298,7 +299,7 @@ def _run(key: str, function: Callable[..., Any], kwargs: Mapping[str, Any]) -> A
     try:
         return function(**kwargs)
     except Exception as error:
-        raise CellError(f"cell {key!r} failed: {type(error).__name__}: {error}") from error
+        raise needed(error) or CellError(f"cell {key!r} failed: {type(error).__name__}: {error}") from error
 
 
 def _run_in_processes(
@@ -310,7 +311,7 @@ def _run_in_processes(
     from concurrent.futures import ProcessPoolExecutor, as_completed
 
     others = set(multiprocessing.active_children())
-    failure: CellError | None = None
+    failure: RamifyError | None = None
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
     try:
         with _one_thread_each():
@@ -322,7 +323,7 @@ def _run_in_processes(
             if error is None:
                 yield futures[future], future.result()
             elif failure is None:
-                failure = CellError(f"cell {futures[future]!r} failed: {type(error).__name__}: {error}")
+                failure = needed(error) or CellError(f"cell {futures[future]!r} failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 for other in futures:
                     other.cancel()

@@ -14,11 +14,11 @@ if TYPE_CHECKING:  # what type checkers and editors see; the names below are the
     from ramify.env.protocol import TaskSet as TaskSet
     from ramify.env.tools import tool as tool
     from ramify.integrations.agents import agent as agent
-    from ramify.jobs.improve import ImproveConfig as ImproveConfig
     from ramify.jobs.improve import improve as improve
     from ramify.jobs.improve import resume as resume
     from ramify.jobs.play import fork_run as fork_run
     from ramify.jobs.play import play as play
+    from ramify.jobs.settings import ImproveConfig as ImproveConfig
     from ramify.jobs.why import why as why
     from ramify.methods.graph_credit.run import StateGraph as StateGraph
     from ramify.methods.tree_rollouts.allocator import BudgetAllocator as BudgetAllocator
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 _NAMES: dict[str, str] = {
     "improve": "jobs.improve",
     "resume": "jobs.improve",
-    "ImproveConfig": "jobs.improve",
+    "ImproveConfig": "jobs.settings",
     "play": "jobs.play",
     "fork_run": "jobs.play",
     "why": "jobs.why",

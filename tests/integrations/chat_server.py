@@ -48,6 +48,12 @@ def chat_server(reply: Reply) -> Iterator[ChatServer]:
                 "choices": [choice],
                 "usage": usage,
             }
+            self.answer(answer)
+
+        def do_GET(self) -> None:
+            self.answer({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+
+        def answer(self, answer: dict[str, Any]) -> None:
             data = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("content-type", "application/json")

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import generator
-from ramify.methods.crosscoder.dictionary import Dictionary, DictionaryConfig
+from ramify.methods.crosscoder.dictionary import Dictionary
 from ramify.methods.crosscoder.run import States
+from ramify.methods.crosscoder.settings import DictionaryConfig
 from ramify.score.steps import write_rows
 from ramify_experiments.cases import KnownCase, Repetition
 

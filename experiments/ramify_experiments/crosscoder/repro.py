@@ -17,15 +17,8 @@ from ramify.base.seeds import generator
 from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.interp.collect import collect
 from ramify.methods.crosscoder.algorithm import SteeringOutcome, best, confirm, grid, outcome, owned, rank_features, search
-from ramify.methods.crosscoder.dictionary import (
-    Dictionary,
-    DictionaryConfig,
-    FitConfig,
-    encode_rows,
-    fit,
-    latent_scaling,
-    quality,
-)
+from ramify.methods.crosscoder.dictionary import Dictionary, encode_rows, fit, latent_scaling, quality
+from ramify.methods.crosscoder.settings import DictionaryConfig, FitConfig
 from ramify.methods.crosscoder.steer import StateChange, clamp, reconstruct, scale
 from ramify.train.batch import Row
 from ramify_experiments.lab import Checks, ResultCache, columns, sized

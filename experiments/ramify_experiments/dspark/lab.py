@@ -17,7 +17,8 @@ from ramify.methods.dspark.drafter_files import load_drafter
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import Rounds
-from ramify.methods.dspark.run import Target, TrainOptions, train
+from ramify.methods.dspark.run import Target, train
+from ramify.methods.dspark.settings import TrainOptions
 from ramify.methods.dspark.training import kept_text
 from ramify.model.protocol import Sampling
 from ramify.train.batch import Row

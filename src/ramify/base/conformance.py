@@ -13,6 +13,7 @@ from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
+from ramify.base.extras import needed
 from ramify.base.problem import Problem
 
 #: Kind -> module and function of its battery.
@@ -108,5 +109,5 @@ def _battery(kind: str) -> tuple[Any, Any]:
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise NeedsError(f"the checks of kind '{kind}' need '{error.name}', which is not installed") from error
+        raise needed(error) or NeedsError(f"the checks of kind '{kind}' need '{error.name}', which is not installed") from error
     return loaded, getattr(loaded, function)

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ramify.base.extras import told
+
 
 def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package: ``homes`` says which of its modules each public name is in, or names another in full."""
@@ -14,7 +16,8 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        return getattr(importlib.import_module(home if home.startswith("ramify.") else f"{package}.{home}"), name)
+        with told():
+            return getattr(importlib.import_module(home if home.startswith("ramify.") else f"{package}.{home}"), name)
 
     return load
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import NeedsError, RamifyError, UserError, nearest
+from ramify.base.extras import needed
 from ramify.base.ids import stable_hash
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def find_attribute(spec: str, missing: str = "") -> Any:
     except ModuleNotFoundError as error:
         if module == error.name or module.startswith(f"{error.name}."):
             raise UserError(missing or f"'{spec}' names nothing that can be imported: {error}") from error
-        raise NeedsError(f"{module} needs '{error.name}', which is not installed") from error
+        raise needed(error) or NeedsError(f"{module} needs '{error.name}', which is not installed") from error
     except (Exception, SystemExit) as error:  # code of the user's own: what it raises is what is wrong with it
         raise UserError(f"'{spec}' names nothing that can be imported: {type(error).__name__}: {error}") from error
     for name in attribute.split("."):

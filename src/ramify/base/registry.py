@@ -10,11 +10,13 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ramify.base import plugins
-from ramify.base.errors import UserError, nearest
+from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.extras import needed
 
 #: Kinds of components, each with what a component of that kind is.
 KINDS = {
@@ -68,7 +70,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ramify.integrations.reasoning_gym",
         "ramify.integrations.textworld",
     ),
-    "model": ("ramify.model", "ramify.engine"),
+    "model": ("ramify.model",),
     "judge": ("ramify.score",),
     "credit": ("ramify.score.credit",),
     "sampling": ("ramify.jobs.sampling",),
@@ -102,6 +104,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
 
 _parts: dict[tuple[str, str], Any] = {}
 _origins: dict[tuple[str, str], str] = {}
+_lacking: dict[str, NeedsError] = {}
+"""Kind -> what its components need that could not be loaded."""
 
 T = TypeVar("T")
 
@@ -136,13 +140,17 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 
 def get(kind: str, name: str) -> Any:
-    """The component registered as ``name``; a method's package for kind ``method``. Raises UserError with the nearest name."""
+    """The component registered as ``name``; a method's package for kind ``method``.
+
+    Raises UserError with the nearest name, NeedsError where components of the kind need an extra and none has the name."""
     kind = known_kind(kind)
     if kind == "method" and name in builtin_methods():
         return importlib.import_module("ramify.methods." + name.replace("-", "_"))
     for _ in _load(kind):
         if (kind, name) in _parts:
             return _parts[kind, name]
+    if kind in _lacking:
+        raise _lacking[kind]
     raise UserError(f"unknown {kind} '{name}' ({nearest(name, names(kind))})")
 
 
@@ -153,6 +161,12 @@ def names(kind: str) -> list[str]:
         pass
     found = {name for part_kind, name in _parts if part_kind == kind}
     return sorted(found | set(builtin_methods() if kind == "method" else ()))
+
+
+def lacking(kind: str) -> NeedsError | None:
+    """What components of ``kind`` need that is not installed, for which :func:`names` leaves them out; None where nothing is."""
+    names(kind)
+    return _lacking.get(known_kind(kind))
 
 
 def known_kind(kind: str) -> str:
@@ -175,11 +189,22 @@ def _load_builtin(kind: str) -> Iterator[None]:
     for home in homes(kind):
         if importlib.util.find_spec(home) is None:
             continue
-        module = importlib.import_module(home)
+        module = _import(kind, home)
         yield
         for info in pkgutil.iter_modules(getattr(module, "__path__", ())):
-            importlib.import_module(f"{home}.{info.name}")
+            _import(kind, f"{home}.{info.name}")
             yield
+
+
+def _import(kind: str, module: str) -> types.ModuleType | None:
+    """A module of components; None where it needs an extra that is not installed: the other components are known all the same."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (needs := needed(error)) is None:
+            raise
+        _lacking[kind] = needs
+        return None
 
 
 def homes(kind: str) -> list[str]:

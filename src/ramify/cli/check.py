@@ -98,7 +98,9 @@ def find_component(kind: str, name: str) -> Any:
     if plain in known:
         return conformance.named(kind, name)
     if not colon:
-        raise UserError(f"unknown {kind} '{name}' ({nearest(name, {*known, *(MODELS if kind == 'model' else ())})})")
+        raise registry.lacking(kind) or UserError(
+            f"unknown {kind} '{name}' ({nearest(name, {*known, *(MODELS if kind == 'model' else ())})})"
+        )
     if not attribute:
         raise UserError(f"'{name}' names no attribute: a component of your own is MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     part = find_attribute(name, f"unknown {kind} '{plain}' ({nearest(plain, known)}), and no module of that name")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from ramify.base import plugins
+from ramify.base import extras, plugins
 from ramify.base.errors import EXIT_FAILED
 from ramify.kit import Json, Verbs, option
 
@@ -24,18 +24,16 @@ ENDPOINTS = "RAMIFY_ENDPOINTS"
 CORE = (
     "numpy",
     "scipy",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
     "pydantic",
-    "pyarrow",
     "cyclopts",
     "starlette",
     "uvicorn",
 )
 #: What is lost without each group of optional packages.
 EXTRAS = {
+    "local": "models that run or are trained in this process",
+    "parquet": "Parquet files",
+    "graphs": "networkx and GraphML graphs",
     "rl": "training with TRL and reading its data sets",
     "environments": "Gymnasium, TextWorld, reasoning-gym and MCP environments",
     "serve": "reading and writing inspect logs, tests against the OpenAI client",
@@ -161,6 +159,10 @@ def _store(found: Findings) -> None:
 
 
 def _engine(found: Findings) -> None:
+    if (lacking := extras.missing("local")) is not None:
+        found.add("engine", "local models", "absent", str(lacking))
+        return
+
     def gpu() -> str:
         seen = importlib.import_module("ramify.engine.devices").describe()
         cards = ", ".join(f"{card['name']} ({card['memory_gib']} GiB)" for card in seen["gpus"])

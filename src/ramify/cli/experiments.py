@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.extras import needed
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -47,9 +48,14 @@ def chosen(group: str, name: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """What the entry point ``name`` of a group names. Raises UserError where it cannot be imported."""
+    """What the entry point ``name`` of a group names.
+
+    Raises NeedsError where it needs an extra, UserError where it cannot be imported.
+    """
     entry = found(group)[name]
     try:
         return entry.load()
     except (ImportError, AttributeError) as error:
-        raise UserError(f"the entry point {name} = {entry.value!r} of ramify.{group} cannot be loaded: {error}") from error
+        raise needed(error) or UserError(
+            f"the entry point {name} = {entry.value!r} of ramify.{group} cannot be loaded: {error}"
+        ) from error

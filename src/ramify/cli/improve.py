@@ -16,7 +16,7 @@ from ramify.kit import Json, Verbs, option
 from ramify.render.terminal import emit, progress, short, table
 
 if TYPE_CHECKING:
-    from ramify.jobs.improve import ImproveConfig
+    from ramify.jobs.settings import ImproveConfig
 
 REPORT = "report.html"
 
@@ -24,7 +24,7 @@ app = Verbs("improve")
 
 
 def _settings() -> type[ImproveConfig]:
-    from ramify.jobs.improve import ImproveConfig
+    from ramify.jobs.settings import ImproveConfig
 
     return ImproveConfig
 

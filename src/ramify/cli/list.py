@@ -34,13 +34,16 @@ def list_(
         terminal.emit({"kinds": registry.KINDS, "methods": methods}, as_json, text)
     elif what in registry.KINDS:
         parts = {name: _first_line(registry.get(what, name)) for name in registry.names(what)}
+        if not parts and (lacking := registry.lacking(what)) is not None:
+            raise lacking
         text = terminal.table([what, "what it is"], list(parts.items())) if parts else f"no {what} is known"
         terminal.emit({"kind": what, "names": parts}, as_json, text)
     else:
         found = [_describe(kind, what) for kind in registry.KINDS if what in registry.names(kind)]
         if not found:
             known = [*registry.KINDS, *(name for kind in registry.KINDS for name in registry.names(kind))]
-            raise UserError(f"there is no component '{what}' ({nearest(what, known)})")
+            needs = {str(lacking) for kind in registry.KINDS if (lacking := registry.lacking(kind)) is not None}
+            raise UserError("; ".join([f"there is no component '{what}' ({nearest(what, known)})", *sorted(needs)]))
         text = "\n\n".join(f"{part['kind']} {part['name']} ({part['where']})\n\n{part['text']}" for part in found)
         terminal.emit({"name": what, "parts": found}, as_json, text)
 

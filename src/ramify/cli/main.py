@@ -14,6 +14,7 @@ from cyclopts import Group
 
 from ramify.base import registry
 from ramify.base.errors import EXIT_FAILED, RamifyError, UserError, nearest
+from ramify.base.extras import needed
 from ramify.base.files import refusal
 from ramify.cli.methods import method_app, method_path, summary
 from ramify.kit import Verbs, call
@@ -108,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         refused = refusal(os.fsdecode(error.filename or "cannot write the output"), error)
         return _complain(str(refused), refused.exit_code)
     except Exception as error:
+        if (lacking := needed(error)) is not None:
+            return _complain(str(lacking), lacking.exit_code)
         if argv is not None:
             raise
         import traceback  # it may quote secrets and texts of a trace, so it leaves by the one exit, too

@@ -15,12 +15,13 @@ def resume(run: RunArgument, trust: Trust = False, as_json: Json = False) -> Non
     """Continue an interrupted run; the result equals that of an uninterrupted one. A finished run prints its result again."""
     folder = find_run(run)
     from ramify.jobs import collect, trees
-    from ramify.jobs import improve as job
     from ramify.trace.db import Run
 
     with Run.open(folder) as opened:
         kind = opened.kind
     if kind == "improve":
+        from ramify.jobs import improve as job
+
         finish(folder, as_json, lambda bar: job.resume(folder, bar, trust))
     elif kind == trees.TreeCollection.kind:
         collected(folder, as_json, lambda bar: trees.resume(folder, bar, trust))

@@ -7,12 +7,14 @@ from typing import Any
 
 from ramify.base import registry
 from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.extras import told
 from ramify.base.plugins import find_attribute, own_component, own_path, takes
 from ramify.model.chat import ChatTemplate, template_of
 from ramify.model.function import FunctionModel
 from ramify.model.protocol import Model, Tokenizer
 
 
+@told()
 def find_model(
     spec: str, device: str = "", dtype: str = "", given: Mapping[str, Any] | None = None
 ) -> tuple[Model, ChatTemplate | None]:
@@ -25,7 +27,7 @@ def find_model(
     With it the template that renders chats as tokens for it, None where it takes messages; ``given`` takes its place (see
     :func:`ramify.engine.checkpoints.chat_template`). A checkpoint runs on ``device`` in ``dtype``
     (:func:`ramify.engine.devices.placement`), which mean nothing for other models. Raises UserError where there is no such
-    model; only its kind is repeated, since a URL may hold a secret.
+    model; only its kind is repeated, since a URL may hold a secret. Raises NeedsError for a local model without `ramify[local]`.
     """
     if own_path(spec) is not None:
         check_placed(spec, device, dtype)
@@ -48,6 +50,7 @@ def check_placed(spec: str, device: str, dtype: str) -> None:
         raise UserError(f"the {what} applies to the local engine, and '{kind}' names a model that it does not run")
 
 
+@told()
 def check_model(spec: str) -> None:
     """Raises UserError where :func:`find_model` knows no such name; no checkpoint is read and no request is sent."""
     if (own := own_path(spec)) is not None:
@@ -84,6 +87,7 @@ def registered_model(spec: str) -> Model:
     return model
 
 
+@told()
 def find_continuing(spec: str) -> tuple[Model, ChatTemplate | None]:
     """As :func:`find_model`, for work that continues token ids: a model without a chat template will do, with None."""
     kind, _, argument = spec.partition(":")

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ HELD_OUT = 4
 
 
 def surroundings(model: Model) -> dict[str, Any]:
-    """What a run stores about the machine: versions, cores, and of a local model its device,
+    """What a run stores about the machine: versions of what is installed, cores, and of a local model its device,
     the kernels and how sequences run on them."""
     noted: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count() or 1}
-    noted |= {name: metadata.version(name) for name in ("torch", "numpy", "transformers")}
+    noted |= {name: metadata.version(name) for name in ("torch", "numpy", "transformers") if find_spec(name) is not None}
     if (exactness := getattr(model, "exactness", None)) is not None:
         from ramify.engine.devices import kernels
 

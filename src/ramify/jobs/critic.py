@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
 
 from ramify.base.config import Config
 from ramify.base.seeds import generator
-from ramify.engine.local import LocalModel
 from ramify.env.protocol import tools_of
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.run import Episodes
@@ -26,6 +25,9 @@ from ramify.stats.ranking import auroc
 from ramify.trace.node import Node
 from ramify.trace.tree import Tree
 from ramify.train.batch import rows_from_path
+
+if TYPE_CHECKING:
+    from ramify.engine.local import LocalModel
 
 BETAS, BATCH = (0.9, 0.99), 256
 """Adam's decay rates and the states of one step."""

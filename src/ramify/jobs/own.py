@@ -17,7 +17,7 @@ from ramify.model.function import model_of
 from ramify.model.protocol import Model, require
 
 if TYPE_CHECKING:
-    from ramify.jobs.improve import ImproveConfig
+    from ramify.jobs.settings import ImproveConfig
 
 START, TASKS = "start", "tasks.jsonl"
 """Names in a run's folder: the checkpoint of a model object, and the tasks that were given as objects."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import UserError
+from ramify.base.extras import told
 from ramify.base.files import whole_file
 from ramify.base.words import plural
 from ramify.trace.keys import canonical
@@ -186,10 +187,8 @@ class MergedGraph:
     def write_graphml(self, path: Path, task: Any = None, extra: Mapping[str, Sequence[Any]] | None = None) -> None:
         """Write GraphML, whole or not at all. Raises NeedsError without networkx, else like
         :func:`ramify.base.files.whole_file`."""
-        try:
+        with told():
             import networkx
-        except ImportError as error:
-            raise NeedsError("GraphML export needs the package 'networkx'") from error
         form = self.to_json(task, extra)
         graph = networkx.MultiDiGraph()
         for node in form["nodes"]:

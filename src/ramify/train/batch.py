@@ -1,4 +1,6 @@
-"""Training rows and their padded batches. Rows are made from what the model was shown and sampled; nothing is tokenised again."""
+"""Training rows and their padded batches. Rows are made from what the model was shown and sampled; nothing is tokenised again.
+
+What makes rows for other trainers needs no torch, so it is loaded where batches are made."""
 
 from __future__ import annotations
 
@@ -8,16 +10,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.words import plural
-from ramify.engine.sharing import SharedRows, common, in_order
 from ramify.trace.context import context_of_parts, resolve, whole_tokens
 from ramify.trace.node import Insert
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ramify.engine.sharing import SharedRows
     from ramify.trace.node import Context, Node
     from ramify.trace.path import Part, Path
 
@@ -127,6 +130,10 @@ class Batch:
 def collate(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = False) -> Batch:
     """Pad ``rows`` to their longest; token values missing from a row are 0 there.
     ``share``: lay out what neighbours share once."""
+    import torch
+
+    from ramify.engine.sharing import SharedRows
+
     width = max(len(row.tokens) for row in rows)
     names = sorted({name for row in rows for name in row.token_values})
     tokens = np.zeros((len(rows), width), np.int64)
@@ -154,12 +161,16 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool
 
 def in_tree_order(rows: Sequence[Row]) -> list[Row]:
     """Rows in the order of their tokens, in which rows that share a prefix are neighbours."""
+    from ramify.engine.sharing import in_order
+
     return [rows[i] for i in in_order([row.tokens for row in rows])]
 
 
 def shared_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
     """Rows (:func:`in_tree_order`) cut where their distinct tokens would pass ``max_tokens``,
     or the tokens they look at eight times that."""
+    from ramify.engine.sharing import common
+
     pack: list[Row] = []
     distinct = looked = 0
     for row in rows:
@@ -175,6 +186,8 @@ def shared_batches(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
 
 def share_of_rows(rows: Sequence[Row]) -> float:
     """Share of the tokens of ``rows`` (:func:`in_tree_order`) that a row has in common with an earlier one."""
+    from ramify.engine.sharing import common
+
     shared = sum(common(a.tokens, b.tokens) for a, b in pairwise(rows))
     return shared / max(1, sum(len(row.tokens) for row in rows))
 

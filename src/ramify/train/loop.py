@@ -9,11 +9,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from ramify.base import registry
-from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.seeds import generator
 from ramify.engine.adapters import Adapter
@@ -21,36 +19,12 @@ from ramify.engine.generic import attends_here
 from ramify.engine.sharing import SharedRows, sharing
 from ramify.engine.tiny import TinyLM, distinct_weights, set_distinct_weights
 from ramify.train.batch import Batch, Row, collate, in_tree_order, micro_batches, share_of_rows, shared_batches
-from ramify.train.losses import LossConfig, Scores
+from ramify.train.losses import Scores
+from ramify.train.settings import TrainConfig as TrainConfig
 
 SHARED = 0.125
 """Least share of tokens in common at which rows are computed as a tree."""
 _shares: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-
-
-class TrainConfig(Config):
-    """How to train."""
-
-    lr: float = Field(default=3e-4, ge=0)
-    """Learning rate of AdamW."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW's first moment decay."""
-    beta2: float = Field(default=0.99, ge=0, lt=1)
-    """AdamW's second moment decay."""
-    clip_norm: float = Field(default=1.0, gt=0)
-    """Largest gradient norm of a step."""
-    minibatches: int = Field(default=1, ge=1)
-    """Optimiser steps per call, each on its share of the rows."""
-    epochs: int = Field(default=1, ge=1)
-    """Passes over the rows per call."""
-    micro_tokens: int = Field(default=16384, ge=1)
-    """Tokens of one forward pass, padding included: bounds memory, changes no result beyond rounding."""
-    share_prefixes: bool = True
-    """Compute what rows have in common at their start once, as in a tree of attempts: faster, no other result beyond rounding."""
-    loss: LossConfig = LossConfig()
-    """Constants of the losses."""
 
 
 def token_logprobs(module: nn.Module, batch: Batch) -> Tensor:

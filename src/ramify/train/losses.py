@@ -6,24 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.registry import register
 from ramify.train.batch import Batch
-
-
-class LossConfig(Config):
-    """Constants of the losses."""
-
-    clip_low: float = Field(0.2, ge=0, le=1)
-    """Ratios are clipped at 1 - clip_low ..."""
-    clip_high: float = Field(0.2, ge=0)
-    """... and 1 + clip_high."""
-    beta: float = Field(0.1, gt=0)
-    """Strength of a preference: how far the odds of a pair may leave the reference's."""
+from ramify.train.settings import LossConfig as LossConfig
 
 
 @dataclass(frozen=True, eq=False)

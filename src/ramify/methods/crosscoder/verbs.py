@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, fields
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,43 +21,15 @@ from ramify.base.ledger import Ledger
 from ramify.base.seeds import generator
 from ramify.base.words import plural
 from ramify.kit import Json, Verbs, argument, option
-from ramify.methods.crosscoder.algorithm import (
-    Confirmed,
-    Owned,
-    RankedFeature,
-    Steering,
-    best,
-    cohens_d,
-    confirm,
-    confirm_sets,
-    corrected,
-    feature_sets,
-    grid,
-    no_reach,
-    owned,
-    rank_features,
-    search,
-    sets_best,
-    shortlist,
-)  # fmt: skip
-from ramify.methods.crosscoder.dictionary import OWN, PARTITIONS, Dictionary, DictionaryConfig, FitConfig, encode_rows, fit
 from ramify.methods.crosscoder.record import begin_study, keep_study, read_study
 from ramify.methods.crosscoder.report import markdown, study_verdict
-from ramify.methods.crosscoder.run import (
-    CachedScores,
-    Checkpoints,
-    States,
-    find_score,
-    prompts,
-)
-from ramify.methods.crosscoder.run import (
-    capture as capture_states,
-)
-from ramify.methods.crosscoder.run import (
-    export as export_files,
-)
-from ramify.methods.crosscoder.steer import reconstruct
+from ramify.methods.crosscoder.settings import OWN, PARTITIONS, DictionaryConfig, FitConfig
 from ramify.render.terminal import emit, progress, say, table
+
+if TYPE_CHECKING:
+    from ramify.methods.crosscoder.algorithm import Confirmed, Steering
+    from ramify.methods.crosscoder.dictionary import Dictionary
+    from ramify.methods.crosscoder.run import Checkpoints, States
 
 app = Verbs(
     "crosscoder",
@@ -174,6 +146,9 @@ def capture(
     options: CaptureOptions, out: Annotated[Path, option(metavar="STATES", help="Folder to write.")], as_json: Json = False
 ) -> None:
     """Run both models over two corpora and keep their hidden states at the last token of every prompt."""
+    from ramify.methods.crosscoder.run import Checkpoints, States, prompts
+    from ramify.methods.crosscoder.run import capture as capture_states
+
     models = Checkpoints.open(options.tuned, options.base, options.layer, options.other_tokenizer)
     template = _template(models, options.tuned, options.raw)
     read = [prompts(path, models, template, options.longest) for path in (options.tool, options.plain)]
@@ -202,6 +177,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a dictionary of both models' states; the normaliser is kept with the weights."""
+    from ramify.methods.crosscoder.dictionary import Dictionary, fit
+    from ramify.methods.crosscoder.run import States
+
     kept = States.load(states)
     shape = {name: getattr(options, name) for name in ("features", "k", "topk", "exclusive", "start", "centred")}
     config = FitConfig(**{name: getattr(options, name) for name in FitConfig.model_fields})
@@ -231,6 +209,9 @@ def train(
 def _own(made: Dictionary, values: np.ndarray, tool: np.ndarray) -> dict[str, Any]:
     """The features of the tuned model's block that are its own, and the highest d in the block,
     which needs no difference of the models."""
+    from ramify.methods.crosscoder.algorithm import cohens_d, owned
+    from ramify.methods.crosscoder.dictionary import encode_rows
+
     partition = "a" if made.own else "all"
     found = owned(made, values, partition)
     codes = encode_rows(made, values)[:, made.partition(partition)]
@@ -264,6 +245,10 @@ def rank(
     as_json: Json = False,
 ) -> None:
     """Rank features by how well they separate the two corpora, and test whether each belongs to one model alone."""
+    from ramify.methods.crosscoder.algorithm import Owned, RankedFeature, owned, rank_features, shortlist
+    from ramify.methods.crosscoder.dictionary import Dictionary
+    from ramify.methods.crosscoder.run import States
+
     made, kept = Dictionary.load(dictionary)[0], States.load(states)
     signed = rank_features(made, *_codes(made, kept), partition, SHORTLISTED if short else 0.0)
     ranked = shortlist(signed) if short else signed
@@ -287,6 +272,8 @@ def rank(
 
 
 def _codes(made: Dictionary, kept: States) -> tuple[np.ndarray, np.ndarray]:
+    from ramify.methods.crosscoder.dictionary import encode_rows
+
     if kept.tool.sum() < 2 or (~kept.tool).sum() < 2:
         raise UserError("ranking compares two corpora, and the states hold fewer than two rows of one of them")
     values = np.asarray(kept.values)
@@ -314,6 +301,11 @@ def _steer(
     stack: ExitStack, options: SteerOptions, dictionary: Path, states: Path, problems: Path, out: Path, as_json: bool
 ) -> None:
     """Do what :func:`steer` says; the run that keeps scores and study is closed with ``stack``."""
+    from ramify.methods.crosscoder.algorithm import best, confirm, confirm_sets, corrected, no_reach, search, sets_best
+    from ramify.methods.crosscoder.dictionary import Dictionary
+    from ramify.methods.crosscoder.run import CachedScores, Checkpoints, States, find_score, prompts
+    from ramify.methods.crosscoder.run import capture as capture_states
+
     made, about = Dictionary.load(dictionary)
     kept = States.load(states)
     models = Checkpoints.open(
@@ -384,6 +376,8 @@ def _steer(
 
 def _groups(made: Dictionary, kept: States, options: SteerOptions) -> dict[str, list[Steering]]:
     """The cells that are searched, by the size or the set they belong to; none where no feature is to be had."""
+    from ramify.methods.crosscoder.algorithm import feature_sets, grid, rank_features
+
     tool_codes, plain_codes = _codes(made, kept)
     ranked = [] if options.features else rank_features(made, tool_codes, plain_codes, options.partition)
     features = options.features or tuple(one.feature for one in ranked[: options.top])
@@ -412,6 +406,10 @@ def _windows(
     target: int,
 ) -> dict[str, Any]:
     """Scores at every budget: both models clean and reconstructed (spillover), and the chosen cell."""
+    from ramify.methods.crosscoder.dictionary import encode_rows
+    from ramify.methods.crosscoder.run import CachedScores
+    from ramify.methods.crosscoder.steer import reconstruct
+
     found: dict[str, Any] = {"budgets": sorted(set(scoring["budgets"]))}
     for model, name in enumerate(("tuned", "base")):
         scores = CachedScores(models, model, problems, **scoring)
@@ -454,6 +452,11 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write directions and fixed steering vectors (safetensors, JSON), and the dictionary in the files of sae-lens."""
+    from ramify.methods.crosscoder.algorithm import Steering, no_reach
+    from ramify.methods.crosscoder.dictionary import Dictionary
+    from ramify.methods.crosscoder.run import States
+    from ramify.methods.crosscoder.run import export as export_files
+
     if target not in ("a", "b"):
         raise UserError(f"--target {target} is neither a (tuned) nor b (base)")
     if not math.isfinite(gain):

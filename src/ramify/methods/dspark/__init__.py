@@ -23,16 +23,17 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.dspark.algorithm import simulate as simulate
     from ramify.methods.dspark.bench import compare as compare
     from ramify.methods.dspark.run import Target as Target
-    from ramify.methods.dspark.run import TrainOptions as TrainOptions
     from ramify.methods.dspark.run import calibrate as calibrate
     from ramify.methods.dspark.run import train as train
     from ramify.methods.dspark.run import verify as verify
+    from ramify.methods.dspark.settings import TrainOptions as TrainOptions
 else:
     __all__, __getattr__ = public(
         __name__,
         {
             "algorithm": "StepCosts sequential_temperatures simulate",
-            "run": "TrainOptions Target calibrate train verify",
+            "run": "Target calibrate train verify",
+            "settings": "TrainOptions",
             "bench": "compare",
         },
     )

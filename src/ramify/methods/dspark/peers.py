@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ramify.base.errors import NeedsError, UserError
+from ramify.base.errors import UserError
+from ramify.base.extras import told
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.model.protocol import Sampling
 
@@ -73,10 +74,8 @@ def peer(target: Path, kind: str, settings: Sampling, drafter: Qwen3Drafter | Pa
 
 
 def _load(folder: Path) -> Any:
-    try:
+    with told():
         from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise NeedsError("peers of a benchmark are transformers' own: install ramify[hf]") from error
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # every reply is sampled to its full length
     return model

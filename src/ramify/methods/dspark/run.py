@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
@@ -24,7 +23,8 @@ from ramify.methods.dspark.drafter_files import for_target, load_drafter, save_d
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.recorder import record
 from ramify.methods.dspark.rounds import accepted_length, conditional_acceptance
-from ramify.methods.dspark.training import DrafterTraining, kept_text, train_drafter, unused_token
+from ramify.methods.dspark.settings import TrainOptions
+from ramify.methods.dspark.training import kept_text, train_drafter, unused_token
 from ramify.model.chat import ChatTemplate
 from ramify.model.protocol import Grammar, Sampling
 from ramify.stats.checks import Check
@@ -32,34 +32,6 @@ from ramify.train.batch import Row
 
 CALIBRATION = "calibration.json"
 """File in a drafter's folder: how well its confidences are calibrated."""
-
-
-class TrainOptions(DrafterTraining):
-    """A drafter, the text it learns from, and how it is trained."""
-
-    BASIC = "steps lr seed kind layers block sequences length temperature"
-    kind: Literal["dspark", "dflash", "eagle3"] = "dspark"
-    """dspark; dflash (no sequential head, no confidences); eagle3 (token by token)"""
-    layers: int = Field(3, ge=1, le=64)
-    """draft layers; eagle3 has one"""
-    block: int = Field(7, ge=1, le=256)
-    """most tokens of one draft"""
-    rank: int = Field(32, ge=0)
-    """rank of dspark's sequential head; the paper's is 256 for a vocabulary of 150,000"""
-    head: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    """kind of the sequential head"""
-    sequences: int = Field(1200, ge=2)
-    """replies of the target to learn from; prompts of a file are used in turns"""
-    length: int = Field(96, ge=4)
-    """tokens of a reply at most"""
-    temperature: float = Field(1.0, ge=0)
-    """temperature at which the target writes; take the one it will be used at"""
-    steps: int = Field(1500, ge=1)
-    """optimiser steps"""
-
-    def training(self) -> DrafterTraining:
-        """The settings of the optimiser."""
-        return DrafterTraining(**{name: getattr(self, name) for name in DrafterTraining.model_fields})
 
 
 @dataclass

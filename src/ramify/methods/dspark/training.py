@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
-from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
@@ -29,6 +27,7 @@ from ramify.methods.dspark.drafter_files import TRAINING
 from ramify.methods.dspark.drafters import Qwen3Drafter
 from ramify.methods.dspark.dspark_drafter import DSpark
 from ramify.methods.dspark.eagle import Eagle3
+from ramify.methods.dspark.settings import DrafterTraining
 from ramify.model.protocol import Prefix, Sampling
 from ramify.rollout.sampler import Sampler
 from ramify.trace.lines import at_place
@@ -54,23 +53,6 @@ CROSS_ENTROPY, DISTANCE = 0.1, 0.9
 target's distribution, ||p - q||_1, as in the paper: the distance is what decides how many tokens are accepted."""
 CLIP_NORM = 1.0
 """Largest gradient norm of a step, as in the paper."""
-
-
-class DrafterTraining(Config):
-    """How to train a drafter. The defaults are the paper's for DSpark, but for the size of the run."""
-
-    steps: int = Field(3000, ge=1)
-    """Optimiser steps."""
-    rows: int = Field(12, ge=1)
-    """Sequences per step."""
-    anchors: int = Field(24, ge=1)
-    """Blocks per sequence and step, at positions sampled without replacement."""
-    lr: float = Field(3e-3, ge=0)
-    """Peak learning rate of AdamW (linear warm-up, cosine decay to 0)."""
-    confidence: float = Field(1.0, ge=0)
-    """Weight of the confidence head's loss."""
-    seed: int = 0
-    """Decides batches and anchors."""
 
 
 async def regenerate(

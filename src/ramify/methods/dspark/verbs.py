@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import read_record
 from ramify.kit import DryRun, Json, Seed, Verbs, argument, option
-from ramify.methods.dspark import lossless, run
-from ramify.methods.dspark.drafter_files import load_drafter
-from ramify.methods.dspark.drafters import Qwen3Drafter
-from ramify.methods.dspark.run import Target, TrainOptions
+from ramify.methods.dspark.settings import TrainOptions
 from ramify.model.grammar import json_schema
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
+
+if TYPE_CHECKING:
+    from ramify.methods.dspark.drafters import Qwen3Drafter
+    from ramify.methods.dspark.run import Target
 
 UNCHANGED = "the drafter is as it was"
 app = Verbs(
@@ -57,6 +58,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a drafter on text that the target writes itself."""
+    from ramify.methods.dspark import run
+    from ramify.methods.dspark.run import Target
+
     opened = Target.open(target)
     given = opened.prompts(prompts, options.sequences, raw, options.seed, "train")
     cost = run.cost_estimate(opened, options)
@@ -85,6 +89,9 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Fit one temperature a position to the drafter's confidences, save them with it, and test them on other prompts."""
+    from ramify.methods.dspark import run
+    from ramify.methods.dspark.run import Target
+
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "calibrate")
     settings = Sampling(temperature=temperature, max_tokens=tokens)
@@ -120,7 +127,9 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Time whole cycles on this machine, save them with the drafter, and say at which load drafting pays."""
+    from ramify.methods.dspark.drafter_files import load_drafter
     from ramify.methods.dspark.profile import break_even, measure
+    from ramify.methods.dspark.run import Target
 
     opened = Target.open(target)
     at = _loads(loads)
@@ -175,6 +184,8 @@ def bench(
     """Sample the same replies with and without drafters, in turns: tokens a pass, tokens/s, and from which load on none pays."""
     from ramify.engine.profile import FILE, Profile
     from ramify.methods.dspark.bench import SCHEDULES, SETTLE, compare, report_text
+    from ramify.methods.dspark.drafter_files import load_drafter
+    from ramify.methods.dspark.run import Target
 
     opened, at = Target.open(target), _loads(loads)
     made = {folder.name: load_drafter(folder, opened.model.module) for folder in drafters}
@@ -205,6 +216,8 @@ def bench(
 
 def _peer(kind: str, path: str, opened: Target) -> Path | Qwen3Drafter | None:
     """What a peer drafts with."""
+    from ramify.methods.dspark.drafter_files import load_drafter
+
     if not path:
         return None
     return load_drafter(Path(path), opened.model.module) if kind == "hf_dflash" else Path(path)
@@ -233,6 +246,9 @@ def verify_lossless(
 
     greedy and stale2 run under the drafter's profile where it has one.
     """
+    from ramify.methods.dspark import lossless, run
+    from ramify.methods.dspark.run import Target
+
     grammar = None if schema is None else json_schema(read_record(schema, "the JSON schema"), str(schema))
     opened = Target.open(target)
     given = opened.prompts(prompts, n, raw, seed, "test")

@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from ramify.methods.early_decision.run import continuations as continuations
     from ramify.methods.early_decision.run import oscillations as oscillations
     from ramify.methods.early_decision.run import rollout as rollout
-    from ramify.methods.early_decision.states import ProbeConfig as ProbeConfig
-    from ramify.methods.early_decision.states import ValleyConfig as ValleyConfig
+    from ramify.methods.early_decision.settings import ProbeConfig as ProbeConfig
+    from ramify.methods.early_decision.settings import ValleyConfig as ValleyConfig
     from ramify.methods.early_decision.states import capture as capture
     from ramify.methods.early_decision.states import probe_stage as probe_stage
     from ramify.methods.early_decision.states import valley_stage as valley_stage
@@ -52,7 +52,8 @@ else:
             "transitions settle judge_cuts defence",
             "record": "StudyConfig Study",
             "run": "ContinueConfig OscillateConfig rollout adopt continuations oscillations",
-            "states": "ProbeConfig ValleyConfig capture probe_stage valley_stage",
+            "settings": "ProbeConfig ValleyConfig",
+            "states": "capture probe_stage valley_stage",
             "report": "ReportConfig build html separability_svg continuation_svg",
         },
     )

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.files import whole_file
 from ramify.engine.local import LocalModel
@@ -32,39 +30,16 @@ from ramify.methods.early_decision.probe import (
 from ramify.methods.early_decision.record import Study
 from ramify.methods.early_decision.report import probe_verdict, valley_verdict
 from ramify.methods.early_decision.separability import logit_measures, mahalanobis, valley
+from ramify.methods.early_decision.settings import At, ProbeConfig, ValleyConfig
 from ramify.methods.early_decision.thinking import Thinking
 from ramify.model.protocol import Model
 from ramify.stats.ranking import auroc
 
-At = Literal["h0", "state_a", "hop", "prompt"]
 SHORTEST = 3
 """Traces with less thinking are left out, and counted."""
 ANCHORS = 20
 KEPT: Literal["float16"] = "float16"
 """Of the probed states on the disk: they are read by a linear probe, and take half the space."""
-
-
-class ProbeConfig(Config):
-    """Which states are probed, and how (3.3, 3.4)."""
-
-    at: tuple[At, ...] = ("h0", "state_a")
-    """h0: the first thinking token, the paper's headline; state_a: the last of the prompt; prompt:
-    20 positions spread over the prompt"""
-    layers: tuple[int, ...] = (FINAL,)
-    """-1 is after the final norm, 0 the embedding, l the output of block l"""
-    shuffles: int = Field(SHUFFLES, ge=0)
-    """shuffled labellings that a probe must beat, at least 199; 0 for no null and no test"""
-
-
-class ValleyConfig(Config):
-    """Separability along the thinking (3.5)."""
-
-    points: int = Field(100, ge=6)
-    """positions along the thinking"""
-    samples: int = Field(200, ge=20)
-    """shuffled labellings for the floor, and random halves of the prompts for the intervals"""
-    textbook: bool = False
-    """the textbook's Bhattacharyya distance instead of the paper's, whose first term is twice as large"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
+from ramify.base.extras import told
 from ramify.methods.graph_credit.algorithm import RULES, CreditConfig, credit_graph
 from ramify.methods.graph_credit.decisive import LEVEL, Comparison, compare
 from ramify.methods.graph_credit.report import diagnose
@@ -158,8 +159,9 @@ class StateGraph:
         return self.graph.to_json(task, {"value": self.state_values()})
 
     def to_networkx(self) -> Any:
-        """The merged graph as a networkx MultiDiGraph. For export: the maths is not done on it."""
-        import networkx
+        """The merged graph as a networkx MultiDiGraph. For export: the maths is not done on it. Raises NeedsError without it."""
+        with told():
+            import networkx
 
         return networkx.node_link_graph(self.to_json(), edges="edges")
 

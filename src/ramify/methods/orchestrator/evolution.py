@@ -11,7 +11,7 @@ import asyncio
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
@@ -26,7 +26,6 @@ from ramify.methods.orchestrator.algorithm import STEPS, SepCma, gain, populatio
 from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with
 from ramify.methods.orchestrator.middleware import Routed
 from ramify.methods.orchestrator.pool import ModelPool
-from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.table import prompt_of, reward_of
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
@@ -34,6 +33,9 @@ from ramify.rollout.run import Episodes
 from ramify.score.judge import Judge
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+
+if TYPE_CHECKING:
+    from ramify.methods.orchestrator.router import TurnRouter
 
 KIND = "orchestrator evolve"
 GENERATION = "generation"

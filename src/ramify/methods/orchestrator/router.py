@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ramify.base.budget import Budget
-from ramify.base.config import Config
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import folder_aside, read_record, read_regular, refusal
 from ramify.base.progress import SILENT, Progress
@@ -30,13 +28,12 @@ from ramify.engine.tiny import TinyLM, weights_hash
 from ramify.methods.orchestrator.algorithm import informative, probabilities, soft_targets
 from ramify.methods.orchestrator.conversation import TOOL_TURNS, Orchestrated, Orchestration, ToolUse, answer_with, route
 from ramify.methods.orchestrator.pool import ModelPool
+from ramify.methods.orchestrator.settings import POSITION, RouterFitConfig
 from ramify.methods.orchestrator.table import RewardTable
 from ramify.model.protocol import Sampling, Tokenizer
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 
-POSITION = -2
-"""Which token's hidden state is read: the last but one; the last gives less [T]."""
 ROLES = ("thinker", "worker", "verifier")
 KNOWN = 20_000
 """Most texts whose states are remembered."""
@@ -47,17 +44,6 @@ TAU = 0.3
 weight, and one of nearly the same rate nearly the same."""
 WEIGHT_DECAY = 0.01
 """Decoupled weight decay of the fit, AdamW's usual one."""
-
-
-class RouterFitConfig(Config):
-    """The first stage: soft targets (section 3.3)."""
-
-    lr: float = Field(1e-3, gt=0)
-    """Learning rate of AdamW, of head and scales."""
-    steps: int = Field(400, ge=1)
-    """Steps."""
-    batch: int = Field(32, ge=1)
-    """Texts of a step where singular values are tuned; the head alone takes all at once."""
 
 
 class SingularScale(nn.Module):

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from ramify.methods.orchestrator.algorithm import STEPS, Workflow, gain
 from ramify.methods.orchestrator.composer import Composer
 from ramify.methods.orchestrator.conversation import Orchestrated, Orchestration, answer_with
 from ramify.methods.orchestrator.pool import ModelPool
-from ramify.methods.orchestrator.router import TurnRouter
 from ramify.methods.orchestrator.table import RewardTable, group_of, prompt_of, reward_of
 from ramify.model.protocol import Sampling
 from ramify.score.judge import Judge, records
@@ -27,6 +26,9 @@ from ramify.score.match import plain
 from ramify.stats.intervals import mean_t
 from ramify.trace.db import Run
 from ramify.trace.message import Message
+
+if TYPE_CHECKING:
+    from ramify.methods.orchestrator.router import TurnRouter
 
 Answers = Callable[[Task, Orchestration], Awaitable[Orchestrated]]
 MERGE = "Several answers to the question are above. Compare them and give the best complete answer."

@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ from ramify.methods.orchestrator.conversation import ANSWER, MAKER, Orchestrated
 from ramify.methods.orchestrator.evolution import KIND as EVOLVE
 from ramify.methods.orchestrator.evolution import EvolveRouterConfig, Trial
 from ramify.methods.orchestrator.pool import ModelPool, open_model, read_pool
-from ramify.methods.orchestrator.router import POSITION, RouterFitConfig, TurnRouter
+from ramify.methods.orchestrator.settings import POSITION, RouterFitConfig
 from ramify.methods.orchestrator.views import call_of, call_text
 from ramify.model.protocol import Sampling
 from ramify.render.terminal import emit, progress, say, table
@@ -35,6 +35,9 @@ from ramify.trace.db import Run
 from ramify.trace.message import Message
 from ramify.trace.node import Finding
 from ramify.trace.sources import conclude
+
+if TYPE_CHECKING:
+    from ramify.methods.orchestrator.router import TurnRouter
 
 app = Verbs(
     "orchestrator",
@@ -253,6 +256,8 @@ def train_router(
 ) -> None:
     """Fit a router to soft targets: on which task is which worker good? Says what it gets on tasks kept back, against the best
     single worker."""
+    from ramify.methods.orchestrator.router import TurnRouter
+
     if out.exists():
         raise UserError(f"{out} is there already: choose another folder")
     found = tables.read_table(source, scorer)
@@ -324,6 +329,7 @@ def evolve(
     """Evolve a router on whole trajectories (separable CMA-ES, common random numbers).
     The same command continues; worse results are not kept."""
     from ramify.methods.orchestrator import evolution
+    from ramify.methods.orchestrator.router import TurnRouter
 
     if out.exists():
         raise UserError(f"{out} is there already: choose another folder")
@@ -477,6 +483,8 @@ def run(
                 tree=key if opened is None else new_tree(opened, key),
             )
             if router is not None:
+                from ramify.methods.orchestrator.router import TurnRouter
+
                 made = TurnRouter.load(router)
                 held.check_router(made.workers)
                 answered = asyncio.run(answer_with(chat, made))
@@ -557,6 +565,8 @@ def eval_(
         systems.mixture(made, first, allowed),
     ]
     if router is not None:
+        from ramify.methods.orchestrator.router import TurnRouter
+
         loaded = TurnRouter.load(router)
         made.check_router(loaded.workers)
         parts["router"] = loaded.identity

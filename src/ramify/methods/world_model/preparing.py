@@ -11,7 +11,8 @@ from ramify.base.errors import UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json
 from ramify.methods.world_model.algorithm import INFORMATIVE, KEEP, turn_class, turn_statistics
-from ramify.methods.world_model.training import Mask, mask_of, masked_tokens, opening_text
+from ramify.methods.world_model.settings import Mask
+from ramify.methods.world_model.training import mask_of, masked_tokens, opening_text
 from ramify.methods.world_model.trajectories import EnvTrajectory, first_seen, read_trajectories
 from ramify.trace.node import Annotation, Finding
 from ramify.trace.sources import conclude, run_folder

@@ -12,25 +12,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field
 
-from ramify.base.config import Config
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
 from ramify.base.words import plural
-from ramify.engine.checkpoints import load_model, model_folder, save_model
-from ramify.engine.local import LocalModel
-from ramify.engine.tiny import TinyConfig, TinyLM
 from ramify.methods.world_model.algorithm import KEEP, group_advantages, keeps, reward, same, turn_class, turn_statistics
 from ramify.methods.world_model.environment import FILE
 from ramify.methods.world_model.judging import prediction_item, rubric_judge
 from ramify.methods.world_model.predict import initial_state
+from ramify.methods.world_model.settings import Mask, WorldTraining
 from ramify.methods.world_model.trajectories import EnvTrajectory, first_seen, read_trajectories, tasks_of
 from ramify.model.chat import ChatTemplate, TagTemplate, train_tokenizer
 from ramify.model.protocol import Completion, Prefix, Sampling
@@ -39,9 +35,9 @@ from ramify.rollout.sampler import Sampler
 from ramify.score.judge import Judge, judged
 from ramify.trace.db import Run
 from ramify.train.batch import Row
-from ramify.train.checkpoint import pack, unpack
-from ramify.train.loop import TrainConfig, Trainer
-from ramify.train.losses import LossConfig
+
+if TYPE_CHECKING:
+    from ramify.engine.local import LocalModel
 
 TRAIN = "world-model train"
 MODEL, TASKS = "model", "tasks.jsonl"
@@ -49,44 +45,6 @@ PIECES = r" ?\w+|\s|[^\w\s]"
 """Of a new tokenizer: punctuation stands alone, so that JSON's is no part of a word."""
 EVERY = 50
 """Steps between two kept states of a training."""
-Mask = Literal["info", "none"]
-
-
-class WorldTraining(Config):
-    """How a world model is trained."""
-
-    BASIC: ClassVar[str] = "stage steps lr rows width layers mask seed"
-    stage: Literal["cpt", "sft", "rl"] = "cpt"
-    """cpt: next-token loss on recorded observations; sft: on the best of its own predictions; rl: GSPO on the rubric"""
-    steps: int = Field(1000, ge=1)
-    """optimiser steps"""
-    rows: int = Field(16, ge=1)
-    """trajectories of a step; prompts of a step with rl"""
-    lr: float = Field(2e-3, ge=0)
-    """peak learning rate of AdamW: warm-up over a tenth, cosine decay to a tenth"""
-    mask: Mask = "info"
-    """info: turns that repeat their action are trained on seldom (5 % of echoes, 10 % of boilerplate,
-    half of transforms); none: on all"""
-    width: int = Field(64, ge=16)
-    """width of a new model"""
-    layers: int = Field(3, ge=1)
-    """its layers"""
-    vocab: int = Field(800, ge=270)
-    """size of its vocabulary, learnt from the data"""
-    context: int = Field(1024, ge=64)
-    """its longest row in tokens; of longer trajectories the oldest turns are left out"""
-    samples: int = Field(4, ge=2)
-    """predictions of each prompt with sft and rl"""
-    prompts: int = Field(64, ge=1)
-    """recorded turns that sft predicts"""
-    threshold: float = Field(3.5, ge=1, le=5)
-    """sft keeps a prompt's best prediction from this mean of the rubric's five scores on"""
-    judge: str = "rules"
-    """rubric of sft and rl: rules, judge:MODEL, or any judge"""
-    max_tokens: int = Field(192, ge=4)
-    """longest prediction"""
-    seed: int = 0
-    """decides weights, rows, masks and samples"""
 
 
 @dataclass
@@ -202,6 +160,9 @@ def new_start(trajectories: Sequence[EnvTrajectory], settings: WorldTraining) ->
     tokenizer = train_tokenizer(texts, settings.vocab, PIECES)
     heads = max(1, settings.width // 32)
     size = settings.width // heads
+    from ramify.engine.local import LocalModel
+    from ramify.engine.tiny import TinyConfig, TinyLM
+
     shape = TinyConfig(
         tokenizer.size, settings.width, settings.layers, heads, heads, size - size % 2, 3 * settings.width,
         context=settings.context, eos=(tokenizer.token_id("<|end|>"),),
@@ -218,6 +179,8 @@ def open_start(spec: str) -> WorldStart:
         spec = f"hf:{path / MODEL}"
     elif path.is_dir():
         spec = f"hf:{spec}"
+    from ramify.engine.checkpoints import load_model, model_folder
+
     folder = model_folder(spec)
     model, template = load_model(folder)
     if "train" not in model.capabilities:
@@ -241,6 +204,9 @@ class WorldTrainer:
 
     def __init__(self, run: Run, start: WorldStart, trajectories: Sequence[EnvTrajectory], settings: WorldTraining) -> None:
         self.run, self.start, self.trajectories, self.settings = run, start, trajectories, settings
+        from ramify.train.loop import Trainer
+        from ramify.train.settings import LossConfig, TrainConfig
+
         loss = LossConfig(clip_low=3e-4, clip_high=4e-4)
         self.trainer = Trainer(start.model.module, TrainConfig(lr=settings.lr, weight_decay=0.01, loss=loss), settings.seed)
         self.context = min(settings.context, start.model.context)
@@ -288,6 +254,8 @@ class WorldTrainer:
     def _keep(self) -> None:
         tensors, record = self.trainer.state()
         before = [entry.payload["blob"] for entry in self.run.journal("state")]
+        from ramify.train.checkpoint import pack
+
         name = self.run.put_blob(pack(tensors, {**record, "skipped": self.skipped}))
         self.run.log("state", f"{self.trainer.steps:07d}", {"blob": name, "last": self.last})
         self.run.commit()
@@ -298,6 +266,8 @@ class WorldTrainer:
         kept = self.run.journal("state")
         if kept:
             newest = max(kept, key=lambda entry: entry.key)
+            from ramify.train.checkpoint import unpack
+
             tensors, record = unpack(self.run.get_blob(newest.payload["blob"]))
             self.trainer.restore(tensors, record)
             self.last, self.skipped = dict(newest.payload["last"]), int(record["skipped"])
@@ -426,6 +396,8 @@ def train_world(
     decides = {**settings.to_json(), "model": model}
     with Run.begin(out, TRAIN, decides, {"data": [str(source) for source in sources]}, parts) as run:
         found = WorldTrainer(run, start, trajectories, settings).train(progress)
+        from ramify.engine.checkpoints import save_model
+
         save_model(start.model, start.folder, out / MODEL)
         write_world(out, trajectories, settings)
         found |= {"weights": sum(w.numel() for w in start.model.module.parameters()), "world": f"simulated:{out}"}

@@ -12,7 +12,7 @@ from ramify.methods.world_model.recording import RecordOptions
 from ramify.render.terminal import emit, progress, say, table
 
 if TYPE_CHECKING:
-    from ramify.methods.world_model.training import WorldTraining
+    from ramify.methods.world_model.settings import WorldTraining
 
 app = Verbs("world-model", help="Learn what an environment answers, and let agents act, train and be tested in the prediction.")
 Sources = Annotated[
@@ -25,7 +25,7 @@ World = Annotated[str, argument("WORLD", help="Folder that `train` wrote, or a T
 
 
 def _training() -> type[WorldTraining]:
-    from ramify.methods.world_model.training import WorldTraining
+    from ramify.methods.world_model.settings import WorldTraining
 
     return WorldTraining
 
