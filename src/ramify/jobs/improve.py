@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 import ramify
 from ramify.base import registry
-from ramify.base.config import HIDDEN, Config, check, load
+from ramify.base.config import Config, check, load
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal, whole_file
 from ramify.base.ids import stable_hash
@@ -40,7 +40,7 @@ from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
 from ramify.jobs.sampling import SamplingRule, SplittingConfig, UpdatePlan
-from ramify.methods.graph_credit.algorithm import CreditConfig, RuleName
+from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
@@ -97,8 +97,6 @@ ARMS = {
 auto: the same, with splitting at tasks that are rarely won.
 infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent
 attempts, one credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks."""
-FORMER_ARMS = {"ours": "infotree+g2po", "credit": "g2po"}
-"""Arms as older versions call them."""
 
 
 class TrainingConfig(TrainConfig):
@@ -125,8 +123,6 @@ class CreditSettings(CreditConfig):
 
     name: str = ""
     """Credit rule: a name of ``ramify list credit``, NAME:ARGUMENT, or FILE.py:CLASS of your own; default: the arm's."""
-    rule: RuleName = Field("g2po", json_schema_extra=HIDDEN)
-    """The old name of ``name``, for arms of graph credit only."""
 
 
 class ImproveConfig(Config):
@@ -197,11 +193,6 @@ class ImproveConfig(Config):
     """How to train."""
 
     _agent = model_validator(mode="before")(with_agent)
-
-    @field_validator("arm", mode="before")
-    @classmethod
-    def _former(cls, value: Any) -> Any:
-        return FORMER_ARMS.get(value, value) if isinstance(value, str) else value
 
 
 def resolved(config: ImproveConfig) -> ImproveConfig:
@@ -775,8 +766,7 @@ def credit_rule(config: ImproveConfig, arm: str) -> CreditRule:
     Raises UserError where there is no such rule, no loss that trains on it, or it cannot be made with these settings.
     """
     own, c = ARMS[arm].credit, config.credit
-    graph = own == "g2po"
-    name = c.name if c.name and (graph or arm == config.arm) else c.rule if graph else own
-    rule = find_rule(name, {key: getattr(c, key) for key in type(c).model_fields if key not in ("name", "rule")})
+    name = c.name if c.name and (own == "g2po" or arm == config.arm) else own
+    rule = find_rule(name, {key: getattr(c, key) for key in type(c).model_fields if key != "name"})
     registry.get("loss", rule.loss)
     return rule
