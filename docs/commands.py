@@ -32,8 +32,6 @@ def options(verb: Verbs) -> Iterator[tuple[str, str]]:
     """(how an argument or option is written, its help) of one verb, basic settings before advanced ones."""
     for one in verb.assemble_argument_collection():
         mark = one.parameter
-        if mark.show is False and mark.group == (OPTIONS,):  # hidden
-            continue
         default = mark.show_default if isinstance(mark.show_default, str) else one.field_info.default
         hidden = mark.show_default is False or default in (None, False, "", inspect.Parameter.empty)
         helped = " ".join((mark.help or "").split()) + ("" if hidden else f" [{default}]")

@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fuzz_seeds import FIXTURES, write_seeds, write_world
+from fuzz_seeds import write_seeds, write_world
 from mutations import mutant
 
 from ramify.base.errors import RamifyError
@@ -199,7 +199,7 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
     written = write_seeds(root) | {WORLD: [write_world(root / WORLD)]}
     assert play(root / WORLD)
     seeds = {form: files for form, files in written.items() if not forms or form in forms}
-    runs = [Path(shutil.copytree(FIXTURES / "run-v1", root / "v1" / "run")), root / "chats-run"]
+    runs = [root / "every-record", root / "chats-run"]
     forms = forms or [*seeds, *RUNS]
     others = [file.read_bytes() for files in seeds.values() for seed in files for file in files_of(seed)]
     for folder in runs:  # what is imported on demand is no file's memory

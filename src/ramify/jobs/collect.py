@@ -159,7 +159,7 @@ class Collection:
         """
         settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         free = {name: settings.pop(name) for name in FREE}
-        made = {"weights": self.weights, "panel": self.task_set.hash} | components.template_entry(self.agent.template)
+        made = {"weights": self.weights, "tasks": self.task_set.hash} | components.template_entry(self.agent.template)
         with Run.begin(folder, self.kind, settings, free, made) as run:
             keep_template(run, self.agent.template)
             if not run.journal("environment"):

@@ -131,11 +131,6 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
 
     ``scored`` are further settings: the models, what grades hold. Raises UserError where another run or anything else is there.
     """
-    if folder.is_file():
-        raise UserError(
-            f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of score records; name a folder with "
-            "--out"
-        )
     rows = [(one.tokens, one.step, one.policy_logprobs, one.reference_logprobs) for one in attempts]
     results = [(one.id, repr(one.reward), repr(one.success)) for one in attempts]
     hashed = [part for row in rows for part in (b"" if column is None else column.tobytes() for column in row)]

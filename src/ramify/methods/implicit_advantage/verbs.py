@@ -416,7 +416,7 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
     """Score records of a run. Raises UserError naming run, record and field of what is no score record."""
     records = []
     for number, record in enumerate(kept_grades(run_folder(path) or path), 1):
-        where = f"{path}:{number}"
+        where = f"{path}: record {number}"
         with at_place(where):
             field(record, "trajectory_id", str, where)
             field(record, "task_id", str, where)
