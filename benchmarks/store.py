@@ -109,7 +109,7 @@ def paths(folder: Path, _: int) -> dict[str, float]:
 
 
 def erase(folder: Path, rollouts: int) -> dict[str, float]:
-    """Give the nodes verdicts of ten judges, 5 a rollout (10^6 at 200,000 rollouts), and erase one judge of ten."""
+    """Give the nodes scores of ten judges, 5 a rollout (10^6 at 200,000 rollouts), and erase one judge of ten."""
     with Run.open(folder, write=True) as run:
         ids = [row[0] for row in run._rows("SELECT id FROM nodes LIMIT ?", max(1, rollouts // 2))]
         with Clock() as clock:
@@ -120,8 +120,8 @@ def erase(folder: Path, rollouts: int) -> dict[str, float]:
             erased = run.erase_judge("judge-3")
     assert erased == len(ids)
     return {
-        "verdicts": 10 * len(ids),
-        "write verdicts/CPU-s": 10 * len(ids) / clock.cpu,
+        "scores": 10 * len(ids),
+        "write scores/CPU-s": 10 * len(ids) / clock.cpu,
         "erase one of ten CPU-s": erasing.cpu,
         "erase one of ten s": erasing.wall,
     }

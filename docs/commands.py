@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from ramify.base import registry
 from ramify.cli.main import VERBS, command_line
-from ramify.kit import OPTIONS, Verb, Verbs
+from ramify.kit import Verb, Verbs
 
 PAGE = Path(__file__).with_name("reference") / "commands.md"
 HEAD = """# Every verb
@@ -32,8 +32,6 @@ def options(verb: Verbs) -> Iterator[tuple[str, str]]:
     """(how an argument or option is written, its help) of one verb, basic settings before advanced ones."""
     for one in verb.assemble_argument_collection():
         mark = one.parameter
-        if mark.show is False and mark.group == (OPTIONS,):  # hidden
-            continue
         default = mark.show_default if isinstance(mark.show_default, str) else one.field_info.default
         hidden = mark.show_default is False or default in (None, False, "", inspect.Parameter.empty)
         helped = " ".join((mark.help or "").split()) + ("" if hidden else f" [{default}]")

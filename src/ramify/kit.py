@@ -34,16 +34,6 @@ from ramify.base.words import unwrapped
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RENAMED = {
-    "--world": "--env",
-    "--panel": "--count",
-    "--draws": "--samples",
-    "--stream": "--token-values",
-    "--max-rows": "--max-sequences",
-    "--credit.name": "--credit",
-    "--behind": "--upstream",
-}
-"""Old names of options: they still work and no help shows them."""
 SWITCH = ("true", "false")
 ALL, ANY = "--help-all", "VALUE"
 _everything: ContextVar[bool] = ContextVar("everything", default=False)
@@ -66,16 +56,14 @@ def option(
     min: float | None = None,
     max: float | None = None,
     show_default: bool = True,
-    hidden: bool = False,
 ) -> Parameter:
     """An option, named ``--as-its-parameter`` unless ``names`` say otherwise; ``list[...]`` may be repeated.
 
-    A switch without ``names`` has a ``--no-`` form. Numbers lie from ``min`` to ``max``. No help shows a ``hidden`` one.
+    A switch without ``names`` has a ``--no-`` form. Numbers lie from ``min`` to ``max``.
     """
     more: dict[str, Any] = {"validator": Number(gte=min, lte=max)} if min is not None or max is not None else {}
     more |= {"name": names, "negative": ()} if names else {}
     more |= {} if show_default else {"show_default": False}
-    more |= {"show": False} if hidden else {}
     return Parameter(help=help, metavar=metavar, group=OPTIONS, negative_iterable=(), json_list=False, **more)
 
 
@@ -282,9 +270,9 @@ def _leaves(settings: Any) -> Iterator[tuple[str, Any, Parameter]]:
     Values stay texts: the class itself reads them."""
     from ramify.base.config import describe
 
-    found = describe(settings, hidden=True)
-    basic = [one for one in found if one.name in settings.BASIC.split() or not (settings.BASIC or one.hidden)]
-    left = sum(not one.hidden for one in found) - len(basic)
+    found = describe(settings)
+    basic = [one for one in found if one.name in settings.BASIC.split() or not settings.BASIC]
+    left = len(found) - len(basic)
     note = "" if not left else f"{ALL} lists {left} more." if not _everything.get() else ""
     group = Group("Settings", help=note, sort_key=2)
     for setting in sorted(found, key=lambda one: one not in basic):
@@ -299,8 +287,8 @@ def _leaves(settings: Any) -> Iterator[tuple[str, Any, Parameter]]:
                 negative=f"--{above}{'.' * bool(above)}no-{leaf}" if switch else (),
                 metavar=None if switch else setting.type,
                 help=f"{setting.help} [required]" if setting.required else setting.help,
-                group=OPTIONS if setting.hidden else group if setting in basic else ADVANCED,
-                show=setting in basic or (_everything.get() and not setting.hidden),
+                group=group if setting in basic else ADVANCED,
+                show=setting in basic or _everything.get(),
                 show_default=setting.default or False,
                 allow_repeating=True,
             ),
@@ -351,7 +339,7 @@ def call(app: App, words: Sequence[str]) -> int:
 
 
 def _spelled(app: App, words: Sequence[str]) -> list[str]:
-    """``words`` as the parser spells them: ``--a_b`` is ``--a-b``, old names are new ones,
+    """``words`` as the parser spells them: ``--a_b`` is ``--a-b``,
     ``--switch true`` and ``--name -1x`` have "="."""
     arguments = app.assemble_argument_collection()
     known = {name: one for one in arguments for name in one.names}
@@ -364,8 +352,7 @@ def _spelled(app: App, words: Sequence[str]) -> list[str]:
             found += [word, *rest] if word == "--" else [word]
             rest = [] if word == "--" else rest
             continue
-        for other in (flag.replace("_", "-"), RENAMED.get(flag, flag)):
-            flag = other if flag not in known and other in known else flag
+        flag = flag if flag in known else flag.replace("_", "-")
         one = known.get(flag)
         if one is not None and not equals and rest:
             follows = rest[0].lower() in SWITCH if one.hint in (bool, bool | None) else _is_dashed(rest[0], known)

@@ -103,11 +103,11 @@ def test_a_bad_value_in_python_is_one_sentence(make: Callable[[], Config], sente
 
 def test_describe_lists_nested_settings_with_help() -> None:
     settings = {setting.name: setting for setting in describe(Job)}
-    assert settings["train.lr"] == ("train.lr", "number", "0.1", "Learning rate.", False, False)
+    assert settings["train.lr"] == ("train.lr", "number", "0.1", "Learning rate.", False)
     assert settings["env"].help == "Environment to act in."
     assert settings["mode"].type == "fast|slow"
     assert settings["seeds"].default == "0,1"
-    assert describe(Required)[0][2:] == ("", "A name.", True, False)
+    assert describe(Required)[0][2:] == ("", "A name.", True)
 
 
 def test_secrets_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from ramify.base.registry import register
 from ramify.score.match import ExactMatch
 print("loading noise")
 
-@register("scorer", "stranger")  # what version 0.1.0 called a judge
+@register("judge", "stranger")
 class Stranger(ExactMatch):
     """A stranger's judge."""
     name = "stranger"
@@ -91,7 +91,7 @@ def test_a_plugin_is_listed_and_checked_and_broken_ones_are_not_fatal(site: Path
     assert (listed.returncode, "Traceback" in listed.stderr) == (0, False)
     assert json.loads(listed.stdout)["names"]["stranger"] == "A stranger's judge."
     assert "loading noise" in listed.stderr
-    more = run(site, SEVERAL, "list searcher --json", "list env --json", "check scorer stranger")
+    more = run(site, SEVERAL, "list searcher --json", "list env --json", "check judge stranger")
     searchers, envs, *_ = more.stdout.splitlines()
     assert "greedy" in json.loads(searchers)["names"]
     assert "chain" in json.loads(envs)["names"]

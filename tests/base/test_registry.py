@@ -35,7 +35,6 @@ def test_register_and_get(parts: dict) -> None:
     assert registry.register("judge", "one")(one) is one
     registry.register("judge", "one")(one)
     assert registry.get("judge", "one") is one
-    assert registry.get("scorer", "one") is one  # the kind's former name
     with pytest.raises(UserError, match=r"judge 'one' is registered twice: by .*one and by .*two"):
         registry.register("judge", "one")(two)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tarfile
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from ramify.trace.message import Message
 from ramify.trace.node import Annotation, Finding, Node, Score, TokenValues
 from ramify.web.exchange import Exchange
 from ramify.web.recording import Recorder
+from tests.pair import save_pair
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "77a47dd"
 TASKS = list(HouseholdEnvironment().task_set("train", 2, 3))
 #: What the agent is told on its second turn, and not on its last: a harness that compacts its history dropped it.
 RULE = "Never open the red-door."
@@ -34,11 +35,9 @@ RULE = "Never open the red-door."
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair of checkpoints with the built-in agent's tokenizer, and a log of inspect."""
+    """A pair of checkpoints with the built-in agent's tokenizer."""
     folder = tmp_path_factory.mktemp("inputs")
-    for name in ("models", "inputs"):
-        with tarfile.open(FIXTURE / f"{name}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
+    save_pair(folder / "models")
     return folder
 
 
@@ -197,6 +196,9 @@ def test_a_recorded_run(
 def test_an_imported_run(inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("inspect_ai.log", reason="inspect_ai is not installed: THE inspect DOOR IS NOT TESTED")
     run = tmp_path / "run"
-    assert main(["import", str(inputs / "inputs/inspect.eval"), "--run", str(run)]) == 0
+    script = Path(__file__).parents[1] / "integrations" / "inspect_eval.py"  # a log that inspect itself made, with its mock model
+    subprocess.run([sys.executable, str(script), str(tmp_path / "logs")], check=True, capture_output=True, timeout=300)
+    (log,) = (tmp_path / "logs" / "eval").glob("*.eval")
+    assert main(["import", str(log), "--run", str(run)]) == 0
     audited(run, inputs, "Be brief", capsys, "--scorer", "includes")
     shown(run, tmp_path, capsys)

@@ -68,7 +68,7 @@ class Job:
 
 
 class Store(Job):
-    """A run made and written through the store: trees, nodes, streams, marks, verdicts, blobs,
+    """A run made and written through the store: trees, nodes, token values, annotations, scores, blobs,
     the journal, one commit a round."""
 
     name = "store"

@@ -21,7 +21,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from fuzz_seeds import FIXTURES, write_seeds, write_world
+from fuzz_seeds import write_seeds, write_world
 from mutations import mutant
 
 from ramify.base.errors import RamifyError
@@ -143,7 +143,7 @@ def broken_values(folder: Path, rng: random.Random) -> None:
             table = rng.choice(tables)
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             column = rng.choice(columns)
-            chosen = f"WHERE rowid = {_one(db, table, 'rowid', rng)}" if table not in ("verdicts",) else ""
+            chosen = f"WHERE rowid = {_one(db, table, 'rowid', rng)}" if table not in ("scores",) else ""
             with contextlib.suppress(sqlite3.Error):
                 if rng.random() < 0.2:
                     db.execute(f"DELETE FROM {table} {chosen}")
@@ -199,7 +199,7 @@ def main(root: Path, count: int, seed: int, forms: list[str]) -> None:
     written = write_seeds(root) | {WORLD: [write_world(root / WORLD)]}
     assert play(root / WORLD)
     seeds = {form: files for form, files in written.items() if not forms or form in forms}
-    runs = [Path(shutil.copytree(FIXTURES / "run-v1", root / "v1" / "run")), root / "chats-run"]
+    runs = [root / "every-record", root / "chats-run"]
     forms = forms or [*seeds, *RUNS]
     others = [file.read_bytes() for files in seeds.values() for seed in files for file in files_of(seed)]
     for folder in runs:  # what is imported on demand is no file's memory

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
-from kill_inputs import scanned
-
 from ramify.base.errors import RamifyError
+from ramify.trace.convert import write_lines
 from ramify.trace.db import Run
 from ramify.trace.formats import readers, writers
+from tests.trace.trace_cases import fill, findings
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 ROOT = Path(__file__).parents[2]
 
 _CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1, "y": 2}'}}
@@ -61,7 +59,6 @@ _ROWS: dict[str, list[list[dict[str, Any]]]] = {
     "verl": [
         [{"input": "q", "output": f"a{i}", "gts": None, "score": i / 2, "step": 1, "acc": True, "uid": f"u{i}"} for i in range(3)]
     ],
-    "cliffs": [[scanned(i) for i in range(2)]],
     "verifiers": [
         [
             {
@@ -106,7 +103,10 @@ _ROWS |= {
 
 def write_seeds(folder: Path) -> dict[str, list[Path]]:
     """Format -> good files and folders, each read by its reader. Formats whose package is not installed are left out."""
-    seeds: dict[str, list[Path]] = {"run": [FIXTURES / "run-v1.jsonl"], "steps": [ROOT / "examples" / "steps.jsonl"]}
+    with Run.create(folder / "every-record", {"seed": 1}) as run:
+        run.add(*findings(fill(run)))
+        write_lines(run, folder / "run.jsonl")
+    seeds: dict[str, list[Path]] = {"run": [folder / "run.jsonl"], "steps": [ROOT / "examples" / "steps.jsonl"]}
     for form, files in _ROWS.items():
         seeds[form] = []
         for number, rows in enumerate(files):
@@ -121,7 +121,6 @@ def write_seeds(folder: Path) -> dict[str, list[Path]]:
                 seeds.setdefault("inspect", []).append(folder / f"log.{suffix}")
             except (RamifyError, KeyError):
                 continue  # inspect_ai is not installed here
-    seeds |= _old_studies(folder / "old")
     _as_parquet(seeds["trl"][0], folder / "trl.parquet")
     seeds["trl"].append(folder / "trl.parquet")
     good: dict[str, list[Path]] = {}
@@ -162,24 +161,6 @@ def write_world(folder: Path) -> Path:
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _ROWS["chats"][0]))
     return folder
-
-
-def _old_studies(folder: Path) -> dict[str, list[Path]]:
-    """What version 0.1.0 kept in files of its own, as it wrote them; what no reader opens is left out."""
-    for method in ("crosscoder", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"):
-        with tarfile.open(FIXTURES / "77a47dd" / f"studies-{method}.tar.gz") as packed:
-            packed.extractall(folder, filter="data")
-    studies = folder / "studies"
-    for file in (*studies.rglob("report.*"), *studies.rglob("states-*"), *studies.rglob("run.lock")):
-        file.unlink()
-    return {
-        "crosscoder": [studies / "crosscoder" / "study"],
-        "early-decision": [studies / "early-decision" / name for name in ("study", "elsewhere")],
-        "forensics": [studies / "forensics" / "case"],
-        "governance": [studies / "governance" / f"{name}.jsonl" for name in ("rows", "attack")],
-        "implicit-advantage": [studies / "implicit-advantage" / f"{name}.jsonl" for name in ("scores", "confidence")],
-        "trees": [studies / "tree-rollouts" / f"{name}.jsonl" for name in ("turns", "tokens", "of-run")],
-    }
 
 
 def _as_parquet(lines: Path, out: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from ramify.score import judge as family
 from ramify.trace.db import Run
 from tests.cli.test_one_record import RULE, record
 from tests.methods.governance.test_restored_rule import played as dropped
-from tests.trace.test_old_folders import STEER, unpack
+from tests.pair import save_pair
 
 pytestmark = pytest.mark.slow
 
@@ -92,9 +91,8 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
 def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     """All methods go through the run; six through forks or potentials of their own; eight through judges."""
-    unpack(tmp_path, "models", "inputs", "studies-crosscoder")
+    save_pair(tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fixtures" / "77a47dd"))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "cli"))
     problems, case = tmp_path / "problems.jsonl", tmp_path / "case"
     problems.write_text(json.dumps({"id": "p", "prompt_ids": [5, 6, 7], "prompt": "hm", "answer": "go"}) + "\n", encoding="utf-8")
@@ -131,7 +129,7 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
     (tmp_path / "written.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     use.ran("verify-or-ship", "import", tmp_path / "written.jsonl", "--run", "written")
     use.ran("verify-or-ship", "verify-or-ship", "calibrate", "written", "--judge", "go=regex:o", "--verify", "regex:go")
-    use.ran("crosscoder", *shlex.split(STEER), "--out", "steered")  # it samples with patched states
+    steered(tmp_path, use)
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "sums.py").write_text("def total(items):\n    return sum(items) / len(items)\n")
     (tmp_path / "issue.md").write_text("`total([])` fails with ZeroDivisionError.\n")
@@ -179,6 +177,31 @@ def test_every_method_runs_on_the_kernel(tmp_path: Path, use: Use, monkeypatch: 
         "verify-or-ship",
     }
     assert use.methods("forks") >= {"cliffs", "early-decision", "forensics", "governance", "implicit-advantage", "tree-rollouts"}
+
+
+def steered(folder: Path, use: Use) -> None:
+    """Steering samples with patched states."""
+    for name, prompt in (("tool", "take lamp"), ("plain", "go hall")):
+        rows = [{"id": f"{name}{i}", "prompt": f"{prompt} {i}", "answer": "hall"} for i in range(12)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pair = (
+        "--tuned",
+        "hf:models/tuned",
+        "--base",
+        "hf:models/base",
+        "--layer",
+        2,
+        "--tool",
+        "tool.jsonl",
+        "--plain",
+        "plain.jsonl",
+    )
+    use.ran("crosscoder", "crosscoder", "capture", *pair, "--out", "states")
+    small = ("--features", 12, "--k", 3, "--exclusive", 0.25, "--steps", 40, "--batch", 8, "--out", "dictionary")
+    use.ran("crosscoder", "crosscoder", "train", "states", *small)
+    scored = ("--prompts", "tool.jsonl", "--score", "factory:tests.pair:hall_first", "--budgets", "2,4", "--partition", "all")
+    small = ("--randoms", 2, "--top", 2, "--gains", 4, "--out", "steered")
+    use.ran("crosscoder", "crosscoder", "steer", "dictionary", "states", *scored, *small)
 
 
 def orchestrated(folder: Path, use: Use) -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_cases import PROVENANCE, fill, same_node, trees
+from trace_cases import PROVENANCE, fill, findings, same_node, trees
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.trace import convert
@@ -28,8 +28,8 @@ def lines(path: Path, *records: object) -> Path:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    with Run.create(tmp_path / "run", {"seed": 1}) as run:
-        fill(run)
+    with Run.create(tmp_path / "run", {"seed": 1}, kind="rollout", parts={"weights": "w1"}) as run:
+        run.add(*findings(fill(run)))
         convert.write_lines(run, tmp_path / "run.jsonl")
     return tmp_path / "run.jsonl"
 
@@ -44,6 +44,9 @@ def test_round_trip_of_every_record(exported: Path, tmp_path: Path) -> None:
         assert after.trees() == before.trees()
         assert after.annotations() == before.annotations()
         assert after.scores() == before.scores()
+        assert after.findings() == before.findings()
+        assert len(after.findings()) == 2
+        assert (after.kind, after.parts) == ("rollout", {"weights": "w1"})
         convert.write_lines(after, tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_bytes() == exported.read_bytes()
 
@@ -161,9 +164,9 @@ CHAT = {"messages": [{"role": "user", "content": "q"}]}
         ([step("a", 0, done=True), step("a", 1)], ":2: attempt 'a' of task 't' continues after its last step"),
         ([{"task_id": "t"}], ":1: 'attempt_id' must be text or an integer, and it is missing"),
         ([step("a", 0, reward="x")], ":1: 'reward' must be a number"),
-        ([{"kind": "run", "schema": 3, "config": {}}], ":1: schema 3 is not readable here"),
+        ([{"kind": "run", "schema": 2, "config": {}}], ":1: it has schema 2, and this ramify reads schema 1"),
         ([{"kind": "run", "schema": 1, "config": {}}, {"kind": "nod"}], ":2: unknown kind 'nod': did you mean 'node'"),
-        ([{"kind": "run", "schema": 1, "config": {}}, {"kind": "mark"}], ":2: .*missing"),
+        ([{"kind": "run", "schema": 1, "config": {}}, {"kind": "annotation"}], ":2: .*missing"),
         (
             [{"kind": "run", "schema": 1, "config": {}}, {"kind": "node", "txt": 1}],
             ":2: a node has no field 'txt': did you mean 'text'",

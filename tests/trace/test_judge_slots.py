@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ramify.base.errors import RamifyError
-from ramify.trace import jsonl
 from ramify.trace.db import JUDGE, Run
 from ramify.trace.node import Score, make_node
 
@@ -56,16 +55,6 @@ def test_the_order_of_slots_does_not_matter(tmp_path: Path, run: Run) -> None:
             run.replace_judge(slot, judge)
         left.append(counting(run))
     assert left[0] == left[1] == {"s1", "s4"}
-
-
-def test_replacements_travel_with_a_copy(run: Run, tmp_path: Path) -> None:
-    run.replace_judge("a", "a2", {"spec": "regex:x"})
-    run.commit()
-    with Run.create(tmp_path / "copy", {}) as copy:
-        jsonl.copy_records(run, copy)
-        assert counting(copy) == counting(run)
-        assert copy.incumbents() == {"a": "a2"}
-        assert copy.unscored() == []
 
 
 def test_a_damaged_entry_is_one_sentence(run: Run) -> None:

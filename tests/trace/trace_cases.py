@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,15 +95,8 @@ def fill(run: Run) -> dict[str, str]:
     return {"root": root.id, "ask": ask.id, "drawn": sampled[0].id, "fork": fork.id, "odd": odd.id, "blob": blob}
 
 
-def make_fixture(folder: Path) -> None:
-    """Write the fixture of the newest schema (once per schema version; never rewrite an old one)."""
-    with Run.begin(folder, "rollout", {"seed": 1}, {"name": "fixture"}, {"weights": "w1"}) as run:
-        ids = fill(run)
-        run.add(*findings(ids))
-
-
 def findings(ids: dict[str, str]) -> list[Finding]:
-    """Findings at nodes of :func:`fill`, and of the whole run; those of schema 2."""
+    """Findings at nodes of :func:`fill`, and of the whole run."""
     evidence, identity = {"p": 0.01}, {"level": 0.05, "judges": ["j1"]}
     return [
         Finding(

@@ -29,7 +29,7 @@ def make_run(
     with Run.create(folder, config) as run:
         provenance = Provenance("tiny", "w0", {"temperature": 1.0}, seed)
         run.add(provenance)
-        run.log("start", "parts", {"version": "0.1.0", "weights": "w0", "machine": twist("cpu")})
+        run.log("environment", "versions", {"version": "0.1.0", "weights": "w0", "machine": twist("cpu")})
         run.log("eval", "before", {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4})
         _tree(run, f"eval-before/{twist('task-0')}", "eval-before", twist, rng, 30, provenance.hash, 0.5)
         for u in range(updates):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
-from pydantic.types import JsonValue
 from pydantic_core import ErrorDetails
 
 from ramify.base.errors import UserError, nearest
@@ -45,9 +44,6 @@ class Config(BaseModel):
     """The field that a table of settings may be named for: ``--credit NAME`` says ``--credit.name NAME``, and help shows the
     short form."""
 
-    EARLIER: ClassVar[Mapping[str, str]] = {}
-    """Old names of settings, as files and runs may still have them."""
-
     def __init__(self, /, **data: Any) -> None:
         try:
             super().__init__(**data)
@@ -66,8 +62,6 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _itself(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {cls.EARLIER.get(name, name): one for name, one in value.items()}
         return {cls.ITSELF: value} if cls.ITSELF and isinstance(value, str) else value
 
     # as pydantic marks its own: data is validated past it (:func:`check` names other sources), nested records too
@@ -89,20 +83,16 @@ def _is_text(value: str) -> bool:
 
 
 C = TypeVar("C", bound=Config)
-HIDDEN: dict[str, JsonValue] = {"hidden": True}
-"""``Field(json_schema_extra=HIDDEN)`` of an old name of a setting: it still works and no help shows it."""
 
 
 class Setting(NamedTuple):
-    """One line of help: dotted name, type, default as shown ("" when required), help text,
-    whether it must be given, whether no help shows it."""
+    """One line of help: dotted name, type, default as shown ("" when required), help text, whether it must be given."""
 
     name: str
     type: str
     default: str
     help: str
     required: bool = False
-    hidden: bool = False
 
 
 def load(
@@ -156,9 +146,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not readable as TOML: {error}") from None
 
 
-def describe(cls: type[Config], hidden: bool = False) -> list[Setting]:
-    """Every settable key of ``cls`` in order, nested ones dotted; hidden settings only with ``hidden=True``."""
-    return [setting for setting in _walk(cls) if hidden or not setting.hidden]
+def describe(cls: type[Config]) -> list[Setting]:
+    """Every settable key of ``cls`` in order, nested ones dotted."""
+    return list(_walk(cls))
 
 
 def _preset(config: Config) -> dict[str, Any]:
@@ -187,7 +177,6 @@ def _walk(cls: type[Config], prefix: str = "", given: Config | None = None) -> I
             "" if required else _show(value),
             text,
             required,
-            info.json_schema_extra == HIDDEN,
         )
 
 
@@ -257,8 +246,7 @@ def _unknown(cls: type[Config], key: str, where: str) -> str:
 
 
 def _flatten(cls: type[Config], table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for given, value in table.items():
-        name = given if prefix else cls.EARLIER.get(given, given)
+    for name, value in table.items():
         key = prefix + name
         annotation = _annotation(cls, key, where)
         if _nested(annotation) is not None and isinstance(value, Mapping):
@@ -302,7 +290,7 @@ def _sentence(cls: type[Config], error: ErrorDetails, sources: Mapping[str, str]
     if error["type"] == "missing":
         if isinstance(sources, str):
             return f"the configuration{f' {where}' if where else ''} lacks '{key}'"
-        help_text = next((one.help for one in describe(cls, hidden=True) if one.name == key), "")
+        help_text = next((one.help for one in describe(cls) if one.name == key), "")
         return f"--{key.replace('_', '-')} is missing{inline(help_text)}; set it here or in a --config file"
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else _lower(error["msg"])
     if not key:

@@ -38,7 +38,6 @@ AS_THEY_ARE = ("loss", "middleware")
 
 def known_kind(kind: str) -> str:
     """``kind``, where it has a battery. Raises UserError with the nearest that has."""
-    kind = registry.FORMER.get(kind, kind)
     if kind not in BATTERIES:
         raise UserError(f"there are no checks for kind '{kind}' ({nearest(kind, BATTERIES)})")
     return kind

@@ -8,8 +8,6 @@ from typing import Any
 from ramify.base.errors import UserError
 
 Amounts = dict[str, float]
-#: Units as runs of earlier versions call them.
-_EARLIER = {"drawn_tokens": "sampled_tokens"}
 
 
 class Ledger:
@@ -54,7 +52,7 @@ class Ledger:
         try:
             for cached, name in ((False, "spent"), (True, "cached")):
                 for category, amounts in record[name].items():
-                    ledger.add(category, cached, **{_EARLIER.get(unit, unit): amount for unit, amount in amounts.items()})
+                    ledger.add(category, cached, **amounts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"not a ledger record: {error}") from None
         return ledger

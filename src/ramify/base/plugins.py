@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import re
 import sys
 import threading
 import types
@@ -143,17 +142,13 @@ def own_path(spec: str) -> tuple[str, str] | None:
     return ("", spec) if colon and word.endswith(".py") else None
 
 
-#: The environments of ramify as runs of earlier versions name them.
-_MOVED = re.compile(r"^ramify\.env\.worlds\.(\w+):(\w+)World$")
-
-
 def find_attribute(spec: str, missing: str = "") -> Any:
     """What ``MODULE:ATTRIBUTE`` or ``FILE.py:ATTRIBUTE`` names (dots allowed in the attribute);
     the current folder is searched last.
 
     Raises UserError where there is no such attribute (``missing`` where there is no module of that name), NeedsError where it
     imports a package that is not installed."""
-    module, colon, attribute = _MOVED.sub(r"ramify.env.builtin.\1:\2Environment", spec).rpartition(":")
+    module, colon, attribute = spec.rpartition(":")
     if not colon or not module or not attribute:
         raise UserError(f"'{spec}' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE")
     try:

@@ -39,9 +39,6 @@ KINDS = {
     "assertion": "an assertion for tests of components and runs",
 }
 
-#: Words of version 0.1.0, which are still taken -> the kind.
-FORMER = {"scorer": "judge"}
-
 #: Kinds of which classes or functions are registered; of the others any record.
 _CALLABLE = (
     "env",
@@ -170,8 +167,7 @@ def lacking(kind: str) -> NeedsError | None:
 
 
 def known_kind(kind: str) -> str:
-    """The kind of that name, or of that former name. Raises UserError with the nearest."""
-    kind = FORMER.get(kind, kind)
+    """The kind of that name, where there is one. Raises UserError with the nearest."""
     if kind not in KINDS:
         raise UserError(f"unknown kind of component '{kind}' ({nearest(kind, KINDS)})")
     return kind

@@ -121,9 +121,8 @@ def summary(result: dict[str, Any]) -> str:
     text += f"\nCost: {cost(result)}."
     if "caution" in result:
         text += f"\n\nNote: {result['caution']}."
-    if "changes" in result:  # older runs did not look for them
-        lines = [f"\n- {one['text']}" for one in result["changes"]["states"]]
-        text += f"\n\n{result['changes']['why']}{''.join(lines)}"
+    lines = [f"\n- {one['text']}" for one in result["changes"]["states"]]
+    text += f"\n\n{result['changes']['why']}{''.join(lines)}"
     if "compare" in result:
         text += f"\n\n{compared(result['compare'])}"
     run = result["run"]
@@ -163,8 +162,6 @@ def compared(arms: Mapping[str, Mapping[str, Any]]) -> str:
 def cost(result: dict[str, Any]) -> str:
     """What the training of a result took."""
     spent = f"{short(result['tokens'])} tokens, {result['seconds']:.0f} s"
-    if "updates" not in result:  # runs of older versions did not count them
-        return spent
     counts = plural(result["attempts"], "attempt"), plural(result["forks"], "fork"), plural(result["updates"], "update")
     return f"{', '.join(counts)}, {spent}"
 

@@ -24,8 +24,6 @@ def list_(
     """List components. Without an argument: their kinds, and the methods."""
     from ramify.render import terminal
 
-    if what in registry.FORMER:
-        what = registry.FORMER[what]
     if what is None:
         methods = {slug: summary(slug) for slug in registry.builtin_methods()}
         text = terminal.table(["kind", "what it is"], list(registry.KINDS.items()))

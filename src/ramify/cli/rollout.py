@@ -11,7 +11,7 @@ from ramify.base.progress import Progress
 from ramify.base.words import plural
 from ramify.cli.improve import kept, next_run
 from ramify.kit import DryRun, Json, Verbs, option
-from ramify.render.terminal import emit, progress, say, short, table
+from ramify.render.terminal import emit, progress, short, table
 
 if TYPE_CHECKING:
     from ramify.jobs.trees import TreeRolloutConfig
@@ -118,7 +118,6 @@ def summary(result: dict[str, Any]) -> str:
 
 @tree_app.verb("run")
 def tree_run(
-    out: Annotated[Path | None, option(hidden=True, help="Also `ramify export` the run to this file (.jsonl).")] = None,
     run: Annotated[
         Path | None,
         option(metavar="RUN", help="Folder of the run to make or continue; default: the next free runs/trees-N."),
@@ -149,21 +148,9 @@ def tree_run(
     given |= {"tree": {"rule": rule, "unit": unit, "parallel": 4}, "max_reply": max_reply, "seed": seed}
     flags = {"tree_budget": "--budget", "tree.rule": "--rule", "tree.unit": "--unit"}
     collection = TreeCollection(check(TreeRolloutConfig, given, flags))
-    if out is not None and not out.parent.is_dir():
-        raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     folder = run or next_run("trees")
     result = played(folder, as_json, lambda bar: collection.collect(folder, bar))
     if result["trees"] is not None:
-        if out is not None:
-            from ramify.trace.convert import write_lines
-            from ramify.trace.db import Run
-
-            with Run.open(folder) as opened:
-                write_lines(opened, out)
-            say(
-                f"{out} is an export of {folder}, which holds the trees: `ramify tree-rollouts report` and `ramify import` read "
-                "either"
-            )
-        record = result["trees"] | {"out": None if out is None else str(out), "run": str(folder)}
+        record = result["trees"] | {"run": str(folder)}
         emit(record, as_json, f"{report_text(result['trees'])}\n\nLook at them with `ramify show {folder} --web`.")
     ended(folder, result)

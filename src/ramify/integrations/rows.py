@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -48,8 +48,6 @@ class Selection(Config):
 
 class StepSelection(Selection):
     """Which attempts become rows of tokens, and where their credit comes from."""
-
-    EARLIER: ClassVar[Mapping[str, str]] = {"stream": "token_values"}
 
     token_values: str = "credit"
     """The per-token values that are the advantages."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -42,8 +42,6 @@ class RunLimits(Config):
 
 class RolloutConfig(Config):
     """Settings of ``ramify rollout``."""
-
-    EARLIER: ClassVar[Mapping[str, str]] = {"panel": "count"}
 
     model: str = "builtin"
     """The agent: builtin, hf:PATH, chat:MODEL@URL, completions:MODEL@URL, or your own:
@@ -93,17 +91,6 @@ class RolloutConfig(Config):
     _agent = model_validator(mode="before")(with_agent)
 
 
-LATER = {
-    "compactor": None,
-    "window": 0,
-    "chat_template": None,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "device": "",
-    "dtype": "",
-}
-"""Settings that older runs lack, with the values that applied then."""
 FREE = {"chat_template", "attempts", "backend", "concurrency", "device", "budget"}
 """Settings that may change between calls on one run: they change no stored attempt. (Of the template its text is compared.)"""
 
@@ -113,7 +100,7 @@ def resume(path: Path, progress: Progress = SILENT, trust: bool = False) -> dict
     they are untrusted (see :func:`ramify.rollout.components.check_trust`)."""
     with Run.open(path) as run:
         check_trust(run, trust)
-        stored = LATER | {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
+        stored = {name: value for name, value in run.config.items() if name in RolloutConfig.model_fields}
         kept = kept_template(run)
     return Collection(check(RolloutConfig, stored, f"the stored settings of {path}"), kept).collect(path, progress)
 
@@ -172,8 +159,8 @@ class Collection:
         """
         settings = {**self.config.to_json(), "sampling": self.agent.sampling.to_json()}
         free = {name: settings.pop(name) for name in FREE}
-        made = {"weights": self.weights, "panel": self.task_set.hash} | components.template_entry(self.agent.template)
-        with Run.begin(folder, self.kind, settings, free, made, LATER) as run:
+        made = {"weights": self.weights, "tasks": self.task_set.hash} | components.template_entry(self.agent.template)
+        with Run.begin(folder, self.kind, settings, free, made) as run:
             keep_template(run, self.agent.template)
             if not run.journal("environment"):
                 run.log("environment", "versions", components.surroundings(self.agent.model))

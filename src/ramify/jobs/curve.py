@@ -64,9 +64,7 @@ def _sampled(updates: Sequence[Mapping[str, Any]]) -> list[CurvePoint]:
     for stretch in range(STRETCHES):
         first, last = (number * len(updates) // STRETCHES for number in (stretch, stretch + 1))
         rows = updates[first:last]
-        # older versions kept the share of all attempts alone
-        whole = [(round(one.get("success", 0) * one.get("leaves", 0)), one.get("leaves", 0)) for one in rows]
-        counts = [one.get("independent", every) for one, every in zip(rows, whole, strict=True)]
+        counts = [one["independent"] for one in rows]
         if n := sum(int(count[1]) for count in counts):
             tokens = (ends[first] + ends[last]) / 2
             points.append(CurvePoint(tokens, sum(int(count[0]) for count in counts), n))

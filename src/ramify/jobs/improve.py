@@ -637,8 +637,7 @@ def credit_rule(config: ImproveConfig, arm: str) -> CreditRule:
     Raises UserError where there is no such rule, no loss that trains on it, or it cannot be made with these settings.
     """
     own, c = ARMS[arm].credit, config.credit
-    graph = own == "g2po"
-    name = c.name if c.name and (graph or arm == config.arm) else c.rule if graph else own
-    rule = find_rule(name, {key: getattr(c, key) for key in type(c).model_fields if key not in ("name", "rule")})
+    name = c.name if c.name and (own == "g2po" or arm == config.arm) else own
+    rule = find_rule(name, {key: getattr(c, key) for key in type(c).model_fields if key != "name"})
     registry.get("loss", rule.loss)
     return rule

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from ramify.base.config import HIDDEN, Config
+from ramify.base.config import Config
 from ramify.env.builtin.agents import with_agent
 from ramify.jobs.critic import CriticConfig
 from ramify.jobs.sampling import SplittingConfig
-from ramify.methods.graph_credit.algorithm import CreditConfig, RuleName
+from ramify.methods.graph_credit.algorithm import CreditConfig
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.train.settings import TrainConfig
 
@@ -49,8 +49,6 @@ ARMS = {
 auto: the same, with splitting at tasks that are rarely won.
 infotree+g2po: branching rollouts, allocator and graph credit. g2po: graph credit on independent attempts. grpo: independent
 attempts, one credit per attempt; with the allocator, or with half of the tokens spent at a time on new tasks."""
-FORMER_ARMS = {"ours": "infotree+g2po", "credit": "g2po"}
-"""Arms as older versions call them."""
 
 
 class TrainingConfig(TrainConfig):
@@ -77,8 +75,6 @@ class CreditSettings(CreditConfig):
 
     name: str = ""
     """Credit rule: a name of ``ramify list credit``, NAME:ARGUMENT, or FILE.py:CLASS of your own; default: the arm's."""
-    rule: RuleName = Field("g2po", json_schema_extra=HIDDEN)
-    """The old name of ``name``, for arms of graph credit only."""
 
 
 class ImproveConfig(Config):
@@ -147,8 +143,3 @@ class ImproveConfig(Config):
     """How to train."""
 
     _agent = model_validator(mode="before")(with_agent)
-
-    @field_validator("arm", mode="before")
-    @classmethod
-    def _former(cls, value: Any) -> Any:
-        return FORMER_ARMS.get(value, value) if isinstance(value, str) else value

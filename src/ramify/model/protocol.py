@@ -124,17 +124,16 @@ class Sampling:
 
     def to_json(self) -> dict[str, Any]:
         """JSON form, as stored with the provenance (without the callable and without settings that do not change the
-        distribution). Settings newer than the first version appear only where they change something,
-        so that stored identities stay valid."""
+        distribution). Settings that few use appear only where they change something."""
         record = asdict(self)
         del record["until"], record["seeded"]
-        for name, neutral in _LATER.items():
+        for name, neutral in _RARE.items():
             if record[name] == neutral:
                 del record[name]
         return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
 
 
-_LATER = {
+_RARE = {
     one.name: one.default
     for one in fields(Sampling)
     if one.name in ("min_p", "logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty", "grammar")

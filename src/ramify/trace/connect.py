@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import refusal
-from ramify.trace import migrate, schema
+from ramify.trace import schema
 
 FILE, LOCK, BLOBS = "run.sqlite", "run.lock", "blobs"
 #: SQLite's errors about a value rather than the disk.
@@ -90,24 +90,16 @@ def remove(file: Path) -> None:
             file.with_name(name).unlink(missing_ok=True)
 
 
-def check(db: sqlite3.Connection, file: Path, write: bool) -> None:
-    """Raises UserError when an open file is not a run, is cut short, or is of a schema this version does not read.
-
-    One of an older schema that is open for writing becomes one of the newest.
-    """
+def check(db: sqlite3.Connection, file: Path) -> None:
+    """Raises UserError when an open file is not a run, is cut short, or is of a schema this version does not read."""
     if db.execute("PRAGMA application_id").fetchone()[0] != schema.APPLICATION_ID:
         raise UserError(f"{file} is no run of ramify" + ("" if file.stat().st_size else ": the file is empty"))
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version > schema.SCHEMA:
+    if version != schema.SCHEMA:
         raise UserError(
-            f"{file} was written by a newer ramify (schema {version}, this one reads up to {schema.SCHEMA}): upgrade ramify to "
-            "open it"
+            f"{file} has schema {version}, and this ramify reads schema {schema.SCHEMA}: open it with the version that wrote it"
         )
-    if not 1 <= version <= schema.SCHEMA:
-        raise UserError(f"{file} has schema {version}, which no version of ramify has written: it is damaged or no run")
     pages, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     wal = file.with_name(file.name + "-wal")
     if file.stat().st_size < pages * size and not (wal.exists() and wal.stat().st_size):
         raise UserError(f"{file} is truncated: {file.stat().st_size} bytes of {pages * size}")
-    if version < schema.SCHEMA:
-        (migrate.to_newest if write else migrate.for_reading)(db)

@@ -29,7 +29,7 @@ from ramify.base import notebook
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
-from ramify.trace import migrate, schema
+from ramify.trace import schema
 from ramify.trace.blobs import Blobs
 from ramify.trace.columns import read_columns
 from ramify.trace.connect import BLOBS, FILE, UNSTORABLE, check, connect, holds_run, refuse_links, refused, remove, take_lock
@@ -37,9 +37,6 @@ from ramify.trace.context import Shown, shown
 from ramify.trace.node import Annotation, Context, Finding, JournalEntry, Node, Provenance, Score, TokenValues, TreeInfo
 from ramify.trace.path import Path
 from ramify.trace.tree import Tree, check_offset
-
-#: The tables that keep the names of schema 1.
-_CALLED = {"producers": "provenances"}
 
 OWNER = "owner"
 """Key in the table ``meta``: who made the run, as a hash; empty where it was imported. No export holds it."""
@@ -59,7 +56,7 @@ _EACH: dict[type, tuple[str, str, Any]] = {
     Score: (schema.SELECT_SCORE, "s.node, s.scorer, s.unit, j.judges", schema.row_score),
     Finding: (schema.SELECT_FINDING, "s.seq", schema.row_finding),
     Context: ("SELECT body, hash FROM contexts s ", "s.seq", schema.row_context),
-    Provenance: ("SELECT body, hash FROM producers s ", "s.seq", schema.row_provenance),
+    Provenance: ("SELECT body, hash FROM provenances s ", "s.seq", schema.row_provenance),
     TreeInfo: (
         "SELECT name, task, grp, data FROM trees s ",
         "s.seq",
@@ -111,14 +108,14 @@ class Run:
         self.foreign: bool = self.meta.pop(OWNER, None) != this_user()
         """Whether its settings are untrusted: it was imported,
         made by another user or on another machine, or its origin is unknown."""
-        self.kind: str = schema.name(self.meta.get("verb") or migrate.verb_of(self.meta.get("config") or {}))
+        self.kind: str = schema.name(self.meta.get("verb", ""))
         """The verb that made it, as typed (``rollout``, ``governance bench``); empty where unknown."""
 
     @property
     def config(self) -> dict[str, Any]:
         """The settings it was made with; empty where it stores none."""
         config: dict[str, Any] = self.meta.get("config", {})
-        return migrate.settings(self.kind, config) if isinstance(config, dict) else {}
+        return config if isinstance(config, dict) else {}
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -134,14 +131,13 @@ class Run:
         decides: Mapping[str, Any],
         free: Mapping[str, Any] | None = None,
         parts: Mapping[str, Any] | None = None,
-        later: Mapping[str, Any] | None = None,
     ) -> Run:
         """The run in the folder ``path``, open for writing: a new one, or the one that the same call began, which continues.
 
         ``kind`` is the verb (see :attr:`kind`). ``decides`` are the settings that decide what the run holds, ``free`` those that
         do not; ``parts`` is what the settings name, as hashes: weights, tasks. A run continues only where ``kind``, ``decides``
-        and ``parts`` are those it began with; of ``free`` it keeps the newest. What it does not know (``later``: as it then was)
-        it takes over. Every record that was committed is there; what an interrupted verb has done it finds in the journal.
+        and ``parts`` are those it began with; of ``free`` it keeps the newest. What it does not know it takes over. Every record
+        that was committed is there; what an interrupted verb has done it finds in the journal.
 
         Raises UserError naming what differs, and as :meth:`create` and :meth:`open`.
         """
@@ -150,20 +146,18 @@ class Run:
             return cls.create(path, settings, kind=kind, parts=parts)
         run = cls.open(path, write=True)
         try:
-            run._continue(kind, settings, frozenset(free), parts, later or {})
+            run._continue(kind, settings, frozenset(free), parts)
         except BaseException:
             run.close()
             raise
         return run
 
-    def _continue(
-        self, kind: str, settings: dict[str, Any], free: frozenset[str], parts: dict[str, Any], later: Mapping[str, Any]
-    ) -> None:
+    def _continue(self, kind: str, settings: dict[str, Any], free: frozenset[str], parts: dict[str, Any]) -> None:
         if self.kind != kind:
             raise UserError(f"{self.folder} was not made by `ramify {kind}`: choose another folder")
         changed = [
             difference
-            for then, now in (({**later, **self.config}, settings), (self.parts, parts))
+            for then, now in ((self.config, settings), (self.parts, parts))
             for name, value in now.items()
             if name not in free and name in then
             for difference in _differences(name, then[name], schema.from_json(schema.to_json(value, name)))
@@ -226,7 +220,7 @@ class Run:
     def open(cls, path: FilePath | str, write: bool = False) -> Run:
         """Open the run in the folder ``path``.
 
-        Raises UserError when there is none, when its file is damaged or of a newer schema, or, for writing, when another
+        Raises UserError when there is none, when its file is damaged or of another schema, or, for writing, when another
         process writes to it.
         """
         folder = FilePath(path)
@@ -242,7 +236,7 @@ class Run:
         db = None
         try:
             db = connect(folder / FILE, write)
-            check(db, folder / FILE, write)
+            check(db, folder / FILE)
             if write:
                 db.execute("PRAGMA journal_mode = WAL")  # a kill may have come between the making of the file and this
             return cls(folder, db, lock)
@@ -322,7 +316,7 @@ class Run:
                 target = (None, 0) if record.node is None else self._target(record.node, "finding", record.name)
                 self._write(schema.INSERT_FINDING, schema.finding_row(record, *target))
             else:
-                table = "contexts" if isinstance(record, Context) else "producers"
+                table = "contexts" if isinstance(record, Context) else "provenances"
                 body = schema.to_json(record.to_json(), f"a record of {table}")
                 self._write(f"INSERT INTO {table} VALUES (NULL,?,?) ON CONFLICT (hash) DO NOTHING", (record.hash, body))
         self._count(len(records))
@@ -392,7 +386,7 @@ class Run:
 
     def erase_judge(self, judge: str) -> int:
         """Erase every score that depended on ``judge`` in any slot, and nothing else. Returns how many there were."""
-        sql = "DELETE FROM verdicts WHERE judge_set IN (SELECT judge_set FROM verdict_judges WHERE judge = ?)"
+        sql = "DELETE FROM scores WHERE judge_set IN (SELECT judge_set FROM score_judges WHERE judge = ?)"
         erased = self._write(sql, (judge,)).rowcount
         self.commit()
         return erased
@@ -413,13 +407,13 @@ class Run:
             number = sum(1 for one, _ in self._replaced() if one == slot) + 1
             self.log(JUDGE, f"{slot} {number}", {**(about or {}), "slot": slot, "judge": judge})
         erased = self._erased() - before
-        sql = f"SELECT count(*) FROM verdicts WHERE judge_set IN {_LISTED}"
+        sql = f"SELECT count(*) FROM scores WHERE judge_set IN {_LISTED}"
         return next(int(row[0]) for row in self._rows(sql, schema.to_json(sorted(erased), "sets of judges")))
 
     def erase_unscored(self, nodes: Iterable[str], scorer: str, evidence: Mapping[str, str | int]) -> None:
         """Erase the scores by ``scorer`` on ``nodes`` that have no value and whose evidence holds these entries."""
         where = " AND ".join(["scorer = ?", *["json_extract(evidence, '$.' || ?) = ?"] * len(evidence)])
-        sql = f"DELETE FROM verdicts WHERE value IS NULL AND node = (SELECT seq FROM nodes WHERE id = ?) AND {where}"
+        sql = f"DELETE FROM scores WHERE value IS NULL AND node = (SELECT seq FROM nodes WHERE id = ?) AND {where}"
         for node in nodes:
             self._write(sql, (node, scorer, *(part for entry in evidence.items() for part in entry)))
 
@@ -492,7 +486,7 @@ class Run:
     def provenance(self, name: str) -> Provenance:
         """The provenance of that hash. Raises UserError when there is none."""
         return schema.row_provenance(
-            self._one("SELECT body, hash FROM producers WHERE hash = ?", name, f"no provenance '{name}'")
+            self._one("SELECT body, hash FROM provenances WHERE hash = ?", name, f"no provenance '{name}'")
         )
 
     def token_values(
@@ -526,7 +520,7 @@ class Run:
     def tallies(self) -> list[tuple[str, dict[str, str], int, int, float]]:
         """(scorer, judges, scores, of them with a value, sum of the values) of every scorer and set of judges."""
         sql = (
-            "SELECT s.scorer, j.judges, count(*), count(s.value), total(s.value) FROM verdicts s "
+            "SELECT s.scorer, j.judges, count(*), count(s.value), total(s.value) FROM scores s "
             "JOIN judge_sets j ON j.seq = s.judge_set GROUP BY s.judge_set, s.scorer ORDER BY s.scorer, s.judge_set"
         )
         return [(str(a), schema.from_object(b), int(n), int(k), float(total)) for a, b, n, k, total in self._rows(sql)]
@@ -536,9 +530,9 @@ class Run:
         return self._matching(Finding, tree, {"s.maker": maker, "n.id": node})
 
     def scorers(self) -> list[tuple[str, str, bool]]:
-        """(scorer, unit, whether a value was given) of every kind of verdict there is."""
+        """(scorer, unit, whether a value was given) of every kind of score there is."""
         where, args = self._counting()
-        sql = f"SELECT scorer, unit, max(value IS NOT NULL) FROM verdicts s {where} GROUP BY scorer, unit ORDER BY scorer, unit"
+        sql = f"SELECT scorer, unit, max(value IS NOT NULL) FROM scores s {where} GROUP BY scorer, unit ORDER BY scorer, unit"
         return [(str(scorer), str(unit), bool(given)) for scorer, unit, given in self._rows(sql, *args)]
 
     def unscored(self) -> list[Score]:
@@ -640,14 +634,12 @@ class Run:
     def _known(self, table: str, name: str, node: str) -> int:
         row = self._row(f"SELECT seq FROM {table} WHERE hash = ?", name)
         if row is None:
-            raise UserError(
-                f"node {node} names '{name}' of {_CALLED.get(table, table)}, which is not in {self.folder}: add that record first"
-            )
+            raise UserError(f"node {node} names '{name}' of {table}, which is not in {self.folder}: add that record first")
         return int(row[0])
 
     def _known_provenance(self, name: str, node: str) -> int:
         if name not in self._provenances:
-            self._provenances[name] = self._known("producers", name, node)
+            self._provenances[name] = self._known("provenances", name, node)
         return self._provenances[name]
 
     def _target(self, node: str, kind: str, name: str) -> tuple[int, int]:
@@ -664,7 +656,7 @@ class Run:
         seq = self._write("INSERT INTO judge_sets VALUES (NULL,?)", (body,)).lastrowid
         assert seq is not None
         for slot, judge in sorted(judges.items()):
-            self._write("INSERT INTO verdict_judges VALUES (?,?,?)", (seq, slot, judge))
+            self._write("INSERT INTO score_judges VALUES (?,?,?)", (seq, slot, judge))
         return seq
 
     def _erased(self) -> set[int]:

@@ -25,7 +25,6 @@ from ramify.base.ids import canonical_json
 from ramify.trace.connect import take_lock
 from ramify.trace.db import Run
 from ramify.trace.lines import at_place, field, read_lines
-from ramify.trace.migrate import verb_of
 from ramify.trace.node import (
     Annotation,
     Context,
@@ -48,8 +47,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 _FLOAT32, _INF = float(np.finfo(np.float32).max), float("inf")
 _SPECIAL = {"nan", "inf", "-inf"}
-#: Names of records and fields in files that were written before the present names.
-EARLIER = {"producer": "provenance", "stream": "values", "mark": "annotation", "verdict": "score"}
 #: Fields of a node in JSON and their types.
 NODE_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("id", "tree", "parent", "role", "text", "context", "provenance", "snapshot", "state_key", "stop"), str),
@@ -81,17 +78,19 @@ def read_exported(path: Path, folder: Path) -> int:
     if head.get("kind") != "run":
         raise UserError(f"{path}:{number}: an exported run starts with a line of kind 'run'")
     version = field(head, "schema", int, f"{path}:{number}")
-    if not 1 <= version <= SCHEMA:
-        raise UserError(f"{path}:{number}: schema {version} is not readable here, only schemas 1 to {SCHEMA}: upgrade ramify")
+    if version != SCHEMA:
+        raise UserError(
+            f"{path}:{number}: it has schema {version}, and this ramify reads schema {SCHEMA}: import it with the version that "
+            "wrote it"
+        )
     count = 1
     config = field(head, "config", dict, f"{path}:{number}")
-    verb = field(head, "verb", str, f"{path}:{number}", "") or verb_of(config)
+    verb = field(head, "verb", str, f"{path}:{number}", "")
     with new_run(folder, config, verb, field(head, "parts", dict, f"{path}:{number}", {})) as run:
         for number, record in lines:
             count += 1
             place = f"{path}:{number}"
             kind = field(record, "kind", str, place)
-            kind = EARLIER.get(kind, kind)
             if kind not in _READERS:
                 raise UserError(f"{place}: unknown kind '{kind}': {nearest(kind, _READERS)}")
             with at_place(place):
@@ -99,13 +98,6 @@ def read_exported(path: Path, folder: Path) -> int:
                     field(record, name, type_, place)
                 _READERS[kind](run, {name: value for name, value in record.items() if name != "kind"})
     return count
-
-
-def copy_records(source: Run, run: Run) -> None:
-    """Add all records of ``source`` to ``run``, without its metadata. Raises as :meth:`ramify.trace.db.Run.add`."""
-    for record in _records(source):
-        if (kind := record.pop("kind")) != "run":
-            _READERS[kind](run, record)
 
 
 @contextmanager
@@ -180,7 +172,6 @@ def node_json(node: Node) -> dict[str, Any]:
 
 
 def _read_node(run: Run, record: dict[str, Any]) -> None:
-    record = {EARLIER.get(name, name): value for name, value in record.items()}
     for name in record:
         if name not in NODE_FIELDS:
             raise UserError(f"a node has no field '{name}': {nearest(name, NODE_FIELDS)}")

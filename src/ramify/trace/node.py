@@ -1,4 +1,4 @@
-"""The records a run is made of: nodes, contexts, per-token values, annotations, scores, findings. Schema version 2.
+"""The records a run is made of: nodes, contexts, per-token values, annotations, scores, findings.
 
 A run of an agent is a path, runs of one task are a tree. A node is one message, or the part of one message that was sampled or
 inserted in one go. Nodes are append-only and content-addressed. Where tokens exist they are truth and are never made again from

@@ -1,4 +1,4 @@
-"""Schema version 2 of a run's SQLite file: its tables, and how records become rows and come back.
+"""A run's SQLite file: its tables, and how records become rows and come back.
 
 Arrays are raw little-endian blobs: int32 tokens and ends, float32 log-probs and per-token values, sampled masks as packed bits
 (first token in the highest bit of the first byte). JSON columns hold canonical JSON. Text is stored as text; the rare text that
@@ -22,16 +22,8 @@ from ramify.base.ids import canonical_json
 from ramify.trace.node import Annotation, Context, Finding, Node, Provenance, Score, TokenValues, content_id, context_from_json
 
 _T = TypeVar("_T")
-SCHEMA = 2
+SCHEMA = 1
 APPLICATION_ID = 0x72616D69  # "rami" in the file's header: tells a run from any other SQLite file
-
-FINDINGS = """
-CREATE TABLE findings (
-  seq INTEGER PRIMARY KEY, node INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL, name TEXT NOT NULL, maker TEXT NOT NULL,
-  value REAL, unit TEXT NOT NULL, why TEXT NOT NULL, action TEXT NOT NULL, evidence TEXT NOT NULL, identity TEXT NOT NULL);
-CREATE UNIQUE INDEX findings_by_maker ON findings (maker, name, ifnull(node, 0), offset, why);
-"""
-"""What schema 2 has beyond schema 1."""
 
 TABLES = f"""
 BEGIN IMMEDIATE;
@@ -39,34 +31,37 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE trees (
   seq INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, grp TEXT NOT NULL, task TEXT NOT NULL, data TEXT NOT NULL);
 CREATE INDEX trees_by_group ON trees (grp);
-CREATE TABLE producers (seq INTEGER PRIMARY KEY, hash TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
+CREATE TABLE provenances (seq INTEGER PRIMARY KEY, hash TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
 CREATE TABLE contexts (seq INTEGER PRIMARY KEY, hash TEXT NOT NULL UNIQUE, body TEXT NOT NULL);
 CREATE TABLE nodes (
   seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,
   tree INTEGER NOT NULL REFERENCES trees (seq), parent INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL,
   length INTEGER NOT NULL, role TEXT NOT NULL, opens INTEGER NOT NULL,
-  context INTEGER REFERENCES contexts (seq), producer INTEGER REFERENCES producers (seq), sample INTEGER NOT NULL,
+  context INTEGER REFERENCES contexts (seq), provenance INTEGER REFERENCES provenances (seq), sample INTEGER NOT NULL,
   state_key TEXT, stop TEXT NOT NULL, reward REAL,
   text TEXT NOT NULL, tokens BLOB, sampled BLOB, logprobs BLOB, ends BLOB, data TEXT NOT NULL, snapshot TEXT);
 CREATE INDEX nodes_by_tree ON nodes (tree);
 CREATE INDEX nodes_by_parent ON nodes (parent);
 CREATE UNIQUE INDEX one_root_a_tree ON nodes (tree) WHERE parent IS NULL;
-CREATE TABLE streams (
+CREATE TABLE token_values (
   seq INTEGER PRIMARY KEY, node INTEGER NOT NULL REFERENCES nodes (seq), name TEXT NOT NULL, maker TEXT NOT NULL,
   vals BLOB NOT NULL, UNIQUE (node, name, maker));
-CREATE TABLE marks (
+CREATE TABLE annotations (
   seq INTEGER PRIMARY KEY, node INTEGER NOT NULL REFERENCES nodes (seq), offset INTEGER NOT NULL, name TEXT NOT NULL,
   maker TEXT NOT NULL, value TEXT NOT NULL, UNIQUE (node, offset, name, maker));
 CREATE TABLE judge_sets (seq INTEGER PRIMARY KEY, judges TEXT NOT NULL UNIQUE);
-CREATE TABLE verdict_judges (
+CREATE TABLE score_judges (
   judge_set INTEGER NOT NULL REFERENCES judge_sets (seq), slot TEXT NOT NULL, judge TEXT NOT NULL, UNIQUE (judge_set, slot));
-CREATE INDEX verdict_judges_by_judge ON verdict_judges (judge);
-CREATE TABLE verdicts (
+CREATE INDEX score_judges_by_judge ON score_judges (judge);
+CREATE TABLE scores (
   judge_set INTEGER NOT NULL REFERENCES judge_sets (seq), node INTEGER NOT NULL REFERENCES nodes (seq), scorer TEXT NOT NULL,
   unit TEXT NOT NULL, value REAL, confidence REAL, evidence TEXT NOT NULL, cost TEXT NOT NULL,
   PRIMARY KEY (judge_set, node, scorer, unit)) WITHOUT ROWID;
-CREATE INDEX verdicts_by_node ON verdicts (node);
-{FINDINGS}
+CREATE INDEX scores_by_node ON scores (node);
+CREATE TABLE findings (
+  seq INTEGER PRIMARY KEY, node INTEGER REFERENCES nodes (seq), offset INTEGER NOT NULL, name TEXT NOT NULL, maker TEXT NOT NULL,
+  value REAL, unit TEXT NOT NULL, why TEXT NOT NULL, action TEXT NOT NULL, evidence TEXT NOT NULL, identity TEXT NOT NULL);
+CREATE UNIQUE INDEX findings_by_maker ON findings (maker, name, ifnull(node, 0), offset, why);
 CREATE TABLE journal (
   seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, payload TEXT NOT NULL, UNIQUE (kind, key));
 PRAGMA application_id = {APPLICATION_ID};
@@ -75,13 +70,13 @@ PRAGMA user_version = {SCHEMA};
 
 INSERT_NODE = "INSERT INTO nodes VALUES (NULL" + ",?" * 20 + ") ON CONFLICT (id) DO NOTHING"
 INSERT_TOKEN_VALUES = (
-    "INSERT INTO streams VALUES (NULL,?,?,?,?) ON CONFLICT (node, name, maker) DO UPDATE SET vals = excluded.vals"
+    "INSERT INTO token_values VALUES (NULL,?,?,?,?) ON CONFLICT (node, name, maker) DO UPDATE SET vals = excluded.vals"
 )
 INSERT_ANNOTATION = (
-    "INSERT INTO marks VALUES (NULL,?,?,?,?,?) ON CONFLICT (node, offset, name, maker) DO UPDATE SET value = excluded.value"
+    "INSERT INTO annotations VALUES (NULL,?,?,?,?,?) ON CONFLICT (node, offset, name, maker) DO UPDATE SET value = excluded.value"
 )
 INSERT_SCORE = (
-    "INSERT INTO verdicts VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (judge_set, node, scorer, unit) DO UPDATE SET "
+    "INSERT INTO scores VALUES (?,?,?,?,?,?,?,?) ON CONFLICT (judge_set, node, scorer, unit) DO UPDATE SET "
     "value = excluded.value, confidence = excluded.confidence, evidence = excluded.evidence, cost = excluded.cost"
 )
 INSERT_FINDING = (
@@ -94,14 +89,14 @@ INSERT_FINDING = (
 SELECT_NODE = (
     "SELECT n.id, t.name, (SELECT id FROM nodes p WHERE p.seq = n.parent), n.offset, n.role, n.text, n.tokens, n.sampled, "
     "n.logprobs, n.ends, n.opens, (SELECT hash FROM contexts c WHERE c.seq = n.context), "
-    "(SELECT hash FROM producers c WHERE c.seq = n.producer), n.sample, n.snapshot, n.state_key, n.stop, n.reward, n.data, "
+    "(SELECT hash FROM provenances c WHERE c.seq = n.provenance), n.sample, n.snapshot, n.state_key, n.stop, n.reward, n.data, "
     "n.length FROM nodes n JOIN trees t ON t.seq = n.tree "
 )
-SELECT_TOKEN_VALUES = "SELECT n.id, s.name, s.maker, s.vals FROM streams s JOIN nodes n ON n.seq = s.node "
-SELECT_ANNOTATION = "SELECT n.id, s.offset, s.name, s.maker, s.value FROM marks s JOIN nodes n ON n.seq = s.node "
+SELECT_TOKEN_VALUES = "SELECT n.id, s.name, s.maker, s.vals FROM token_values s JOIN nodes n ON n.seq = s.node "
+SELECT_ANNOTATION = "SELECT n.id, s.offset, s.name, s.maker, s.value FROM annotations s JOIN nodes n ON n.seq = s.node "
 SELECT_SCORE = (
     "SELECT n.id, s.scorer, s.value, s.unit, s.confidence, s.evidence, s.cost, j.judges "
-    "FROM verdicts s JOIN nodes n ON n.seq = s.node JOIN judge_sets j ON j.seq = s.judge_set "
+    "FROM scores s JOIN nodes n ON n.seq = s.node JOIN judge_sets j ON j.seq = s.judge_set "
 )
 SELECT_FINDING = (
     "SELECT s.name, s.maker, s.why, n.id, s.offset, s.action, s.value, s.unit, s.evidence, s.identity "
@@ -335,7 +330,7 @@ def row_context(row: tuple[Any, ...]) -> Context:
 @stored
 def row_provenance(row: tuple[Any, ...]) -> Provenance:
     """A provenance from its body and hash. Raises RamifyError where they do not belong together."""
-    return _hashed("producer", Provenance(**from_json(row[0])), row[1])
+    return _hashed("provenance", Provenance(**from_json(row[0])), row[1])
 
 
 _H = TypeVar("_H", Context, Provenance)

@@ -124,7 +124,7 @@ def without(study: Path, folder: Path, sql: str) -> Path:
     return folder
 
 
-STAGES = "DELETE FROM journal WHERE kind <> 'trace'; DELETE FROM marks; DELETE FROM findings;"
+STAGES = "DELETE FROM journal WHERE kind <> 'trace'; DELETE FROM annotations; DELETE FROM findings;"
 
 
 def test_rows_are_labelled_from_the_answer_alone(study: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_run_continues_where_a_kill_left_it(study: Path, checkpoint: Path, pro
     assert main(arguments(checkpoint, prompts, out, "--dry-run", "--seed", "9")) == 0
     assert not out.exists()  # a bill fixes no settings
     whole = traces_of(study)
-    without(study, out, "DELETE FROM journal WHERE seq % 3 = 0; DELETE FROM marks; DELETE FROM verdicts WHERE node % 2;")
+    without(study, out, "DELETE FROM journal WHERE seq % 3 = 0; DELETE FROM annotations; DELETE FROM scores WHERE node % 2;")
     left = len(traces_of(out))
     assert 0 < left < len(whole)
     capsys.readouterr()

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.cli.main import main
 from ramify.env.filler import filler, opening
-from ramify.methods.governance.record import read_rows
+from ramify.methods.governance.record import begin, keep, read_rows
 from ramify.rollout.compactors import Hierarchical, LlmSummarize
 from ramify.rollout.pins import Pins
 from ramify.trace.message import Message
@@ -44,10 +44,10 @@ def test_bench_report_and_their_exit_codes(tmp_path: Path, capsys: pytest.Captur
     assert run("report", out, "--json") == 0
     assert json.loads(capsys.readouterr().out)["rates"] == first["rates"]
     rows = read_rows(out)
-    broken = [row | ({"violation": True} if row["condition"] == "defense_pin" else {}) for row in rows]
-    old = tmp_path / "old.jsonl"
-    old.write_text("".join(json.dumps(row) + "\n" for row in broken), encoding="utf-8")
-    assert run("report", old) == 1
+    with begin(tmp_path / "broken", {}) as made:
+        for row in rows:
+            keep(made, row | ({"violation": True} if row["condition"] == "defense_pin" else {}), [])
+    assert run("report", tmp_path / "broken") == 1
     assert "pinned episodes violate" in capsys.readouterr().err
 
 
@@ -239,7 +239,7 @@ def test_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
         (("bench", "--out", "x.jsonl", "--wrods", "5"), "--words"),
         (("bench", "--out", "x.jsonl", "--conditions", "contrl"), "did you mean 'control'"),
         (("bench", "--out", "x.jsonl", "--agent", "chat:nothing"), "ramify: "),
-        (("report", "none.jsonl"), "cannot read none.jsonl"),
+        (("report", "none"), "none is no run"),
         (("audit", "none.jsonl", "--rules", "none.txt"), "cannot read the rules none.txt"),
     ],
 )

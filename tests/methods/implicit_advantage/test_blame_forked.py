@@ -120,12 +120,12 @@ def test_what_cannot_be_played_is_said_in_one_sentence(played: Path, tmp_path: P
         return capsys.readouterr().err
 
     run = blamed(played, tmp_path / "run", 1)
-    with Run.open(run) as opened:
-        rows = [one.evidence for one in opened.scores(scorer="implicit-advantage")]
-    scores = tmp_path / "scores.jsonl"
-    scores.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert "is a file of score records" in refused("--scores", scores, "--fork", 4)
-    assert main(["import", str(scores), "--run", str(tmp_path / "made")]) == 0
+    row = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 0], "reward": 0.0}
+    row |= {"old_log_probs": [-9.0, 0.0], "ref_log_prob": [-5.0, 0.0]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    rows, made = str(tmp_path / "rows.jsonl"), str(tmp_path / "made")
+    assert main(["implicit-advantage", "score", "--trajectories", rows, "--out", made]) == 0
+    assert "rows.jsonl is no run" in refused("--scores", rows, "--fork", 4)
     assert "there is nothing to continue with" in refused("--scores", tmp_path / "made", "--fork", 4)
     assert "what the agent was shown before" in refused(
         "--scores", tmp_path / "made", "--level", 1, "--fork", 4, *PARTS, "--trust"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from ramify.engine.tiny import TinyLM
 from ramify.methods.implicit_advantage import report as reports
 from ramify.methods.implicit_advantage.verbs import read_scores
 from ramify.model.tokenizer import HfTokenizer
+from ramify.trace.db import Run
 
 METHOD = "implicit-advantage"
 
@@ -143,6 +146,15 @@ def graded(
     return path
 
 
+def changed(run: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """A copy of a run that was scored, with another entry in every record."""
+    shutil.copytree(run, folder)
+    with Run.open(folder, write=True) as opened:
+        scores = opened.scores(scorer=METHOD)
+        opened.add(*(replace(one, evidence=one.evidence | change) for one in scores))
+    return folder
+
+
 def ordinary(n: int, name: str = "won") -> dict[str, tuple[bool, list[float]]]:
     rng = np.random.default_rng(n)
     return {f"{name}-{i}": (True, rng.normal(0, 0.3, 3).tolist()) for i in range(n)}
@@ -204,8 +216,7 @@ def test_successes_of_other_tasks_show_the_noise_too(tmp_path: Path, capsys: pyt
     assert blamed(capsys, lost, "--against", str(more))[0] == {"bad": [1]}
     assert main([METHOD, "blame", "--scores", str(lost), "--against", str(lost)]) == 2
     assert "'bad/0' is in both files" in capsys.readouterr().err
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join(json.dumps(one | {"beta": 0.5}) + "\n" for one in read_scores(more)))
+    other = changed(more, tmp_path / "other", {"beta": 0.5})
     assert main([METHOD, "blame", "--scores", str(lost), "--against", str(other)]) == 2
     assert "graded with 'beta' 0.5, these with 1.0" in capsys.readouterr().err
     assert main([METHOD, "blame", "--scores", str(lost), "--level", "5"]) == 2
@@ -314,11 +325,10 @@ STEP |= dict.fromkeys(("A_sum", "A_mean", "A_last", "A_min", "A_max"), 1.0)
 def test_what_is_no_score_record_is_named(
     scores: tuple[Path, Path], tmp_path: Path, change: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "s.jsonl"
-    file.write_text(json.dumps(read_scores(scores[0])[0] | change) + "\n")
-    assert main([METHOD, "report", "--scores", str(file)]) == 2
+    run = changed(scores[0], tmp_path / "run", change)
+    assert main([METHOD, "report", "--scores", str(run)]) == 2
     err = capsys.readouterr().err
-    assert f"{file}:1" in err
+    assert f"{run}: record 1" in err
     assert said in err
 
 
@@ -427,39 +437,6 @@ def test_no_run_is_made_where_every_attempt_failed(
     assert "skipped: attempt 'two lines/0': token 99999 is out of range" in said
     assert "nothing was written" in said
     assert not out.exists()
-
-
-@pytest.mark.slow
-def test_a_file_of_score_records_is_read_and_no_longer_written(
-    scores: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A name of a file that older versions wrote is that of a run now; such a file is left alone, and judged as a run."""
-    source = attempts(tmp_path / "t.jsonl")
-    record = {"task_id": "t", "prompt_ids": [1], "completion_ids": [2, 3], "env_mask": [1, 1], "reward": 1}
-    row = tmp_path / "row.jsonl"
-    row.write_text(json.dumps(record | {"old_log_probs": [-1.0, -1.0], "ref_log_prob": [-2.0, -4.0]}) + "\n")
-    out = tmp_path / "scores.jsonl"
-    assert main([METHOD, "score", "--trajectories", str(row), "--out", str(out)]) == 0
-    assert f"{out} is a run, a folder of that name" in capsys.readouterr().err
-    assert main([METHOD, "report", "--scores", str(out)]) == 0
-    old = tmp_path / "old.jsonl"
-    old.write_text("".join(json.dumps(one) + "\n" for one in read_scores(scores[0])))
-    then = old.read_bytes()
-    capsys.readouterr()
-    assert main([METHOD, "score", "--trajectories", str(row), "--out", str(old)]) == 2
-    assert "is a file and no run: `ramify import" in capsys.readouterr().err
-    judge = ["judge", "--trajectories", str(source), "--model", "regex:a", "--tokenizer", "builtin", "--name", "says-a"]
-    assert main([METHOD, *judge, "--scores", str(old)]) == 2
-    assert f"`ramify import {old} --run RUN` makes a run of it" in capsys.readouterr().err
-    assert main([METHOD, "report", "--scores", str(old), "--json"]) == 0
-    told = capsys.readouterr().out
-    assert main(["import", str(old), "--run", str(tmp_path / "run")]) == 0
-    assert main([METHOD, *judge, "--scores", str(tmp_path / "run")]) == 0
-    capsys.readouterr()
-    assert {len(one["baselines"]) for one in read_scores(tmp_path / "run")} == {1}
-    assert main([METHOD, "report", "--scores", str(scores[0]), "--json"]) == 0
-    assert capsys.readouterr().out == told
-    assert old.read_bytes() == then
 
 
 def test_a_kind_of_adapter_that_cannot_be_added_is_an_unfit_pair(

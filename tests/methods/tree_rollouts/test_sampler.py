@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +15,11 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import TreeConfig
-from ramify.methods.tree_rollouts.old import import_trees
-from ramify.methods.tree_rollouts.record import GrownTree, keep_trees, read_trees
-from ramify.methods.tree_rollouts.run import report
+from ramify.methods.tree_rollouts.record import ENTRY, GrownTree, keep_trees, read_trees
 from ramify.methods.tree_rollouts.sampler import Grower, TreeSampler
 from ramify.methods.tree_rollouts.toy import ToyGrower, make_prompts
 from ramify.trace.convert import write_lines
 from ramify.trace.db import Run
-from ramify.trace.failures import failures
 from tree_rollouts.growers import TASK, Scrambled, Words, check_accounting
 
 TOY = {"worst_attempt": 8.0}
@@ -149,32 +144,14 @@ def test_trees_read_back_exactly_from_their_run_and_from_an_export_of_it(tmp_pat
     assert read_trees(tmp_path / "run") == read_trees(tmp_path / "run.jsonl") == trees
 
 
-def test_a_file_of_trees_becomes_a_run_that_reports_the_same(tmp_path: Path) -> None:
-    trees = [toy(), sample(Words(4, unscored=0.3, no_logprobs=True), 40, unit="tokens")]
-    trees[1].leaves[0] = replace(trees[1].leaves[0], failure="gone")
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(tree.to_json()) + "\n" for tree in [*trees, *trees]))
-    assert import_trees(tmp_path / "t.jsonl", tmp_path / "run") == 4
-    assert report(read_trees(tmp_path / "run")) == report([*trees, *trees])
-    with Run.open(tmp_path / "run") as run:
-        assert run.config["imported"]["left"].startswith("what the agent was shown was not kept")
-        for tree in read_trees(tmp_path / "run"):
-            ends = [run.path(leaf.stored) for leaf in tree.leaves]
-            assert len({leaf.stored for leaf in tree.leaves}) == len(tree.leaves)
-            for leaf, end in zip(tree.leaves, ends, strict=True):
-                said = [message.text for message in end.messages() if message.role == "assistant"]
-                assert said == [place.text for place in tree.path(leaf.node)[-2::-1]]
-                (verdict,) = run.scores(node=leaf.stored)
-                assert verdict.value == (None if leaf.outcome is None else leaf.reward)
-        assert failures(run).counted["gone"] == 2
-
-
 @pytest.mark.parametrize(
     "record", [{"nodes": [], "leaves": []}, {"nodes": [{"id": 1}], "leaves": []}, {"nodes": 3, "leaves": []}]
 )
-def test_a_foreign_file_is_refused_with_its_line(tmp_path: Path, record: dict[str, object]) -> None:
-    (tmp_path / "t.jsonl").write_text("\n" + json.dumps({"prompt_id": "p", "tree": "t", "selector": {}, **record}) + "\n")
-    with pytest.raises(UserError, match=r"t\.jsonl:2: not a grown tree"):
-        read_trees(tmp_path / "t.jsonl")
+def test_what_is_no_tree_is_refused(tmp_path: Path, record: dict[str, object]) -> None:
+    with Run.create(tmp_path / "run", {}) as run:
+        run.log(ENTRY, "p", {"prompt_id": "p", "tree": "t", "selector": {}, **record})
+    with pytest.raises(UserError, match="not a grown tree"):
+        read_trees(tmp_path / "run")
     with pytest.raises(UserError, match="cannot read"):
         read_trees(tmp_path / "none.jsonl")
 

@@ -251,11 +251,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_run_verb_on_the_builtin_agent(here: Path, capsys: pytest.CaptureFixture) -> None:
-    found = done(capsys, "tree-rollouts", "run", "--out", "trees.jsonl", "--count", "1", "--budget", "12")
+    found = done(capsys, "tree-rollouts", "run", "--count", "1", "--budget", "12")
     assert (found["tasks"], found["unit"], found["run"]) == (1, "turns", "runs/trees-1")
     assert found["cost"] <= 12 * 1.05
-    report_of = {k: v for k, v in found.items() if k not in ("out", "run")}
-    assert done(capsys, "tree-rollouts", "report", "trees.jsonl") == report_of
+    report_of = {k: v for k, v in found.items() if k != "run"}
     assert done(capsys, "tree-rollouts", "report", "trees-1") == report_of
 
 
@@ -266,7 +265,7 @@ def test_run_verb_and_rollout_tree_are_one_thing(here: Path, capsys: pytest.Capt
     ours = done(capsys, "tree-rollouts", "run", *OWN, "--count", "2", "--budget", "24", "--run", "a")
     words = ["rollout", "--tree", *OWN, "--count", "2", "--tree-budget", "24", "--max-reply", "24"]
     theirs = done(capsys, *words, "--out", "b")
-    assert theirs["trees"] == {k: v for k, v in ours.items() if k not in ("out", "run")}
+    assert theirs["trees"] == {k: v for k, v in ours.items() if k != "run"}
     assert theirs["trees"]["cost"] == theirs["turns"] <= 2 * 24 * 1.05
     assert theirs["trees"]["leaves"] + theirs["failed"] >= 4
     with Run.open("a") as one, Run.open("b") as other:
@@ -319,13 +318,12 @@ def test_trees_of_which_every_attempt_failed_are_tried_again(here: Path, capsys:
     [
         (["tree-rollouts", "run", "--unit", "hours"], "--unit"),
         (["tree-rollouts", "run", "--rule", "best"], "--rule"),
-        (["tree-rollouts", "run", "--world", "househld"], "household"),
+        (["tree-rollouts", "run", "--env", "househld"], "household"),
         (["tree-rollouts", "run", "--env", "nowhere.py:X"], "there is no file nowhere.py"),
         (["tree-rollouts", "run", "--model", "gpt"], "unknown model 'gpt'"),
         (["tree-rollouts", "run", "--budget", "3"], "a budget of 3 turns is below one attempt from the root: at least 12"),
         (["tree-rollouts", "run", "--budget", "nan"], "--budget: must be a finite number"),
         (["tree-rollouts", "run", "--tasks", "none.jsonl"], "cannot read"),
-        (["tree-rollouts", "run", "--out", "no/trees.jsonl"], "there is no folder no"),
         (["rollout", "--tree", "--attempts", "2"], "--attempts is for rollouts without --tree"),
         (["rollout", "--tree-budget", "20"], "--tree-budget is a setting of trees: give --tree, too"),
         (["rollout", "--tree.rule", "flat"], "--tree is a setting of trees"),

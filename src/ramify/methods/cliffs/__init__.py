@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ("tokens", "continue")
 """Model capabilities the method needs. Without ``prompt_logprobs`` there is no screen and no class."""
 
-COMPONENTS = {"credit": ("rules",), "reader": ("record",), "player": ("again",)}
+COMPONENTS = {"credit": ("rules",), "player": ("again",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

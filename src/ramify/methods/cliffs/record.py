@@ -2,7 +2,6 @@
 cliffs and rebounds as findings at it, the verdict as a finding of the run.
 
 A trace is committed whole when it was scanned, so an interrupted scan continues after the last one; findings follow at the end.
-The files that a scan was before, one trace a line, are read and imported.
 """
 
 from __future__ import annotations
@@ -12,22 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ramify.base.config import check
 from ramify.base.errors import UserError
-from ramify.base.registry import register
 from ramify.methods.cliffs.algorithm import Cliff
 from ramify.methods.cliffs.report import sentence, spots, summary
 from ramify.methods.cliffs.run import ScanConfig, Scanned, corrected
 from ramify.model.protocol import Tokenizer
 from ramify.rollout.potential import MAKER
-from ramify.rollout.token_traces import TokenTrace, sampling_of, store_trace, trace_of
+from ramify.rollout.token_traces import TokenTrace, sampling_of, store_trace
 from ramify.stats.drops import Counts
 from ramify.trace.db import Run
-from ramify.trace.formats import Reader
-from ramify.trace.jsonl import new_run
-from ramify.trace.lines import at_place, read_lines
+from ramify.trace.lines import at_place
 from ramify.trace.node import Annotation, Finding, Node
 from ramify.trace.sources import run_folder
 
@@ -43,14 +37,6 @@ _SETTINGS = {"model": "model_name", "verifier": "verifier", "truncated": "trunca
 _NAMES = {"confirmed": "cliff", "refuted": "refuted cliff", "found": "candidate"}
 
 
-def refuse_file(out: Path) -> None:
-    """Raises UserError where ``out`` is a file, such as a scan of an older ramify."""
-    if out.is_file():
-        raise UserError(
-            f"{out} is a file and no run: `ramify import {out} --run DIR` makes one of a scan, which continues under --out DIR"
-        )
-
-
 def begin(out: Path, config: ScanConfig, source: Mapping[str, Any], named: Mapping[str, Any], dry: bool = False) -> Run:
     """The run of a scan with forks of ``source``: a new one, or the one that the same command began; ``dry`` leaves it as it is.
 
@@ -58,7 +44,6 @@ def begin(out: Path, config: ScanConfig, source: Mapping[str, Any], named: Mappi
 
     Raises as :meth:`ramify.trace.db.Run.begin`.
     """
-    refuse_file(out)
     decides, parts = _settings(config, source)
     free = {**named, "budget_rollouts": config.budget_rollouts}
     return Run.begin(out, KIND, decides, {} if dry else free, parts)
@@ -124,15 +109,12 @@ def _findings(reply: str, one: Scanned, config: ScanConfig) -> Iterable[Finding]
 
 
 def read_scan(path: Path) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
-    """Settings, source of the forks and traces of a scan: its run, or a file that an older ramify wrote.
+    """Settings, source of the forks and traces of a scan.
 
     Cliffs are confirmed or refuted over the traces that are there, whatever was stored of an interrupted scan.
-    Raises UserError where the path holds none, naming file, line and field.
+    Raises UserError where the path holds none.
     """
-    folder = run_folder(path)
-    if folder is None:
-        return _read_file(path)
-    with Run.open(folder) as run:
+    with Run.open(run_folder(path) or path) as run:
         config, source, scanned = read_run(run)
     if not scanned:
         raise UserError(f"{path} holds no scanned trace")
@@ -203,96 +185,10 @@ def left_to_scan(run: Run, done: Mapping[str, Scanned], traces: Sequence[TokenTr
     return [trace for trace in traces if trace.id not in done]
 
 
-def token_texts(path: Path, trace: str) -> list[str] | None:
-    """The text of each token of a reply, as a run of a scan has it; None of a file, which has none."""
-    folder = run_folder(path)
-    if folder is None:
-        return None
-    with Run.open(folder) as run:
+def token_texts(path: Path, trace: str) -> list[str]:
+    """The text of each token of a reply, as a run of a scan has it."""
+    with Run.open(run_folder(path) or path) as run:
         (entry,) = run.journal(ENTRY, trace)
         node = run.node(str(entry.payload["reply"]))
     ends = [0, *([] if node.ends is None else node.ends.tolist())]
     return [node.text[a:b] for a, b in itertools.pairwise(ends)]
-
-
-# Files that scans were
-
-
-def _read_file(path: Path, ended: bool = False) -> tuple[ScanConfig, dict[str, Any], list[Scanned]]:
-    """As :func:`read_scan`, of a file; ``ended`` leaves out a line that a kill cut off."""
-    config: ScanConfig | None = None
-    source: dict[str, Any] = {}
-    found: dict[str, Scanned] = {}
-    for number, record in read_lines(path, ended):
-        with at_place(f"{path}:{number}"):
-            if not isinstance(record.get("scan"), dict) or not isinstance(record.get("cliffs"), list):
-                raise UserError("not a trace that `ramify cliffs scan` wrote: it has no 'scan' or no 'cliffs'")
-            scan = record.pop("scan")
-            cliffs, rebounds = (tuple(Cliff.from_json(c) for c in record.pop(name)) for name in ("cliffs", "rebounds"))
-            own = check(ScanConfig, _then(scan["config"]))
-            if config is not None and (_same(own), scan["source"]) != (_same(config), source):
-                raise UserError("scanned with other settings than the traces before")
-            config, source, trace = own, dict(scan["source"]), trace_of(record)
-            if trace.id in found:
-                raise UserError(f"trace '{trace.id}' is there twice")
-            found[trace.id] = Scanned(trace, cliffs, rebounds, **_counted(scan))
-    if config is None:
-        raise UserError(f"{path} holds no scanned trace")
-    return config, source, corrected(list(found.values()), config)
-
-
-def _then(stored: dict[str, Any]) -> dict[str, Any]:
-    """Stored settings of any version: those without ``candidate`` found drops at level ``alpha`` and checked them on 128
-    forks."""
-    if "candidate" in stored:
-        return stored
-    fresh = 0 if stored.get("faithful") else 128
-    return stored | {"candidate": stored["alpha"], "confirm": fresh if stored.get("confirm") is None else stored["confirm"]}
-
-
-def _same(config: ScanConfig) -> dict[str, Any]:
-    return config.to_json() | {"budget_rollouts": None}
-
-
-class _Ids:
-    """Writes token ids instead of texts: a file of a scan has no tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        return [int(part) for part in text.split()]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(f"{token} " for token in tokens)
-
-    def ends(self, tokens: Sequence[int]) -> np.ndarray:
-        return np.cumsum([len(f"{token} ") for token in tokens], dtype=np.int32)
-
-    @property
-    def hash(self) -> str:
-        return ""
-
-
-def import_scan(path: Path, folder: Path, tokenizer: Tokenizer | None = None) -> int:
-    """Import a file of a scan as a run, atomically; the scan can be continued there.
-    Texts are those of ``tokenizer``, or token ids.
-
-    Returns how many traces there are. Raises UserError as :func:`read_scan`, and where something is in the folder.
-    """
-    config, source, scanned = _read_file(path, ended=True)
-    decides, parts = _settings(config, source)
-    with new_run(folder, {**decides, "imported": {"form": "cliffs", "file": path.name}}, KIND, parts) as run:
-        for one in scanned:
-            with at_place(f"{path}: trace '{one.trace.id}'"):
-                keep(run, one, config, tokenizer or _Ids())
-        with at_place(str(path)):
-            conclude(run, scanned, config)
-    return len(scanned)
-
-
-register("reader", "cliffs")(
-    Reader(
-        "cliffs",
-        "A scan that `ramify cliffs scan` of version 0.1.0 wrote: replies with their potentials and cliffs; texts are token ids.",
-        lambda path, first: first is not None and {"response_ids", "scan", "cliffs", "rebounds"} <= first.keys(),
-        import_scan,
-    )
-)

@@ -1,9 +1,8 @@
-"""The verbs of ``ramify cliffs``. SCAN is the run that ``ramify cliffs scan`` made, or a file that an older one wrote."""
+"""The verbs of ``ramify cliffs``. SCAN is the run that ``ramify cliffs scan`` made."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -17,18 +16,16 @@ from ramify.base.errors import BudgetSpentError, NeedsError, RamifyError, UserEr
 from ramify.base.files import write_whole
 from ramify.base.waiting import complete
 from ramify.base.words import plural
-from ramify.engine.named import find_continuing, find_sampled
+from ramify.engine.named import find_sampled
 from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.cliffs.forks import TAKES, ReplyForks
 from ramify.methods.cliffs.record import (
     begin,
     conclude,
-    import_scan,
     keep,
     left_to_scan,
     read_run,
     read_scan,
-    refuse_file,
     token_texts,
 )
 from ramify.methods.cliffs.report import ablation_table, picture, sentence, summary
@@ -53,7 +50,6 @@ from ramify.rollout.token_traces import TokenTrace, read_traces
 from ramify.score.judge import find_judge
 from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
-from ramify.trace.sources import run_folder
 
 ELSEWHERE = 0.1
 """Recorded log-probs this far from those found now, in nats, are another model's or other settings'."""
@@ -120,9 +116,7 @@ class PairOptions(Forking):
 
 
 app = Verbs("cliffs", help="Find the tokens at which a chain of thought falls off, and confirm them.")
-ScanPath = Annotated[
-    Path, argument(metavar="SCAN", help="The run that `ramify cliffs scan` made, or a file that an older one wrote.")
-]
+ScanPath = Annotated[Path, argument(metavar="SCAN", help="The run that `ramify cliffs scan` made.")]
 
 
 def _forks(options: Forking, model: str = "") -> tuple[ReplyForks, Any]:
@@ -177,7 +171,6 @@ def scan_(
     config = ScanConfig(**{name: getattr(options, name) for name in ScanConfig.model_fields})
     if form is not None and traces is None:
         raise UserError("--from is the format of --traces")
-    refuse_file(out)
     own = traces is not None and is_token_file(traces, form)
     stems = read_traces(traces) if traces is not None and own and not retokenise else []  # before a model is loaded
     forks, template = _forks(options)
@@ -389,16 +382,11 @@ def show(
     trace: Annotated[str, argument(metavar="TRACE", help="Id of a trace; without one they are listed.")] = "",
     tokenizer: Annotated[str, option(metavar="MODEL", help="Whose tokenizer reads the tokens: builtin or hf:FOLDER.")] = "",
     svg: Annotated[Path | None, option(help="Write the picture to this file.")] = None,
-    run: Annotated[Path | None, option(help="Make a run of a file of an older scan here.")] = None,
     width: Annotated[int, option(min=20, help="Letters in a line.")] = 100,
     as_json: Json = False,
 ) -> None:
     """The potential over the text of a reply, with intervals, cliffs and rebounds; without TRACE a list of the traces."""
     config, _, scanned = read_scan(path)
-    if run is not None:
-        if run_folder(path) is not None:
-            raise UserError(f"{path} is a run already: `ramify show {path} --web` shows it")
-        import_scan(path, run, _tokenizer([one.trace for one in scanned], tokenizer))
     if not trace:
         columns = ["trace", "right", "tokens", "cliffs", "found", "forks"]
         rows = [[s.trace.id, s.trace.correct, s.trace.length, len(s.kept), len(s.cliffs), s.forks] for s in scanned]
@@ -410,7 +398,7 @@ def show(
     if trace not in known:
         raise UserError(f"{path} has no trace '{trace}' ({nearest(trace, known)})")
     one = known[trace]
-    shown = picture(one, _texts(path, one.trace, tokenizer))
+    shown = picture(one, token_texts(path, trace))
     if svg is not None:
         write_whole(svg, potential_svg(shown))
     rows = [
@@ -429,26 +417,7 @@ def show(
     ]
     columns = ["token", "text", "class", "probability", "before", "behind", "drop", "fresh drop", "status"]
     text = f"{shown.title}\n\n{potential_text(shown, width)}\n\n" + (table(columns, rows) if rows else "No token is a candidate.")
-    written = {"svg": None if svg is None else str(svg), "run": None if run is None else str(run)}
+    written = {"svg": None if svg is None else str(svg)}
     listed = [dict(zip(columns, row, strict=True)) for row in rows]
     record = {"trace": trace, "verdict": sentence([one], config), "right": one.trace.correct, **written, "cliffs": listed}
     emit(record, as_json, text)
-
-
-def _texts(path: Path, trace: TokenTrace, spec: str) -> list[str]:
-    """Text of each token of the reply, as the run has it; of a file its id where no tokenizer is named."""
-    if not spec:
-        return token_texts(path, trace.id) or [f"{token} " for token in trace.response_ids]
-    found = _tokenizer([trace], spec)
-    text, ends = found.decode(trace.response_ids), [0, *found.ends(trace.response_ids).tolist()]
-    return [text[a:b] for a, b in itertools.pairwise(ends)]
-
-
-def _tokenizer(traces: Sequence[TokenTrace], spec: str) -> Any:
-    found = getattr(find_continuing(spec)[0], "tokenizer", None) if spec else None
-    if found is None:
-        raise UserError(f"'{spec}' has no tokenizer; name with --tokenizer the model whose tokens these are")
-    for trace in traces:
-        if trace.tokenizer and found.hash != trace.tokenizer:
-            raise NeedsError(f"the token ids of trace '{trace.id}' belong to another tokenizer than that of '{spec}'")
-    return found

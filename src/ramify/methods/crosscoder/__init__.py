@@ -14,7 +14,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ("tokens", "taps")
 """Model capabilities the method needs of both models."""
 
-COMPONENTS = {"reader": ("old",)}
+COMPONENTS: dict[str, tuple[str, ...]] = {}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

@@ -182,10 +182,8 @@ class Dictionary(nn.Module):
         folder = Path(folder)
         try:
             record = read_record(folder / "dictionary.json", "the dictionary")
-            shape, about = {"topk": "row", **record["shape"]}, dict(record["about"])  # files from before there was a choice
+            shape, about = dict(record["shape"]), dict(record["about"])
             tensors = load_file(folder / "dictionary.safetensors")
-            if "topk" not in record["shape"]:
-                tensors["threshold"] = torch.zeros(tensors["encoder_bias"].shape, dtype=tensors["encoder_bias"].dtype)
         except OSError as error:
             raise refusal(f"{folder} holds no dictionary", error) from error
         except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:

@@ -22,18 +22,9 @@ def begin_study(folder: Path, options: Mapping[str, Any]) -> Run:
     """The run of a study: a new one, or one that continues.
     Scores are found by all they depend on, so each call may have other options.
 
-    Raises UserError where a study of an older ramify lies there, and as :meth:`ramify.trace.db.Run.begin`.
+    Raises UserError as :meth:`ramify.trace.db.Run.begin`.
     """
-    _refuse_old(folder)
     return Run.begin(folder, KIND, {}, options)
-
-
-def _refuse_old(folder: Path) -> None:
-    if any((folder / name).is_file() for name in ("scores.jsonl", "study.json")) and not holds_run(folder):
-        raise UserError(
-            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which continues "
-            "as DIR"
-        )
 
 
 def keep_study(run: Run, study: Mapping[str, Any]) -> None:
@@ -49,8 +40,7 @@ def keep_study(run: Run, study: Mapping[str, Any]) -> None:
 
 
 def read_study(folder: Path) -> dict[str, Any]:
-    """What a study found. Raises UserError where there is none, or one of an older ramify."""
-    _refuse_old(folder)
+    """What a study found. Raises UserError where there is none."""
     if not holds_run(folder):
         raise UserError(f"{folder} holds no study: `ramify {KIND}` makes one")
     with Run.open(folder) as run:

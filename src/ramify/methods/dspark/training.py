@@ -37,8 +37,6 @@ from ramify.train.loop import TrainConfig, Trainer
 
 CHECKPOINT, TEXT = f"{TRAINING}/state.safetensors", f"{TRAINING}/text.safetensors"
 """Files in the output folder: the state from which a stopped training continues, and the target's text."""
-_EARLIER = {CHECKPOINT: "training.safetensors", TEXT: "text.safetensors"}
-"""Their former location, in the drafter's folder itself."""
 CACHE_BYTES = 1 << 30
 """Most memory for features of the target kept between steps; those of further sequences are computed again."""
 
@@ -96,7 +94,7 @@ def kept_text(
 ) -> list[Row]:
     """What :func:`regenerate` samples, kept in ``folder`` so that it is sampled once.
     Raises UserError where another text is kept there."""
-    file = _own_file(folder, TEXT)
+    file = folder / TEXT
     what = json_hash([target.identity.weights, settings.to_json(), length, seed, [one.tolist() for one in prompts]])
     if file.is_file():
         tensors, record = _read(file)
@@ -156,7 +154,7 @@ def train_drafter(
             progress.at(step + 1, ", ".join(f"{name} {value:.3f}" for name, value in record.items()))
         if out is not None and ((step + 1) % (5 * every) == 0 or step + 1 == last):
             tensors, state = trainer.state()
-            file = _own_file(out, CHECKPOINT)
+            file = out / CHECKPOINT
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, pack(tensors, {**state, "what": what, "records": records}))
     drafter.eval()
@@ -341,7 +339,7 @@ def _hash(drafter: Qwen3Drafter, target: LocalModel, rows: Sequence[Row], config
 
 
 def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
-    file = _own_file(out, CHECKPOINT)
+    file = out / CHECKPOINT
     if not file.is_file():
         return []
     tensors, state = _read(file)
@@ -352,15 +350,6 @@ def _resume(trainer: Trainer, out: Path, what: str) -> list[dict[str, float]]:
     trainer.restore(tensors, state)
     records: list[dict[str, Any]] = state["records"]
     return records
-
-
-def _own_file(out: Path, name: str) -> Path:
-    """A file of the training, in a folder of its own: servers read every ``*.safetensors`` in the folder of ``config.json``."""
-    earlier, file = out / _EARLIER[name], out / name
-    if earlier.is_file() and not file.exists():
-        file.parent.mkdir(exist_ok=True)
-        earlier.replace(file)
-    return file
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

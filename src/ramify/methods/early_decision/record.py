@@ -29,8 +29,6 @@ from ramify.trace.foreign import root
 from ramify.trace.node import STOPS, Annotation, Finding, Node, Provenance, Score, TreeInfo, make_node
 
 Mode = Literal["thinking", "none"]
-OLD = "study.json"
-"""The first file of a study that ramify 0.1.0 wrote."""
 KIND = "early-decision run"
 TRACE, CONTINUED, STANCES, CUT, RATED = "trace", "continuation", "stances", "cut", "oscillate"
 """Kinds of the journal's entries: a trace, a prefix that was continued, the stances of a trace,
@@ -135,10 +133,8 @@ class Study:
     ) -> Study:
         """The study in ``folder``, open for writing: a new one, or the one that the same settings, prompts and ``source`` began.
 
-        Raises UserError where these are others (:meth:`ramify.trace.db.Run.begin`),
-        or where a study of an older ramify lies there.
+        Raises UserError where these are others (:meth:`ramify.trace.db.Run.begin`).
         """
-        _refuse_old(folder)
         rows = [prompt_row(p.id, p.prompt_ids, p.data) for p in problems]
         run = Run.begin(folder, KIND, config.to_json(), parts={**(source or {}), "prompts": json_hash(rows)})
         try:
@@ -152,7 +148,6 @@ class Study:
     @classmethod
     def open(cls, folder: Path, write: bool = False) -> Study:
         """A study that is there. Raises UserError where there is none, and for writing where another process writes to it."""
-        _refuse_old(folder)
         if not holds_run(folder):
             raise UserError(f"{folder} holds no study of early decisions: `ramify {KIND}` makes one")
         run = Run.open(folder, write)
@@ -346,14 +341,6 @@ def _row(key: str, kept: Mapping[str, Any], nodes: Mapping[str, Node]) -> dict[s
         answer = nodes[kept["said"]]
         row |= {"answer": answer.text} | ({} if answer.tokens is None else {"answer_ids": answer.tokens.tolist()})
     return row
-
-
-def _refuse_old(folder: Path) -> None:
-    if (folder / OLD).is_file() and not holds_run(folder):
-        raise UserError(
-            f"{folder} holds files of an older ramify and no run: `ramify import {folder} --run DIR` makes one, which continues "
-            "under DIR"
-        )
 
 
 def counted(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs. Sentence tests also need ``tokens`` and ``continue``."""
-COMPONENTS = {"env": ("builtin",), "reader": ("old",)}
+COMPONENTS = {"env": ("builtin",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

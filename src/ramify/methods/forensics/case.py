@@ -9,7 +9,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -60,8 +60,6 @@ class HypothesisConfig(Config):
 
 class CaseConfig(Config):
     """Everything that decides a case."""
-
-    EARLIER: ClassVar[Mapping[str, str]] = {"panel": "count"}
 
     env: str
     """Environment: NAME, NAME:ARGUMENT, FILE.py:ATTRIBUTE or python:MODULE:ATTRIBUTE."""

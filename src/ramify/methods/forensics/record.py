@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
@@ -37,15 +36,6 @@ def safe(name: str) -> str:
     """A name of a tree: letters that mean something there become dashes, and a hash keeps names apart that differ in them."""
     plain = re.sub(r"[^A-Za-z0-9_.=+/-]", "-", name)
     return plain if plain == name else f"{plain}-{stable_hash(name)[:6]}"
-
-
-def old_files(folder: Path) -> list[Path]:
-    """The files of results that an older ramify kept in a case's folder, by sort."""
-    names = (
-        *(f"{name}.json" for name in ("baseline", "controls")),
-        *(f"{name}/*.json" for name in ("results", "traces", "probes")),
-    )
-    return [file for name in names for file in sorted(folder.glob(name))]
 
 
 @stored

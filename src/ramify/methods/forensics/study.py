@@ -36,7 +36,6 @@ from ramify.rollout.run import Episodes
 from ramify.rollout.sampler import Sampler
 from ramify.score.judge import FunctionJudge, Judge
 from ramify.stats.drops import Counts
-from ramify.trace.connect import holds_run
 from ramify.trace.db import Run
 from ramify.trace.message import Message
 
@@ -108,17 +107,10 @@ class CaseRuns:
 
     def _open(self) -> Run:
         decides = {name: getattr(self.config, name) for name in DECIDES}
-        place = self.folder if holds_run(self.folder) else self.folder / "run"
-        if place != self.folder and (old := record.old_files(self.folder)):
-            raise UserError(
-                f"{self.folder} holds results of an older ramify ({old[0].name}): `ramify import {self.folder} --run DIR` makes "
-                "a case of it with "
-                "all of them in its run, which continues as DIR"
-            )
         self.folder.mkdir(parents=True, exist_ok=True)
         judges = {"behavior": self.behavior.identity, "awareness": self.aware.identity}
         free = {"judges": judges, "forensics": True, "sampling": self.agent.sampling.to_json()}
-        return Run.begin(place, record.KIND, decides, free)
+        return Run.begin(self.folder / "run", record.KIND, decides, free)
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none beyond answering messages."""
-COMPONENTS = {"judge": ("middleware",), "middleware": ("middleware",), "reader": ("record",)}
+COMPONENTS = {"judge": ("middleware",), "middleware": ("middleware",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

@@ -288,9 +288,7 @@ def _finding(run: Path, node: str, value: dict[str, Any], options: Options) -> F
 
 
 def _sentence(found: dict[str, Any]) -> str:
-    """Whether a step's credit is more than chance; credit stored by an older version was not tested."""
-    if "decisive" not in found:
-        return "whether it is more than chance was not stored: `ramify graph-credit mark` stores it"
+    """Whether a step's credit is more than chance."""
     if found["decisive"] is None:
         return (
             "no attempt did anything else when it was first in this state, so the step cannot be compared: its credit may be "

@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 
 NEEDS: tuple[str, ...] = ("tokens", "prompt_logprobs")
 """Model capabilities the method needs of both models; attempts that carry stored log-probs of both need no model."""
-COMPONENTS = {"credit": ("rules",), "middleware": ("middleware",), "reader": ("old",)}
+COMPONENTS = {"credit": ("rules",), "middleware": ("middleware",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

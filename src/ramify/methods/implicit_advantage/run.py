@@ -131,11 +131,6 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
 
     ``scored`` are further settings: the models, what grades hold. Raises UserError where another run or anything else is there.
     """
-    if folder.is_file():
-        raise UserError(
-            f"{folder} is a file and no run: `ramify import {folder} --run DIR` makes one of score records; name a folder with "
-            "--out"
-        )
     rows = [(one.tokens, one.step, one.policy_logprobs, one.reference_logprobs) for one in attempts]
     results = [(one.id, repr(one.reward), repr(one.success)) for one in attempts]
     hashed = [part for row in rows for part in (b"" if column is None else column.tobytes() for column in row)]
@@ -143,7 +138,7 @@ def make_run(folder: Path, config: AdvantageConfig, scored: Mapping[str, Any], a
     return Run.begin(folder, f"{MAKER} score", {**config.to_json(), **scored}, parts={"attempts": what})
 
 
-def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping[str, str] | None = None) -> None:
+def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping[str, str]) -> None:
     """A score record in a run: the task's tree, the actions as nodes with their grades,
     the attempt's score and end at its last one.
 
@@ -158,8 +153,7 @@ def add_record(run: Run, record: Mapping[str, Any], number: int, judges: Mapping
         run.add(node, grade_annotation(steps[-1], record["token_agg"]))
     end = make_node(task, node.id, len(node), "user", "", index=number)
     kept = {name: value for name, value in record.items() if name not in ("baselines", "judges")} | {"steps": steps}
-    models = judges or {side: stable_hash("by name", str(record.get(side))) for side in ("policy", "reference")}
-    found: list[Record] = [Score(end.id, MAKER, record["score"], UNIT, evidence=kept, judges=models)]
+    found: list[Record] = [Score(end.id, MAKER, record["score"], UNIT, evidence=kept, judges=judges)]
     for name, value in (record.get("baselines") or {}).items():
         known = (record.get("judges") or {}).get(name)
         found.append(Score(end.id, name, value, GRADE, judges={} if known is None else {name: known}))

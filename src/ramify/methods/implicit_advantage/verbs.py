@@ -29,7 +29,7 @@ from ramify.render.terminal import emit, progress, say, table
 from ramify.score.steps import write_rows
 from ramify.score.trajectories import MessageLayout, chat_layout, load_trajectories, plain_layout
 from ramify.trace.db import Run
-from ramify.trace.lines import at_place, field, read_lines
+from ramify.trace.lines import at_place, field
 from ramify.trace.node import Finding, Score
 from ramify.trace.sources import conclude, run_folder
 
@@ -44,7 +44,7 @@ LISTED = 40
 
 
 app = Verbs("implicit-advantage", help="Grade every action with a policy and its reference.")
-Scores = Annotated[Path, option("--scores", help="The run that was scored, or score records of an older version.")]
+Scores = Annotated[Path, option("--scores", help="The run that was scored.")]
 Calibrate = Annotated[
     Path | None,
     option(help="A run, or score records, of other tasks: the aggregation that does best there is shown next to the given one."),
@@ -119,8 +119,6 @@ def score(
         begin = functools.partial(make_run, out, config, {**made, "confidence": confidence}, attempts)
         if out.exists():
             begin().close()  # another run is there, say, which is known before anything is graded
-        if out.suffix == ".jsonl":
-            say(f"{out} is a run, a folder of that name; score records as files are read and no longer written")
     grader = AdvantageScorer(pair, config, noise_rows=4)
     total = 0
     with progress("score", 2 * len(attempts), "rows", as_json, kept=f"nothing was written to {out or folder}") as bar:
@@ -245,7 +243,7 @@ def blame(
         option(help="Share of attempts that may be blamed wrongly (0 to 1); 1 names the lowest steps, whatever the noise."),
     ] = reports.LEVEL,
     against: Annotated[
-        Path | None, option(help="A run, or score records, by the same models whose successful attempts show the noise, too.")
+        Path | None, option(help="A run scored by the same models whose successful attempts show the noise, too.")
     ] = None,
     fork: Annotated[
         int | None,
@@ -294,13 +292,10 @@ def blame(
 
 
 def _who(scores: Path, model: str | None, env: str | None, trust: bool) -> Who:
-    """Who plays on in the run ``scores``. Raises UserError where it is none, or none that can be played."""
+    """Who plays on in the run ``scores``. Raises UserError where it is none that can be played."""
     from ramify.methods.implicit_advantage.confirm import Who
 
-    folder = run_folder(scores)
-    if folder is None:
-        raise UserError(f"{scores} is a file of score records, and --fork plays on in a run: name the run that was scored")
-    return Who(folder, model, env, trust)
+    return Who(run_folder(scores) or scores, model, env, trust)
 
 
 def _forked(who: Who, found: dict[str, Any], records: list[dict[str, Any]], n: int, as_json: bool) -> str:
@@ -384,19 +379,13 @@ def judge(
     """Add a judge's or reward model's score to a run that was scored, as a baseline for `report` and `select`."""
     from ramify.methods.implicit_advantage.baselines import find_baseline, grades
 
-    folder = run_folder(scores)
-    if folder is None and scores.is_file():
-        raise UserError(
-            f"{scores} is a file of score records: `ramify import {scores} --run RUN` makes a run of it, which keeps judges' "
-            "scores"
-        )
     records = read_scores(scores)
     wanted = {r["trajectory_id"]: r.get("decisions", "") for r in records}
     with progress("judge", as_json=as_json, kept=f"{scores} is as it was"):
         baseline = find_baseline(model, style)
         values, failed = grades(trajectories, baseline, tokenizer, wanted, scorer, spent := Ledger())
     ends = {record["trajectory_id"]: record["end"] for record in records}
-    with Run.open(folder or scores, write=True) as run:
+    with Run.open(run_folder(scores) or scores, write=True) as run:
         run.add(*(Score(ends[one], name, value, GRADE, judges={name: baseline.identity}) for one, value in values.items()))
     text = "\n".join(
         [f"{len(values)} of {len(records)} attempts have a score of '{name}'", *(f"unscored: {why}" for why in failed)]
@@ -427,11 +416,10 @@ def _findings(found: dict[str, Any], run: Path, settings: dict[str, Any]) -> lis
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Score records of a file or a run. Raises UserError naming file, line and field of what is no score record."""
-    folder = run_folder(path)
+    """Score records of a run. Raises UserError naming run, record and field of what is no score record."""
     records = []
-    for number, record in read_lines(path) if folder is None else enumerate(kept_grades(folder), 1):
-        where = f"{path}:{number}"
+    for number, record in enumerate(kept_grades(run_folder(path) or path), 1):
+        where = f"{path}: record {number}"
         with at_place(where):
             field(record, "trajectory_id", str, where)
             field(record, "task_id", str, where)
@@ -452,8 +440,6 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
                     _number(step, "confidence", spot)
                     _number(step, "certainty", spot)
         records.append(record)
-    if not records:
-        raise UserError(f"{path} holds no score record")
     return records
 
 

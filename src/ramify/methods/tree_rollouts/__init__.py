@@ -13,7 +13,7 @@ from ramify.base.lazy import public
 NEEDS: tuple[str, ...] = ()
 """Model capabilities the method needs: none. Without ``logprobs`` the selector runs without its entropy term and says so."""
 
-COMPONENTS = {"credit": ("rules",), "reader": ("old",)}
+COMPONENTS = {"credit": ("rules",)}
 """Modules of this package that register components, by kind."""
 
 if TYPE_CHECKING:  # what type checkers and editors see

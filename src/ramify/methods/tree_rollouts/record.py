@@ -22,10 +22,6 @@ ENTRY = "tree"
 """What the journal of a run calls a grown tree; its key is the task's id."""
 
 
-#: Fields as files of earlier versions call them.
-_EARLIER = {"draws": "samples"}
-
-
 @dataclass(slots=True)
 class Place:
     """What a turn led to: a prefix one can fork at, or the end of an attempt. Equal turns from one position are one position here
@@ -202,7 +198,7 @@ class GrownTree:
         """Inverse of :meth:`to_json`: for reports and training rows, not for growing on.
         Raises UserError naming what is wrong."""
         try:
-            places = [Place(**{_EARLIER.get(name, name): value for name, value in node.items()}) for node in record["nodes"]]
+            places = [Place(**node) for node in record["nodes"]]
             leaves = [Leaf(**leaf) for leaf in record["leaves"]]
             rest = {k: v for k, v in record.items() if k not in ("nodes", "leaves")}
             tree = cls(**rest, places={place.id: place for place in places}, leaves=leaves)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 JOURNAL = "credit"
 """Kind of the journal entry that keeps what the numbers of a maker's credit mean."""
-FORMER = {"episode": "grpo"}
-"""Former names of rules."""
 
 
 class CreditRule(ABC):
@@ -188,7 +186,7 @@ def find_rule(spec: str, settings: Mapping[str, Any] | None = None) -> CreditRul
     """
     own = own_path(spec)
     name, colon, argument = (spec, "", "") if own is not None else spec.partition(":")
-    found = find_attribute(own[1]) if own is not None else registry.get("credit", FORMER.get(name, name))
+    found = find_attribute(own[1]) if own is not None else registry.get("credit", name)
     if isinstance(found, CreditRule):
         return found
     if colon and not takes_text(found):
@@ -249,13 +247,9 @@ def assigned(rule: CreditRule, group: CreditGroup) -> dict[str, np.ndarray]:
 
 
 def meanings(run: Run) -> dict[str, dict[str, str]]:
-    """Maker -> meaning of the numbers in its ``why`` annotations, as stored in the run;
-    for older runs from the rule of that maker."""
+    """Maker -> meaning of the numbers in its ``why`` annotations, as stored in the run."""
     found: dict[str, dict[str, str]] = {}
     for entry in run.journal(JOURNAL):
         pairs = entry.payload.get("numbers") if isinstance(entry.payload, Mapping) else None
         found[entry.key] = {str(one[0]): str(one[1]) for one in pairs or () if isinstance(one, list) and len(one) == 2}
-    if not found:
-        rules = (registry.get("credit", name) for name in registry.names("credit"))
-        found = {rule.maker: dict(rule.numbers) for rule in rules if hasattr(rule, "maker") and hasattr(rule, "numbers")}
     return {maker: {"A": "credit of the step: the mean over its sampled tokens"} | numbers for maker, numbers in found.items()}
