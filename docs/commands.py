@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from ramify.base import registry
 from ramify.cli.main import VERBS, command_line
-from ramify.kit import OPTIONS, Verb, Verbs
+from ramify.kit import Verb, Verbs
 
 PAGE = Path(__file__).with_name("reference") / "commands.md"
 HEAD = """# Every verb
@@ -58,7 +58,7 @@ def pages() -> dict[Path, str]:
         if rows:
             found[path] += "\n| option | what it does |\n|---|---|\n" + "\n".join(rows) + "\n"
         anchor = f"#{name.replace(' ', '-')}" if first != name else ""
-        row = f"| [`{name}`](verbs/{first}.md{anchor}) | {_cell(text.splitlines()[0])} |"
+        row = f"| [`{name}`](verbs/{first}.md{anchor}) | {_cell(' '.join(text.partition('\n\n')[0].split()))} |"
         listed["methods" if first in methods else "verbs"].append(row)
     head = "| verb | what it does |\n|---|---|\n"
     found[PAGE] = (

@@ -10,8 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kill_inputs import scanned
-
 from ramify.base.errors import RamifyError
 from ramify.trace.convert import write_lines
 from ramify.trace.db import Run

@@ -156,7 +156,7 @@ KEYS = [
     "tokens",
     "budget",
     "tasks",
-    "panel",
+    "count",
     "attempts",
     "backend",
     "out",

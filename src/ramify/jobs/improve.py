@@ -40,7 +40,7 @@ from ramify.jobs.grown import EpisodeRecorder, Grown, gather_all
 from ramify.jobs.own import START, Own, env_of
 from ramify.jobs.play import open_players
 from ramify.jobs.sampling import SamplingRule, SplittingConfig, UpdatePlan
-from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.algorithm import GraphCreditSettings
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.model.chat import ChatTemplate, JinjaTemplate, template_of
 from ramify.model.protocol import Model, Sampling, require
@@ -116,7 +116,7 @@ class TrainingConfig(TrainConfig):
         return self.model_copy(update={name: getattr(self, name) or value for name, value in defaults.items()})
 
 
-class CreditSettings(CreditConfig):
+class CreditSettings(GraphCreditSettings):
     """The credit rule and its settings; a rule ignores settings it has no parameter for."""
 
     ITSELF = "name"
