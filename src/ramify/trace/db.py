@@ -136,7 +136,8 @@ class Run:
 
         ``kind`` is the verb (see :attr:`kind`). ``decides`` are the settings that decide what the run holds, ``free`` those that
         do not; ``parts`` is what the settings name, as hashes: weights, tasks. A run continues only where ``kind``, ``decides``
-        and ``parts`` are those it began with; of ``free`` it keeps the newest. What it does not know it takes over. Every record that was committed is there; what an interrupted verb has done it finds in the journal.
+        and ``parts`` are those it began with; of ``free`` it keeps the newest. What it does not know it takes over. Every record
+        that was committed is there; what an interrupted verb has done it finds in the journal.
 
         Raises UserError naming what differs, and as :meth:`create` and :meth:`open`.
         """

@@ -80,8 +80,8 @@ INSERT_SCORE = (
     "value = excluded.value, confidence = excluded.confidence, evidence = excluded.evidence, cost = excluded.cost"
 )
 INSERT_FINDING = (
-    "INSERT INTO findings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (maker, name, ifnull(node, 0), offset, why) DO UPDATE SET "
-    "value = excluded.value, unit = excluded.unit, action = excluded.action, evidence = excluded.evidence, "
+    "INSERT INTO findings VALUES (NULL,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (maker, name, ifnull(node, 0), offset, why) "
+    "DO UPDATE SET value = excluded.value, unit = excluded.unit, action = excluded.action, evidence = excluded.evidence, "
     "identity = excluded.identity"
 )
 

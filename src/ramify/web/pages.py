@@ -518,7 +518,7 @@ def _abandoned(updates: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
 
 
 def _environment(run: Run) -> list[tuple[str, str]]:
-    """Versions and the run's other data about its machine: its metadata without the config, and what it noted of its surroundings."""
+    """Versions and the run's other data about its machine: its metadata without the config, and its surroundings."""
     noted = {key: value for key, value in run.meta.items() if key != "config"}
     for entry in run.journal("environment"):
         noted |= entry.payload if isinstance(entry.payload, Mapping) else {entry.key: entry.payload}
