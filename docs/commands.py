@@ -58,7 +58,8 @@ def pages() -> dict[Path, str]:
         if rows:
             found[path] += "\n| option | what it does |\n|---|---|\n" + "\n".join(rows) + "\n"
         anchor = f"#{name.replace(' ', '-')}" if first != name else ""
-        row = f"| [`{name}`](verbs/{first}.md{anchor}) | {_cell(text.splitlines()[0])} |"
+        first_words = " ".join(text.partition("\n\n")[0].split())
+        row = f"| [`{name}`](verbs/{first}.md{anchor}) | {_cell(first_words)} |"
         listed["methods" if first in methods else "verbs"].append(row)
     head = "| verb | what it does |\n|---|---|\n"
     found[PAGE] = (

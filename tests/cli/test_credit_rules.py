@@ -14,10 +14,10 @@ import pytest
 from ramify.base import conformance, registry
 from ramify.base.errors import UserError
 from ramify.jobs.improve import ARMS, ImproveConfig, credit_rule, improve, resume
-from ramify.methods.graph_credit.rules import NUMBERS, GraphCredit
+from ramify.methods.graph_credit.rules import GraphCredit
 from ramify.score.credit.battery import ENDS, example_group
 from ramify.score.credit.grpo import Grpo
-from ramify.score.credit.protocol import CreditRule, assigned, find_rule, meanings
+from ramify.score.credit.protocol import CreditRule, assigned, find_rule
 from ramify.trace.db import Run
 from ramify.trace.node import Annotation, TokenValues
 
@@ -80,14 +80,10 @@ def test_a_run_with_another_rule_is_not_continued(here: Path) -> None:
 
 
 @pytest.mark.parametrize("arm", ["infotree+g2po", "grpo", "imitate"])
-def test_old_names_choose_what_they_chose(arm: str) -> None:
-    """``credit.rule`` is of arms with graph credit; a named rule is of the arm that was chosen, too."""
+def test_a_named_rule_is_of_the_arm_that_was_chosen(arm: str) -> None:
+    """And of arms with graph credit."""
     own = {"infotree+g2po": "graph-credit", "grpo": "grpo", "imitate": "imitate"}[arm]
     assert credit_rule(ImproveConfig(arm=arm), arm).maker == own
-    old = credit_rule(ImproveConfig(arm=arm, credit={"rule": "gigpo", "gamma": 0.9}), arm)
-    assert old.maker == own
-    if isinstance(old, GraphCredit):
-        assert (old.config.rule, old.config.gamma) == ("gigpo", 0.9)
     new = credit_rule(ImproveConfig(arm=arm, credit={"name": "gigpo", "gamma": 0.9}), arm)
     assert isinstance(new, GraphCredit)
     assert (new.config.rule, new.config.gamma) == ("gigpo", 0.9)
@@ -100,7 +96,6 @@ def test_old_names_choose_what_they_chose(arm: str) -> None:
 @pytest.mark.slow
 def test_the_short_name_the_long_ones_and_files_agree(verb: Any, here: Path) -> None:
     (here / "short.toml").write_text('credit = "gigpo"\n')
-    (here / "long.toml").write_text('[credit]\nrule = "gigpo"\n')
     (here / "table.toml").write_text('[credit]\nname = "gigpo"\ngamma = 0.9\n')
 
     def made(*words: str) -> dict[str, Any]:
@@ -110,7 +105,6 @@ def test_the_short_name_the_long_ones_and_files_agree(verb: Any, here: Path) -> 
 
     assert made("--credit", "gigpo", "--credit.gamma", "0.9") == made("--config", "table.toml")
     assert made("--credit.gamma", "0.9", "--credit", "gigpo") == made("--config", "short.toml", "--credit.gamma", "0.9")
-    assert made("--credit.rule", "gigpo")["rule"] == made("--config", "long.toml")["rule"] == "gigpo"
 
 
 @pytest.mark.slow
@@ -197,9 +191,3 @@ def test_rules_of_trees_are_those_of_tree_rollouts() -> None:
 
 def test_settings_reach_the_rules_that_name_them() -> None:
     assert find_rule("grpo", {"ddof": 0, "gamma": 0.5}).ddof == 0  # type: ignore[attr-defined]
-    assert find_rule("episode").maker == "grpo"
-
-
-def test_an_older_run_is_explained_by_the_rule_of_its_maker(tmp_path: Path) -> None:
-    with Run.create(tmp_path / "run", {}) as run:
-        assert meanings(run)["graph-credit"] == NUMBERS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -179,12 +178,3 @@ def test_help_shows_what_a_verb_takes(capsys: pytest.CaptureFixture) -> None:
 def test_no_words_lead_to_anything_but_a_call_or_a_sentence(words: list[str]) -> None:
     with contextlib.suppress(UserError, Called), contextlib.redirect_stdout(io.StringIO()):
         assert kit.call(app, ["work", *words]) == 0  # help, or nothing
-
-
-def test_old_names_of_options_and_settings_still_work(verb, here: Path) -> None:
-    Path("old.toml").write_text("panel = 2\n")
-    planned = json.loads(verb("rollout", "--config", "old.toml", "--dry-run", "--json").out)
-    assert planned["config"]["count"] == 2
-    planned = json.loads(verb("rollout", "--world", "maze", "--panel", "3", "--dry-run", "--json").out)
-    assert (planned["config"]["env"], planned["config"]["count"]) == ("maze", 3)
-    assert "--panel" not in verb("rollout", "--help-all").out

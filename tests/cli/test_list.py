@@ -31,11 +31,6 @@ def test_every_part_of_every_kind_says_what_it_is(capsys: pytest.CaptureFixture,
     assert [name for name, line in record["names"].items() if not line] == []
 
 
-def test_the_former_name_of_a_kind_is_taken(capsys: pytest.CaptureFixture) -> None:
-    assert listed(capsys, "scorer") == listed(capsys, "judge")
-    assert "scorer" not in listed(capsys)["kinds"]
-
-
 def test_one_part(capsys: pytest.CaptureFixture) -> None:
     (part,) = listed(capsys, "household")["parts"]
     assert part["kind"] == "env"

@@ -69,7 +69,7 @@ def test_settings_of_a_verb_are_defaults_then_files_then_options(
     capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("a.toml").write_text('panel = 3\ntop_k = 5\nmax_reply = 7\n[tree]\nrule = "random"\n')
+    Path("a.toml").write_text('count = 3\ntop_k = 5\nmax_reply = 7\n[tree]\nrule = "random"\n')
     Path("b.toml").write_text("count = 4\ntop_k = 6\n")
     files = ["--config", "a.toml", "--config=b.toml"]
     # spelled as people do: an underscore, a value with "=", one of a switch, an option given twice

@@ -157,7 +157,7 @@ KEYS = [
     "tokens",
     "budget",
     "tasks",
-    "panel",
+    "count",
     "attempts",
     "backend",
     "out",

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-import ramify
 from ramify.base.errors import UserError
-from ramify.jobs.collect import LATER, Collection, RolloutConfig, resume
+from ramify.jobs.collect import Collection, RolloutConfig, resume
 from ramify.jobs.play import fork_run, play
 from ramify.rollout import components
 from ramify.rollout.compact import DropOldest
@@ -76,13 +75,3 @@ def test_a_collection_takes_one_and_continues_with_it(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(words: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Collection(RolloutConfig(model=WALKER, count=1, **words))
-
-
-def test_a_run_of_before_the_setting_continues(tmp_path: Path) -> None:
-    config = RolloutConfig(model=WALKER, count=1)
-    collection = Collection(config)
-    stored = {**collection.config.to_json(), "sampling": collection.agent.sampling.to_json()}
-    with Run.create(tmp_path / "run", {k: v for k, v in stored.items() if k not in LATER}):
-        pass
-    assert collection.collect(tmp_path / "run")["missing"] == 0
-    assert ramify.play is play

@@ -223,7 +223,7 @@ def graph_advantage(
     *,
     valid: Any = None,
     step_rewards: Any = None,
-    rule: Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo", "episode"] = "g2po",
+    rule: Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo"] = "g2po",
     **_: Any,
 ) -> tuple[Any, Any]:
     """Advantages and returns [B, R] by graph-credit, for rows that are one step each (verl-agent).

@@ -11,7 +11,7 @@ from ramify.base.config import Config
 from ramify.env.builtin.agents import with_agent
 from ramify.jobs.critic import CriticConfig
 from ramify.jobs.sampling import SplittingConfig
-from ramify.methods.graph_credit.algorithm import CreditConfig
+from ramify.methods.graph_credit.algorithm import GraphCreditSettings
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig
 from ramify.train.settings import TrainConfig
 
@@ -68,7 +68,7 @@ class TrainingConfig(TrainConfig):
         return self.model_copy(update={name: getattr(self, name) or value for name, value in defaults.items()})
 
 
-class CreditSettings(CreditConfig):
+class CreditSettings(GraphCreditSettings):
     """The credit rule and its settings; a rule ignores settings it has no parameter for."""
 
     ITSELF = "name"

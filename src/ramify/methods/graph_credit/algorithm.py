@@ -20,16 +20,14 @@ from ramify.score.table import TERMINAL, Table, Visits, edge_weights, index_step
 from ramify.trace.graph import MergedGraph
 
 #: Which terms each rule adds up: the episode term always, times w the node-centric and the edge-centric one.
-RULES = {"grpo": (), "episode": (), "gigpo": ("nc",), "ep+nc": ("nc",), "ep+ec": ("ec",), "g2po": ("nc", "ec")}
+RULES = {"grpo": (), "gigpo": ("nc",), "ep+nc": ("nc",), "ep+ec": ("ec",), "g2po": ("nc", "ec")}
 
-RuleName = Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo", "episode"]
+RuleName = Literal["g2po", "ep+nc", "ep+ec", "gigpo", "grpo"]
 
 
-class CreditConfig(Config):
-    """How steps are credited."""
+class GraphCreditSettings(Config):
+    """How states are valued and steps weighed, whatever the rule."""
 
-    rule: RuleName = "g2po"
-    """g2po = episode + w (node + edge term); gigpo = episode + w (node term on this attempt's own return); grpo = episode."""
     value: Literal["mean", "single", "bellman", "distance", "max_decay", "loo"] = "mean"
     """State value: mean over all visits (G2PO), this attempt's return (GiGPO), expected backup on the graph, steps to success
     (GraphGPO), discounted best reachable success (RewardFlow), or the mean over visits of the other attempts."""
@@ -53,6 +51,13 @@ class CreditConfig(Config):
     """No credit in a task whose attempts all have one reward: there only length preference would be left."""
     visits: Literal["leaf", "edge"] = "edge"
     """Steps that attempts share in a rollout tree count once per leaf below, or once each."""
+
+
+class CreditConfig(GraphCreditSettings):
+    """How steps are credited."""
+
+    rule: RuleName = "g2po"
+    """g2po = episode + w (node + edge term); gigpo = episode + w (node term on this attempt's own return); grpo = episode."""
 
     @model_validator(mode="after")
     def _possible(self) -> CreditConfig:
