@@ -27,8 +27,8 @@ async def made() -> Written:
 def test_what_a_coroutine_returns_is_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Written, "count", 0)
     with asyncio.Runner() as loop:
-        assert isinstance(complete(made()), Written)
-        assert isinstance(complete(made(), loop), Written)
+        assert isinstance(wait_for(made()), Written)
+        assert isinstance(wait_for(made(), loop), Written)
     assert Written.count == 0
 
 
@@ -36,7 +36,7 @@ def test_what_a_coroutine_raises_is_raised() -> None:
     async def failing() -> None:
         raise LookupError("it")
 
-    for call in (lambda: complete(failing()), lambda: wait_for(failing)):
+    for call in (lambda: wait_for(failing()), lambda: wait_for(failing)):
         with pytest.raises(LookupError, match="it"):
             call()
 

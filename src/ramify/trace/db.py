@@ -8,7 +8,7 @@ trade-off: ``synchronous=NORMAL`` does not wait for the disk at each commit, so 
 lose the last commits (never half of one, never the file); waiting would cost a disk flush for each. The lock is an advisory
 ``flock``: it does not hold on network file systems that ignore it.
 
-Nothing is cached but provenances (a handful), so memory does not grow with the run. A Run belongs to the thread that opened it.
+Nothing is cached but provenances (a handful), so memory does not grow with the run. A Run is used by one thread at a time.
 """
 
 from __future__ import annotations
