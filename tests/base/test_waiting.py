@@ -137,7 +137,7 @@ def test_the_loop_that_waits_is_left_as_it_was() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "ramify"]
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """What a handler of a signal raises."""
 
 
@@ -158,7 +158,7 @@ def handler():
     before = signal.getsignal(signal.SIGUSR1)
 
     def stop(*_: object) -> None:
-        raise Stopped
+        raise StoppedError
 
     signal.signal(signal.SIGUSR1, stop)
     yield
@@ -170,7 +170,7 @@ def test_an_exception_of_a_signals_handler_ends_the_work_first(handler: None) ->
     ended: list[str] = []
 
     async def main() -> list[str]:
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             wait_for(interrupted(ended, signal.SIGUSR1))
         return list(ended)
 

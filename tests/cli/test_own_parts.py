@@ -122,7 +122,8 @@ def test_the_command_line_takes_what_play_takes(verb, mine: Path, env: str) -> N
     typed = ("rollout", "--env", env, "--model", "mine.py:adds", "--tasks", "tasks.jsonl", "--out", "typed", "--json")
     found = verb(*typed)
     assert (found.code, found.json["n"], found.json["successes"]) == (0, 2, 2)
-    attempts = ramify.play(find_attribute("mine.py:adds"), find_attribute(f"mine.py:{env.rpartition(':')[2]}"), tasks, out="called")
+    adds, thing = (find_attribute(f"mine.py:{name}") for name in ("adds", env.rpartition(":")[2]))
+    attempts = ramify.play(adds, thing, tasks, out="called")
     with ramify.Run.open("typed") as run:
         made = [(node.role, node.text) for attempt in attempts for node in run.nodes(attempt.tree)]
         step = next(node.id for node in run.nodes(attempts[0].tree) if node.role == "assistant")
