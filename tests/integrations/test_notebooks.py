@@ -71,6 +71,14 @@ def ended(path):
     with ramify.Run.open(path) as run:
         return sum(node.text in ('The lamp!', 'It is dark.') for info in run.trees() for node in run.nodes(info.name))
 """
+SEEN = """
+from ramify.base.progress import Progress
+
+class Seen(Progress):
+    def begin(self, total, done=0, phase="", unit=""):
+        if phase.startswith("sample"):
+            pathlib.Path("began").touch()
+"""
 IDLE = "assert not [thread for thread in __import__('threading').enumerate() if thread.name == 'ramify']"
 
 
@@ -166,8 +174,9 @@ def test_what_loads_weights_in_a_notebook(tmp_path: Path) -> None:
             await here.runs(python_of("README.md"))
             assert "<table" in await here.runs("fork")
             await here.runs("ramify.play('builtin', 'household', out='runs/there', backend='processes:2', attempts=2)")
-            improve = f"ramify.improve({small}, 'runs/better')"
-            assert await here.interrupted(improve, tmp_path / "runs" / "better" / "run.sqlite") == "KeyboardInterrupt"
+            await here.runs(SEEN)
+            improve = f"ramify.improve({small}, 'runs/better', Seen())"
+            assert await here.interrupted(improve, tmp_path / "began") == "KeyboardInterrupt"
             await here.runs(f"{IDLE}\nresult = ramify.resume('runs/better')\nassert result['updates'] == 3, result")
             await here.runs("ramify.why('runs/better', samples=8)")
             await here.runs("warnings.resetwarnings()")
