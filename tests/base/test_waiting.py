@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ramify.base.waiting import Loop, wait_for
+from ramify.base.waiting import EventLoop, wait_for
 
 SAID: contextvars.ContextVar[str] = contextvars.ContextVar("said", default="")
 
@@ -54,7 +54,7 @@ def where(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
 
 def test_what_a_coroutine_returns_is_not_written_out(where, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Written, "count", 0)
-    with Loop() as loop:
+    with EventLoop() as loop:
         assert isinstance(where(lambda: wait_for(made())), Written)
         assert isinstance(where(lambda: loop.run(made())), Written)
     assert Written.count == 0
@@ -94,7 +94,7 @@ def test_one_loop_serves_several_calls_wherever_they_are(where) -> None:
         return asyncio.get_running_loop()
 
     tasks: list[asyncio.Task[None]] = []
-    loop = Loop()
+    loop = EventLoop()
     assert where(lambda: loop.run(left())) is loop.run(same()) is where(lambda: loop.run(same()))
     where(loop.close)
     assert ended == ["long"]
@@ -118,7 +118,7 @@ def test_context_variables_are_the_callers(where) -> None:
 
     def call() -> tuple[str, str, str]:
         SAID.set("outside")
-        with Loop() as loop:
+        with EventLoop() as loop:
             first = loop.run(read())
             SAID.set("later")
             return first, loop.run(read()), SAID.get()

@@ -21,17 +21,17 @@ def wait_for(work: Awaitable[T]) -> T:
 
     Raises what ``work`` raises. What interrupts the wait (Ctrl-C, the interrupt of a notebook's cell) cancels ``work`` and
     is raised once it has ended; a second interrupt is raised at once. Context variables are those of the caller."""
-    with Loop() as loop:
+    with EventLoop() as loop:
         return loop.run(work)
 
 
-class Loop:
+class EventLoop:
     """An event loop for several calls, each as :func:`wait_for`. A context manager."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # with a factory it leaves the thread's own loop alone
 
-    def __enter__(self) -> Loop:
+    def __enter__(self) -> EventLoop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

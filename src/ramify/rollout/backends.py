@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from ramify.base import registry
 from ramify.base.budget import Budget
 from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError
-from ramify.base.waiting import Loop
+from ramify.base.waiting import EventLoop
 from ramify.env.protocol import Task
 from ramify.rollout.attempts import Attempt, as_turn
 from ramify.rollout.pool import Pool, ProcessWorker, Start
@@ -103,7 +103,7 @@ class Players:
         self.spec, self.concurrency = spec, concurrency
         self.pool: Pool | None = None
         self._finish: Callable[[], None] = lambda: None
-        self._loop = Loop()
+        self._loop = EventLoop()
         if name != "local":
             backend: Backend = registry.get("backend", name)
             start, workers, self._finish = backend.open(workers)

@@ -251,8 +251,8 @@ class Run:
                 db.close()
             if lock is not None:
                 os.close(lock)
-            damaged = isinstance(error, (RamifyError, sqlite3.Error, UnicodeError))  # SQLite puts damaged text into its messages
-            if damaged and not isinstance(error, UserError):
+            damage = (RamifyError, sqlite3.Error, UnicodeError)  # SQLite puts damaged text into its messages
+            if isinstance(error, damage) and not isinstance(error, UserError):
                 raise refused(f"{folder / FILE} is no run, or it is damaged", error) from error
             raise
 
