@@ -231,6 +231,21 @@ def test_every_dependency_stands_in_the_notice() -> None:
     assert {re.split(r"[\[<>=! ]", one)[0] for one in wanted} - {"ramify"} == named
 
 
+def test_one_module_waits_for_coroutines() -> None:
+    """What starts an event loop of its own dies where one runs already: in a notebook, in a handler of a web server."""
+    starts = {"run", "Runner", "run_until_complete"}
+    bare = []
+    for path in sorted((ROOT / "src" / "ramify").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                own = node.attr == "run_until_complete" or (ast.unparse(node.value) == "asyncio" and node.attr in starts)
+            else:
+                own = isinstance(node, ast.ImportFrom) and node.module == "asyncio" and any(a.name in starts for a in node.names)
+            if own:
+                bare.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {place.partition(":")[0] for place in bare} == {"src/ramify/base/waiting.py"}, bare
+
+
 def test_scripts_import_what_is_there() -> None:
     """Benchmarks and the scripts of the docs are run seldom: what they import from the package must exist."""
     missing = []

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import ramify
+from ramify.base.plugins import find_attribute
+
 MINE = '''
 """Things of my own."""
 
+from ramify import Observation
 from ramify.env.builtin.household import HouseholdEnvironment
 
 HOUSE = HouseholdEnvironment()
@@ -17,6 +21,41 @@ HOUSE = HouseholdEnvironment()
 
 def make_house():
     return HouseholdEnvironment()
+
+
+class Sum:
+    """One episode."""
+
+    system, max_turns = "Add.", 2
+
+    def reset(self, task, seed):
+        self.task, self.said = task, ""
+        return Observation(f"{task.data['a']} + 1")
+
+    def step(self, action):
+        self.said = action
+        right = action == str(self.task.data["a"] + 1)
+        return Observation("right" if right else "wrong", float(right), terminated=True, outcome=right)
+
+    def snapshot(self):
+        return self.said
+
+    def restore(self, snapshot):
+        self.said = snapshot
+
+    def key(self):
+        return self.said
+
+
+def make_sum():
+    return Sum()
+
+
+ONE_SUM = Sum()
+
+
+def adds(messages):
+    return str(int(messages[-1]["content"].split()[0]) + 1) if "+" in messages[-1]["content"] else "0"
 
 
 def agent(messages):
@@ -75,6 +114,25 @@ def test_environments_and_plain_functions_as_agents_are_played(verb, mine: Path,
     assert verb("resume", "run", "--json").json["turns"] == found.json["turns"]
 
 
+@pytest.mark.parametrize("env", ["mine.py:Sum", "mine.py:make_sum", "python:mine:Sum", "factory:mine:Sum"])
+def test_the_command_line_takes_what_play_takes(verb, mine: Path, env: str) -> None:
+    """A class or function that makes one episode, by its name and as the thing itself: the same attempts."""
+    tasks = mine / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"id": f"t{a}", "a": a}) + "\n" for a in (2, 5)))
+    typed = ("rollout", "--env", env, "--model", "mine.py:adds", "--tasks", "tasks.jsonl", "--out", "typed", "--json")
+    found = verb(*typed)
+    assert (found.code, found.json["n"], found.json["successes"]) == (0, 2, 2)
+    adds, thing = (find_attribute(f"mine.py:{name}") for name in ("adds", env.rpartition(":")[2]))
+    attempts = ramify.play(adds, thing, tasks, out="called")
+    with ramify.Run.open("typed") as run:
+        made = [(node.role, node.text) for attempt in attempts for node in run.nodes(attempt.tree)]
+        step = next(node.id for node in run.nodes(attempts[0].tree) if node.role == "assistant")
+    with ramify.Run.open("called") as run:
+        assert made == [(node.role, node.text) for attempt in attempts for node in run.nodes(attempt.tree)]
+    fork = verb("fork", "typed", step, "--n", "2", "--json")
+    assert (fork.code, fork.json["fork"]["n"]) == (0, 2)
+
+
 @pytest.mark.slow
 def test_the_same_names_are_checked_and_made_by_workers(verb, mine: Path) -> None:
     assert verb("check", "env", "mine.py:HOUSE").code == 0
@@ -101,8 +159,10 @@ def test_what_an_agent_raises_is_a_failed_attempt(verb, mine: Path, model: str, 
     [
         (("--env", "nowhere.py:HOUSE"), "there is no file nowhere.py"),
         (("--env", "mine.py:HOSE"), "there is no 'HOSE' (did you mean 'HOUSE'?)"),
-        (("--env", "mine.py:NUMBER"), "mine.py:NUMBER is a int, which is no environment: one has name, make and task_set"),
-        (("--env", "mine.py:three"), "mine.py:three cannot be called without arguments, and is no environment"),
+        (("--env", "mine.py:NUMBER"), "mine.py:NUMBER: this int is no environment: it has no name, make, task_set"),
+        (("--env", "mine.py:three"), "mine.py:three makes no environment without arguments"),
+        (("--env", "mine.py:ONE_SUM"), "mine.py:ONE_SUM is one episode: give what makes one for each attempt, the class Sum"),
+        (("--env", "mine.py:Sum"), "'Sum' makes no tasks of its own: give tasks= (--tasks FILE)"),
         (("--env", "python:mine"), "'mine' is not MODULE:ATTRIBUTE or FILE.py:ATTRIBUTE"),
         (("--model", "mine.py:three"), "mine.py:three cannot be called without arguments, and is no model"),
         (("--model", "wrong.py:x"), "names nothing that can be imported: SyntaxError"),

@@ -68,7 +68,7 @@ def test_mistakes_are_one_sentence_and_make_no_run(verb, here: Path) -> None:
         (["--model", "builtin:../household"], "there is no built-in agent '../household'"),
         (["--model", "factory:nowhere:x"], "names nothing that can be imported"),
         (["--env", "factory:os:nothing"], "names nothing that can be imported"),
-        (["--env", "factory:os:getcwd"], "returned a str, which is no environment: one has name, make and task_set"),
+        (["--env", "factory:os:getcwd"], "this str is no environment: it has no name, make, task_set"),
         (["--model", "factory:os:getcwd"], "returned a str, which is no model"),
         (["--attempts", "9" * 30], "--attempts"),
         (["--tasks", "empty.jsonl"], "empty.jsonl holds no task"),

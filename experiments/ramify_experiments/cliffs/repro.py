@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import derive_key, generator, uniforms
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.engine.local import LocalModel
 from ramify.env.builtin import chain
 from ramify.env.protocol import Task
@@ -364,7 +364,7 @@ def policy_cell(recipe: dict[str, Any], seed: int, tokens: float, lr: float, kno
     def batch(update: int) -> list[Row]:
         nonlocal sampled
         picks = generator(seed, "policy", update).permutation(len(pool))[:32]
-        traces = complete(lab.forks(1000 + update).sample([pool[i] for i in picks], per_problem=8))
+        traces = wait_for(lab.forks(1000 + update).sample([pool[i] for i in picks], per_problem=8))
         gains = normalise(np.array([trace.correct for trace in traces], float), np.repeat(np.arange(len(picks)), 8))
         rows = []
         for trace, gain in zip(traces, gains.tolist(), strict=True):

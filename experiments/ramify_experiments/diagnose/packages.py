@@ -20,7 +20,7 @@ from typing import Any
 
 from ramify.base.errors import NeedsError
 from ramify.base.seeds import generator
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.methods.diagnose.algorithm import LocalizeConfig, scores
 from ramify.methods.diagnose.code import CodeMap, words
 from ramify.methods.diagnose.loop import played
@@ -107,7 +107,7 @@ def boxed(texts: dict[str, str], job: dict[str, Any]) -> Any:
     spec = importlib.util.find_spec("pytest")
     if spec is None or spec.origin is None:
         raise NeedsError("mutants of packages are run by 'pytest', which is not installed")
-    done = complete(
+    done = wait_for(
         find_sandbox(readable=[str(Path(spec.origin).parents[1])]).run(
             ["python", "watch.py"], files=files, limits=LIMITS, returns=["done.json"]
         )

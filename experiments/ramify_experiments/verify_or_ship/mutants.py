@@ -19,7 +19,7 @@ import numpy as np
 
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.seeds import generator
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.methods.verify_or_ship.calibration import CandidateAttempt, CodeCandidate
 from ramify.sandbox.find import find_sandbox
 from ramify.sandbox.protocol import MIB, Command, Limits
@@ -179,7 +179,7 @@ def judged(module: str, texts: Sequence[str]) -> dict[str, CodeCandidate]:
     runner = _INSIDE.read_text(encoding="utf-8")
     argv = ["python", "run_tests.py", module, *MODULES[module]]
     commands = [Command(argv, {"run_tests.py": runner, "candidate.py": text}, limits=_LIMITS) for text in every]
-    done = complete(sandbox.run_many(commands, at_once=1))
+    done = wait_for(sandbox.run_many(commands, at_once=1))
     results = [_results(one.text) for one in done]
     able = sorted(name for name, passed in results[0].items() if passed)
     if len(able) < 2:
@@ -217,7 +217,7 @@ def _types(sandbox: Any, texts: Sequence[str]) -> list[bool]:
         "--cache-dir=cache",
         *files,
     ]
-    done = complete(sandbox.run(argv, files=files, limits=Limits(seconds=600, memory_bytes=2048 * MIB)))
+    done = wait_for(sandbox.run(argv, files=files, limits=Limits(seconds=600, memory_bytes=2048 * MIB)))
     if done.code not in (0, 1):
         raise InfrastructureError("sandbox", f"mypy did not run: {done.reason}, {done.error_text[-300:]}")
     counts = dict.fromkeys(able, 0)

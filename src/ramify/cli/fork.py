@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.files import read_small
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.env.tools import read_effects
 from ramify.kit import Effects, ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
 from ramify.render import terminal
@@ -84,10 +84,10 @@ def fork(
         episodes.on_attempt = on_attempt
         with interruptible(episodes, found.id, offset, list(changes.values()), n, after) as key:
             if len(changes) > 1:
-                forks, rows = complete(compare(episodes, found.tree, task, found.id, changes, offset, n, key=key))
+                forks, rows = wait_for(compare(episodes, found.tree, task, found.id, changes, offset, n, key=key))
             else:
                 change = next(iter(changes.values()), None)
-                forks, rows = [complete(fork(episodes, found.tree, task, found.id, offset, n, change, after, key=key))], []
+                forks, rows = [wait_for(fork(episodes, found.tree, task, found.id, offset, n, change, after, key=key))], []
     records = [one.to_json() for one in forks]
     if rows:
         evidence = [row.to_json() for row in rows]

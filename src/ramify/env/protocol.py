@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
+from ramify.base.plugins import called, takes
 from ramify.trace.lines import read_lines
 
 CHAT = "chat"
@@ -233,35 +233,36 @@ class EpisodeEnvironment:
 
     def task_set(self, split: str, n: int, seed: int = 0) -> TaskSet:
         """Raises UserError: the tasks are to be given."""
-        raise UserError(f"the environment '{self.name}' makes no tasks of its own: give tasks=")
+        raise UserError(f"the environment '{self.name}' makes no tasks of its own: give tasks= (--tasks FILE)")
 
 
 _ENVIRONMENT, _ENV = ("name", "make", "task_set"), ("max_turns", "system", "reset", "step", "snapshot", "restore", "key")
 
 
-def environment_of(given: Environment | Callable[[], Environment | Env]) -> Environment:
-    """The environment that an object is, or that a class or function makes.
+def environment_of(given: Environment | Callable[[], Environment | Env], spec: str = "") -> Environment:
+    """The environment that an object is, or that a class or function makes; ``spec`` is what it was named by, if by a name.
     Raises UserError on anything else, saying what is missing."""
     made: Any = given
+    here = f"{spec}: this" if spec else "this"
     name = getattr(given, "__qualname__", type(given).__qualname__)
-    if isinstance(given, type) or inspect.isroutine(given):
-        try:
-            made = given()
-        except TypeError as error:
-            raise UserError(f"{name} makes no environment without arguments: {error}") from error
+    if isinstance(given, type) or (callable(given) and not hasattr(given, "step") and not hasattr(given, "make")):
+        if not takes(given, 0):
+            raise UserError(f"{spec or name} makes no environment without arguments: it cannot be called without any")
+        made = called(spec or name, given)
         if hasattr(made, "step"):
-            _check(made, _ENV)
+            _check(made, _ENV, here)
             close(made)
             make: Any = given
             return EpisodeEnvironment(make, name)
     elif hasattr(given, "step") and not hasattr(given, "make"):
-        raise UserError(f"this {name} is one episode: give what makes one for each attempt, the class {name} or a function")
-    _check(made, _ENVIRONMENT)
+        this = spec or f"this {name}"
+        raise UserError(f"{this} is one episode: give what makes one for each attempt, the class {name} or a function")
+    _check(made, _ENVIRONMENT, here)
     environment: Environment = made
     return environment
 
 
-def _check(made: object, wanted: Iterable[str]) -> None:
+def _check(made: object, wanted: Iterable[str], before: str) -> None:
     lacks = [name for name in wanted if not hasattr(made, name)]
     if lacks:
-        raise UserError(f"this {type(made).__name__} is no environment: it has no {', '.join(lacks)}")
+        raise UserError(f"{before} {type(made).__name__} is no environment: it has no {', '.join(lacks)}")

@@ -195,7 +195,7 @@ class WorkFolder:
     def run(self, argv: Sequence[str], **command: Any) -> Outcome:
         """Run a command in the folder; arguments as for :class:`ramify.sandbox.protocol.Command`. Raises NeedsError where nothing
         isolates, InfrastructureError where its files are too large to keep."""
-        done: Outcome = wait_for(lambda: _sandbox().run(argv, files=self.files, returns=["*"], **command))
+        done: Outcome = wait_for(_sandbox().run(argv, files=self.files, returns=["*"], **command))
         if done.refused:
             path, why = next(iter(done.refused.items()))
             raise InfrastructureError("sandbox", f"the file '{path}' of the box cannot be kept: {why}")

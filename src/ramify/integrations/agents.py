@@ -9,7 +9,6 @@ on the model is asked anew.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import json
@@ -28,6 +27,7 @@ from typing import Any
 from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import canonical_json, json_hash
 from ramify.base.plugins import takes
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import CHAT, AnyTasks, Env, Observation, Task, TaskSet, chat_of, task_set_of
 from ramify.env.tools import GATE, RUNS, Ask, ToolGate, ask_person, check_effect, declared_name, effect_of
 from ramify.integrations.tools import as_text, check_prompt
@@ -486,7 +486,7 @@ class AgentEpisode:
                 run = runner(run(url), self)
             answer = run(prompt, url)
             if inspect.isawaitable(answer):
-                answer = asyncio.run(_awaited(answer))
+                answer = wait_for(answer)
             self._events.put(_Ended(answer))
         except BaseException as error:  # the person's own code may raise anything; the attempt says what
             if not self._over:
@@ -526,10 +526,6 @@ class AgentEpisode:
         self.gate.requests += 1
         self._events.put(request)
         return request.reply.result()
-
-
-async def _awaited(answer: Any) -> Any:
-    return await answer
 
 
 def _plain(message: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from ramify.base import conformance
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import reason
 from ramify.base.registry import register
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ def assert_judge_agrees(
     ``anchor`` is a file of ``{id, artefact, label}`` or a run, as `ramify judge-evolution check` reads it. Items without an
     answer are left out; where they are more than one in twenty the assertion fails.
     """
-    import asyncio
 
     from ramify.score.anchor import answers, quality, read_anchor
     from ramify.score.judge import find_judge
@@ -123,7 +123,7 @@ def assert_judge_agrees(
     if not numbers or not 0 <= at_least <= 1 or not 0 < confidence < 1:
         raise UserError(f"at_least must lie in [0, 1] and confidence in (0, 1), not {at_least!r:.60} and {confidence!r:.60}")
     items = read_anchor(Path(anchor), truth)
-    found = quality(items, asyncio.run(answers(find_judge(judge) if isinstance(judge, str) else judge, items)))
+    found = quality(items, wait_for(answers(find_judge(judge) if isinstance(judge, str) else judge, items)))
     name, share = found["judge"], found["accuracy"] or {"k": 0, "n": 0}
     if 20 * found["missing"] > len(items):
         why = next(iter(found["failures"].values()), "")

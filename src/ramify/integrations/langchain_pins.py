@@ -85,7 +85,7 @@ def keep_rules_node(node: Any, rules: Rules, **options: Any) -> Any:
 
     def kept(state: Mapping[str, Any]) -> dict[str, Any]:
         plain = given(state)
-        return wait_for(lambda: put(plain[read], node.invoke(plain)))
+        return wait_for(put(plain[read], node.invoke(plain)))
 
     async def akept(state: Mapping[str, Any]) -> dict[str, Any]:
         plain = given(state)

@@ -19,7 +19,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.ids import canonical_json
 from ramify.base.seeds import generator
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import Environment, Task, TaskSet, close
 from ramify.integrations.reading import messages
 from ramify.integrations.rows import StepSelection, credited_rows
@@ -192,7 +192,7 @@ class TreeRollouts:
         module = trainer.model
         module.eval()  # what is sampled with dropout is not the policy
         try:
-            attempts = complete(self._play(group, tasks))
+            attempts = wait_for(self._play(group, tasks))
         finally:
             module.train()
         self.run.commit()

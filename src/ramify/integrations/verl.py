@@ -307,7 +307,7 @@ def reward_function(judge: Judge) -> Callable[..., float]:
         **_: Any,
     ) -> float:
         item = Item(str(solution_str), str(data_source), data={**(extra_info or {}), "answer": ground_truth})
-        (found,) = wait_for(lambda: judged(judge, [item]))
+        (found,) = wait_for(judged(judge, [item]))
         if found.value is None:
             raise InfrastructureError("scorer", found.failure or f"{judge.name} cannot say")
         return float(found.value)

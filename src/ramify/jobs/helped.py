@@ -12,7 +12,7 @@ from typing import Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import read_small
 from ramify.base.ids import json_hash
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment, Task
 from ramify.jobs.why import OTHER, Why
 from ramify.model.function import AnyModel
@@ -156,7 +156,7 @@ class _Place:
 
     def _fork(self, node: Node, edit: Mapping[str, Any] | None) -> Counts:
         key = f"why/{json_hash([node.id, edit, self.episodes.provenance.hash])}"
-        done = complete(fork(self.episodes, self.why.tree, self.task, node.id, n=self.n, edit=edit, control=False, key=key))
+        done = wait_for(fork(self.episodes, self.why.tree, self.task, node.id, n=self.n, edit=edit, control=False, key=key))
         return done.arm.counts
 
     def _seen(self) -> Node:

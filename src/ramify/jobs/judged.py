@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ramify.base.errors import RamifyError
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment
 from ramify.model.function import AnyModel
 from ramify.rollout.attempts import Attempt
@@ -48,7 +48,7 @@ def judge(
     done = []
     with open_episodes(path, ends[0], model, env, trust=trust, effects=effects) as (episodes, _), episodes.committing():
         for end in ends:
-            done.append(complete(episodes.judged(end.tree, task_of(episodes.run, end.tree)[0], end.id)))
+            done.append(wait_for(episodes.judged(end.tree, task_of(episodes.run, end.tree)[0], end.id)))
     if all(one.outcome is None for one in done):
         raise RamifyError(f"no recorded attempt could be played again to judge it, the first because of {done[0].failure}")
     return done

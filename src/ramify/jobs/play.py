@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import AnyEnvironment, AnyTasks, task_set_of
 from ramify.jobs import components
 from ramify.model.chat import ChatTemplate, JinjaTemplate
@@ -126,4 +126,4 @@ def fork_run(
         open_episodes(path, found, model, env, compactor, trust, effects) as (episodes, task),
         interruptible(episodes, found.id, offset, [edit], n, after) as key,
     ):
-        return complete(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))
+        return wait_for(fork(episodes, found.tree, task, found.id, offset, n, edit, after, key=key))

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from ramify.base import notebook
 from ramify.base.errors import RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.env.protocol import AnyEnvironment, conversation_of
 from ramify.env.tools import effect_options
@@ -670,14 +670,14 @@ def why(
         forks = _Forks(episodes, case, purpose)
         rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, gain=bool(view.success))
         with episodes.committing():
-            rule, own, stood = complete(_search(forks, rule, purpose, describe))
+            rule, own, stood = wait_for(_search(forks, rule, purpose, describe))
             result = replace(_result(case, forks, rule, own, stood, level), note=_other(episodes, view))
             if forks.first_failure:
                 result = replace(result, note=f"{result.note} The first that failed: {forks.first_failure}.".strip())
             if forks.first_failure and not result.before.n:
                 raise RamifyError(f"every continuation failed, the first at {forks.first_failure}")
             if share:
-                result = complete(_shared(episodes, case, result, Looks(n, level, least, bool(view.success)), rule.samples))
+                result = wait_for(_shared(episodes, case, result, Looks(n, level, least, bool(view.success)), rule.samples))
         result = replace(
             result, command=_command(episodes.run, result) + effect_options(effects or {}) * (result.verdict == "step")
         )

@@ -13,6 +13,7 @@ import numpy as np
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.problem import Problem
 from ramify.base.seeds import derive_key
+from ramify.base.waiting import wait_for
 from ramify.model.protocol import CAPABILITIES, Completion, Grammar, Model, Prefix, Sampling
 from ramify.trace.message import Message
 
@@ -33,7 +34,7 @@ def check_model(
     """
     if prefixes is None:
         prefixes = TOKEN_PREFIXES if "tokens" in model.capabilities else TEXT_PREFIXES
-    return asyncio.run(_run(_Probe(model, prefixes, Sampling(max_tokens=max_tokens), tolerance, seed)))
+    return wait_for(_run(_Probe(model, prefixes, Sampling(max_tokens=max_tokens), tolerance, seed)))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ class HttpModel:
         """
         with self._lock:
             if self._offers is None:
-                self._offers = wait_for(self._discover)
+                self._offers = wait_for(self._discover())
         return self._offers
 
     @property
@@ -575,14 +575,14 @@ class HttpModel:
         """Whether top_k is followed: with top_k 1 two seeds sample the same at a high temperature."""
         with self._lock:
             if self._top_k is None:
-                self._top_k = wait_for(self._try_top_k)
+                self._top_k = wait_for(self._try_top_k())
         return self._top_k
 
     def _follows_grammar(self, kind: str) -> bool:
         """Whether a grammar of this kind is enforced: it forces a reply that no model would give otherwise."""
         with self._lock:
             if kind not in self._grammars:
-                self._grammars[kind] = wait_for(partial(self._try_grammar, kind))
+                self._grammars[kind] = wait_for(self._try_grammar(kind))
         return self._grammars[kind]
 
     async def _try_grammar(self, kind: str) -> bool:

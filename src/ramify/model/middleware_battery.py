@@ -14,6 +14,7 @@ import numpy as np
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.problem import Problem, run_checks
 from ramify.base.seeds import derive_key
+from ramify.base.waiting import wait_for
 from ramify.model.battery import check_model
 from ramify.model.middleware import Make
 from ramify.model.protocol import CAPABILITIES, Completion, Identity, Model, Prefix, Sampling, TokenScores
@@ -43,7 +44,7 @@ class _Probe:
         async def bounded() -> Any:
             return await asyncio.wait_for(work, self.timeout)
 
-        return asyncio.run(bounded())
+        return wait_for(bounded())
 
     def sample(self, model: Model, prefix: Prefix, keys: Sequence[int]) -> list[Completion]:
         found: list[Completion] = self.run(model.sample(prefix, len(keys), _SETTINGS, keys))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from typing import Any
 
 from ramify.base.errors import RamifyError
+from ramify.base.waiting import wait_for
 from ramify.model.address import Endpoint, EndpointLimits
 from ramify.model.endpoint import HttpModel
 from ramify.model.http import ProviderError, Transport
@@ -28,7 +28,7 @@ def probe(url: str, timeout: float = 5.0) -> dict[str, Any]:
         limits = EndpointLimits(connect=timeout, read=timeout, total=timeout, retries=0)
         transport = Transport(endpoint, limits)
         begun = time.monotonic()
-        answer = asyncio.run(transport.get("/models"))
+        answer = wait_for(transport.get("/models"))
         found |= {"reachable": True, "latency_s": round(time.monotonic() - begun, 4)}
         entries = answer.get("data")
         names = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from ramify.base import registry
 from ramify.base.budget import Budget
 from ramify.base.errors import BudgetSpentError, InfrastructureError, UserError
-from ramify.base.waiting import complete
+from ramify.base.waiting import EventLoop
 from ramify.env.protocol import Task
 from ramify.rollout.attempts import Attempt, as_turn
 from ramify.rollout.pool import Pool, ProcessWorker, Start
@@ -103,7 +103,7 @@ class Players:
         self.spec, self.concurrency = spec, concurrency
         self.pool: Pool | None = None
         self._finish: Callable[[], None] = lambda: None
-        self._loop = asyncio.Runner()
+        self._loop = EventLoop()
         if name != "local":
             backend: Backend = registry.get("backend", name)
             start, workers, self._finish = backend.open(workers)
@@ -123,7 +123,7 @@ class Players:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do ``work`` on the loop the workers are reached from."""
-        return complete(work, self._loop)
+        return self._loop.run(work)
 
     def set_weights(self, weights: str, body: bytes) -> None:
         """Give the workers weights (safetensors) of this identity; ``local`` has them already."""

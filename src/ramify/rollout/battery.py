@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ramify.base.errors import RamifyError
 from ramify.base.problem import Problem, run_checks
+from ramify.base.waiting import wait_for
 from ramify.rollout.compact import Compactor, Entry, Window, faults
 from ramify.trace.message import Message
 
@@ -56,7 +57,7 @@ class _Probe:
             return "What was done so far."[:max_tokens]
 
         window = Window(limit, lambda message: len(message.text), ask)
-        return asyncio.run(asyncio.wait_for(self.compactor.compact(messages, window), self.timeout))
+        return wait_for(asyncio.wait_for(self.compactor.compact(messages, window), self.timeout))
 
     def judge(self, messages: Sequence[Entry], limit: int, what: str) -> Iterator[str]:
         async def never(request: Sequence[Message], max_tokens: int) -> str:

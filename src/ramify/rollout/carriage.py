@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ramify.base.errors import UserError
@@ -64,7 +63,7 @@ def survives(
             shown = compactor.compact(shown, limit, **options)
             record = compactor.last
         else:
-            shown, record = wait_for(partial(compact_chat, compactor, shown, limit, round=number, **options))
+            shown, record = wait_for(compact_chat(compactor, shown, limit, round=number, **options))
         fired, failure = fired or record.fired, failure or record.failure
         opaque = not all(map(readable, shown))
         for rule in stated:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ramify.base import registry
 from ramify.base.conformance import takes_text
 from ramify.base.errors import RamifyError, UserError, nearest
-from ramify.base.plugins import own_component, own_path
+from ramify.base.plugins import find_attribute, own_component, own_path
 from ramify.engine.named import check_model as check_model
 from ramify.engine.named import find_model as find_model
 from ramify.env.protocol import AnyEnvironment, Environment, environment_of
@@ -28,12 +28,15 @@ AnySampling: TypeAlias = Sampling | Mapping[str, Any]
 
 def find_environment(spec: str) -> Environment:
     """The environment that ``NAME`` or ``NAME:ARGUMENT`` names: a registered one, made with the argument where one is given.
-    ``FILE.py:ATTRIBUTE`` and ``python:MODULE:ATTRIBUTE`` name an environment of your own or what makes one,
-    ``factory:MODULE:ATTRIBUTE`` too.
+    ``FILE.py:ATTRIBUTE``, ``python:MODULE:ATTRIBUTE`` and ``factory:MODULE:ATTRIBUTE`` name one of your own: what
+    :func:`ramify.env.protocol.environment_of` takes.
 
     Raises UserError where there is none of that name or it does not take the argument.
     """
-    environment: Environment = _part("env", "environment", spec, Environment, "name, make and task_set")
+    own = own_path(spec)
+    environment: Environment = (
+        _registered("env", "environment", spec) if own is None else environment_of(find_attribute(own[1]), spec)
+    )
     return environment
 
 
@@ -45,13 +48,13 @@ def any_environment(given: AnyEnvironment) -> Environment:
 def find_compactor(spec: str) -> Compactor:
     """The compactor that ``NAME``, ``NAME:ARGUMENT`` or, as for environments, a path names.
     Raises UserError where there is none."""
-    compactor: Compactor = _part("compactor", "compactor", spec, Compactor, "name, identity and compact")
+    own = own_path(spec) is not None
+    has = "name, identity and compact"
+    compactor: Compactor = own_component(spec, Compactor, has) if own else _registered("compactor", "compactor", spec)
     return compactor
 
 
-def _part(kind: str, word: str, spec: str, protocol: type, has: str) -> Any:
-    if own_path(spec) is not None:
-        return own_component(spec, protocol, has)
+def _registered(kind: str, word: str, spec: str) -> Any:
     name, colon, argument = spec.partition(":")
     make = registry.get(kind, name)
     if colon and not takes_text(make):

@@ -246,8 +246,8 @@ class PinKeeper:
     def __call__(self, messages: Chat, *args: Any, **options: Any) -> Any:
         """Call the harness's own function as before; awaitable where that is."""
         stripped = [dict(value) for value in messages if not is_block(value)]
-        work = functools.partial(self._whole, messages, None, call=lambda: self.compactor(stripped, *args, **options))
-        return work() if inspect.iscoroutinefunction(self.compactor) else wait_for(work)
+        work = self._whole(messages, None, call=lambda: self.compactor(stripped, *args, **options))
+        return work if inspect.iscoroutinefunction(self.compactor) else wait_for(work)
 
     def compact(self, history: Chat, budget: int | None = None, **options: Any) -> list[dict[str, Any]]:
         """The view of ``history`` to send. ``budget`` holds for view and pins together. See
@@ -255,7 +255,7 @@ class PinKeeper:
 
         Raises UserError where the pins alone are larger than the budget.
         """
-        return wait_for(functools.partial(self._whole, history, budget, **options))
+        return wait_for(self._whole(history, budget, **options))
 
     async def acompact(self, history: Chat, budget: int | None = None, **options: Any) -> list[dict[str, Any]]:
         """As :meth:`compact`, inside an event loop."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from ramify.base.errors import NeedsError
 from ramify.base.problem import Problem
+from ramify.base.waiting import wait_for
 from ramify.sandbox.protocol import MIB, Limits, Outcome, Sandbox
 
 _LIMITS = Limits(seconds=20.0, memory_bytes=256 * MIB, disk_bytes=16 * MIB, processes=16)
@@ -43,7 +44,7 @@ def check_sandbox(sandbox: Sandbox, seconds: float = 2.0) -> list[Problem]:
         found = await asyncio.gather(*map(one, CHECKS))
         return [problem for problems in found for problem in problems]
 
-    return asyncio.run(all_checks())
+    return wait_for(all_checks())
 
 
 @dataclass(frozen=True)

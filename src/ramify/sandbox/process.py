@@ -16,6 +16,7 @@ from typing import Any
 
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.registry import register
+from ramify.base.waiting import wait_for
 from ramify.sandbox import launch
 from ramify.sandbox.channel import Channel, Tools, serve
 from ramify.sandbox.group import home
@@ -246,7 +247,7 @@ def strength(allow_unsandboxed: bool = False) -> dict[str, Layer]:
     """Each layer of the process sandbox on this machine, measured from inside a box (0.2 s); ``isolation`` sums them up."""
     sandbox = ProcessSandbox(allow_unsandboxed=allow_unsandboxed)
     try:
-        seen = asyncio.run(_probe(sandbox))
+        seen = wait_for(_probe(sandbox))
     except Exception as error:  # whatever fails is the answer
         return {"isolation": Layer(False, f"{error}"), "docker": _docker()}
     own = {name: os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")}

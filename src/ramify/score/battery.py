@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.problem import Problem, run_checks
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
 from ramify.model.chat import TagTemplate, assistant_node_parts
 from ramify.model.scripted import CharTokenizer, scripted_completion
@@ -65,7 +66,7 @@ class _Probe:
     timeout: float
 
     def ask(self, *items: Item) -> Sequence[Judgement]:
-        return asyncio.run(asyncio.wait_for(self.judge.judge(items), self.timeout))
+        return wait_for(asyncio.wait_for(self.judge.judge(items), self.timeout))
 
     def judged(self) -> Iterator[tuple[Item, Sequence[Judgement]]]:
         """The cases the judge does not refuse."""
@@ -153,7 +154,7 @@ def _hostile(probe: _Probe) -> Iterator[str]:
 
 def _failure(probe: _Probe) -> Iterator[str]:
     for item in probe.cases[:1]:
-        (failed,) = asyncio.run(judged(_Broken(probe.judge), [item]))
+        (failed,) = wait_for(judged(_Broken(probe.judge), [item]))
         if failed.value is not None or not failed.failure:
             yield "a failure of it does not become a judgement without a value"
 

@@ -12,6 +12,7 @@ from typing import Any
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.problem import Problem, run_checks
 from ramify.base.seeds import derive_key
+from ramify.base.waiting import wait_for
 from ramify.search.loop import Expansion, Searcher, run_searcher
 
 
@@ -74,7 +75,7 @@ class _Probe:
             return result
 
         work = run_searcher(self.searcher, self.candidates(count), expand, self.budget, width=width)
-        trace.state = asyncio.run(asyncio.wait_for(work, 60))
+        trace.state = wait_for(asyncio.wait_for(work, 60))
         return trace
 
 

@@ -45,20 +45,25 @@ def connect(file: Path, write: bool) -> sqlite3.Connection:
     """Connect to an existing file, or for writing also to a new one. Raises sqlite3.Error."""
     uri = file.absolute().as_uri()
     if write:
-        db = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, cached_statements=64)
+        db = _connect(uri)
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA cache_size = -8192")
         db.execute("PRAGMA wal_autocheckpoint = 8192")  # pages: a checkpoint waits for the disk, so one every 32 MiB, not every 4
         return db
     if os.access(file.parent, os.W_OK) and os.access(file, os.W_OK):
         # not mode=ro, which would leave its index files behind; query_only refuses every change
-        db = sqlite3.connect(f"{uri}?mode=rw", uri=True, timeout=30, isolation_level=None, cached_statements=64)
+        db = _connect(f"{uri}?mode=rw")
         db.execute("PRAGMA query_only = ON")
         return db
     wal = file.with_name(file.name + "-wal")
     pending = wal.exists() and wal.stat().st_size
     # a reader of a WAL file needs its index alongside it; on read-only media it can do without where nothing is pending
-    return sqlite3.connect(f"{uri}?{'mode=ro' if pending else 'immutable=1'}", uri=True, timeout=30, isolation_level=None)
+    return _connect(f"{uri}?{'mode=ro' if pending else 'immutable=1'}")
+
+
+def _connect(uri: str) -> sqlite3.Connection:
+    # from any thread, one at a time: that of an event loop uses it while the one that opened it waits (`base.waiting`)
+    return sqlite3.connect(uri, 30, isolation_level=None, check_same_thread=False, cached_statements=64, uri=True)
 
 
 def holds_run(folder: Path) -> bool:

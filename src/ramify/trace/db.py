@@ -8,7 +8,7 @@ trade-off: ``synchronous=NORMAL`` does not wait for the disk at each commit, so 
 lose the last commits (never half of one, never the file); waiting would cost a disk flush for each. The lock is an advisory
 ``flock``: it does not hold on network file systems that ignore it.
 
-Nothing is cached but provenances (a handful), so memory does not grow with the run. A Run belongs to the thread that opened it.
+Nothing is cached but provenances (a handful), so memory does not grow with the run. A Run is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -207,14 +207,14 @@ class Run:
             db = connect(folder / FILE, write=True)
             db.execute("PRAGMA journal_mode = WAL")
             return cls(folder, db, lock, new=True)
-        except (RamifyError, sqlite3.Error) as error:
+        except BaseException as error:  # an interrupt, too: a notebook's kernel goes on, and would hold the lock
             if db is not None:
                 db.close()
                 remove(folder / FILE)
             os.close(lock)
-            if isinstance(error, RamifyError):
-                raise
-            raise refused(f"cannot make a run in {folder}", error) from error
+            if isinstance(error, sqlite3.Error):
+                raise refused(f"cannot make a run in {folder}", error) from error
+            raise
 
     @classmethod
     def open(cls, path: FilePath | str, write: bool = False) -> Run:
@@ -240,14 +240,15 @@ class Run:
             if write:
                 db.execute("PRAGMA journal_mode = WAL")  # a kill may have come between the making of the file and this
             return cls(folder, db, lock)
-        except (RamifyError, sqlite3.Error, UnicodeError) as error:  # SQLite puts damaged text into its messages
+        except BaseException as error:
             if db is not None:
                 db.close()
             if lock is not None:
                 os.close(lock)
-            if isinstance(error, UserError):
-                raise
-            raise refused(f"{folder / FILE} is no run, or it is damaged", error) from error
+            damage = (RamifyError, sqlite3.Error, UnicodeError)  # SQLite puts damaged text into its messages
+            if isinstance(error, damage) and not isinstance(error, UserError):
+                raise refused(f"{folder / FILE} is no run, or it is damaged", error) from error
+            raise
 
     def close(self) -> None:
         """Commit and close; closing twice is fine."""

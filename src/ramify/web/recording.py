@@ -65,7 +65,7 @@ class Recorder:
         self._writer.join()
 
     def _write(self, settings: Mapping[str, Any], template: ChatTemplate | None, hidden: bool) -> None:
-        """The thread that owns the run: a run belongs to the thread that opened it."""
+        """The thread that owns the run: a run is used by one thread at a time."""
         try:
             run = Run.begin(self.folder, KIND, {"redact": hidden}, settings)
             conversations = Conversations(run, template, hidden)

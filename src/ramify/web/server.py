@@ -73,7 +73,7 @@ def make_app(run_path: str | Path, scorer: str | None = None, beside: str | Path
         return made
 
     def answer(make: Callable[..., str], name: str = "", media: str = "text/html") -> Callable[[Request], Response]:
-        # Not a coroutine, so it runs in a worker thread: a run belongs to the thread that opened it, and a long page blocks no
+        # Not a coroutine, so it runs in a worker thread: a run is used by one thread at a time, and a long page blocks no
         # other.
         def endpoint(request: Request) -> Response:
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Container, Sequence
@@ -14,7 +13,7 @@ from pydantic import Field
 from ramify.base.config import Config
 from ramify.base.errors import BudgetSpentError, NeedsError, RamifyError, UserError, nearest
 from ramify.base.files import write_whole
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.engine.named import find_sampled
 from ramify.kit import DryRun, Form, Json, Verbs, argument, option
@@ -195,7 +194,7 @@ def scan_(
 
 
 def _cost_estimate(stems: Sequence[TokenTrace], forks: ReplyForks, config: ScanConfig, as_json: bool) -> None:
-    planned = asyncio.run(cost_estimate(stems, forks, config))
+    planned = wait_for(cost_estimate(stems, forks, config))
     emit({"config": config.to_json(), "bill": planned}, as_json, table(["bill", ""], list(planned.items())))
 
 
@@ -216,8 +215,8 @@ def _scan(
 
     kept, total = lambda: f"{out} holds {plural(len(done), 'trace')}: the same command continues", len(done) + len(stems)
     with progress("scan", total, "traces", as_json, len(done), kept) as bar:
-        stems = complete(forks.judged(stems))
-        result = complete(scan(stems, forks, config, on_trace))
+        stems = wait_for(forks.judged(stems))
+        result = wait_for(scan(stems, forks, config, on_trace))
         scanned = corrected(list(done.values()), config)
         if scanned:
             conclude(run, scanned, config)
@@ -283,7 +282,7 @@ def _sample(
 ) -> list[TokenTrace]:
     """Replies to problems but those of ``known`` ids."""
     with progress("scan", as_json=as_json, kept="nothing was written") as bar:
-        sampled = complete(forks.sample(questions, options.samples, known, bar))
+        sampled = wait_for(forks.sample(questions, options.samples, known, bar))
     if not sampled and forks.first_failure:
         raise RamifyError(f"no reply could be sampled: {forks.first_failure}")
     return sampled
@@ -321,7 +320,7 @@ def ablate_(options: AblateOptions, path: ScanPath, as_json: Json = False) -> No
     forks = _same_forks(source, options)
     ks, which = options.k, options.which
     with progress("ablate", as_json=as_json, kept="nothing was written") as bar:
-        records = asyncio.run(ablate(scanned, forks, options.n, options.controls, which, progress=bar))
+        records = wait_for(ablate(scanned, forks, options.n, options.controls, which, progress=bar))
     found = ablation_table(records, ks) | {"which": which, "n": options.n, "spent": forks.spent(), "records": records}
     if not records:
         emit(found, as_json, "No wrong trace of this scan has a cliff.")
@@ -360,7 +359,7 @@ def pairs_(
         found = await examine(scanned, forks, config.test, top, options.n, options.classes)
         return found, [] if other is None else await mass_under(found, other)
 
-    examined, masses = asyncio.run(work())
+    examined, masses = wait_for(work())
     rows = pairs(examined, options.hard)
     write_whole(out, "".join(json.dumps(row) + "\n" for row in rows))
     found = {"out": str(out), "cliffs": len(examined), "pairs": len(rows), "masses": masses, "spent": forks.spent()}

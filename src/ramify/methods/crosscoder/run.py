@@ -3,7 +3,6 @@ export directions and fixed vectors."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from ramify.base.errors import InfrastructureError, NeedsError, UserError
 from ramify.base.files import refusal, write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
+from ramify.base.waiting import wait_for
 from ramify.engine.checkpoints import model_folder
 from ramify.engine.local import LocalModel
 from ramify.engine.named import find_continuing
@@ -205,7 +205,7 @@ class CachedScores:
         and InfrastructureError("scorer") where the judge could not run."""
         key = self.key(change)
         if key not in self.at:
-            self.at[key] = asyncio.run(self._run(change))
+            self.at[key] = wait_for(self._run(change))
             if self.kept is not None:
                 row = {"place": self._key, "change": key, "scores": self.at[key].tolist(), "judge": self.judge.identity}
                 self.kept.log(SCORES, stable_hash(self._key, key), row)

@@ -66,7 +66,7 @@ class Localizer:
             raise UserError("the issue is empty: say in a sentence what goes wrong")
         tools = RepoTools(repo if isinstance(repo, Snapshot) else Snapshot.open(repo), self.config.without)
         made, rival = (
-            wait_for(lambda: self._by_model(tools, issue, issue_id, progress))
+            wait_for(self._by_model(tools, issue, issue_id, progress))
             if self.model is not None
             else self._by_rules(tools, issue, issue_id)
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from typing import Any
 
 from ramify.base.errors import NeedsError
+from ramify.base.waiting import wait_for
 from ramify.methods.diagnose.tools import RepoTools
 
 
@@ -18,7 +18,7 @@ def serve(tools: RepoTools) -> None:
         )
     except ImportError:
         raise NeedsError("serving tools over MCP needs the package 'mcp': pip install \"ramify[diagnose]\"") from None
-    asyncio.run(_serve(tools, lowlevel, stdio, types))
+    wait_for(_serve(tools, lowlevel, stdio, types))
 
 
 async def _serve(tools: RepoTools, lowlevel: Any, stdio: Any, types: Any) -> None:

@@ -23,6 +23,7 @@ from torch import nn
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import derive_key
+from ramify.base.waiting import wait_for
 from ramify.engine.local import LocalModel
 from ramify.engine.profile import Profile, machine_name
 from ramify.methods.dspark.drafters import Qwen3Drafter
@@ -139,7 +140,7 @@ class Engine:
             await asyncio.gather(*clients, return_exceptions=True)
             return found
 
-        seconds, tokens = asyncio.run(all_of_them())
+        seconds, tokens = wait_for(all_of_them())
         return BenchTurn(seconds, tokens, (self._passes() - passes) or tokens, float(np.median(speeds)))
 
     def _passes(self) -> int:

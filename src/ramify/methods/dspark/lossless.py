@@ -21,6 +21,7 @@ from torch import Tensor
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import derive_key
+from ramify.base.waiting import wait_for
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter, Drafts, Pick
 from ramify.engine.local import LocalModel
@@ -356,7 +357,7 @@ def _sample(
     async def every() -> list[Completion]:
         return await asyncio.gather(*(one(i) for i in range(len(prompts))))
 
-    return asyncio.run(every())
+    return wait_for(every())
 
 
 def _same(a: Completion, b: Completion, bits: bool) -> bool:
@@ -397,7 +398,7 @@ def _count(
     The samples are those of ``name``: schedules that shared theirs would repeat one another's accidents.
     """
     keys = [derive_key(seed, "lossless", "sample", name, i) for i in range(samples)]
-    made = asyncio.run(model.sample(Prefix(prompt), samples, settings, keys))
+    made = wait_for(model.sample(Prefix(prompt), samples, settings, keys))
     length = len(next(iter(outcomes)))
     found = [outcomes.get(tuple(completion.tokens[:length].tolist()), -1) for completion in made if completion.tokens is not None]
     if -1 in found:

@@ -13,6 +13,7 @@ import torch
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import derive_key, generator
+from ramify.base.waiting import wait_for
 from ramify.engine.cache import KVCache
 from ramify.engine.drafters import Drafter
 from ramify.engine.local import LocalModel
@@ -137,7 +138,7 @@ def measure(
     for done, load in enumerate(sorted(set(loads))):
         progress.at(done, phase=f"{load} at once")
         timed = _Timed(drafter, model.forward.layers, "coupled", load, seed)
-        asyncio.run(_run(model.speculating(timed), timed, prompts, repeats, settings or Sampling(max_tokens=96), seed))
+        wait_for(_run(model.speculating(timed), timed, prompts, repeats, settings or Sampling(max_tokens=96), seed))
         quiet = {stage: np.quantile(np.array(found), QUIET, axis=0) for stage, found in timed.seconds.items()}
         whole = [quiet[timed.block, k] for k in range(timed.block + 1)]
         plain.append(float(quiet[PLAIN][0]))

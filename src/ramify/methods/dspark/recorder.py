@@ -3,7 +3,6 @@ what acceptance, calibration and simulations are computed from."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence as GenericSequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import numpy as np
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import derive_key
+from ramify.base.waiting import wait_for
 from ramify.engine.local import LocalModel
 from ramify.engine.schedules import FixedSchedule
 from ramify.engine.speculate import Speculator
@@ -67,7 +67,7 @@ def record(
         )
 
     progress.begin(len(prompts), 0, "sample", "replies")
-    asyncio.run(sample())
+    wait_for(sample())
     if not recorder.notes:
         raise UserError(
             f"no round had room for a block of {drafter.config.block} drafts: give longer replies than {settings.max_tokens} "

@@ -5,7 +5,6 @@ Axis legend: B sequences, T tokens, A anchors, K slots of a block, D width, m ta
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from ramify.base.files import write_whole
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import generator
+from ramify.base.waiting import wait_for
 from ramify.engine.local import LocalModel
 from ramify.methods.dspark.drafter_files import TRAINING
 from ramify.methods.dspark.drafters import Qwen3Drafter
@@ -103,7 +103,7 @@ def kept_text(
         ends = np.cumsum(tensors["lengths"].numpy())
         rows = np.split(tensors["tokens"].numpy(), ends[:-1])
         return [Row(row, np.arange(len(row)) >= len(prompt)) for row, prompt in zip(rows, prompts, strict=True)]
-    made = asyncio.run(regenerate(target, prompts, settings, seed, length, progress))
+    made = wait_for(regenerate(target, prompts, settings, seed, length, progress))
     tokens = torch.from_numpy(np.concatenate([row.tokens for row in made]))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, pack({"tokens": tokens, "lengths": torch.tensor([len(row.tokens) for row in made])}, {"what": what}))

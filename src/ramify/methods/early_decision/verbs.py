@@ -3,7 +3,6 @@ every stage continues where it stopped."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 from ramify.base.errors import RamifyError, UserError, nearest
 from ramify.base.files import write_whole
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.engine.named import find_model, find_sampled
 from ramify.kit import DryRun, Json, Trust, Verbs, argument, option
@@ -116,7 +116,7 @@ def run_(
         return
     with Study.begin(out, options, problems, source) as study:
         if given:
-            asyncio.run(adopt(study, given, thinking.tokenizer, sampler, jury))  # type: ignore[arg-type]
+            wait_for(adopt(study, given, thinking.tokenizer, sampler, jury))  # type: ignore[arg-type]
         else:
             _work("run", "traces", total, out, as_json, lambda advance: rollout(study, sampler, thinking, jury, advance))
         record, there = build(study), len(study.traces)
@@ -321,7 +321,7 @@ def report_(
 
 def _work(title: str, unit: str, total: int, run: Path, as_json: bool, work: Callable[[Callable[[int], None]], Any]) -> Any:
     with progress(title, total, unit, as_json, kept=f"what was sampled is kept in {run}: the same command continues") as bar:
-        return asyncio.run(work(bar.at))
+        return wait_for(work(bar.at))
 
 
 def _show(record: dict[str, Any], as_json: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from ramify.base.errors import NeedsError, RamifyError
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
+from ramify.base.waiting import wait_for
 from ramify.methods.earned_code_memory.memory import HEAD, Injection, Memory
 from ramify.methods.earned_code_memory.store import file_of
 from ramify.model.middleware import Middleware
@@ -91,7 +92,7 @@ class Remembers(Middleware):
         if name not in self._given:
             try:
                 # in a thread: another process may be writing, and the server's loop waits for no disk
-                self._given[name] = await asyncio.to_thread(asyncio.run, self.memory.select(query, task=name))
+                self._given[name] = await asyncio.to_thread(wait_for, self.memory.select(query, task=name))
             except RamifyError:  # a memory that cannot be read or written is no reason to answer nothing
                 self._given[name] = Injection(name, query)
             if len(self._given) > REMEMBERED:

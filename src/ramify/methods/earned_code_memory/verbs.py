@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import read_regular
+from ramify.base.waiting import wait_for
 from ramify.kit import DryRun, Form, Json, Verbs, argument, option
 from ramify.methods.earned_code_memory import report as reports
 from ramify.methods.earned_code_memory.algorithm import MemoryConfig
@@ -104,7 +104,7 @@ def recall(
     from ramify.methods.earned_code_memory.memory import render
 
     with _open(file) as memory:
-        found = asyncio.run(memory.near(query))
+        found = wait_for(memory.near(query))
         texts, tools, least, most = found.texts, found.tools, found.least, memory.config.inject
         near = [
             {"id": e.id, "kind": e.kind, "title": e.title, "share": held, "given": held >= least and i < most}
@@ -139,7 +139,7 @@ def reflect(
     with _open(file) as memory:
         waiting = sum(bool(task.recorded) and not task.reflected for task in memory.state.tasks.values())
         with progress("reflect", waiting, "tasks", as_json, kept="each task is done once: the same command continues") as bar:
-            found = asyncio.run(memory.reflect(role, tokens, bar.at))
+            found = wait_for(memory.reflect(role, tokens, bar.at))
     _print(found, as_json)
 
 
@@ -170,7 +170,7 @@ def codify(
         with progress(
             "codify", len(plans), "plans", as_json, kept="each attempt is made once: the same command continues"
         ) as bar:
-            found = asyncio.run(memory.codify(_role(model), k=k, at=bar.at))
+            found = wait_for(memory.codify(_role(model), k=k, at=bar.at))
     _print(found, as_json)
 
 
@@ -381,4 +381,4 @@ def mcp(
     except ValueError as error:
         raise UserError(f"--upstream: {error}") from None
     with _open(file) as memory:
-        asyncio.run(serve(memory, words))
+        wait_for(serve(memory, words))

@@ -3,7 +3,6 @@ Nothing was changed on purpose, so it suggests and proves nothing."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from ramify.base.errors import UserError, nearest
 from ramify.base.ids import canonical_json
 from ramify.base.ledger import Ledger
+from ramify.base.waiting import wait_for
 from ramify.methods.forensics.experiment import TestResult, counterfactuals
 from ramify.methods.forensics.judges import as_messages, shows
 from ramify.score.judge import Judge
@@ -79,7 +79,7 @@ def _of_lines(path: Path, behaviour: Judge, ledger: Ledger | None) -> Iterator[L
             continue
         seen.add(name)
         fields = field(record, "fields", dict, where, {})
-        yield asyncio.run(_graded(behaviour, as_messages(messages), fields, ledger))
+        yield wait_for(_graded(behaviour, as_messages(messages), fields, ledger))
 
 
 def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: Ledger | None) -> Logged:
@@ -98,7 +98,7 @@ def _of_run(attempt: View, tasks: Mapping[str, Any], behaviour: Judge, ledger: L
     messages = attempt.path.messages()
     if messages and attempt.score is not None and attempt.success is not None and "outcome" not in messages[-1].data:
         messages[-1] = replace(messages[-1], data={**messages[-1].data, "outcome": attempt.success})
-    return asyncio.run(_graded(behaviour, messages, fields, ledger))
+    return wait_for(_graded(behaviour, messages, fields, ledger))
 
 
 async def _graded(behaviour: Judge, messages: Sequence[Message], fields: Mapping[str, Any], ledger: Ledger | None) -> Logged:

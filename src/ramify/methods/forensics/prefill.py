@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.waiting import wait_for
 from ramify.methods.forensics import record
 from ramify.methods.forensics.experiment import TestResult, counterfactuals
 from ramify.methods.forensics.run import Case
@@ -69,7 +70,7 @@ def reflect(case: Case, name: str, sentence: str, run: Played, turn: int = 0, k:
             case.progress.at(len(found))
         return found
 
-    edited, unedited, other = asyncio.run(arms())
+    edited, unedited, other = wait_for(arms())
     case.run.commit()
     (result,) = counterfactuals(other, {f"reflect {name}": edited}, kind="probe")
     more = {"leaf": run.leaf, "turn": turn, "said": sentence, "neutral": neutral, "unedited": [unedited.k, unedited.n]}
@@ -123,7 +124,7 @@ def commitment(
         return [await highest(run, i) for i, run in enumerate(every)]
 
     case.progress.begin(len(every), 0, "score a phrase", "runs")
-    found = asyncio.run(everything())
+    found = wait_for(everything())
     did = np.array([run.behavior is True for run in every])
     values, others = (np.array([one[text] for one in found]) for text in (phrase, neutral))
     line = float(np.median(values)) if above is None else above

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import Env, Environment, TaskSet
 from ramify.methods.forensics import record
 from ramify.methods.forensics.case import pieces, varied
@@ -50,7 +50,7 @@ def ask(
         return texts, [await says(answer, text, case.ledger) for text in texts]
 
     case.progress.begin(n, 0, "ask", "answers")
-    texts, hits = asyncio.run(answers())
+    texts, hits = wait_for(answers())
     found = {"name": name, "question": question, "rate": proportion(sum(hits), n), "examples": texts[:5]}
     record.keep(case.run, record.QUESTIONS, found)
     return found

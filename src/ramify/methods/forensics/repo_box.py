@@ -17,7 +17,7 @@ from typing import Any
 
 from ramify.base.errors import InfrastructureError, NeedsError
 from ramify.base.ids import stable_hash
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.env.tools import cut
 from ramify.methods.forensics import typed_repo
 from ramify.sandbox.find import find_sandbox
@@ -84,7 +84,7 @@ class RepoBox:
         """
         given = {"state.tar": archive, **({"mypy.tgz": self.mypy_cache} if warm else {}), **(files or {})}
         env = {**_ENV, "COMMAND": command}
-        done = complete(
+        done = wait_for(
             self._sandbox.run(["sh", "-c", _RUN], files=given, env=env, limits=LIMITS, returns=["next.tgz", "mypy.tgz"])
         )
         if "next.tgz" not in done.files:

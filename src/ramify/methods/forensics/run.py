@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.errors import UserError
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
 from ramify.methods.forensics import record
 from ramify.methods.forensics.algorithm import awareness, forbidding, sentence_scores
@@ -146,7 +147,7 @@ class Case(CaseRuns):
         task, _ = task_of(self.run, node.tree)
         forks = SentenceForks(self, episodes, task)
         self.progress.begin(len(offsets), 0, f"fork {k} times", "places")
-        asyncio.run(potential(forks, node, offsets, Fixed(k), "forensics"))
+        wait_for(potential(forks, node, offsets, Fixed(k), "forensics"))
         found = np.array([[np.nan if v is None else float(v) for v in forks.verdicts[offset]] for offset in offsets])
         self.run.commit()
         for i, row in enumerate(np.isfinite(found)):

@@ -19,6 +19,7 @@ from ramify.base.errors import NeedsError, RamifyError, UserError
 from ramify.base.ids import json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.env.protocol import Environment, Task, TaskSet, read_task_set
 from ramify.methods.forensics import record
@@ -173,7 +174,7 @@ class CaseRuns:
             return runs
 
         try:
-            return asyncio.run(everything())
+            return wait_for(everything())
         finally:
             self.run.commit()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 from ramify.base.errors import UserError, nearest
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.kit import Form, Json, Verbs, argument, option
 from ramify.methods.forensics.ach import BENIGN
@@ -439,7 +439,7 @@ def propose_(
         shown = _sample(case, sample)
         if not shown:
             raise UserError(f"there is no graded run of the incident yet: `ramify forensics run {folder}`")
-        return asyncio.run(propose(*find_model(proposer), case.config, [(run["behavior"], run["text"]) for run in shown]))
+        return wait_for(propose(*find_model(proposer), case.config, [(run["behavior"], run["text"]) for run in shown]))
 
     found: list[Hypothesis] = _working(folder, as_json, work)
     record = {h.name: {key: value for key, value in asdict(h).items() if key != "name"} for h in found}

@@ -7,7 +7,6 @@ that did it as for the others. What an agent writes is not a cause, whatever the
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.ids import stable_hash
 from ramify.base.progress import gathered
 from ramify.base.seeds import generator
+from ramify.base.waiting import wait_for
 from ramify.methods.forensics import record
 from ramify.methods.forensics.experiment import TestResult, counterfactuals
 from ramify.methods.forensics.judges import says, transcript
@@ -172,7 +172,7 @@ def _compared(
         return texts, hits
 
     case.progress.begin(sum(map(len, runs.values())), 0, kind, "texts")
-    texts, hits = asyncio.run(everything())
+    texts, hits = wait_for(everything())
     (k, n), (k0, n0) = ((hits[did], len(texts[did])) for did in (True, False))
     found = {
         "name": name,
@@ -205,7 +205,7 @@ def scale(case: Case, name: str, axis: str, labels: Path | None = None, most: in
     graded = {run.leaf: run for some in runs.values() for run in some}
     case.progress.begin(len(graded) + len(people), 0, "grade", "runs")
     leaves = list(dict.fromkeys([*graded, *people]))
-    grades = dict(zip(leaves, asyncio.run(_graded(case, judge, leaves)), strict=True))
+    grades = dict(zip(leaves, wait_for(_graded(case, judge, leaves)), strict=True))
     did, others = (np.array([grades[run.leaf] for run in runs[side]], float) for side in (True, False))
     found: dict[str, Any] = {
         "name": name,

@@ -3,7 +3,6 @@ or a pinned episode broke its rule; nothing is shown then."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
 from ramify.base.ledger import Ledger
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.engine.named import find_model
 from ramify.kit import DryRun, ForkEnv, ForkModel, Form, Json, Trust, Verbs, argument, check_forks, option
@@ -74,7 +74,7 @@ def bench(
         emit({"config": made.config.to_json(), "bill": cost_estimate}, as_json, table(["bill", ""], list(cost_estimate.items())))
         return
     with progress("bench", len(cells), "episodes", as_json, kept=_kept(out)) as bar:
-        rows = asyncio.run(made.run(cells, bar.at))
+        rows = wait_for(made.run(cells, bar.at))
     _emit_report(report(rows), as_json, None)
 
 
@@ -99,7 +99,7 @@ def attack(
 
     made = _bench(options, agent, summarizer, out)
     with progress("attack", budget, "episodes", as_json, kept=_kept(out)) as bar:
-        found = asyncio.run(search(made, budget, holdout, bar))
+        found = wait_for(search(made, budget, holdout, bar))
     shares = {"selected on (best of many: biased)": found["selected_on"]} | {
         f"held out: {k}": v for k, v in found["held_out"].items()
     }
@@ -191,7 +191,7 @@ def judge(
     jury, spent = find_survival_jury(model, find_model), Ledger()
     items = [Item(r["context"], r["task"], policies[r["task"], r["language"]]) for r in found]
     with progress("judge", as_json=as_json, kept="nothing was written"):
-        judgements = asyncio.run(judged(jury, items, spent))
+        judgements = wait_for(judged(jury, items, spent))
     votes = {name: [one.evidence["votes"][i] for one in judgements] for i, name in enumerate(jury.names)}
     majority = [one.value for one in judgements]
     by_judges = [

@@ -3,7 +3,6 @@ a reward model with a scoring head."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Literal
 from ramify.base.errors import UserError
 from ramify.base.ids import stable_hash
 from ramify.base.ledger import Ledger
+from ramify.base.waiting import wait_for
 from ramify.engine.pairs import pair_template
 from ramify.methods.implicit_advantage.run import decisions
 from ramify.score.judge import Item, Judge, Judgement, Question, as_asked, find_judge, judged
@@ -108,6 +108,6 @@ def grades(
     for a in attempts:
         if wanted.get(a.id) not in (None, "", decisions(a)):
             raise UserError(f"{trajectories}: '{a.id}' is another attempt than the one that was graded: its actions differ")
-    found = list(zip(items, asyncio.run(judged(judge, items, ledger)), strict=True))
+    found = list(zip(items, wait_for(judged(judge, items, ledger)), strict=True))
     silent = [f"attempt '{item.id}': {one.failure or 'the judge cannot say'}" for item, one in found if one.value is None]
     return {item.id: float(one.value) for item, one in found if one.value is not None}, silent

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.methods.implicit_advantage.report import LEVEL
 from ramify.rollout.attempts import Attempt
 from ramify.rollout.potential import Fixed, RunCounts, potential
@@ -77,7 +77,7 @@ def confirm(
             with episodes.committing():
                 for node in (one.id for one in group):
                     place = _place(episodes, node, of[node]["end"], of[node].get("success"))
-                    both, _ = complete(
+                    both, _ = wait_for(
                         potential(forks, place.trace, (place.t, place.t + 1), Fixed(n), purpose, RunCounts(episodes.run))
                     )
                     counts[node] = both[place.t], both[place.t + 1]

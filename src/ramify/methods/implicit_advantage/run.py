@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from ramify.base.config import check
 from ramify.base.errors import InfrastructureError, RamifyError, UserError
 from ramify.base.ids import stable_hash
+from ramify.base.waiting import wait_for
 from ramify.methods.implicit_advantage.algorithm import (
     DOMINATED,
     TOKEN_AGGS,
@@ -245,7 +245,7 @@ class AdvantageScorer:
         Raises UserError naming the attempt and token where a log-prob is no finite number, and what models raise.
         """
         done = []
-        for attempt, found in zip(attempts, asyncio.run(self.each(attempts)), strict=True):
+        for attempt, found in zip(attempts, wait_for(self.each(attempts)), strict=True):
             if isinstance(found, UserError):
                 raise UserError(f"attempt '{attempt.id}': {found}") from found
             if isinstance(found, InfrastructureError):
@@ -261,7 +261,7 @@ class AdvantageScorer:
 
         See :meth:`each`.
         """
-        found = asyncio.run(self.each(attempts, sure, progress))
+        found = wait_for(self.each(attempts, sure, progress))
         failed = [
             f"attempt '{a.id}': {one}" for a, one in zip(attempts, found, strict=True) if not isinstance(one, GradedAttempt)
         ]

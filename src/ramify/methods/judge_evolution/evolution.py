@@ -7,7 +7,6 @@ that was killed, and ends where the undisturbed one would have. Programs of work
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ramify.base.errors import InfrastructureError, UserError, nearest
 from ramify.base.ids import canonical_json, json_hash, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
+from ramify.base.waiting import wait_for
 from ramify.methods.judge_evolution.algorithm import (
     ALPHA,
     RHO,
@@ -643,7 +643,7 @@ def evolve(
     """
     made = case if isinstance(case, EvolutionCase) else EvolutionCase(Path(case))
     with begin(made, Path(out)) as run:
-        return asyncio.run(Evolution(made, run, progress, allow_unsandboxed).go())
+        return wait_for(Evolution(made, run, progress, allow_unsandboxed).go())
 
 
 def archive_of(run: Run) -> tuple[list[tuple[dict[str, str], int | None, str]], dict[str, int]]:

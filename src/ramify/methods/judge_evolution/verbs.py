@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.ledger import Ledger
+from ramify.base.waiting import wait_for
 from ramify.kit import DryRun, Json, RunArgument, Verbs, argument, find_run, option
 from ramify.methods.judge_evolution import ledger
 from ramify.methods.judge_evolution.algorithm import PromotionConfig
@@ -83,7 +83,7 @@ def check(
         judges = [_find(spec, run) for spec in judge]
         incumbent = None if against is None else _find(against, run)
         with progress("check", as_json=as_json, kept="nothing was written"):
-            found = asyncio.run(ledger.check(items, judges, incumbent, options, repeats=repeat, ledger=spent)).to_json()
+            found = wait_for(ledger.check(items, judges, incumbent, options, repeats=repeat, ledger=spent)).to_json()
     found["spent"] = spent.to_json()["spent"]
     if why := conclude(anchor, ledger.CHECK, _findings(found)):
         say(f"warning: {why}")
@@ -153,7 +153,7 @@ def promote(
         if all(one.identity == holder for one in challengers.values()):
             raise UserError(f"'{judge[0]}' is the judge of slot '{slot}' already: nothing has changed in it")
         with progress("promote", as_json=as_json, kept="the judge is as it was"):
-            found = asyncio.run(ledger.promote(opened, slot, challengers, items, incumbent, options, dry_run, repeat, spent))
+            found = wait_for(ledger.promote(opened, slot, challengers, items, incumbent, options, dry_run, repeat, spent))
         warned = _kin(opened, judge)
     found["spent"], found["warnings"] = spent.to_json()["spent"], warned
     for one in warned:
@@ -283,7 +283,7 @@ def rescore(
         with progress(
             "rescore", 0, "scores", as_json, kept=f"what was scored is kept in {opened.folder}: the same command continues"
         ) as bar:
-            found = asyncio.run(ledger.rescore(opened, slot, made, limit, spent, progress=bar.at))
+            found = wait_for(ledger.rescore(opened, slot, made, limit, spent, progress=bar.at))
     found |= {"slot": slot, "judge": made.name, "spent": spent.to_json()["spent"]}
     emit(
         found,

@@ -8,7 +8,6 @@ so a candidate makes its parameters in the same order.
 from __future__ import annotations
 
 import ast
-import asyncio
 import contextlib
 import json
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import NeedsError, UserError, nearest
+from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.task import RESULT, Array, KernelTask, evaluate, notes_of, read_source
 from ramify.methods.kernel_search.wall import INSIDE, packages
 from ramify.sandbox.find import find_sandbox
@@ -149,7 +149,7 @@ def _asked(box: Sandbox, source: str, file: Path, threads: int) -> dict[str, Any
     env = {"OMP_NUM_THREADS": str(threads), "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
     limits = Limits(seconds=180, memory_bytes=6144 * MIB, processes=64, disk_bytes=64 * MIB)
     words = ["python", "problem.py", "reference.py", str(WEIGHTS_SEED), str(LARGEST)]
-    outcome = asyncio.run(box.run(words, files=files, limits=limits, env=env))
+    outcome = wait_for(box.run(words, files=files, limits=limits, env=env))
     said = outcome.error_text.strip().splitlines()[-1:] or [f"the box ended by {outcome.reason}"]
     kind, _, why = said[0].partition(": ")
     if not outcome.ok:

@@ -8,7 +8,6 @@ that was killed, and a tree is made again from its journal bit for bit.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Any
 
 from ramify.base.errors import InfrastructureError, UserError
 from ramify.base.progress import SILENT, Progress
+from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.algorithm import EACH, CandidateNode, CandidateTree, Gain, KernelSearchConfig, reward
 from ramify.methods.kernel_search.diagnosis import Roofs, class_of, floor_of, gather, measured_roofs
 from ramify.methods.kernel_search.library import CodeLibrary
@@ -433,9 +433,9 @@ def search(
         return await made.go()
 
     if out is None:
-        return asyncio.run(whole(None))
+        return wait_for(whole(None))
     with begin(task, config, Path(out)) as run:
-        return asyncio.run(whole(run))
+        return wait_for(whole(run))
 
 
 def tree_of(run: Run) -> tuple[CandidateTree, list[dict[str, Any]]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
+from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.algorithm import reward
 from ramify.methods.kernel_search.loop import ranked_speedup
 from ramify.methods.kernel_search.proposers import code_in
@@ -81,12 +82,11 @@ def assert_right_kernel(
     Judged by the wall of kernel-search. ``at_least`` is held against the upper end of the 95 % interval, so a busy machine does
     not fail a test; 0 times nothing. Raises AssertionError saying what is wrong, UserError on what is no kernel.
     """
-    import asyncio
 
     task = read_task(kernel, allow_unsandboxed=allow_unsandboxed)
     wall = Wall(task, pairs=pairs, allow_unsandboxed=allow_unsandboxed)
     code = Code(read_source(Path(candidate)), wall.original.flags, wall.original.macros)
-    trial = asyncio.run(wall.confirm(code) if at_least > 0 else wall.trial(code, time=False))
+    trial = wait_for(wall.confirm(code) if at_least > 0 else wall.trial(code, time=False))
     if trial.refused:
         raise AssertionError(f"{candidate} is refused ({trial.stage}): {trial.refused}")
     if at_least > 0 and trial.gain is not None and trial.gain.high < at_least:

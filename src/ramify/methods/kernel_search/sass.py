@@ -8,7 +8,6 @@ counters and are listed as not measurable.
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 import math
 import re
@@ -22,6 +21,7 @@ from typing import Any
 
 from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import read_small
+from ramify.base.waiting import wait_for
 from ramify.methods.kernel_search.algorithm import DEVICES, occupancy
 from ramify.methods.kernel_search.ptx import accesses, block_of, entries
 from ramify.methods.kernel_search.tools import KernelMetrics, examine
@@ -264,7 +264,7 @@ def _assembled(path: Path, arch: str, allow: bool) -> dict[str, Any]:
         seconds=120, memory_bytes=4096 * MIB, processes=64, disk_bytes=512 * MIB, file_bytes=128 * MIB, returned_bytes=14 * MIB
     )
     files = {f"kernel{path.suffix}": data, "go": "\n".join(lines) + "\n"}
-    outcome = asyncio.run(
+    outcome = wait_for(
         box.run(["sh", "go"], files=files, returns=["kernel.ptx", "usage", "sass"], limits=limits, env={"HOME": "/tmp"})
     )
     if not outcome.ok:
@@ -321,7 +321,7 @@ def _compiled(spec: str, arch: str, signature: str, warps: int | None, stages: i
         seconds=180, memory_bytes=6144 * MIB, processes=64, disk_bytes=256 * MIB, output_bytes=7 * MIB, returned_bytes=MIB
     )
     env = {"HOME": "/tmp", "TRITON_CACHE_DIR": "/tmp/triton", "PYTHONPATH": ":".join(packages()), "PYTHONWARNINGS": "ignore"}
-    outcome = asyncio.run(box.run(["python", "compile.py"], files=files, limits=limits, env=env))
+    outcome = wait_for(box.run(["python", "compile.py"], files=files, limits=limits, env=env))
     if not outcome.ok:
         said = outcome.error_text.strip().splitlines()[-1:] or [outcome.reason]
         kind, _, why = said[0].partition(": ")

@@ -3,13 +3,13 @@ or a cheat got through (``redteam``)."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 from typing import Annotated, Any
 
 from ramify.base.errors import EXIT_FAILED, UserError
 from ramify.base.files import write_whole
+from ramify.base.waiting import wait_for
 from ramify.kit import DryRun, Json, RunArgument, Seed, Verbs, argument, find_run, option
 from ramify.methods.kernel_search.algorithm import KernelSearchConfig
 from ramify.render.terminal import emit, progress, say, table
@@ -85,7 +85,7 @@ def doctor(
     )
     if here["C1"][0]:
         with progress("rulers", as_json=as_json, kept="nothing was written"):
-            roofs = asyncio.run(diagnosis.measured_roofs(find_sandbox(allow_unsandboxed=allow_unsandboxed), fresh))
+            roofs = wait_for(diagnosis.measured_roofs(find_sandbox(allow_unsandboxed=allow_unsandboxed), fresh))
         found["roofs"] = roofs.to_json()
         rows = [[f"{size >> 10} KiB", f"{speed / 1e9:.1f} GB/s"] for size, speed in sorted(roofs.bandwidth.items())]
         text += f"\n\npeak {roofs.peak / 1e9:.1f} Gflop/s in float32, spread of equal batches {roofs.noise:.1%}\n" + table(
@@ -123,7 +123,7 @@ def diagnose(
     task = _task(kernel, ref, size, allow_unsandboxed)
     wall = Wall(task, pairs=pairs, seed=seed, allow_unsandboxed=allow_unsandboxed)
     with progress("diagnose", as_json=as_json, kept="nothing was written"):
-        found = asyncio.run(diagnosis.diagnose(task, wall, simulate=simulate))
+        found = wait_for(diagnosis.diagnose(task, wall, simulate=simulate))
     emit(found.to_json(), as_json, _diagnosed(found.to_json()))
 
 
@@ -210,7 +210,7 @@ def asm(
     """The innermost loops of a function, and what is counted in each: never the whole symbol."""
     from ramify.methods.kernel_search import assembly
 
-    loops = asyncio.run(assembly.loops_of(file, symbol, tuple(flags.split()), allow_unsandboxed))
+    loops = wait_for(assembly.loops_of(file, symbol, tuple(flags.split()), allow_unsandboxed))
     rows = [
         [
             one.line or "-",
@@ -363,7 +363,7 @@ def bench(
     wall = Wall(task, pairs=pairs, seed=seed, allow_unsandboxed=allow_unsandboxed)
     code = Code(read_source(candidate), tuple(flags.split()) if flags is not None else wall.original.flags, wall.original.macros)
     with progress("bench", as_json=as_json, kept="nothing was written"):
-        trial = asyncio.run(_benched(wall, code))
+        trial = wait_for(_benched(wall, code))
     emit(trial.to_json(), as_json, _tried(trial))
     if not (
         trial.gain.gains if trial.gain else trial.ok and trial.checked
@@ -496,7 +496,7 @@ def redteam(
     tried = []
     with progress("redteam", len(chosen), "cheats", as_json, kept="nothing was written") as bar:
         for i, cheat in enumerate(chosen):
-            tried.append(asyncio.run(attempt(wall, cheat)))
+            tried.append(wait_for(attempt(wall, cheat)))
             bar.at(i + 1, cheat.name)
     through = [one for one in tried if not one.held]
     rows = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from ramify.base.errors import NeedsError
 from ramify.base.ledger import Ledger
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.methods.maze_recovery.attempts import Traces
 from ramify.methods.maze_recovery.traces import (
@@ -51,7 +51,7 @@ def mark(traces: Traces, detector: Judge, ledger: Ledger | None = None) -> list[
     """What ``detector`` sees in every reply; the cost goes to ``ledger``.
     Says how many it could not label; raises NeedsError where that is all of them."""
     replies = [[step.reply.text for step in trace.steps] for trace in traces.traces]
-    marks, faults = asyncio.run(detect(replies, detector, ledger=ledger))
+    marks, faults = wait_for(detect(replies, detector, ledger=ledger))
     if faults and len(faults) == sum(map(len, replies)):
         raise NeedsError(f"{detector.name} labelled no reply: {faults[0]}")
     if faults:
@@ -104,7 +104,7 @@ def on_labels(detector: Judge, labels: Path, ledger: Ledger | None = None) -> di
     Raises UserError naming the wrong file and line, NeedsError where the detector could label none.
     """
     known = labelled(read_lines(labels), str(labels))
-    seen, faults = asyncio.run(mark_all([[text for text, _ in own] for own in known], detector, ledger=ledger))
+    seen, faults = wait_for(mark_all([[text for text, _ in own] for own in known], detector, ledger=ledger))
     truth = [[step for _, step in own] for own, steps in zip(known, seen, strict=True) if steps is not None]
     marked = [steps for steps in seen if steps is not None]
     if not truth:

@@ -194,12 +194,12 @@ def collect(
 
     held, chosen = task_set_of(tasks), settings or Sampling(max_tokens=1024)
 
-    async def work() -> RewardTable:  # a run belongs to the thread that opened it
+    async def work() -> RewardTable:
         with begin_collect(folder, pool, held, judge, n, chosen) as run:
             await collect_into(run, pool, held, judge, n, chosen, budget or Budget())
             return table_of(run)
 
-    return wait_for(work)
+    return wait_for(work())
 
 
 def begin_collect(folder: Path, pool: ModelPool, tasks: TaskSet, judge: Judge, n: int, settings: Sampling) -> Run:

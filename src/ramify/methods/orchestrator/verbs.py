@@ -16,6 +16,7 @@ from ramify.base.config import Config
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.ids import stable_hash
 from ramify.base.seeds import generator
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import TaskSet, read_task_set
 from ramify.kit import DryRun, Json, RunArgument, Seed, Verbs, argument, find_run, option
 from ramify.methods.orchestrator import table as tables
@@ -124,7 +125,7 @@ def pool_check(options: CallConfig, pool: PoolArgument, as_json: Json = False) -
         return list(await asyncio.gather(*(held.call(w, asked, settings, ("pool-check",)) for w in range(len(held)))))
 
     with progress("pool-check", as_json=as_json, kept="nothing was written"):
-        found = asyncio.run(ask())
+        found = wait_for(ask())
     rows = [
         {
             "worker": one.name,
@@ -176,7 +177,7 @@ def collect(
         tables.begin_collect(out, made, held, chosen, n, options.sampling) as run,
         progress("collect", 0, "calls", as_json, kept=f"every call is kept in {out}: the same command continues") as bar,
     ):
-        asyncio.run(tables.collect_into(run, made, held, chosen, n, options.sampling, budget, bar))
+        wait_for(tables.collect_into(run, made, held, chosen, n, options.sampling, budget, bar))
         found = tables.table_of(run)
     rows = _workers(found)
     result = {"out": str(out), "tasks": len(held), "workers": rows, "spent": made.ledger.to_json()["spent"]}
@@ -359,7 +360,7 @@ def evolve(
             kept=f"finished generations are kept in {run}: the same command continues",
         ) as bar,
     ):
-        found = asyncio.run(evolution.evolve(made, trial, journal, bar))
+        found = wait_for(evolution.evolve(made, trial, journal, bar))
         why = f"evolution moved the reward from {found['start']:.3f} to {found['end']:.3f} on fresh samples"
         value = None if found["gain"] is None else found["gain"]["value"]
         journal.conclude(EVOLVE, [Finding("evolved router", EVOLVE, why, value=value, unit="reward", evidence=found)])
@@ -403,7 +404,7 @@ def train_composer(
     policy, template = load_model(folder)
     composer = Composer(policy, made, template, max_steps=max_steps)
     with progress("train-composer", options.warm + options.updates, "steps", as_json, kept="nothing was written") as bar:
-        history = asyncio.run(composers.train(composer, held, chosen, options, _budget(max_usd, None), bar))
+        history = wait_for(composers.train(composer, held, chosen, options, _budget(max_usd, None), bar))
     save_model(policy, folder, out)
     spent = made.ledger.to_json()["spent"]
     rows = [[at + 1, h["reward"], h.get("parsed"), h.get("steps")] for at, h in enumerate(history)]
@@ -487,10 +488,10 @@ def run(
 
                 made = TurnRouter.load(router)
                 held.check_router(made.workers)
-                answered = asyncio.run(answer_with(chat, made))
+                answered = wait_for(answer_with(chat, made))
             else:
                 assert composer is not None
-                answered = asyncio.run(
+                answered = wait_for(
                     open_composer(composer, held, rounds, max_steps, shots=shots, exclude=exclude or ()).converse(chat)
                 )
     finally:
@@ -591,7 +592,7 @@ def eval_(
         Run.begin(out, "orchestrator eval", decides, {}, parts) as opened,
         progress("eval", 0, "answers", as_json, kept=f"every answer is kept in {out}: the same command continues") as bar,
     ):
-        found = asyncio.run(systems.evaluate(compared, made, held, chosen, run=opened, progress=bar, **asked))
+        found = wait_for(systems.evaluate(compared, made, held, chosen, run=opened, progress=bar, **asked))
         opened.conclude("orchestrator eval", _findings(found))
     columns = [
         "system",

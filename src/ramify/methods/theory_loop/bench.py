@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import derive_key, generator
+from ramify.base.waiting import wait_for
 from ramify.methods.theory_loop.algorithm import MetricEstimate
 from ramify.methods.theory_loop.domain import Data, Design, TheoryError
 from ramify.methods.theory_loop.theories import ALLOWED, Theory, checked_source
@@ -267,7 +267,7 @@ def simulate(theory: Theory, design: Design, n: int = 100, seed: int = 0, allow_
         async with TheoryBench(allow_unsandboxed=allow_unsandboxed) as bench:
             return await bench.simulate(theory, design, n, seed, "simulate")
 
-    return asyncio.run(main())
+    return wait_for(main())
 
 
 def _packages() -> list[str]:

@@ -7,7 +7,6 @@ what was decided is in the journal.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ramify.base.ids import canonical_json, stable_hash
 from ramify.base.ledger import Ledger
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
+from ramify.base.waiting import wait_for
 from ramify.methods.theory_loop.algorithm import (
     CUES,
     DESIGNS,
@@ -685,4 +685,4 @@ def loop_of(
     proposer: Proposer | None = None,
 ) -> dict[str, Any]:
     """:func:`run_loop` for callers without an event loop."""
-    return asyncio.run(run_loop(config, specs, Path(folder), progress, allow_unsandboxed, participants, proposer))
+    return wait_for(run_loop(config, specs, Path(folder), progress, allow_unsandboxed, participants, proposer))

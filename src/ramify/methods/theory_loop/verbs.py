@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from ramify.base.errors import EXIT_FAILED, UserError, nearest
 from ramify.base.files import reason, write_whole
+from ramify.base.waiting import wait_for
 from ramify.kit import DryRun, Json, RunArgument, Seed, Verbs, argument, find_run, option
 from ramify.methods.theory_loop import loop as loops
 from ramify.methods.theory_loop.algorithm import (
@@ -186,7 +186,7 @@ def replay(
         if not chosen:
             raise UserError(f"{opened.folder} holds no data of {'any round' if round is None else f'round {round}'} yet")
         with progress("replay", len(chosen), "experiments", as_json) as bar:
-            differences = asyncio.run(_replayed(opened, pool, config, chosen, bar, allow_unsandboxed))
+            differences = wait_for(_replayed(opened, pool, config, chosen, bar, allow_unsandboxed))
     compared = sum(len(one.predictions) + 1 for one in chosen)
     found = {
         "experiments": [one.key for one in chosen],
@@ -277,7 +277,7 @@ def check(
         "reads_history": one.reads_history,
         "own_policy": not one.samples,
         "parameters": dict(one.parameters),
-        **asyncio.run(main()),
+        **wait_for(main()),
     }
     if "p_b" in found:
         rows = [
@@ -377,7 +377,7 @@ def evaluate(
             return rows
 
     try:
-        rows = asyncio.run(main())
+        rows = wait_for(main())
     except TheoryError as error:
         raise UserError(f"a theory cannot be evaluated ({error.kind}): {error}") from None
     names = ["theory", "mse_pb", "r", "log_likelihood", "sequence_jsd", "switch_rate"]
@@ -417,7 +417,7 @@ def simulate(
             except TheoryError as error:
                 raise UserError(f"the theory {theory} fails ({error.kind}): {error}") from None
 
-    data = asyncio.run(main())
+    data = wait_for(main())
     write_whole(out, data.to_csv())
     emit(
         {"out": str(out), "subjects": count, "trials": int(data.order.size)},
@@ -521,7 +521,7 @@ def import_data(
         complete = len(kept) >= config.people or (fewer and len(kept) >= 2)
         if complete and not dry_run and not one.data:
             data = human.data_of(everybody, one.design, config.people)
-            asyncio.run(_taken(opened, config, one, data, allow_unsandboxed))
+            wait_for(_taken(opened, config, one, data, allow_unsandboxed))
     reports = [dict(person.report) for person in everybody]
     found = {
         "experiment": one.key,
@@ -625,7 +625,7 @@ def preregister(
             except TheoryError as error:
                 raise UserError(f"a theory of the registration fails ({error.kind}): {error}") from None
 
-    made = asyncio.run(main())
+    made = wait_for(main())
     record = made.to_json()
     written = json.dumps(record, indent=1) + "\n"
     if out.is_file() and out.read_bytes() != written.encode():
@@ -670,7 +670,7 @@ def confirm(
         if key not in known:
             people = _people(data, made.design) if data is not None else None
             _fresh(opened, people)
-            found = asyncio.run(_confirmed(opened, config, made, people, key, allow_unsandboxed))
+            found = wait_for(_confirmed(opened, config, made, people, key, allow_unsandboxed))
             with opened.transaction():
                 opened.log(loops.CONFIRMED, key, {**found, "claim": record["claim"]})
                 known = {entry.key: entry.payload for entry in opened.journal(loops.CONFIRMED)}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ramify.base.seeds import derive_key, generator, uniforms
-from ramify.base.waiting import complete
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
 from ramify.methods.tree_rollouts.algorithm import UUCB, Allocation, TreeConfig, l1_mass
 from ramify.methods.tree_rollouts.allocator import BudgetAllocator
@@ -126,9 +126,9 @@ def grow(
     sampler = TreeSampler(ToyGrower(prompts, seed), config, seed, epoch)
     tasks = [Task(name) for name in prompts]
     if not allocated:
-        return complete(sampler.run_all(tasks, budget))
+        return wait_for(sampler.run_all(tasks, budget))
     allocation = Allocation(overhead=0.0, learned="learned" in arm)
-    return complete(BudgetAllocator(sampler, budget * len(tasks), allocation).run(tasks))
+    return wait_for(BudgetAllocator(sampler, budget * len(tasks), allocation).run(tasks))
 
 
 def sweep_grid(prompts: int, seed: int, margin: float = 0.05) -> dict[str, Any]:

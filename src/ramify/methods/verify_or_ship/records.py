@@ -7,7 +7,6 @@ are stored as every score of a run is, by the name of who gave it, so one critic
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from ramify.base.errors import UserError
 from ramify.base.files import read_small
 from ramify.base.ids import stable_hash
 from ramify.base.registry import register
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import Task
 from ramify.methods.verify_or_ship.algorithm import Kernel, Likelihood, Tables
 from ramify.methods.verify_or_ship.calibration import CandidateAttempt, CodeCandidate
@@ -265,7 +265,7 @@ def ask(
             run.commit()
             report(count)
 
-    asyncio.run(all_of_them())
+    wait_for(all_of_them())
     return len(missing)
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 class KeptAnswers:
     """The answers in a folder. Whoever opens it first writes; another process meanwhile reads what is there and adds nothing.
 
-    A run belongs to the thread that opened it, so all its work is done in one. Raises UserError, at the first use, where the
+    A run is used by one thread at a time, so all its work is done in one. Raises UserError, at the first use, where the
     folder holds something else or cannot be made.
     """
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ramify.base.errors import InfrastructureError, NeedsError
+from ramify.base.waiting import wait_for
 from ramify.env.protocol import Observation, Task
 from ramify.methods.world_model.environment import SimulatedEnv, SimulatedEnvironment
 from ramify.trace.message import write_call
@@ -56,7 +57,7 @@ def serve(environment: SimulatedEnvironment, task: Task, seed: int = 0) -> None:
         )
     except ImportError:
         raise NeedsError('a simulated environment as an MCP server needs mcp: pip install "ramify[environments]"') from None
-    asyncio.run(_serve(WorldSession(environment, task, seed), lowlevel, stdio, types))
+    wait_for(_serve(WorldSession(environment, task, seed), lowlevel, stdio, types))
 
 
 async def _serve(session: WorldSession, lowlevel: Any, stdio: Any, types: Any) -> None:

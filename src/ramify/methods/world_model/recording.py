@@ -16,6 +16,7 @@ from ramify.base.config import Config
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress, gathered
 from ramify.base.seeds import generator
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.env.protocol import Environment, Task, TaskSet, close, read_task_set, tools_of
 from ramify.model.function import FunctionModel
@@ -150,7 +151,7 @@ def record(options: RecordOptions, out: Path, progress: Progress = SILENT) -> di
     tasks = _tasks(options, environment)
     decides = {name: value for name, value in options.to_json().items() if name not in ("concurrency", "episodes")}
     with Run.begin(out, RECORD, decides, {"episodes": options.episodes}, {"tasks": tasks.hash}) as run:
-        failed = asyncio.run(_play(options, environment, short, tasks, run, progress))
+        failed = wait_for(_play(options, environment, short, tasks, run, progress))
         nodes = sum(1 for info in run.trees() for node in run.nodes(info.name) if node.role == "assistant")
     if failed == options.episodes:
         raise UserError(f"every episode failed: `ramify show {out}` says why")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.progress import SILENT, Progress
+from ramify.base.waiting import wait_for
 from ramify.methods.world_model import evaluation as measure
 from ramify.methods.world_model.algorithm import RUBRIC
 from ramify.methods.world_model.environment import simulated
@@ -49,7 +49,7 @@ def evaluation(
         chosen = rubric_judge(judge)
         if isinstance(environment.predictor, ModelPredictor) and environment.predictor.model.identity.name in chosen.name:
             found["warnings"].append("the judge is the world model itself: its scores are no evidence")
-        found["rubric"] = asyncio.run(measure.scored(results[modes[0]], trajectories, chosen, count_failures))
+        found["rubric"] = wait_for(measure.scored(results[modes[0]], trajectories, chosen, count_failures))
     for source in data:
         if run_folder(source) is not None and (why := conclude(source, measure.EVAL, measure.eval_findings(found, world))):
             found["warnings"].append(why)

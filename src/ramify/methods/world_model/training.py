@@ -21,6 +21,7 @@ from ramify.base.files import write_whole
 from ramify.base.ids import canonical_json, json_hash, stable_hash
 from ramify.base.progress import SILENT, Progress
 from ramify.base.seeds import generator
+from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.methods.world_model.algorithm import KEEP, group_advantages, keeps, reward, same, turn_class, turn_statistics
 from ramify.methods.world_model.environment import FILE
@@ -224,7 +225,7 @@ class WorldTrainer:
             warm, left = max(1, s.steps // 10), 0.55 + 0.45 * float(np.cos(np.pi * step / s.steps))
             self.trainer.set_rate(s.lr * min(1.0, (step + 1) / warm) * left)
             if s.stage == "rl":
-                self.last = asyncio.run(self._reinforce(step))
+                self.last = wait_for(self._reinforce(step))
             else:
                 picks = generator(s.seed, "world-model rows", step).integers(0, len(rows), s.rows)
                 self.last = self.trainer.update([rows[i] for i in picks], {"cross_entropy": 1.0})
@@ -244,7 +245,7 @@ class WorldTrainer:
             kept = mask_of(self.trajectories, self.settings.mask, self.settings.seed)
             rows = world_rows(self.trajectories, kept, self.start.template, self.context)
         else:
-            rows = asyncio.run(self._chosen(progress))
+            rows = wait_for(self._chosen(progress))
         if not rows:
             raise UserError("no turn is left to train on: every one was masked, refused, or longer than the model's context")
         return rows
