@@ -48,7 +48,9 @@ def chosen(group: str, name: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """What the entry point ``name`` of a group names. Raises NeedsError where it needs an extra, UserError where it cannot be imported."""
+    """What the entry point ``name`` of a group names.
+
+    Raises NeedsError where it needs an extra, UserError where it cannot be imported."""
     entry = found(group)[name]
     try:
         return entry.load()
