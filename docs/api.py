@@ -58,7 +58,7 @@ def pages() -> dict[Path, str]:
     found = {}
     for slug in registry.builtin_methods():
         package = f"ramify.methods.{slug.replace('-', '_')}"
-        summary = (importlib.import_module(package).__doc__ or "").partition("\n")[0]
+        summary = " ".join((importlib.import_module(package).__doc__ or "").partition("\n\n")[0].split())
         found[PAGE.with_name("python") / f"{slug}.md"] = f"# {package}\n\n{summary}\n\n{_directives(public(package))}"
         methods.append(f"- [{package}](python/{slug}.md)")
     parts.append("## Methods\n\n" + "\n".join(methods) + "\n")
