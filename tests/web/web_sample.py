@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from ramify.methods.graph_credit.rules import NUMBERS
+from ramify.score.credit.protocol import JOURNAL
 from ramify.trace.db import Run
 from ramify.trace.node import Annotation, Provenance, Score, make_node
 
@@ -30,6 +32,7 @@ def make_run(
         provenance = Provenance("tiny", "w0", {"temperature": 1.0}, seed)
         run.add(provenance)
         run.log("environment", "versions", {"version": "0.1.0", "weights": "w0", "machine": twist("cpu")})
+        run.log(JOURNAL, "graph-credit", {"numbers": [list(pair) for pair in NUMBERS.items()]})
         run.log("eval", "before", {"success": 0.15, "interval": [0.118, 0.188], "n": 400, "tokens": 61234, "seconds": 9.4})
         _tree(run, f"eval-before/{twist('task-0')}", "eval-before", twist, rng, 30, provenance.hash, 0.5)
         for u in range(updates):
@@ -56,6 +59,7 @@ def make_run(
                     "l1": 0.8,
                     "groups": 16,
                     "leaves": 128,
+                    "independent": [round(128 * min(1.0, 0.15 + 0.6 * u / max(1, updates))), 128],
                     "train": {"policy": 0.1, "grad_norm": 0.7, "tokens": 900},
                     "abandoned": [twist("task-7")] if u % 2 else [],
                     "seconds": {"sample": 3.1, "credit": 0.05, "train": 1.4},
@@ -76,6 +80,7 @@ def make_run(
                     "l1": 0.5,
                     "groups": 16,
                     "leaves": 128,
+                    "independent": [26, 128],
                     "abandoned": ["task-99"],
                     "train": {"policy": 0.1},
                     "seconds": {"sample": 100.0},

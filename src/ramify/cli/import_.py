@@ -47,7 +47,6 @@ def import_(
         scored = sum(success is not None for success in successes(opened, settled(opened)))
         several = undecided(opened)
         failed = failures(opened)
-        left = (opened.config.get("imported") or {}).get("left", "")
         ignored = {entry.key: dict(entry.payload) for entry in opened.journal("ignored")}
     judged = (
         f"scores by {', '.join(several)}" if several else f"{plural(scored, 'attempt') if scored else 'no attempt'} with a reward"
@@ -57,9 +56,7 @@ def import_(
         f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored" for name, about in ignored.items()
     ]
     terminal.emit(
-        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "left": left, "ignored": ignored},
+        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "ignored": ignored},
         as_json,
-        "\n".join(
-            [text, *unread, *([failed.sentence()] if failed.reasons else []), *([f"not converted: {left}"] if left else [])]
-        ),
+        "\n".join([text, *unread, *([failed.sentence()] if failed.reasons else [])]),
     )
