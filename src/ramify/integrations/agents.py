@@ -34,6 +34,7 @@ from ramify.integrations.tools import as_text, check_prompt
 from ramify.integrations.worktrees import PLACE, Worktree, base_commit
 from ramify.score.match import ExactMatch
 from ramify.trace.message import Message, ToolCall, plain, read_message, split_reply
+from ramify.trace.parallel import results_in_order
 
 COMMIT = "commit"
 """In the data of an observation: the commit of a command's files then."""
@@ -519,6 +520,7 @@ class AgentEpisode:
             messages = body["messages"]
         for at, one in enumerate(messages):
             read_message(one, f"message {at}")
+        messages = results_in_order(messages, lambda one: one, lambda one: str(one.get("role")))  # tools may run at the same time
         asked = {**_UNSET, **{key: value for key, value in body.items() if key not in _OWN}}
         request = _Request([dict(one) for one in messages], asked, json_hash([list(map(_message_key, messages)), plain(asked)]))
         if self._over:

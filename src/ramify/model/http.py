@@ -199,9 +199,7 @@ class Transport:
                 raise ProviderError("cut", f"the exchange with {host} broke off: {why}", again=True) from None
 
     @asynccontextmanager
-    async def _answered(
-        self, sent: AbstractAsyncContextManager[httpx2.Response]
-    ) -> AsyncGenerator[httpx2.Response, None]:
+    async def _answered(self, sent: AbstractAsyncContextManager[httpx2.Response]) -> AsyncGenerator[httpx2.Response, None]:
         """A request that is answered, at least in its head."""
         async with AsyncExitStack() as stack:
             with self._watched():

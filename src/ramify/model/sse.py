@@ -268,8 +268,8 @@ class Heard:
     """The content of a streamed answer so far, by choice. ``who`` is the model that answered; ``done`` is set by who reads the
     stream, once the server said ``[DONE]``: a choice that did not say why it ended is whole then.
 
-    With ``extra`` a sample's data holds the other fields (:func:`ramify.model.wire.extra_of`). ``lenient``: what is of another shape
-    than the protocol's is no error; ``unread`` says what it was, and so does each sample.
+    With ``extra`` a sample's data holds the other fields (:func:`ramify.model.wire.extra_of`). ``lenient``: what is of another
+    shape than the protocol's is no error; ``unread`` says what it was, and so does each sample.
     """
 
     def __init__(self, host: str, extra: bool = False, lenient: bool = False) -> None:

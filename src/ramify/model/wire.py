@@ -24,8 +24,22 @@ from ramify.model.protocol import Completion
 from ramify.trace.message import Message, content_of, parse_tool_calls
 
 _ENDED = frozenset(
-    ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete", "completed", "end", "done", "refusal")
-    + ("tool_calls", "tool_call", "tool_use", "function_call", "function_calls", "malformed_function_call")
+    (
+        *(
+            "stop",
+            "eos",
+            "eos_token",
+            "end_turn",
+            "stop_sequence",
+            "stop_token",
+            "complete",
+            "completed",
+            "end",
+            "done",
+            "refusal",
+        ),
+        *("tool_calls", "tool_call", "tool_use", "function_call", "function_calls", "malformed_function_call"),
+    )
 )
 _CUT = frozenset(("length", "max_tokens", "max_length", "max_output_tokens", "model_length"))
 _WITHHELD = frozenset(("content_filter", "safety", "recitation", "sensitive", "blocklist", "prohibited_content"))
@@ -192,8 +206,8 @@ def stop_of(choice: Mapping[str, Any], host: str) -> str:
 
 
 def reply_of(choice: Mapping[str, Any], usage: Any, host: str) -> Completion:
-    """The reply that a whole choice of a chat holds: text, and ``data``: tool_calls (OpenAI's form), reasoning, usage, and content
-    (its parts, where some are not text). Raises ProviderError."""
+    """The reply that a whole choice of a chat holds: text, and ``data``: tool_calls (OpenAI's form), reasoning, usage,
+    content (its parts where some are not text). Raises ProviderError."""
     message = choice.get("message")
     if not isinstance(message, dict):
         raise ProviderError("shape", f"{host} answers with a choice without a message")

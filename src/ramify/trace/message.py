@@ -209,6 +209,9 @@ def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) 
     return calls
 
 
+_NO_OBJECT = "the arguments of '{}' are no JSON object"
+
+
 def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
     body = start + len(text[start:]) - len(text[start:].lstrip())
     try:
@@ -226,7 +229,7 @@ def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
     if not isinstance(name, str) or not name:
         return "", {}, end, "the call has no name"
     if not isinstance(arguments, dict):
-        return name, {}, end, "the arguments are not an object"
+        return name, {}, end, _NO_OBJECT.format(name)
     if shut < 0:
         return name, arguments, end, "the call is not closed"
     if shut != stop:
@@ -240,10 +243,8 @@ def _read_call(call: Any) -> ToolCall:
     name = name if isinstance(name, str) else ""
     if not name:
         return ToolCall("", {}, error="the call has no name")
-    if isinstance(arguments, str):
-        return ToolCall(name, {}, error=f"the arguments of '{name}' are no JSON")
     if not isinstance(arguments, Mapping):
-        return ToolCall(name, {}, error="the arguments are not an object")
+        return ToolCall(name, {}, error=_NO_OBJECT.format(name))
     return ToolCall(name, arguments)
 
 

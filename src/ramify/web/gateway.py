@@ -2,8 +2,9 @@
 
 Only middleware changes bytes (:mod:`ramify.web.passing`). An upstream that fails, breaks off or does not end becomes one error in
 OpenAI's format, in bounded memory and time. What is only recorded is never failed for being of another shape than the protocol's:
-it passes, and the record holds what could be read of it and says what could not (``unread``). Middleware has to read it. The client's headers, its key among them, are not forwarded; the upstream's key comes from the
-environment. Requests are not retried: clients have their own retries."""
+it passes, and the record holds what could be read of it and says what could not (``unread``). Middleware has to read it. The
+client's headers, its key among them, are not forwarded; the upstream's key comes from the environment. Requests are not retried:
+clients have their own retries."""
 
 from __future__ import annotations
 
@@ -163,9 +164,9 @@ class _Call:
         text = raw.decode("utf-8", "replace")
         if not answer:
             return transport.key.scrub(text).encode()
-        if not self.public and all(made[at] is completion for at, completion in completions.items()):
-            if transport.key.scrub(text) == text:
-                return raw
+        unchanged = not self.public and all(made[at] is completion for at, completion in completions.items())
+        if unchanged and transport.key.scrub(text) == text:
+            return raw
         for at, choice in self._choices(answer) if completions else ():
             if at in completions:
                 write_choice(self.route, choice, completions[at], made[at])
