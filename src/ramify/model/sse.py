@@ -308,7 +308,7 @@ class Heard:
         text, thought, parts = wire.said(delta, self.host)
         heard.texts.append(text)
         heard.thoughts.append(thought)
-        heard.parts += parts or ()
+        heard.parts += [part for part in parts or () if isinstance(part, dict) and part.get("type") not in wire.SPOKEN]
         if self.extra and (extra := wire.extra_of(choice, delta)):
             wire.merge(heard.extra, extra)
         if isinstance(delta.get("function_call"), dict):

@@ -46,6 +46,8 @@ _WITHHELD = frozenset(("content_filter", "safety", "recitation", "sensitive", "b
 """Values of ``finish_reason``, in small letters, by what they mean."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message that hold the reasoning before its text."""
+SPOKEN = ("text", "thinking", "reasoning")
+"""Types of a content's parts that are the reply's text, or its reasoning."""
 RAW = "_raw"
 """The only argument of a call that is sent again although its arguments were no JSON object: the text that they were."""
 _ABOVE = 1e-4
@@ -232,16 +234,21 @@ def said(message: Mapping[str, Any], host: str) -> tuple[str, str, list[Any] | N
     Raises ProviderError."""
     content = message.get("content", message.get("text"))
     thought = next((found for name in THOUGHTS if isinstance(found := message.get(name), str) and found), "")
+    told = content
     if isinstance(content, list):
-        thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in ("thinking", "reasoning")]
-        content = [part for part in content if not any(part is one for one in thoughts)]
+        thoughts = [part for part in content if _is_thought(part)]
         thought = thought or "".join(map(_thought, thoughts))
+        content = [part for part in content if not _is_thought(part)] if thoughts else content
     try:
         text, parts = content_of(content, "content")
     except UserError:
         raise ProviderError("shape", f"{host} answers with content that is no text") from None
     refusal = message.get("refusal")
-    return text or (refusal if isinstance(refusal, str) else ""), thought, parts
+    return text or (refusal if isinstance(refusal, str) else ""), thought, told if content is not told else parts
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in SPOKEN[1:]
 
 
 def _thought(part: Any) -> str:

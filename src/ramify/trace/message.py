@@ -209,7 +209,10 @@ def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) 
     return calls
 
 
-_NO_OBJECT = "the arguments of '{}' are no JSON object"
+def _no_object(name: str, arguments: Any) -> str:
+    """What is wrong with arguments that are not an object."""
+    what = "text that is no JSON, not an object" if isinstance(arguments, str) else "not an object"
+    return f"the arguments of '{name}' are {what}"
 
 
 def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
@@ -229,7 +232,7 @@ def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
     if not isinstance(name, str) or not name:
         return "", {}, end, "the call has no name"
     if not isinstance(arguments, dict):
-        return name, {}, end, _NO_OBJECT.format(name)
+        return name, {}, end, _no_object(name, arguments)
     if shut < 0:
         return name, arguments, end, "the call is not closed"
     if shut != stop:
@@ -244,7 +247,7 @@ def _read_call(call: Any) -> ToolCall:
     if not name:
         return ToolCall("", {}, error="the call has no name")
     if not isinstance(arguments, Mapping):
-        return ToolCall(name, {}, error=_NO_OBJECT.format(name))
+        return ToolCall(name, {}, error=_no_object(name, arguments))
     return ToolCall(name, arguments)
 
 
