@@ -25,7 +25,7 @@ from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
-from faulty_server import FAULTS, MODEL, RESET, FaultyServer, Raw, chat, good, http
+from faulty_server import FAULTS, MODEL, REPLIES, RESET, FaultyServer, Raw, chat, good, http
 from model_server import serving
 
 from ramify.base.errors import RamifyError
@@ -288,6 +288,20 @@ def test_what_is_only_recorded_passes_however_odd_it_is(tmp_path: Path) -> None:
         assert unread in said if unread else not said, (name, node.data)
     assert last.stop == "failed"
     assert "a list instead of a JSON object" in last.data["failure"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_the_model_said_is_recorded_in_whatever_form(tmp_path: Path, streams: bool) -> None:
+    with Upstream() as upstream, gateway(upstream.url, tmp_path / "run") as url:
+        for name, (raw, *_) in REPLIES.items():
+            (choice,) = (whole := json.loads(body := raw.partition(b"\r\n\r\n")[2]))["choices"]
+            piece = chunk(choice["message"], model=whole["model"]), chunk({}, choice["finish_reason"], model=whole["model"])
+            upstream.plan = lambda body, raw=raw, piece=piece: stream(*piece) if streams else raw
+            answer = post(url, ASK | {"stream": streams})
+            assert answer.content == (b"".join(piece) + b"data: [DONE]\n\n" if streams else body), name
+    for (name, (_, text, calls, thought)), node in zip(REPLIES.items(), replies(tmp_path / "run"), strict=True):
+        found = [(call["function"]["name"], call["function"]["arguments"]) for call in node.data.get("tool_calls", ())]
+        assert (node.text, node.stop, found, node.data.get("reasoning", "")) == (text, "eos", calls, thought), name
 
 
 def both(whole: bytes, streamed: bytes) -> Callable[[dict[str, Any]], bytes]:
