@@ -203,6 +203,25 @@ def test_tools_that_end_in_any_order_are_one_state_and_replay(server: ChatServer
     assert fork.arm.scored == 2
 
 
+@pytest.mark.parametrize(("arguments", "counts"), [('{"room": 4', True), ('{"room": 4}', False)])
+def test_an_agent_that_breaks_on_the_models_call_lost_and_one_that_breaks_by_itself_is_a_failure(
+    world: World, tmp_path: Path, arguments: str, counts: bool
+) -> None:
+    def book(room: int) -> None:
+        raise KeyError("no such hotel")
+
+    made = {"id": "c", "type": "function", "function": {"name": "book", "arguments": arguments}}
+    with chat_server(lambda body: {"tool_calls": [made]} if "tools" in body else {"content": "red"}) as server:
+        (attempt,) = ramify.play(
+            server.model, ramify.agent(loop({"book": book}), grade=cheaper, tasks=TASKS), out=tmp_path / "run"
+        )
+    if counts:
+        assert (attempt.failure, attempt.outcome) == (None, False)
+        assert "JSONDecodeError" in attempt.turns[-1].answer.text
+    else:
+        assert "no such hotel" in str(attempt.failure)
+
+
 def test_an_undeclared_tool_is_never_run_on_a_branch(server: ChatServer, world: World, tmp_path: Path) -> None:
     env = environment(world.tools(look_up="pure", rate="replay"))
     (attempt,) = ramify.play(server.model, env, out=tmp_path / "run")

@@ -176,7 +176,7 @@ class _Sound:
         return await self._stream.__aexit__(*error)
 
     def _checked(self, item: Any) -> Any:
-        result = getattr(getattr(item, "message", None), "result", None)
+        result: Any = getattr(getattr(item, "message", None), "result", None)
         tools = result.get("tools") if isinstance(result, dict) else None
         if isinstance(tools, list):
             sound: dict[str, Any] = {}
@@ -197,9 +197,9 @@ class _Sound:
 def _sound_tool(tool: Any) -> dict[str, Any]:
     """A tool of a server's list as the protocol wants it, what is odd and not needed left out. Raises ValueError that says why
     nobody could call it."""
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import Draft202012Validator, validator_for
     from mcp.types import Tool
+
+    schemas = import_package("jsonschema", "environments", "an MCP server")  # a requirement of mcp
 
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
         raise ValueError("it has no name")
@@ -210,8 +210,8 @@ def _sound_tool(tool: Any) -> dict[str, Any]:
     if schema["type"] != "object":
         raise ValueError(f'its inputSchema has the type {json.dumps(schema["type"])[:60]} where the protocol wants "object"')
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
-    except SchemaError as error:
+        schemas.validators.validator_for(schema, schemas.Draft202012Validator).check_schema(schema)
+    except schemas.SchemaError as error:
         where = ".".join(map(str, error.path))
         raise ValueError(f"its inputSchema is no JSON schema: {where + ': ' if where else ''}{error.message[:120]}") from None
     except Exception as error:  # a schema that leads the checker itself astray, such as a $schema that is no text

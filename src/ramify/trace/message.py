@@ -256,7 +256,7 @@ def _function(call: Any) -> tuple[Any, Any]:
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+        arguments = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
     return function.get("name", ""), {} if arguments is None else arguments
 
 
