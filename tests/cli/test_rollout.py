@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+
+from faulty_server import FAULTS, FaultyServer, good
 
 from ramify.trace.db import Run
 
@@ -123,3 +129,16 @@ def make():
     forked = verb("fork", "run", start, "--n", "2", "--json")
     assert (forked.code, forked.json["fork"]["failed"]) == (1, 2)
     assert forked.err == "ramify: every continuation failed, the first at engine: gone\n"
+
+
+def test_a_request_that_is_refused_for_ever_is_not_advised_to_be_sent_again(verb, here: Path) -> None:
+    def sound_until_it_plays(body: dict[str, Any]) -> bytes:
+        return good(body) if "colour" in body["messages"][0]["content"] else FAULTS["400"][0]
+
+    with FaultyServer(sound_until_it_plays) as server:
+        played = verb(
+            "rollout", "--model", f"chat:m@{server.url}?retries=0", "--env", "chain", "--count", "2", "--out", "run", "--json"
+        )
+    assert played.code == 1
+    assert "answers 400: max_tokens is too large" in played.err
+    assert "would send the same requests, so change what is sent" in played.err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ramify.base.errors import UserError
 from ramify.trace.db import Run
 
 HALL = ("--model", "factory:halls:agent", "--env", "factory:halls:Halls")
@@ -142,6 +143,20 @@ def test_an_imported_log_whose_agent_can_run_again(verb, here: Path) -> None:
     assert [step["credited"] for step in shared["share"]["steps"]] == [False, True, False]
     assert shared["node"] == first["node"]
     assert verb("why", "run", "--json").json["node"] == first["node"]
+
+
+def test_other_weights_are_told_before_anything_is_sampled(verb, halls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramify.jobs import why as job
+
+    def search(*_: object) -> None:
+        raise UserError("sampling begins")
+
+    monkeypatch.setattr(job, "_search", search)
+    assert "sampled by other weights" not in verb("why", halls).err
+    failed = verb("why", halls, "--model", TALKER[1], "--env", TALKER[3])
+    told, last = failed.err.splitlines()
+    assert "sampled by other weights than those that continue" in told
+    assert last == "ramify: sampling begins"
 
 
 def test_mistakes(verb, halls: Path, chats: Path) -> None:

@@ -65,6 +65,47 @@ def test_the_tools_are_the_servers() -> None:
     assert made.tools is made.tools
 
 
+ODD: dict[str, tuple[Any, str]] = {
+    "absent": ({}, "it has no inputSchema"),
+    "null": ({"inputSchema": None}, "it has no inputSchema"),
+    "text": ({"inputSchema": "{}"}, "is no object"),
+    "array": ({"inputSchema": {"type": "array"}}, 'has the type "array"'),
+    "no type there is": (
+        {"inputSchema": {"type": "object", "properties": {"a": {"type": "strin"}}}},
+        "properties.a.type: 'strin'",
+    ),
+    "astray": ({"inputSchema": {"$schema": 7}}, "cannot be checked"),
+    "add": ({"inputSchema": {}}, "another one has its name"),
+}
+SOUND: dict[str, Any] = {
+    "no type": {"inputSchema": {}},
+    "odd beside": {"inputSchema": {"type": "object"}, "outputSchema": 7, "annotations": "x", "description": None},
+}
+
+
+def test_an_odd_tool_is_named_and_left_out_and_the_others_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [{"name": name, **tool} for name, (tool, _) in ODD.items()] + [
+        {"name": name, **tool} for name, tool in SOUND.items()
+    ]
+    source = Path(__file__).with_name("bare_mcp_server.py").read_text()
+    (tmp_path / "odd.py").write_text(source.replace("*plain]", f"*plain, 7, *json.loads({json.dumps(json.dumps(listed))})]"))
+    env = McpEnvironment(f"{shlex.quote(sys.executable)} {tmp_path / 'odd.py'}")
+    names = [tool["function"]["name"] for tool in env.tools]
+    assert names[0] == "add"
+    assert names[-2:] == list(SOUND)
+    assert not set(names[1:]) & set(ODD)
+    episode: Any = env.make()
+    episode.reset(TASK, 0)
+    assert episode.step(call("add", amount=2)).text == "2"
+    assert episode.step(call("odd beside", amount=2)).text == "4"
+    assert not episode.step(call("null")).valid
+    episode.close()
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(ODD) + 1  # once, however many servers are started
+    for name, (_, why) in ODD.items():
+        assert any(f"the tool '{name}' is left out: " in line and why in line for line in told), name
+
+
 def test_calls_are_run_by_the_server(env: Any) -> None:
     assert '"name": "add"' in env.system
     seen = env.step(call("add", amount=2))

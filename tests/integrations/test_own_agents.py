@@ -175,6 +175,53 @@ def test_why_replays_the_prefix_and_finds_the_step(server: ChatServer, world: Wo
     assert len(shown) <= 5  # what each recorded attempt was shown, and nothing else
 
 
+def test_tools_that_end_in_any_order_are_one_state_and_replay(server: ChatServer, world: World, tmp_path: Path) -> None:
+    tools = world.tools(look_up="pure", rate="replay", book="sandboxed")
+    turns = itertools.count()
+
+    def booker(prompt: str, url: str) -> str:
+        """Its tools run at the same time: their results come in another order each time."""
+        from openai import OpenAI
+
+        client, turn = OpenAI(base_url=url, api_key="none", max_retries=0), next(turns)
+        messages: list[Any] = [{"role": "user", "content": prompt}]
+        while True:
+            reply = client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0].message
+            messages.append(reply)
+            if not reply.tool_calls:
+                return reply.content or ""
+            came = [(one, tools[one.function.name](**json.loads(one.function.arguments))) for one in reply.tool_calls]
+            for one, result in came[turn % len(came) :] + came[: turn % len(came)]:
+                messages.append({"role": "tool", "tool_call_id": one.id, "content": json.dumps(result)})
+
+    env = ramify.agent(booker, tools=list(tools.values()), grade=cheaper, tasks=TASKS)
+    attempts = ramify.play(server.model, env, attempts=3, out=tmp_path / "run")
+    assert all(attempt.failure is None for attempt in attempts)
+    seen = {tuple(line.partition(" ")[0] for line in attempt.turns[0].answer.text.splitlines()) for attempt in attempts}
+    assert len(seen) == 1  # room, room, city: in the order of the calls
+    fork = ramify.fork_run(tmp_path / "run", attempts[0].turns[1].node.id, n=2, model=server.model, env=env)
+    assert fork.arm.scored == 2
+
+
+@pytest.mark.parametrize(("arguments", "counts"), [('{"room": 4', True), ('{"room": 4}', False)])
+def test_an_agent_that_breaks_on_the_models_call_lost_and_one_that_breaks_by_itself_is_a_failure(
+    world: World, tmp_path: Path, arguments: str, counts: bool
+) -> None:
+    def book(room: int) -> None:
+        raise KeyError("no such hotel")
+
+    made = {"id": "c", "type": "function", "function": {"name": "book", "arguments": arguments}}
+    with chat_server(lambda body: {"tool_calls": [made]} if "tools" in body else {"content": "red"}) as server:
+        (attempt,) = ramify.play(
+            server.model, ramify.agent(loop({"book": book}), grade=cheaper, tasks=TASKS), out=tmp_path / "run"
+        )
+    if counts:
+        assert (attempt.failure, attempt.outcome) == (None, False)
+        assert "JSONDecodeError" in attempt.turns[-1].answer.text
+    else:
+        assert "no such hotel" in str(attempt.failure)
+
+
 def test_an_undeclared_tool_is_never_run_on_a_branch(server: ChatServer, world: World, tmp_path: Path) -> None:
     env = environment(world.tools(look_up="pure", rate="replay"))
     (attempt,) = ramify.play(server.model, env, out=tmp_path / "run")

@@ -32,7 +32,7 @@ def http(body: Any, status: int = 200, headers: dict[str, str] | None = None, ki
 
 
 def chat(message: Any = GOOD, finish: Any = "stop", **more: Any) -> dict[str, Any]:
-    return {"model": MODEL, "choices": [{"index": 0, "message": message, "finish_reason": finish}], **more}
+    return {"model": MODEL, "choices": [{"index": 0, "message": message, "finish_reason": finish}]} | more
 
 
 def completion(**choice: Any) -> dict[str, Any]:
@@ -93,14 +93,52 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "choice-text": (http({"choices": ["fine"]}), "shape"),
     "empty-choices": (http({"model": MODEL, "choices": []}), "empty"),
     "no-message": (http({"choices": [{"index": 0, "finish_reason": "stop"}]}), "shape"),
-    "null-content": (http(chat({"role": "assistant", "content": None})), "empty"),
-    "content-list": (http(chat({"role": "assistant", "content": [{"type": "text", "text": "hi"}]})), "shape"),
-    "no-finish": (http(chat(finish=None)), "shape"),
     "odd-finish": (http(chat(finish="meteor")), "shape"),
     "filtered": (http(chat(finish="content_filter")), "filtered"),
-    "other-model": (http(chat() | {"model": "gpt-nothing"}), "model"),
     "too-large": (http(chat({"role": "assistant", "content": "x" * 300_000})), "too_large"),
     "endless": (b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + b" " * 300_000, "too_large"),
+}  # fmt: skip
+
+
+def _with(message: Any, finish: Any = "stop", **more: Any) -> bytes:
+    return http(chat({"role": "assistant", **message}, finish, **more))
+
+
+def _call(arguments: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}],
+    } | more
+
+
+#: What servers do, and what the model said all the same:
+#: name -> (answer, text of the reply, its calls as (name, arguments), its reasoning)
+REPLIES: dict[str, tuple[bytes, str, list[tuple[str, str]], str]] = {
+    "nothing": (_with({"content": None}), "", [], ""),
+    "absent": (_with({}), "", [], ""),
+    "reasoning alone": (_with({"content": None, "reasoning_content": "hm"}), "", [], "hm"),
+    "reasoning by another name": (_with({"content": "", "reasoning_content": "", "reasoning": "hm"}), "", [], "hm"),
+    "refusal": (_with({"content": None, "refusal": "I will not."}), "I will not.", [], ""),
+    "refusal beside nothing": (_with({"content": "", "refusal": "I will not."}), "I will not.", [], ""),
+    "parts": (_with({"content": [{"type": "text", "text": "hi"}]}), "hi", [], ""),
+    "parts that think": (
+        _with({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "hi"}]}),
+        "hi", [], "hm",
+    ),
+    "no reason": (_with(GOOD, None), "fine", [], ""),
+    "an empty reason": (_with(GOOD, ""), "fine", [], ""),
+    "loud": (_with(GOOD, "STOP"), "fine", [], ""),
+    "tool_call": (_with(_call("{}"), "tool_call"), "", [("f", "{}")], ""),
+    "no JSON": (_with(_call('{"a": tru'), "tool_calls"), "", [("f", '{"a": tru')], ""),
+    "an object": (_with(_call({"a": 1}), "tool_calls"), "", [("f", '{"a": 1}')], ""),
+    "function as text": (
+        _with({"content": None, "tool_calls": [{"id": "c", "function": '{"name": "f", "arguments": {"a": 1}}'}]}, "tool_calls"),
+        "", [("f", '{"a": 1}')], "",
+    ),
+    "flat": (_with({"tool_calls": [{"id": "c", "name": "f", "arguments": "{}"}]}, "stop"), "", [("f", "{}")], ""),
+    "no name": (_with({"tool_calls": [{"id": "c", "function": {"arguments": "{}"}}]}, "stop"), "", [("", "{}")], ""),
+    "before tools": (_with({"function_call": {"name": "f", "arguments": "{}"}}, "function_call"), "", [("f", "{}")], ""),
+    "another name": (_with(GOOD, model="gpt-nothing"), "fine", [], ""),
 }  # fmt: skip
 TOKEN_FAULTS: dict[str, tuple[Any, str]] = {
     "missing-logprobs": (completion(logprobs=None), "logprobs"),
@@ -123,7 +161,6 @@ TOKEN_FAULTS: dict[str, tuple[Any, str]] = {
     "ids-text": (completion(token_ids="12"), "tokens"),
     "no-token": (completion(token_ids=[], logprobs={"token_logprobs": []}), "tokens"),
     "too-many": (completion(token_ids=[1] * 99, logprobs={"token_logprobs": [-1.0] * 99}), "tokens"),
-    "wrong-model": (completion() | {"model": "other"}, "model"),
     "empty-choices": ({"model": MODEL, "choices": []}, "empty"),
     "aborted": (completion(finish_reason="abort"), "shape"),
 }  # fmt: skip

@@ -90,7 +90,7 @@ def test_choices_and_calls_are_told_apart_and_log_probs_of_the_key_go() -> None:
     assert [first[0]["logprobs"], second[0]["logprobs"]] == [None, None]
     assert [c[1]["delta"]["tool_calls"][0]["function"]["arguments"] for c in (first, second)] == ["***", ""]
     assert first[2]["logprobs"] == {"content": [{"token": "fine"}]}
-    heard = Heard("", "host")
+    heard = Heard("host")
     for _, event in out:
         heard.take(event)
 

@@ -155,6 +155,22 @@ def test_a_client_that_compacts_keeps_one_history_and_the_loss_shows(tmp_path: P
     assert len(fate["lost"]) == 1
 
 
+def test_results_in_another_order_are_the_same_history(tmp_path: Path) -> None:
+    asked = [{"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id in "ab"]
+    told = [Message("tool", f"result {id}", {"tool_call_id": id}) for id in "ab"]
+    said = iter([Completion("", "eos", data={"tool_calls": asked}), Completion("so it is", "eos"), Completion("bye", "eos")])
+    model = ScriptedModel(lambda messages, key: next(said), tokens=False)
+
+    async def work(recorder: Recorder) -> None:
+        first = (await ask(recorder, model, user("look twice")))[0].message
+        second = as_message((await ask(recorder, model, user("look twice"), first, *told))[0])
+        await ask(recorder, model, user("look twice"), first, *told[::-1], second, user("bye"))
+
+    with record(tmp_path / "run", work) as run:
+        nodes = [node for node in run.each(Node) if node.role != "root"]
+    assert [node.role for node in nodes] == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+
+
 def test_conversations_of_two_clients_do_not_mix(tmp_path: Path) -> None:
     model = remote()
 

@@ -88,6 +88,12 @@ def ended(folder: Path, result: dict[str, Any]) -> None:
             f"raise --budget.{result['spent']} and give the same command with --out {folder} to continue"
         )
     if result["failed"] and not result["n"]:
+        refused = next(iter(result["failures"]))
+        if all(why.startswith("provider (request)") for why in result["failures"]):
+            raise RamifyError(
+                f"every attempt failed: {refused.partition(': ')[2]}; `ramify resume {folder}` would send the same requests, so "
+                "change what is sent first (the model's URL, the sampling options, the environment's tools)"
+            )
         raise RamifyError(f"every attempt failed; `ramify resume {folder}` tries them again")
 
 

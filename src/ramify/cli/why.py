@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from ramify.base.errors import BudgetSpentError, UserError
 from ramify.base.words import plural
 from ramify.env.tools import effect_options, read_effects
 from ramify.kit import DryRun, Effects, ForkEnv, ForkModel, Json, RunArgument, Trust, Verbs, argument, find_run, option
-from ramify.render.terminal import emit, progress, table
+from ramify.render.terminal import emit, progress, say, table
 
 if TYPE_CHECKING:
     from ramify.base.progress import Progress
@@ -122,7 +123,8 @@ def _ask(
     kept = f"the continuations played so far stay in {folder}: the same command continues"
     with progress("why", as_json=as_json, kept=kept) as bar:
         on_attempt = _counting(bar, most)
-        found = [why(folder, view.leaf, on_attempt=on_attempt, **settings, **who) for view in views]
+        on_note = cache(say)  # each note once, however many attempts it is about
+        found = [why(folder, view.leaf, on_attempt=on_attempt, on_note=on_note, **settings, **who) for view in views]
         first = found[0]
         if not do or (first.counterfactual and first.node is None):
             return found, []

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,6 +34,7 @@ from ramify.integrations.tools import as_text, check_prompt
 from ramify.integrations.worktrees import PLACE, Worktree, base_commit
 from ramify.score.match import ExactMatch
 from ramify.trace.message import Message, ToolCall, plain, read_message, split_reply
+from ramify.trace.parallel import results_in_order
 
 COMMIT = "commit"
 """In the data of an observation: the commit of a command's files then."""
@@ -218,6 +219,8 @@ class AgentEpisode:
         """Whether the recorded attempt has several conversations, whose requests come in any order."""
         self.token = ""
         self._over = False
+        self._misspoken = False
+        """Whether the model's last reply made a call that is none: an agent that ends of it was ended by the model."""
         self._task: Task | None = None
         self._thread: threading.Thread | None = None
 
@@ -273,7 +276,7 @@ class AgentEpisode:
         if why:
             return self._failed(why, "tool")
         self._conversations[self._current] = [*map(_message_key, request.messages), _message_key(_as_openai(message))]
-        self._now = None
+        self._now, self._misspoken = None, any(call.error for call in message.calls)
         request.reply.set_result((message, stop))
         return self._next()
 
@@ -388,7 +391,7 @@ class AgentEpisode:
                     return self._observed(self._waiting.pop(0))  # another one than was recorded, which the check then says
                 return self._failed(f"the agent asked for nothing in {self._environment.patience:g} s", "env")
             if isinstance(event, _Ended):
-                return self._failed(event.error, event.boundary) if event.error else self._graded(event.answer)
+                return self._broken_off(event) if event.error else self._graded(event.answer)
             self._waiting.append(event)
             if wanted not in (None, event.key):
                 late = min(late, time.monotonic() + GRACE * self._several)
@@ -438,6 +441,13 @@ class AgentEpisode:
         runs = self.gate.taken()
         data = {CHAT: json.dumps(plain(chat), ensure_ascii=False), **({RUNS: plain(runs)} if runs else {}), **self._files()}
         return Observation(text, role=role, data=data)
+
+    def _broken_off(self, end: _Ended) -> Observation:
+        """The agent raised: an attempt that the model lost where its reply was at fault, else a failure that is not counted."""
+        seen = self._failed(end.error, end.boundary)
+        if end.boundary != "env" or not self._misspoken:
+            return seen
+        return replace(seen, failure="", terminated=True, outcome=False, valid=False)
 
     def _failed(self, why: str, boundary: str) -> Observation:
         self._over = True
@@ -519,6 +529,7 @@ class AgentEpisode:
             messages = body["messages"]
         for at, one in enumerate(messages):
             read_message(one, f"message {at}")
+        messages = results_in_order(messages, lambda one: one, lambda one: str(one.get("role")))  # tools may run at the same time
         asked = {**_UNSET, **{key: value for key, value in body.items() if key not in _OWN}}
         request = _Request([dict(one) for one in messages], asked, json_hash([list(map(_message_key, messages)), plain(asked)]))
         if self._over:

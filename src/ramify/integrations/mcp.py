@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import logging
 import os
 import re
@@ -18,8 +19,9 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +33,7 @@ from ramify.env.protocol import Env, Observation, Snapshot, Task, TaskSet, read_
 from ramify.env.tools import describe, how_to_declare, read_effects, tool_json
 from ramify.integrations.spec import TaskList, import_package, value_of
 from ramify.integrations.tools import Grade, Result, ToolEpisode, names, refusal
+from ramify.render.terminal import say
 
 T = TypeVar("T")
 TIMEOUT = 30.0
@@ -51,6 +54,8 @@ class ToolServer:
         self._client: Any = None
         self.read_only: set[str] = set()
         """The tools of which the server says that they only read."""
+        self.left_out: dict[str, str] = {}
+        """The tools that nobody could call, by name, and why."""
         self._leave: asyncio.Event | None = None
         self._started: Future[list[dict[str, Any]]] = Future()
         self._served: Future[None] = asyncio.run_coroutine_threadsafe(self._serve(), _loop())
@@ -92,7 +97,7 @@ class ToolServer:
         )
         self._leave = asyncio.Event()
         parameters = mcp.StdioServerParameters(command=self._command[0], args=self._command[1:], encoding_error_handler="replace")
-        transport = stdio.stdio_client(parameters, errlog=self._errors)
+        transport = self._sound(stdio.stdio_client(parameters, errlog=self._errors))
         try:
             async with asyncio.timeout(self._timeout) as limit:
                 async with mcp.Client(transport, read_timeout_seconds=self._timeout) as client:
@@ -112,6 +117,13 @@ class ToolServer:
             if self._started.done():
                 raise
             self._started.set_exception(error)
+
+    @asynccontextmanager
+    async def _sound(self, transport: Any) -> AsyncGenerator[Any, None]:
+        """``transport``, with the tools left out that are not as the protocol wants them: its client refuses the whole list for
+        one of them."""
+        async with transport as (read, write):
+            yield _Sound(read, self.left_out), write
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._served.done():
@@ -137,6 +149,82 @@ class ToolServer:
         return InfrastructureError("tool", f"the MCP server '{self._command[0]}' {what}: {why}{last}")
 
 
+class _Sound:
+    """A stream of a server's messages in whose lists of tools every tool can be called; ``left_out`` is told of the others."""
+
+    def __init__(self, stream: Any, left_out: dict[str, str]) -> None:
+        self._stream, self._left_out = stream, left_out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def receive(self) -> Any:
+        """The next message."""
+        return self._checked(await self._stream.receive())
+
+    def __aiter__(self) -> _Sound:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._checked(await self._stream.__anext__())
+
+    async def __aenter__(self) -> _Sound:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._stream.__aexit__(*error)
+
+    def _checked(self, item: Any) -> Any:
+        result: Any = getattr(getattr(item, "message", None), "result", None)
+        tools = result.get("tools") if isinstance(result, dict) else None
+        if isinstance(tools, list):
+            sound: dict[str, Any] = {}
+            for at, tool in enumerate(tools, 1):
+                name = tool.get("name") if isinstance(tool, dict) else None
+                name = name if isinstance(name, str) and name else f"tool {at}"
+                try:
+                    made = _sound_tool(tool)
+                    if name in sound:
+                        raise ValueError("another one has its name")
+                    sound[name] = made
+                except ValueError as error:
+                    self._left_out[name] = str(error)
+            result["tools"] = list(sound.values())
+        return item
+
+
+def _sound_tool(tool: Any) -> dict[str, Any]:
+    """A tool of a server's list as the protocol wants it, what is odd and not needed left out. Raises ValueError that says why
+    nobody could call it."""
+    from mcp.types import Tool
+
+    schemas = import_package("jsonschema", "environments", "an MCP server")  # a requirement of mcp
+
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise ValueError("it has no name")
+    schema = tool.get("inputSchema")
+    if not isinstance(schema, dict):
+        raise ValueError("it has no inputSchema" if schema is None else "its inputSchema is no object")
+    schema = {"type": "object", **schema}
+    if schema["type"] != "object":
+        raise ValueError(f'its inputSchema has the type {json.dumps(schema["type"])[:60]} where the protocol wants "object"')
+    try:
+        schemas.validators.validator_for(schema, schemas.Draft202012Validator).check_schema(schema)
+    except schemas.SchemaError as error:
+        where = ".".join(map(str, error.path))
+        raise ValueError(f"its inputSchema is no JSON schema: {where + ': ' if where else ''}{error.message[:120]}") from None
+    except Exception as error:  # a schema that leads the checker itself astray, such as a $schema that is no text
+        raise ValueError(f"its inputSchema cannot be checked: {type(error).__name__}") from None
+    words = tool.get("description")
+    needed = {"name": tool["name"], "description": words if isinstance(words, str) else "", "inputSchema": schema}
+    try:
+        Tool.model_validate(tool)
+    except ValueError:
+        return needed
+    return {**tool, **needed}
+
+
 class McpEpisode(ToolEpisode):
     """One episode with a server of its own. The grader's state is the list of calls made:
     ``{"name", "arguments", "text", "error"}``."""
@@ -154,7 +242,7 @@ class McpEpisode(ToolEpisode):
         self._calls = []
         self._server = ToolServer(self._environment.command, self._environment.timeout)
         self.system = describe(self._server.tools)
-        self._environment.known(self._server.tools)
+        self._environment.known(self._server)
         return first
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Result:
@@ -243,17 +331,20 @@ class McpEnvironment:
         """The server's tools in OpenAI's JSON form; a server is started for this once. Raises InfrastructureError."""
         if self._tools is None:
             server = ToolServer(self.command, self.timeout)
-            self._tools = server.tools
+            self.known(server)
             server.close()
-        return self._tools
+        return self._tools or []
 
     def declare(self, effects: Mapping[str, str]) -> None:
         """What tools do to the world, by name."""
         self.effects |= effects
 
-    def known(self, tools: list[dict[str, Any]]) -> None:
-        """Cache a server's answer, so that none is started for it."""
-        self._tools = self._tools or tools
+    def known(self, server: ToolServer) -> None:
+        """Cache a server's answer, so that none is started for it; say which of its tools are left out."""
+        if self._tools is None:
+            self._tools = server.tools
+            for name, why in server.left_out.items():
+                say(f"the MCP server '{self.command[0]}': the tool '{name}' is left out: {why}")
 
     def make(self) -> Env:
         """A fresh episode."""

@@ -322,9 +322,10 @@ def walked(view: View) -> tuple[list[Step], list[Node], list[str]]:
         steps.append(step)
         seen.append(at)
     seen.append(view.end)
+    texts = [*(step.observation for step in steps), view.ending]
     keys, past = [], ""
     for i, node in enumerate(seen):
-        past = stable_hash("state", past, node.text, steps[i - 1].action if i else "")
+        past = stable_hash("state", past, texts[i], steps[i - 1].action if i else "")
         keys.append(past if node.state_key is None else f"key {node.state_key}")
     return steps, seen, keys
 
@@ -628,6 +629,7 @@ def why(
     trust: bool = False,
     effects: Mapping[str, str] | None = None,
     on_attempt: Callable[[Attempt], object] = lambda attempt: None,
+    on_note: Callable[[str], object] = lambda note: None,
 ) -> Why:
     """Which step of an attempt in the run at ``path`` lost it (of a successful one: won it), and what else was possible there.
 
@@ -637,8 +639,10 @@ def why(
     before the step that stands out, to say what else was possible there. ``share``: also share the change of success over the
     steps, by at most ``n`` walks (:mod:`ramify.jobs.share`). ``model`` and ``env`` are needed where the run names none: without
     them nothing is run again. With them recorded attempts that nobody judged are (:func:`ramify.jobs.judged.judge`). ``effects``:
-    what tools do to the world, by name (:data:`ramify.env.tools.EFFECTS`). The result is stored as a finding; the same call again
-    loads it, another one loads the forks there are. Raises UserError, and RamifyError where every continuation failed.
+    what tools do to the world, by name (:data:`ramify.env.tools.EFFECTS`). ``on_note`` is called, before anything is sampled,
+    with what a reader must know: that another agent continues than the one that sampled the attempt. The result is stored as a
+    finding; the same call again loads it, another one loads the forks there are. Raises UserError, and RamifyError where
+    every continuation failed.
     """
     if not 1 <= first <= n:
         raise UserError(f"first={first} forks a position cannot be more than n={n}, nor less than 1")
@@ -667,11 +671,13 @@ def why(
         episodes.on_attempt = on_attempt
         case = read_case(episodes.run, view, episodes.provenance.hash, scorer)
         purpose = f"why {episodes.provenance.hash[:12]}"
+        if note := _other(episodes, view):
+            on_note(note)
         forks = _Forks(episodes, case, purpose)
         rule = Decline(n, first, level, least, math.inf if samples is None else samples, forks.passing, gain=bool(view.success))
         with episodes.committing():
             rule, own, stood = wait_for(_search(forks, rule, purpose, describe))
-            result = replace(_result(case, forks, rule, own, stood, level), note=_other(episodes, view))
+            result = replace(_result(case, forks, rule, own, stood, level), note=note)
             if forks.first_failure:
                 result = replace(result, note=f"{result.note} The first that failed: {forks.first_failure}.".strip())
             if forks.first_failure and not result.before.n:

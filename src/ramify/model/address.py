@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from ramify.base.errors import UserError
 
-_OPTIONS = ("tokenizer", "rate", "concurrent", "timeout", "retries")
+_OPTIONS = ("tokenizer", "rate", "concurrent", "timeout", "retries", "answers")
 _PASSED_ON = ("api-version",)
 PLAIN_HTTP = "RAMIFY_ALLOW_PLAIN_HTTP"
 HIDDEN = "***"
@@ -87,6 +87,8 @@ class Endpoint:
             known = ", ".join((*_OPTIONS, *_PASSED_ON))
             raise UserError(f"the URL of {host} carries {what}; it may carry {known}, and a key belongs into RAMIFY_API_KEY")
         netloc = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
+        if (given := dict(query).get("answers", "any")) != "any":
+            raise UserError(f"the URL of {host} has answers={given[:20]!r}; answers=any takes whatever model answers")
         url = urlunsplit((parts.scheme, netloc, parts.path.rstrip("/") or "/v1", "", ""))
         return cls(url, {k: v for k, v in query if k in _PASSED_ON}, {k: v for k, v in query if k in _OPTIONS})
 

@@ -66,8 +66,8 @@ class HttpModel:
 
     ``mode`` is chat or completions; the latter needs ``tokenizer``, a folder with the model's tokenizer.json or an object, and
     lays chats out by ``template`` (the folder's own by default). ``url`` may carry options,
-    ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60 &retries=4``. The first sample, or look at ``capabilities``, asks the server.
-    Raises UserError on a bad URL; see :class:`ProviderError` for what a server can do wrong.
+    ``?tokenizer=PATH&rate=5&concurrent=8&timeout=60&retries=4&answers=any``. The first sample, or look at ``capabilities``, asks
+    the server. Raises UserError on a bad URL; see :class:`ProviderError` for what a server can do wrong.
     """
 
     def __init__(
@@ -106,6 +106,9 @@ class HttpModel:
         self._grammars: dict[str, bool] = {}
         self._streams = True
         self._lacks = ""
+        self.answered = ""
+        """The name that the server answers under, which may be another than ``model`` (a deployment, an alias, a router);
+        "" before the first answer. Another one later fails, unless the URL says ``answers=any``."""
 
     @classmethod
     def named(cls, mode: str, argument: str, **options: Any) -> HttpModel:
@@ -271,9 +274,10 @@ class HttpModel:
 
     async def _stream_chat(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """Nothing where the server's stream holds no choice. Raises ProviderError."""
-        heard, so_far = Heard(self.model, self.endpoint.host), ""
-        async with aclosing(self._events("/chat/completions", self._chat_body(prefix, settings, key))) as events:
+        heard, so_far, who = Heard(self.endpoint.host), "", dict[str, Any]()
+        async with aclosing(self._events("/chat/completions", self._chat_body(prefix, settings, key), heard)) as events:
             async for event in events:
+                who |= self._heard_from(event)
                 for at, text in heard.take(event):
                     text = "" if at else wire.clean(text)
                     so_far += text
@@ -286,7 +290,7 @@ class HttpModel:
         completion = heard.completions()[min(heard.choices)]
         if completion.stop == "failed":
             raise wire.withheld(self.endpoint.host)
-        yield Piece(completion.text[len(so_far) :], completion=completion)
+        yield Piece(completion.text[len(so_far) :], completion=with_data(completion, who))
 
     async def _stream_tokens(self, prefix: Prefix, settings: Sampling, key: int) -> Pieces:
         """The reply to token ids as its tokens come; read no further than where they stop. Raises ProviderError."""
@@ -294,7 +298,7 @@ class HttpModel:
         given, host = [int(token) for token in prefix.tokens], self.endpoint.host
         body = self._dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(prefix.asked)
         spelled, values, so_far, done = Detokenizer(self.tokenizer), list[float](), "", 0
-        stop, usage, longest = "", None, max(map(len, settings.stop_texts), default=0)
+        stop, usage, who, longest = "", None, dict[str, Any](), max(map(len, settings.stop_texts), default=0)
         plain, over = _is_plain(settings, prefix.asked), False
         sent, new_text, new_ends = 0, "", list[int]()
 
@@ -303,15 +307,14 @@ class HttpModel:
 
         async with aclosing(self._events("/completions", body)) as events:
             async for event in events:
-                usage = event.get("usage") or usage
+                usage, who = event.get("usage") or usage, who | self._heard_from(event)
                 for choice in wire.choices_of(event, host):
-                    wire.check_who(event, self.model, host)
                     ids = wire.choice_ids(choice, self._pieces, self._limit, host)
                     if ids is None and choice.get("text"):
                         raise ProviderError("tokens", f"{host} streams no ids of the tokens it sampled")
                     logprobs = wire.choice_logprobs(choice, len(ids or ()), host)
                     values += [] if logprobs is None else logprobs.tolist()
-                    if choice.get("finish_reason") is not None:
+                    if wire.reason_of(choice):
                         stop = wire.stop_of(choice, host)
                     text, offsets = "", list[int]()
                     for token in ids or ():
@@ -338,13 +341,30 @@ class HttpModel:
         sampled = spelled.tokens
         scores = np.array(values[: len(sampled)], np.float32) if len(values) >= len(sampled) else None
         self._check_sampled(sampled, scores, settings)
-        completion = self._sample(sampled, scores, stop, settings, wire.usage_of({"usage": usage}), plain)
+        completion = self._sample(sampled, scores, stop, settings, wire.usage_of({"usage": usage}) | who, plain)
         yield rest_of(completion, done, sent)
 
     def _cut(self) -> ProviderError:
         return ProviderError("cut", f"the stream of {self.endpoint.host} ended before its reply did")
 
-    async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+    def _heard_from(self, answer: Mapping[str, Any]) -> dict[str, Any]:
+        """``{"model": {"asked", "answered"}}`` where a model of another name answered. Raises ProviderError where another one did
+        than before."""
+        who = wire.who_answers(answer)
+        self.answered = self.answered or who
+        if who and not wire.same_name(who, self.answered) and "answers" not in self.endpoint.options:
+            raise ProviderError(
+                "model",
+                f"{self.endpoint.host} answers as '{who}' where it answered as '{self.answered}' before, and a run holds one "
+                "model's replies: name that model itself, or take any with ?answers=any behind the URL",
+                final=True,
+            )
+        return {"model": {"asked": self.model, "answered": who}} if who not in ("", self.model) else {}
+
+    async def _events(
+        self, path: str, body: Mapping[str, Any], heard: Heard | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a stream; ``heard`` is told that the server said it is done."""
         request = {**body, "stream": True, "stream_options": {"include_usage": True}}
         events, content = EventParser(self.endpoint.host), json.dumps(request, allow_nan=False).encode()
         async with self.transport.opened("POST", path, content, TYPE) as response:
@@ -357,6 +377,8 @@ class HttpModel:
                         yield event
                 if events.done:
                     break
+            if heard is not None:
+                heard.done = events.done
             for _, event in withheld.rest():
                 yield event
 
@@ -391,7 +413,10 @@ class HttpModel:
 
     async def _chat(self, prefix: Prefix, settings: Sampling, key: int, dialect: Dialect | None = None) -> Completion:
         body = self._chat_body(prefix, settings, key, dialect)
-        return wire.chat_completion(await self.transport.post("/chat/completions", body), self.model, self.endpoint.host)
+        host, answer = self.endpoint.host, await self.transport.post("/chat/completions", body)
+        choice = wire.only_choice(answer, host)
+        who = self._heard_from(answer)
+        return with_data(wire.reply_of(choice, answer.get("usage"), host), who)
 
     async def _complete(self, given: list[int], settings: Sampling, key: int, extra: Mapping[str, Any]) -> Completion:
         """One sample. A first token with its own bans is sampled alone and the rest after it,
@@ -426,14 +451,17 @@ class HttpModel:
         body = dialect.tokens(self.model, settings, key) | {"prompt": given} | dict(extra or {})
         host = self.endpoint.host
         answer = await self.transport.post("/completions", body)
-        choice = wire.only_choice(answer, self.model, host)
+        choice = wire.only_choice(answer, host)
+        who = self._heard_from(answer)
         stop = wire.stop_of(choice, host)
         tokens = wire.choice_ids(choice, self._pieces, self._limit, host)
         if tokens is None:
             raise ProviderError("tokens", f"{host} gives no ids of the tokens it sampled")
         logprobs = wire.choice_logprobs(choice, len(tokens), host)
         self._check_sampled(tokens, logprobs, settings)
-        return self._sample(tokens, logprobs, stop, settings, wire.usage_of(answer), _is_plain(settings, extra or {}))
+        if not wire.reason_of(choice) and len(tokens) >= settings.max_tokens:
+            stop = "length"
+        return self._sample(tokens, logprobs, stop, settings, wire.usage_of(answer) | who, _is_plain(settings, extra or {}))
 
     def _check_secret(self, text: str) -> None:
         """Raises ProviderError where sampled tokens spell the key: tokens are never edited, so the sample fails."""
@@ -479,7 +507,9 @@ class HttpModel:
         scores = scores or self._dialect.scores
         body |= {"prompt_logprobs": top_k} if scores == "prompt_logprobs" else {"echo": True, "logprobs": 1, "max_tokens": 0}
         host = self.endpoint.host
-        choice = wire.only_choice(await self.transport.post("/completions", body), self.model, host)
+        answer = await self.transport.post("/completions", body)
+        choice = wire.only_choice(answer, host)
+        self._heard_from(answer)
         found = wire.prompt_logprobs(choice, row, host)
         if found is None:
             raise ProviderError("logprobs", f"{host} gives no log-probs of given tokens")
@@ -604,6 +634,11 @@ class HttpModel:
             if error.kind != "request":
                 raise
             return False
+
+
+def with_data(completion: Completion, more: Mapping[str, Any]) -> Completion:
+    """``completion`` with ``more`` in its data."""
+    return replace(completion, data={**(completion.data or {}), **more}) if more else completion
 
 
 def _same(left: Completion, right: Completion) -> bool:

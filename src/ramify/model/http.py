@@ -11,8 +11,8 @@ import re
 import ssl
 import time
 import weakref
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,6 +22,7 @@ import httpx2
 from ramify.base.errors import InfrastructureError
 from ramify.model.address import Endpoint, EndpointLimits, read_key
 from ramify.model.scripted import refuse_real_calls
+from ramify.render.terminal import say
 
 #: What can go wrong at a server, and what each kind means.
 KINDS = {
@@ -45,6 +46,8 @@ KINDS = {
 }
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 _SHOWN = 300
+FIRST_WORD, SILENCE = 2.0, 60.0
+"""Seconds without an answer after which a person is told of it: of a server that never answered yet, and of one that did."""
 JSON = r"application/([\w.+-]+\+)?json"
 
 
@@ -104,6 +107,10 @@ class Transport:
         self._transport = transport
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Session] = weakref.WeakKeyDictionary()
         self._next = self._held = -math.inf
+        self._heard_at = -math.inf
+        """When the server last answered anything."""
+        self._told_at = -math.inf
+        self._trouble = ""
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a JSON object, return the JSON object that comes back. Raises ProviderError."""
@@ -114,11 +121,16 @@ class Transport:
         return await self._persist("GET", path, None)
 
     async def _persist(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
+        with self._watched():
+            return await self._tried(method, path, content)
+
+    async def _tried(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
         attempt = 0
         while True:
             try:
                 return await self._once(method, path, content)
             except ProviderError as error:
+                self._trouble = error.message
                 wait = self.clock.chance() * min(self.limits.longest, self.limits.base * 2**attempt)
                 if error.wait is not None:
                     wait += error.wait
@@ -128,6 +140,23 @@ class Transport:
                     raise
             await self.clock.sleep(wait)
             attempt += 1
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Say one line where the server keeps silent meanwhile, in a terminal as in a log."""
+        since, clock = time.monotonic(), time.strftime("%H:%M:%S")
+
+        def tell() -> None:
+            if self._heard_at < since and self._told_at <= self._heard_at:
+                self._told_at = time.monotonic()
+                trouble = f" ({self._trouble})" if self._trouble else ""
+                say(f"waiting for {self.endpoint.url} since {clock}: no answer yet{trouble}")
+
+        waiting = asyncio.get_running_loop().call_later(FIRST_WORD if self._heard_at == -math.inf else SILENCE, tell)
+        try:
+            yield
+        finally:
+            waiting.cancel()
 
     async def _once(self, method: str, path: str, content: bytes | None) -> dict[str, Any]:
         async with self.opened(method, path, content) as response:
@@ -150,8 +179,10 @@ class Transport:
             try:
                 async with (
                     asyncio.timeout(self.limits.total),
-                    session.client.stream(
-                        method, self.endpoint.url + path, params=dict(self.endpoint.query) or None, content=content
+                    self._answered(
+                        session.client.stream(
+                            method, self.endpoint.url + path, params=dict(self.endpoint.query) or None, content=content
+                        )
                     ) as response,
                 ):
                     self._check_head(response, kinds)
@@ -166,6 +197,15 @@ class Transport:
             except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError) as error:
                 why = self._line(str(error)) or type(error).__name__
                 raise ProviderError("cut", f"the exchange with {host} broke off: {why}", again=True) from None
+
+    @asynccontextmanager
+    async def _answered(self, sent: AbstractAsyncContextManager[httpx2.Response]) -> AsyncGenerator[httpx2.Response, None]:
+        """A request that is answered, at least in its head."""
+        async with AsyncExitStack() as stack:
+            with self._watched():
+                response = await stack.enter_async_context(sent)
+            self._heard_at, self._trouble = time.monotonic(), ""
+            yield response
 
     async def _turn(self) -> None:
         """Wait for a slot of the rate limit, and until every wait that a server requested is over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,10 +25,13 @@ _LINES = re.compile(rb"\r\n|\n|\r")
 
 
 class EventParser:
-    """Parses bytes into events. ``done`` once the server sent ``[DONE]``; anything after that is dropped."""
+    """Parses bytes into events. ``done`` once the server sent ``[DONE]``; anything after that is dropped.
 
-    def __init__(self, host: str) -> None:
-        self.host, self.done = host, False
+    ``lenient``: an event that is no JSON object comes as an empty one, and ``unread`` says why, instead of an error.
+    """
+
+    def __init__(self, host: str, lenient: bool = False) -> None:
+        self.host, self.lenient, self.done, self.unread = host, lenient, False, ""
         self._rest = bytearray()
         self._size = 0
 
@@ -59,6 +62,15 @@ class EventParser:
 
     def _read(self, data: bytes) -> dict[str, Any]:
         try:
+            return self._parsed(data)
+        except ProviderError as error:
+            if not self.lenient:
+                raise
+            self.unread = self.unread or error.message
+            return {}
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
             why = "nested too deeply" if isinstance(error, RecursionError) else str(error).partition(":")[0]
@@ -68,11 +80,68 @@ class EventParser:
         return value
 
 
+class StreamedCalls:
+    """Calls of tools that come in pieces.
+
+    Servers number the calls (``index``), or number none, or all 0, and some give each piece an id of its own. So what a piece
+    belongs to is told by all that it says: a new id begins a call, and so does a name where none is to be continued."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+        self._at: dict[int, dict[str, Any]] = {}
+        """The newest call by its number."""
+
+    def take(self, pieces: Sequence[Any]) -> None:
+        """The pieces of one event. Raises ValueError where there are too many calls."""
+        named: list[dict[str, Any]] = []
+        for piece in pieces:
+            if wire.calls_function(piece):
+                self._take(piece, named)
+
+    def _take(self, piece: Mapping[str, Any], named: list[dict[str, Any]]) -> None:
+        index, id = piece.get("index"), piece.get("id")
+        index, id = index if type(index) is int else None, id if isinstance(id, str) else ""
+        name, arguments = wire.function_of(piece)
+        there = self._at.get(index) if index is not None else None
+        same = next((call for call in reversed(self.made) if id and call["id"] == id), None)
+        if index is not None and there is None and name:
+            same = None  # some servers give every call one id
+        last = self.made[-1] if self.made and (index is None or not (id or name)) else None
+        call = same or there or last
+        if call is None or self._begins(call, index, id, name, arguments, any(call is one for one in named)):
+            if len(self.made) >= MAX_CALLS:
+                raise ValueError(f"more than {MAX_CALLS} calls of tools")
+            call = {"id": id, "function": {"name": "", "arguments": ""}}
+            self.made.append(call)
+        if index is not None:
+            self._at[index] = call
+        function, call["id"] = call["function"], call["id"] or id
+        if name:
+            named.append(call)
+        function["name"] += "" if name == function["name"] or function["arguments"] else name
+        if not (name and id and arguments == function["arguments"] and wire.is_object(arguments)):  # said twice
+            function["arguments"] += arguments
+
+    def _begins(self, call: dict[str, Any], index: int | None, id: str, name: str, arguments: str, named: bool) -> bool:
+        """Whether a piece begins another call than the one it would continue; ``named``: that one was named in this event."""
+        function = call["function"]
+        complete = wire.is_object(function["arguments"])
+        if id and call["id"] and id != call["id"]:
+            return bool(name) or complete  # some servers give every piece of a call an id of its own, and name it once
+        if not name or not function["name"]:
+            return False
+        if not function["arguments"]:
+            return not id and (named or index is None)  # else a name in pieces
+        return name != function["name"] or (not id and (named or (complete and bool(arguments))))
+
+
 @dataclass
 class _Choice:
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    parts: list[Any] = field(default_factory=list)
+    calls: StreamedCalls = field(default_factory=StreamedCalls)
+    old_call: dict[str, Any] = field(default_factory=dict)
     ended: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -196,14 +265,15 @@ def as_event(value: Mapping[str, Any]) -> bytes:
 
 
 class Heard:
-    """The content of a streamed answer so far, by choice. ``model`` is the model that must answer ("":
-    any), ``who`` the one that did.
+    """The content of a streamed answer so far, by choice. ``who`` is the model that answered; ``done`` is set by who reads the
+    stream, once the server said ``[DONE]``: a choice that did not say why it ended is whole then.
 
-    With ``extra`` a sample's data holds the other fields (:func:`ramify.model.wire.extra_of`).
+    With ``extra`` a sample's data holds the other fields (:func:`ramify.model.wire.extra_of`). ``lenient``: what is of another
+    shape than the protocol's is no error; ``unread`` says what it was, and so does each sample.
     """
 
-    def __init__(self, model: str, host: str, extra: bool = False) -> None:
-        self.model, self.host, self.extra, self.id, self.who = model, host, extra, "", ""
+    def __init__(self, host: str, extra: bool = False, lenient: bool = False) -> None:
+        self.host, self.extra, self.lenient, self.id, self.who, self.unread, self.done = host, extra, lenient, "", "", "", False
         self.choices: dict[int, _Choice] = {}
         self.usage: Any = None
 
@@ -216,73 +286,67 @@ class Heard:
         self.id = self.id or str(event.get("id") or "")[:200]
         self.usage = event.get("usage") or self.usage
         self.who = self.who or wire.who_answers(event)
-        if self.model and (event.get("choices") != [] or not self.choices):
-            wire.check_who(event, self.model, self.host)
-        news = []
-        for choice in wire.choices_of(event, self.host):
-            at = choice.get("index", 0)
-            if type(at) is not int or not 0 <= at < MAX_CHOICES:
-                raise ProviderError("shape", f"{self.host} streams a choice without its index")
-            news.append((at, self._hear(self.choices.setdefault(at, _Choice()), choice)))
+        news: list[tuple[int, str]] = []
+        try:
+            for choice in wire.choices_of(event, self.host):
+                at = choice.get("index", 0)
+                if type(at) is not int or not 0 <= at < MAX_CHOICES:
+                    raise ProviderError("shape", f"{self.host} streams a choice without its index")
+                news.append((at, self._hear(self.choices.setdefault(at, _Choice()), choice)))
+        except ProviderError as error:
+            if not self.lenient:
+                raise
+            self.unread = self.unread or error.message
         return news
 
     def _hear(self, heard: _Choice, choice: Mapping[str, Any]) -> str:
+        if wire.reason_of(choice):
+            heard.ended = {k: choice[k] for k in ("finish_reason", "stop_reason") if k in choice}
         delta = choice.get("delta", choice) if "delta" not in choice or choice["delta"] is not None else {}
         if not isinstance(delta, dict):
             raise ProviderError("shape", f"{self.host} streams a delta that is no object")
-        if choice.get("finish_reason") is not None:
-            heard.ended = {k: choice[k] for k in ("finish_reason", "stop_reason") if k in choice}
-        text = next((delta[k] for k in ("content", "text", "refusal") if delta.get(k) is not None), "")
-        thought = next((delta[k] for k in ("reasoning_content", "reasoning") if delta.get(k) is not None), "")
-        if isinstance(text, list):  # parts
-            text = "".join(part["text"] for part in text if isinstance(part, dict) and isinstance(part.get("text"), str))
-        if not isinstance(text, str) or not isinstance(thought, str):
-            raise ProviderError("shape", f"{self.host} streams content that is no text")
+        text, thought, parts = wire.said(delta, self.host)
         heard.texts.append(text)
         heard.thoughts.append(thought)
+        heard.parts += [part for part in parts or () if isinstance(part, dict) and part.get("type") not in wire.SPOKEN]
         if self.extra and (extra := wire.extra_of(choice, delta)):
             wire.merge(heard.extra, extra)
-        calls = delta.get("tool_calls") or ()
-        for call in calls if isinstance(calls, list) else ():
-            if wire.calls_function(call) or not isinstance(call, dict):
-                self._call(heard, call)
+        if isinstance(delta.get("function_call"), dict):
+            wire.merge(heard.old_call, {"function_call": {k: v for k, v in delta["function_call"].items() if isinstance(v, str)}})
+        calls = delta.get("tool_calls")
+        try:
+            heard.calls.take(calls if isinstance(calls, list) else ())
+        except ValueError as error:
+            raise ProviderError("shape", f"{self.host} streams {error}") from None
         return text
-
-    def _call(self, heard: _Choice, call: Any) -> None:
-        at = call.get("index", 0) if isinstance(call, dict) else None
-        if type(at) is not int or not 0 <= at < MAX_CALLS:
-            raise ProviderError("shape", f"{self.host} streams a tool call without its index")
-        made = heard.calls.setdefault(at, {"id": "", "function": {"name": "", "arguments": ""}})
-        made["id"] = made["id"] or call.get("id") or ""
-        function = call.get("function") or {}
-        for name in ("name", "arguments"):
-            piece = function.get(name) if isinstance(function, dict) else None
-            if isinstance(piece, str):
-                made["function"][name] += piece
 
     @property
     def whole(self) -> bool:
         """Whether every choice has ended."""
-        return bool(self.choices) and all(choice.ended for choice in self.choices.values())
+        return bool(self.choices) and (self.done or all(choice.ended for choice in self.choices.values()))
 
     def completions(self, failed: str = "") -> dict[int, Completion]:
         """The sample of each choice. Where the stream broke off, those that had not ended say ``failed``; so does one withheld.
 
-        Raises ProviderError where an ending is none that the protocol knows.
+        Raises ProviderError where an ending is none that the protocol knows; its sample says so where this is ``lenient``.
         """
         found = {}
         for at, heard in self.choices.items():
-            message: dict[str, Any] = {"content": "".join(heard.texts), "reasoning": "".join(heard.thoughts) or None}
-            if heard.calls:
-                message["tool_calls"] = [call for _, call in sorted(heard.calls.items())]
-            withheld = heard.ended.get("finish_reason") == "content_filter"
-            ended = {"finish_reason": "length"} if withheld or not heard.ended else heard.ended
-            answer = {"choices": [{"message": message, **ended}], "usage": self.usage}
-            completion = wire.chat_completion(answer, self.model, self.host)
-            why = "content_filter" if withheld else "" if heard.ended else failed
-            if heard.extra:
-                completion = replace(completion, data={**(completion.data or {}), "extra": heard.extra})
-            found[at] = (
-                replace(completion, stop="failed", data={**(completion.data or {}), "failure": why}) if why else completion
-            )
+            message: dict[str, Any] = {"content": "".join(heard.texts), "reasoning": "".join(heard.thoughts)}
+            message |= {"tool_calls": heard.calls.made, **heard.old_call}
+            withheld = wire.is_withheld(heard.ended)
+            ended = {"finish_reason": "length"} if withheld else heard.ended
+            why = "content_filter" if withheld else "" if heard.ended or self.done else failed
+            try:
+                completion = wire.reply_of({"message": message, **ended}, self.usage, self.host)
+            except ProviderError as error:
+                if not self.lenient:
+                    raise
+                completion, why = wire.reply_of({"message": message}, self.usage, self.host), error.message
+            more: dict[str, Any] = {"content": heard.parts} if heard.parts else {}
+            more |= {"unread": self.unread} if self.unread else {}
+            more |= {"extra": heard.extra} if heard.extra else {}
+            if why:
+                completion, more = replace(completion, stop="failed"), {**more, "failure": why}
+            found[at] = replace(completion, data={**(completion.data or {}), **more}) if more else completion
         return found

@@ -1,6 +1,11 @@
 """The wire format of OpenAI-compatible servers: messages and tools out, choices in.
 
 The readers take any JSON value and return its content or raise ProviderError; nothing else.
+
+Whose fault a bad reply is, is decided here, for every server and every way of asking (:func:`reply_of`, :func:`stop_of`).
+What the model itself said counts, however poor it is: nothing at all, reasoning alone, a refusal, a call whose arguments are no
+JSON. A ProviderError is what leaves unknown what the model would have said: a body of another shape, a reply that was withheld,
+an ending that no table knows.
 """
 
 from __future__ import annotations
@@ -13,11 +18,38 @@ from typing import Any
 
 import numpy as np
 
+from ramify.base.errors import UserError
 from ramify.model.http import ProviderError
 from ramify.model.protocol import Completion
-from ramify.trace.message import Message, parse_tool_calls
+from ramify.trace.message import Message, content_of, parse_tool_calls
 
-_ENDED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls", "function_call"}
+_ENDED = frozenset(
+    (
+        *(
+            "stop",
+            "eos",
+            "eos_token",
+            "end_turn",
+            "stop_sequence",
+            "stop_token",
+            "complete",
+            "completed",
+            "end",
+            "done",
+            "refusal",
+        ),
+        *("tool_calls", "tool_call", "tool_use", "function_call", "function_calls", "malformed_function_call"),
+    )
+)
+_CUT = frozenset(("length", "max_tokens", "max_length", "max_output_tokens", "model_length"))
+_WITHHELD = frozenset(("content_filter", "safety", "recitation", "sensitive", "blocklist", "prohibited_content"))
+"""Values of ``finish_reason``, in small letters, by what they mean."""
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message that hold the reasoning before its text."""
+SPOKEN = ("text", "thinking", "reasoning")
+"""Types of a content's parts that are the reply's text, or its reasoning."""
+RAW = "_raw"
+"""The only argument of a call that is sent again although its arguments were no JSON object: the text that they were."""
 _ABOVE = 1e-4
 """Log-probs this far above 0 are a server's rounding."""
 
@@ -28,6 +60,8 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Tool calls of a reply (``data["tool_calls"]``, or written into its text) go as calls where tool messages answer them, each
     answer with the id of its call, as the protocol demands; elsewhere they go as the text they are in. A tool message that
     answers no call goes as a user's. One that a client sent, and that nobody changed since, goes as it was sent.
+
+    Servers refuse a history with arguments that are no JSON object for ever, so such a call goes with its text as :data:`RAW`.
     """
     sent: list[dict[str, Any]] = []
     waiting: list[str] = []
@@ -35,7 +69,7 @@ def request_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if message.unchanged:
             named = message.sent.get("tool_call_id")
             waiting = [call for call in waiting if call != named] if message.role == "tool" else []
-            sent.append(dict(message.sent))
+            sent.append(_with_valid_calls(message.sent))
             continue
         if message.role == "tool" and waiting:
             named = message.data.get("tool_call_id")
@@ -61,10 +95,37 @@ def _unanswered(waiting: Iterable[str]) -> list[dict[str, Any]]:
     return [{"role": "tool", "tool_call_id": call, "content": "(answered above)"} for call in waiting]
 
 
+def _with_valid_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """``message``, with arguments that a server takes in each of its calls."""
+    calls = message.get("tool_calls")
+    return dict(message) | ({"tool_calls": [_valid(call) for call in calls]} if isinstance(calls, list) else {})
+
+
+def _valid(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    given = function["arguments"]
+    arguments = given if is_object(given) else "{}" if given.strip() in ("", "null") else json.dumps({RAW: given})
+    return {**call, "function": {**function, "name": function.get("name") or "unnamed", "arguments": arguments}}
+
+
+def is_object(text: str) -> bool:
+    """Whether ``text`` is a JSON object."""
+    try:
+        return isinstance(json.loads(text, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
 def _calls_of(message: Message) -> list[dict[str, Any]]:
     calls = _tool_calls(message.data.get("tool_calls"))
     if calls:
-        return calls
+        return [_valid(call) for call in calls]
     written = [call for call in parse_tool_calls(message.text) if not call.error]
     return [
         {"id": f"call_{i}", "type": "function", "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
@@ -85,12 +146,11 @@ def request_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sent
 
 
-def only_choice(answer: Mapping[str, Any], model: str, host: str) -> dict[str, Any]:
-    """The one choice of an answer, after a look at who answered. Raises ProviderError."""
+def only_choice(answer: Mapping[str, Any], host: str) -> dict[str, Any]:
+    """The one choice of an answer. Raises ProviderError."""
     choices = choices_of(answer, host)
     if not choices:
         raise ProviderError("empty", f"{host} answers with no choice")
-    check_who(answer, model, host)
     return choices[0]
 
 
@@ -110,26 +170,10 @@ def who_answers(answer: Mapping[str, Any]) -> str:
     return clean(who[:200]) if isinstance(who, str) else ""
 
 
-def check_who(answer: Mapping[str, Any], model: str, host: str) -> None:
-    """Raises ProviderError where another model answered than the requested one."""
-    who = answer.get("model")
-    if isinstance(who, str) and who and not _same_model(model, who):
-        raise ProviderError(
-            "model",
-            f"'{model}' was requested of {host} and '{_short(who)}' answered; name the model as the server does",
-            final=True,
-        )
-
-
-def _same_model(wanted: str, answered: str) -> bool:
-    """Servers answer with a dated snapshot (``NAME-2026-01-01``), a tag, a revision, or the last part of a path."""
-    wanted, answered = wanted.rstrip("/").lower(), answered.rstrip("/").lower()
-    short, other = wanted.rpartition("/")[2], answered.rpartition("/")[2]
-    return (
-        short == other
-        or other.startswith((short + "-", short + ":", short + "@"))
-        or short.startswith((other + "@", other + ":"))
-    )
+def same_name(one: str, other: str) -> bool:
+    """Whether two answers name one model: the last part of its path, in any letters."""
+    one, other = (name.rstrip("/").lower().rpartition("/")[2] for name in (one, other))
+    return one == other
 
 
 def withheld(host: str) -> ProviderError:
@@ -137,44 +181,83 @@ def withheld(host: str) -> ProviderError:
     return ProviderError("filtered", f"{host} withheld a reply (content_filter)")
 
 
-def stop_of(choice: Mapping[str, Any], host: str) -> str:
-    """Why a choice ended, as a :class:`Completion` says it. Raises ProviderError."""
+def reason_of(choice: Mapping[str, Any]) -> str:
+    """Why a choice ended, in small letters; "" where it does not say."""
     reason = choice.get("finish_reason")
-    if reason == "length":
+    return "" if reason is None else reason.strip().lower() if isinstance(reason, str) else type(reason).__name__
+
+
+def is_withheld(choice: Mapping[str, Any]) -> bool:
+    """Whether the provider did not let a reply through."""
+    return reason_of(choice) in _WITHHELD
+
+
+def stop_of(choice: Mapping[str, Any], host: str) -> str:
+    """Why a choice that is there to its end ended, as a :class:`Completion` says it: one that does not say it ended by itself.
+    Raises ProviderError."""
+    reason = reason_of(choice)
+    if reason in _CUT:
         return "length"
-    if reason == "content_filter":
+    if reason in _WITHHELD:
         raise withheld(host)
-    if not isinstance(reason, str) or reason not in _ENDED:
+    if reason and reason not in _ENDED:
         raise ProviderError(
             "shape", f"{host} gives the finish_reason '{_short(reason)}', so whether the reply is whole is unknown"
         )
     return "stop" if isinstance(choice.get("stop_reason"), str) else "eos"
 
 
-def chat_completion(answer: Mapping[str, Any], model: str, host: str) -> Completion:
-    """The reply of a chat answer: text, and ``data``: tool_calls (OpenAI's form), reasoning, usage."""
-    choice = only_choice(answer, model, host)
+def reply_of(choice: Mapping[str, Any], usage: Any, host: str) -> Completion:
+    """The reply that a whole choice of a chat holds: text, and ``data``: tool_calls (OpenAI's form), reasoning, usage,
+    content (its parts where some are not text). Raises ProviderError."""
     message = choice.get("message")
     if not isinstance(message, dict):
         raise ProviderError("shape", f"{host} answers with a choice without a message")
     stop = stop_of(choice, host)
-    text = next((message[k] for k in ("content", "refusal") if message.get(k) is not None), None)
-    calls = _tool_calls(message.get("tool_calls"))
-    if text is None and not calls and stop != "length":
-        raise ProviderError("empty", f"{host} answers with a choice without content")
-    if not isinstance(text, str | None):
-        raise ProviderError("shape", f"{host} answers with content that is no text")
-    text = clean(text or "")
+    text, thought, parts = said(message, host)
+    text = clean(text)
     reason = choice.get("stop_reason")
     if stop == "stop" and isinstance(reason, str) and not text.endswith(clean(reason)):
         text += clean(reason)  # vLLM names the stop text that it cut off
     data: dict[str, Any] = {}
-    if calls:
+    if calls := calls_in(message):
         data["tool_calls"] = calls
-    thought = next((message[k] for k in ("reasoning_content", "reasoning") if isinstance(message.get(k), str)), "")
     if thought:
         data["reasoning"] = clean(thought)
-    return Completion(text, stop, data=data | usage_of(answer))
+    if parts:
+        data["content"] = parts
+    return Completion(text, stop, data=data | usage_of({"usage": usage}))
+
+
+def said(message: Mapping[str, Any], host: str) -> tuple[str, str, list[Any] | None]:
+    """The text of a message, or of a piece of one, its reasoning, and its parts where some are not text. A refusal is text.
+    Raises ProviderError."""
+    content = message.get("content", message.get("text"))
+    thought = next((found for name in THOUGHTS if isinstance(found := message.get(name), str) and found), "")
+    told = content
+    if isinstance(content, list):
+        thoughts = [part for part in content if _is_thought(part)]
+        thought = thought or "".join(map(_thought, thoughts))
+        content = [part for part in content if not _is_thought(part)] if thoughts else content
+    try:
+        text, parts = content_of(content, "content")
+    except UserError:
+        raise ProviderError("shape", f"{host} answers with content that is no text") from None
+    refusal = message.get("refusal")
+    return text or (refusal if isinstance(refusal, str) else ""), thought, told if content is not told else parts
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in SPOKEN[1:]
+
+
+def _thought(part: Any) -> str:
+    """The words of a part that holds reasoning: text, or parts of text."""
+    if isinstance(part, list):
+        return "".join(map(_thought, part))
+    if not isinstance(part, dict):
+        return part if isinstance(part, str) else ""
+    return next((_thought(part[name]) for name in ("text", *THOUGHTS) if part.get(name)), "")
 
 
 _SAID = frozenset(
@@ -187,8 +270,7 @@ _SAID = frozenset(
         "stop_reason",
         "role",
         "content",
-        "reasoning",
-        "reasoning_content",
+        *THOUGHTS,
         "tool_calls",
     )
 )
@@ -211,7 +293,7 @@ def extra_of(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str,
 
 def calls_function(call: Any) -> bool:
     """Whether a tool call, or a piece of one, is of a function, as far as it says."""
-    return isinstance(call, dict) and call.get("type") in (None, "function") and "custom" not in call
+    return isinstance(call, dict) and call.get("type") in (None, "", "function") and "custom" not in call
 
 
 def merge(into: dict[str, Any], piece: Mapping[str, Any]) -> None:
@@ -239,25 +321,48 @@ def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"usage": kept} if kept else {}
 
 
+def calls_in(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls of functions of a message in OpenAI's form, what is not of that form left out. The arguments stay the model's own
+    words; a call without a name is kept, so that the model is told of it."""
+    calls, old = message.get("tool_calls"), message.get("function_call")
+    return _tool_calls(calls) if calls or not isinstance(old, dict) else _tool_calls([{"function": old}])
+
+
 def _tool_calls(value: Any) -> list[dict[str, Any]]:
-    """Well-formed tool calls only, rebuilt, so that nothing else a server says is stored.
-    Old servers give arguments as an object."""
+    """Rebuilt, so that nothing else a server says is stored."""
     calls = []
     for at, call in enumerate(value if isinstance(value, list) else ()):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if not calls_function(call):
             continue
-        arguments = function.get("arguments")
+        name, arguments = function_of(call)
+        if not name and not arguments:
+            continue
+        id = call.get("id")
+        made = {"name": clean(name), "arguments": clean(arguments)}
+        calls.append({"id": clean(id) if isinstance(id, str) and id else f"call_{at}", "type": "function", "function": made})
+    return calls
+
+
+def function_of(call: Mapping[str, Any]) -> tuple[str, str]:
+    """The name that a call, or a piece of one, says, and its arguments as text; "" for what it does not say.
+
+    Servers write the function as an object, flat beside the id, or as JSON text, and the arguments as text or as an object.
+    """
+    function = call.get("function", call)
+    if isinstance(function, str):
         try:
-            arguments = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+            function = json.loads(function)
+        except (ValueError, RecursionError):
+            function = {"name": function, "arguments": call.get("arguments")}
+    if not isinstance(function, Mapping):
+        return "", ""
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(arguments, str):
+        try:
+            arguments = "" if arguments is None else json.dumps(arguments)
         except (ValueError, TypeError, RecursionError):
             arguments = ""
-        name = call.get("id")
-        made = {"name": clean(function["name"]), "arguments": clean(arguments)}
-        calls.append(
-            {"id": clean(name) if isinstance(name, str) and name else f"call_{at}", "type": "function", "function": made}
-        )
-    return calls
+    return name if isinstance(name, str) else "", arguments
 
 
 def choice_ids(choice: Mapping[str, Any], pieces: Mapping[str, int] | None, limit: int, host: str) -> list[int] | None:

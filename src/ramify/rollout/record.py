@@ -20,7 +20,7 @@ from ramify.trace.path import Part
 from ramify.trace.tree import Tree
 from ramify.trace.view import TokenMessage
 
-_OF_A_SAMPLE = ("usage", "entropy", HISTORY)
+_OF_A_SAMPLE = ("usage", "entropy", "model", HISTORY)
 """Data of a reply that say how it was sampled."""
 
 

@@ -20,6 +20,7 @@ from ramify.base.ids import stable_hash
 from ramify.env.protocol import Env, Environment, Observation, Task, Volatile, tools_of
 from ramify.model.protocol import Sampling
 from ramify.rollout.agent import Agent
+from ramify.rollout.answering import Answering
 from ramify.rollout.attempts import Attempt, Turn, as_turn
 from ramify.rollout.edits import Change, taps_of
 from ramify.rollout.failures import FailurePolicy
@@ -59,6 +60,7 @@ class Episodes:
         self.on_attempt: Callable[[Attempt], object] = lambda attempt: None
         """Called with every attempt that ended."""
         identity = agent.model.identity
+        self.answering = Answering(run, agent.model)
         self.provenance = Provenance(identity.name, identity.weights, agent.settings(agent.sampling), seed)
         run.add(self.provenance)
 
@@ -369,6 +371,7 @@ class Episodes:
             assert prompt.prefix.tokens is not None
             taps = taps_of(change.state, len(prompt.prefix.tokens))
         completion = await self.sampler.one(prompt.prefix, sampling, (position.parent.id, position.offset), index, "turn", taps)
+        self.answering.keep()
         if position.insert is not None:
             self.record.add(position.insert)
         if change is not None:

@@ -209,6 +209,12 @@ def parse_tool_calls(text: str, ends: np.ndarray | Sequence[int] | None = None) 
     return calls
 
 
+def _no_object(name: str, arguments: Any) -> str:
+    """What is wrong with arguments that are not an object."""
+    what = "text that is no JSON, not an object" if isinstance(arguments, str) else "not an object"
+    return f"the arguments of '{name}' are {what}"
+
+
 def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
     body = start + len(text[start:]) - len(text[start:].lstrip())
     try:
@@ -226,7 +232,7 @@ def _parse_call(text: str, start: int) -> tuple[str, dict[str, Any], int, str]:
     if not isinstance(name, str) or not name:
         return "", {}, end, "the call has no name"
     if not isinstance(arguments, dict):
-        return name, {}, end, "the arguments are not an object"
+        return name, {}, end, _no_object(name, arguments)
     if shut < 0:
         return name, arguments, end, "the call is not closed"
     if shut != stop:
@@ -240,10 +246,8 @@ def _read_call(call: Any) -> ToolCall:
     name = name if isinstance(name, str) else ""
     if not name:
         return ToolCall("", {}, error="the call has no name")
-    if isinstance(arguments, str):
-        return ToolCall(name, {}, error=f"the arguments of '{name}' are no JSON")
     if not isinstance(arguments, Mapping):
-        return ToolCall(name, {}, error="the arguments are not an object")
+        return ToolCall(name, {}, error=_no_object(name, arguments))
     return ToolCall(name, arguments)
 
 
@@ -252,7 +256,7 @@ def _function(call: Any) -> tuple[Any, Any]:
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+        arguments = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
     return function.get("name", ""), {} if arguments is None else arguments
 
 

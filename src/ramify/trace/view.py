@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from ramify.trace.failures import failure_of, reported_by
 from ramify.trace.message import Message
 from ramify.trace.node import Insert, Node, Score, TreeInfo
 from ramify.trace.outcome import cut_short, decider, paid, settled, succeeded
+from ramify.trace.parallel import by_call
 from ramify.trace.path import Part, Path, by_message, message_of
 
 if TYPE_CHECKING:
@@ -115,11 +117,14 @@ class Step(NamedTuple):
     shown: tuple[TokenMessage, ...]
     """The messages since the reply before; those of the first step begin after the opening."""
     observed: tuple[TokenMessage, ...]
-    """What it saw last: the results of tools that came together, else one message. Of two replies in a row both saw the same."""
+    """What it saw last: the results of tools that came together, as they came, else one message.
+    Of two replies in a row both saw the same."""
     reply: TokenMessage
     reward: float = 0.0
     valid: bool = True
     """False where the environment refused the action."""
+    before: Mapping[str, Any] = MappingProxyType({})
+    """The data of the reply whose calls ``observed`` answers."""
 
     @property
     def node(self) -> str:
@@ -133,8 +138,8 @@ class Step(NamedTuple):
 
     @property
     def observation(self) -> str:
-        """What was observed, as text."""
-        return "\n".join([one.message.text for one in self.observed])
+        """What was observed, as text: results of calls that were made together in the order of the calls, however they came."""
+        return "\n".join([one.text for one in by_call(self.observed, self.before, lambda one: one.data)])
 
     @property
     def state_key(self) -> str | None:
@@ -182,6 +187,15 @@ class View:
     def messages(self) -> list[TokenMessage]:
         """Its messages."""
         return messages_of(self.path)
+
+    @property
+    def ending(self) -> str:
+        """What it ends in, as text: its last message, or the results of tools that came together (:attr:`Step.observation`)."""
+        last = next((i for i in range(len(self.messages) - 1, -1, -1) if self.messages[i].role != "tool"), -1)
+        together = self.messages[last + 1 :]
+        if len(together) < 2 or last < 0:
+            return self.end.text
+        return "\n".join([one.text for one in by_call(together, self.messages[last].data, lambda one: one.data)])
 
     @cached_property
     def opening(self) -> tuple[TokenMessage, ...]:
@@ -238,18 +252,21 @@ def steps_of(messages: Sequence[TokenMessage]) -> list[Step]:
     shown: list[TokenMessage] = []
     at = len(opening_of(messages))
     observed = tuple(messages[max(at - 1, 0) : at])
+    before: Mapping[str, Any] = {}
+    said: Mapping[str, Any] = {}
     for i in range(at, len(messages)):
         one = messages[i]
         if one.role != "assistant":
             together = one.role == "tool" and bool(observed) and observed[-1].role == "tool" and bool(shown)
             observed = (*observed, one) if together else (one,)
+            before = said
             shown.append(one)
             continue
         answer = messages[i + 1].nodes[:1] if i + 1 < len(messages) and messages[i + 1].role != "assistant" else ()
         paid_then = answer[0].reward or 0.0 if answer else 0.0
         valid = bool(answer[0].data.get("valid", True)) if answer else True
-        steps.append(Step(tuple(shown), observed, one, paid_then, valid))
-        shown = []
+        steps.append(Step(tuple(shown), observed, one, paid_then, valid, before))
+        shown, said = [], one.data
     return steps
 
 

@@ -29,6 +29,7 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import root
 from ramify.trace.message import Message, plain, split_reply
 from ramify.trace.node import Context, Insert, Node, Provenance, Score, Span, make_node
+from ramify.trace.parallel import results_in_order
 from ramify.trace.view import TokenMessage
 from ramify.web.exchange import Exchange
 from ramify.web.fields import IGNORED
@@ -106,8 +107,9 @@ class Conversations:
     def _chat(self, prefix: Prefix, exchange: Exchange, keys: Sequence[int], outcomes: Sequence[Completion | Exception]) -> None:
         shown = next((completion.shown for completion in outcomes if isinstance(completion, Completion) and completion.shown), ())
         messages = self._messages(prefix.messages, shown)
-        positions = list(itertools.accumulate((m.key for m in messages), stable_hash, initial=""))
-        at, known = self._known(messages, positions, exchange.client)
+        ordered = results_in_order(messages, lambda one: one.shown.data, lambda one: one.shown.role)
+        positions = list(itertools.accumulate((m.key for m in ordered), stable_hash, initial=""))
+        at, known = self._known(ordered, positions, exchange.client)
         if known is None:
             head = next((i for i, m in enumerate(messages) if m.shown.role == "user"), len(messages) - 1) + 1
             name = f"chat-{positions[head][:16]}"
@@ -121,7 +123,7 @@ class Conversations:
         for key, outcome in zip(keys, outcomes, strict=True):
             reply = self._reply(node, exchange, key, outcome, context, messages[-1].shown.role if messages else "")
             if isinstance(outcome, Completion):
-                self._remember(reply, outcome, messages, positions, known.whole, exchange.client)
+                self._remember(reply, outcome, ordered, positions, known.whole, exchange.client)
 
     def _messages(self, messages: Sequence[Message], shown: Sequence[TokenMessage]) -> list[_Keyed]:
         """The client's messages, each with its tokens where the prompt contains it unchanged."""

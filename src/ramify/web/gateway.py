@@ -1,8 +1,10 @@
 """A proxy of an OpenAI-compatible server: requests and answers pass unchanged and are validated, counted and recorded.
 
-Only middleware changes bytes (:mod:`ramify.web.passing`). Upstream responses are validated: a fault becomes one error in OpenAI's
-format, in bounded memory and time. The client's headers, its key among them, are not forwarded; the upstream's key comes from the
-environment. Requests are not retried: clients have their own retries."""
+Only middleware changes bytes (:mod:`ramify.web.passing`). An upstream that fails, breaks off or does not end becomes one error in
+OpenAI's format, in bounded memory and time. What is only recorded is never failed for being of another shape than the protocol's:
+it passes, and the record holds what could be read of it and says what could not (``unread``). Middleware has to read it. The
+client's headers, its key among them, are not forwarded; the upstream's key comes from the environment. Requests are not retried:
+clients have their own retries."""
 
 from __future__ import annotations
 
@@ -134,7 +136,8 @@ class _Call:
         self.public = gateway.name if fields["model"] != gateway.model.model else ""
         """The client's name of the model, where the upstream's differs."""
         self.host = gateway.model.endpoint.host
-        self.id = self.who = ""
+        self.id = self.who = self.unread = ""
+        self.lenient = not gateway.layers
         self.ended = False
         """Whether the end is counted and recorded, so that an interruption does not record it twice."""
 
@@ -147,7 +150,7 @@ class _Call:
                 body = await self._body()
                 async with transport.opened("POST", self.path, body) as response:
                     raw = await transport.read(response)
-                answer = transport.checked(response, raw)
+                answer = self._checked(response, raw)
                 completions = self._draws(answer)
                 made = await self._made(completions)
             except asyncio.CancelledError as error:
@@ -157,13 +160,16 @@ class _Call:
                 await self._end({}, error)
                 raise
             self._first()
-            await self._end(made, None, answer.get("usage"))
-        if not self.public and all(made[at] is completion for at, completion in completions.items()):
-            text = raw.decode("utf-8", "replace")
-            if transport.key.scrub(text) == text:
-                return raw
-        for at, choice in self._choices(answer):
-            write_choice(self.route, choice, completions[at], made[at])
+            await self._end(made, self._unread(), answer.get("usage"))
+        text = raw.decode("utf-8", "replace")
+        if not answer:
+            return transport.key.scrub(text).encode()
+        unchanged = not self.public and all(made[at] is completion for at, completion in completions.items())
+        if unchanged and transport.key.scrub(text) == text:
+            return raw
+        for at, choice in self._choices(answer) if completions else ():
+            if at in completions:
+                write_choice(self.route, choice, completions[at], made[at])
         return json.dumps(answer | self._name(answer), ensure_ascii=False).encode("utf-8", "replace")
 
     async def events(self) -> AsyncGenerator[str, None]:
@@ -172,7 +178,7 @@ class _Call:
 
         Where there is middleware, the last event of each choice waits for it; all wait where it may change a reply's text.
         """
-        heard = Heard("", self.host, extra=bool(self.given))
+        heard = Heard(self.host, extra=bool(self.given), lenient=self.lenient)
         held = Held(self.gateway.rewrites) if self.gateway.layers else None
         begun = False
         with self.gateway.slots.take(CLIENT.get(), self.samples):
@@ -184,10 +190,10 @@ class _Call:
                             begun = True
                             self._first()
                         yield text
-                self.id, self.who = heard.id, heard.who
+                self.id, self.who, self.unread = heard.id, heard.who, self.unread or heard.unread
                 completions = heard.completions()
                 made = await self._made(completions)
-                await self._end(made, None, heard.usage)
+                await self._end(made, self._unread(), heard.usage)
                 for event in () if held is None else held.released(self.route, completions, made):
                     if not begun:
                         begun = True
@@ -227,7 +233,7 @@ class _Call:
 
     async def _read(self, body: bytes, heard: Heard, held: Held | None, flow: _Flow) -> None:
         """Read the upstream's stream to its end. Raises ProviderError where it is not whole then."""
-        transport, events = self.gateway.transport, EventParser(self.host)
+        transport, events = self.gateway.transport, EventParser(self.host, self.lenient)
         async with transport.opened("POST", self.path, body, f"{TYPE}|{JSON}") as response:
             kind = response.headers.get("content-type", "nothing").partition(";")[0].strip().lower()
             if response.status_code >= 400 or kind != TYPE:
@@ -236,7 +242,11 @@ class _Call:
             withheld = Withheld(transport.key)
 
             def passes(event: bytes, data: dict[str, Any]) -> None:
-                heard.take(data)
+                if data:
+                    heard.take(data)
+                else:
+                    heard.unread = heard.unread or events.unread or f"{self.host} streams an empty object"
+                    event = transport.key.scrub(event.decode("utf-8", "replace")).encode()
                 if self.public and (renamed := self._name(data)):
                     event = as_event(data | renamed)
                     data |= renamed
@@ -257,7 +267,8 @@ class _Call:
                         pass
         for safe in withheld.rest():
             passes(*safe)
-        if not heard.whole:
+        heard.done = events.done
+        if not (heard.whole or (heard.unread and events.done)):
             raise ProviderError("cut", f"the stream of {self.host} ended before its reply did")
 
     def _name(self, answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,6 +305,21 @@ class _Call:
 
     # -- recording
 
+    def _checked(self, response: Any, raw: bytes) -> dict[str, Any]:
+        """The JSON object of an answer, an empty one where it is JSON that is none and nobody has to read it. Raises
+        ProviderError."""
+        try:
+            return self.gateway.transport.checked(response, raw)
+        except ProviderError as error:
+            if not self.lenient or error.kind != "shape":
+                raise
+            self.unread = error.message
+            return {}
+
+    def _unread(self) -> Exception | None:
+        """What is recorded of a choice that could not be read."""
+        return ProviderError("shape", self.unread) if self.unread else None
+
     def _choices(self, answer: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         for at, choice in enumerate(wire.choices_of(answer, self.host)):
             index = choice.get("index")
@@ -302,9 +328,17 @@ class _Call:
     def _draws(self, answer: Mapping[str, Any]) -> dict[int, Completion]:
         self.who = wire.who_answers(answer)
         self.id = str(answer.get("id") or "")[:200]
-        found = {at: read_choice(self.route, choice, answer.get("usage"), self.host) for at, choice in self._choices(answer)}
-        if not found:
-            raise ProviderError("empty", f"{self.host} answers with no choice")
+        found: dict[int, Completion] = {}
+        try:
+            choices = dict(self._choices(answer))
+            if not choices:
+                raise ProviderError("empty", f"{self.host} answers with no choice")
+            for at, choice in choices.items():
+                found[at] = read_choice(self.route, choice, answer.get("usage"), self.host)
+        except ProviderError as error:
+            if not self.lenient:
+                raise
+            self.unread = self.unread or error.message
         return found
 
     def _partial(self, heard: Heard, why: str) -> dict[int, Completion]:

@@ -14,12 +14,11 @@ from ramify.model import wire
 from ramify.model.http import ProviderError
 from ramify.model.middleware import Middleware, shown_by
 from ramify.model.protocol import Completion, Prefix
-from ramify.trace.message import Message, content_of, plain, read_message
+from ramify.trace.message import Message, plain, read_message
 from ramify.web.forms import NOTES
 
 _OTHER_FIELDS = ("model", "messages", "tools", "prompt", "stream", "stream_options", "n")
 """Fields of a request that are not among :attr:`Prefix.asked`."""
-_THOUGHTS = ("reasoning_content", "reasoning")
 
 
 # -- requests
@@ -142,30 +141,17 @@ def _continued(layers: Sequence[Middleware], stages: Sequence[Prefix], given: An
 def read_choice(route: str, choice: Mapping[str, Any], usage: Any, host: str) -> Completion:
     """A choice of a whole answer in the form that middleware and the run get. Raises ProviderError where it is malformed.
 
-    Fields that a sample lacks are in ``data["extra"]``: log-probs, annotations, audio, ...; content of other parts than text in
-    ``data["content"]``.
+    Fields that a sample lacks are in ``data["extra"]``: log-probs, annotations, audio, ...
     """
-    message = choice.get("message") if route == "chat" else {"content": choice.get("text")}
-    if not isinstance(message, dict):
-        raise ProviderError("shape", f"{host} answers with a choice without a message")
-    extra = wire.extra_of(choice, message)
-    parts = None
-    if isinstance(message.get("content"), list):
-        try:
-            text, parts = content_of(message["content"], "content")
-        except UserError:
-            raise ProviderError("shape", f"{host} answers with content that is no text") from None
-        message = {**message, "content": text}
-    elif message.get("content") is None and (extra or any(message.get(name) for name in _THOUGHTS)):
-        message = {**message, "content": message.get("refusal") or ""}
+    message = choice.get("message") if route == "chat" else {"content": choice["text"]} if "text" in choice else None
     try:
-        completion = wire.chat_completion({"choices": [{**choice, "message": message}], "usage": usage}, "", host)
+        completion = wire.reply_of({**choice, "message": message}, usage, host)
     except ProviderError as error:
         if error.kind != "filtered":
             raise
         completion = Completion("", "failed", data={"failure": str(error)})
-    more = ({"content": parts} if parts else {}) | ({"extra": extra} if extra else {})
-    return replace(completion, data={**(completion.data or {}), **more}) if more else completion
+    extra = wire.extra_of(choice, message) if isinstance(message, dict) else {}
+    return replace(completion, data={**(completion.data or {}), "extra": extra}) if extra else completion
 
 
 def write_choice(route: str, choice: dict[str, Any], was: Completion, now: Completion) -> None:
@@ -195,7 +181,7 @@ def _changes(target: Mapping[str, Any], was: Completion, now: Completion) -> Ite
     if after.get("tool_calls") != before.get("tool_calls"):
         yield "tool_calls", after.get("tool_calls")
     if after.get("reasoning") != before.get("reasoning"):
-        yield next((name for name in _THOUGHTS if name in target), _THOUGHTS[0]), after.get("reasoning")
+        yield next((name for name in wire.THOUGHTS if name in target), wire.THOUGHTS[0]), after.get("reasoning")
 
 
 def _forget_logprobs(choice: dict[str, Any]) -> None:
@@ -224,7 +210,7 @@ class Held:
     def takes(self, event: dict[str, Any]) -> bool:
         """Whether ``event`` waits; it is kept then."""
         choices = event.get("choices") or ()
-        self._ended |= {choice.get("index", 0) for choice in choices if choice.get("finish_reason") is not None}
+        self._ended |= {choice.get("index", 0) for choice in choices if wire.reason_of(choice)}
         waits = self.rewrites or (
             any(choice.get("index", 0) in self._ended for choice in choices) if choices else bool(self.events)
         )
@@ -240,7 +226,7 @@ class Held:
                 continue
             if self.rewrites:
                 _rewrite(route, mine, was[at], completion)
-            last = next(choice for choice in reversed(mine) if choice.get("finish_reason") is not None)
+            last = next((choice for choice in reversed(mine) if wire.reason_of(choice)), mine[-1])
             _add_notes(last, completion)
         return self.events
 

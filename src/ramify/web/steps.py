@@ -15,6 +15,7 @@ from ramify.trace.failures import failure_of
 from ramify.trace.message import Message
 from ramify.trace.node import Annotation, Node, Score, TreeInfo
 from ramify.trace.outcome import Decider, cut_short, is_fork, settled, succeeded
+from ramify.trace.parallel import by_call
 from ramify.trace.path import message_of
 
 START = "start"
@@ -166,10 +167,11 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
                 step.answers.append(node)
                 step.answer = step.answer or node.text
         if node.state_key is not None or (not keyed and step is not None and node.role != "assistant" and node.text):
-            state = node.text if node.state_key is None else node.state_key
-            states.setdefault(state, node.text)
-            if step is not None:
-                step.after = step.after or state
+            came, text = state, _observed(node, lead, step)
+            state = text if node.state_key is None else node.state_key
+            states.setdefault(state, text)
+            if step is not None and (not step.after or (step.after == came and len(lead) > 1 and lead[-2].role == "tool")):
+                step.after = state
         if (broke := failure_of(node, scores.get(node.id))) is not None:
             note = f"The attempt failed: {broke}"
             if step is None:
@@ -184,6 +186,14 @@ def read_tree(run: Run, name: str, deciding: Decider | None = None) -> TaskTree:
             step.reward = paid if score is None else score.value
         stack += [(child, step, state, paid, lead) for child in reversed(children.get(node.id, []))]
     return TaskTree(info, "\n".join(text for text in prompt if text), tuple(steps), states)
+
+
+def _observed(node: Node, lead: Sequence[Node], step: ShownStep | None) -> str:
+    """What ``node`` shows the agent, with the results of tools that came together with it, in the order of their calls."""
+    first = next((i for i in range(len(lead) - 1, -1, -1) if lead[i].role != "tool"), -1) + 1
+    if step is None or node.role != "tool" or len(lead) - first < 2:
+        return node.text
+    return "\n".join([one.text for one in by_call(lead[first:], step.node.data, lambda one: one.data)])
 
 
 def outcome_of(score: Score | None, stop: str = "", paid: float | None = None) -> str:

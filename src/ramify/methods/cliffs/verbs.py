@@ -195,7 +195,7 @@ def scan_(
 
 def _cost_estimate(stems: Sequence[TokenTrace], forks: ReplyForks, config: ScanConfig, as_json: bool) -> None:
     planned = wait_for(cost_estimate(stems, forks, config))
-    emit({"config": config.to_json(), "bill": planned}, as_json, table(["bill", ""], list(planned.items())))
+    emit({"config": config.to_json(), "bill": planned}, as_json, table(["cost estimate", ""], list(planned.items())))
 
 
 def _scan(

@@ -325,7 +325,7 @@ def _work(title: str, unit: str, total: int, run: Path, as_json: bool, work: Cal
 
 
 def _show(record: dict[str, Any], as_json: bool) -> None:
-    emit(record, as_json, table(["bill", ""], list(record.items())))
+    emit(record, as_json, table(["cost estimate", ""], list(record.items())))
 
 
 def _spent(sampler: Sampler) -> dict[str, Any]:

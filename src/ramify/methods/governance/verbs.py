@@ -71,7 +71,11 @@ def bench(
     if dry_run:
         compactions = sum(cell.rounds for cell in cells)
         cost_estimate = {"episodes": len(cells), "agent_calls": len(cells), "compactions": compactions}
-        emit({"config": made.config.to_json(), "bill": cost_estimate}, as_json, table(["bill", ""], list(cost_estimate.items())))
+        emit(
+            {"config": made.config.to_json(), "bill": cost_estimate},
+            as_json,
+            table(["cost estimate", ""], list(cost_estimate.items())),
+        )
         return
     with progress("bench", len(cells), "episodes", as_json, kept=_kept(out)) as bar:
         rows = wait_for(made.run(cells, bar.at))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.base.errors import UserError
 from ramify.methods.world_model.algorithm import without_thinking
+from ramify.trace.parallel import by_call
 from ramify.trace.sources import opened
 from ramify.trace.view import View, views
 
@@ -90,18 +91,19 @@ def _trajectory(view: View) -> EnvTrajectory:
     turns: list[EnvTurn] = []
     action: str | None = None
     answers: list[Any] = []
+    made: Mapping[str, Any] = {}
 
     def close() -> None:
         if action is not None and answers:
             last = answers[-1].nodes[-1] if answers[-1].nodes else None
-            text = "\n".join(one.text for one in answers)
+            text = "\n".join([one.text for one in by_call(answers, made, lambda one: one.data)])
             valid = bool(last.data.get("valid", True)) if last is not None else True
             turns.append(EnvTurn(action, text, _ended(view, last), "" if last is None else last.id, valid))
 
     for message in view.messages[len(view.opening) :]:
         if message.role == "assistant":
             close()
-            action, answers = without_thinking(message.message.written()).strip(), []
+            action, answers, made = without_thinking(message.message.written()).strip(), [], message.data
         elif action is None:
             opening.append(message.text)
         else:
