@@ -109,7 +109,10 @@ def test_chats(tmp_path: Path) -> None:
         assert [(m.role, m.text) for m in tree.path(leaf.id).messages()] == [("system", "s"), ("user", "q"), ("assistant", "a")]
         assert leaf.data == {"record": {"model": "m"}}
         assert leaf.tokens is None
-        assert run.tree("chat-000003").leaves()[0].data == {"tool_calls": [{"id": "1"}]}
+        assert run.tree("chat-000003").leaves()[0].data == {
+            "tool_calls": [{"id": "1"}],
+            "unanswered": [{"id": "1", "name": ""}],
+        }
 
 
 def step(attempt: str, number: int, **fields: object) -> dict:

@@ -33,9 +33,15 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import field, read_conversations
-from ramify.trace.message import Message, as_text, plain
+from ramify.trace.message import FIELDS, Message, as_text, plain, refuse_unknown
+from ramify.trace.notes import unread
 
 _STOPS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
+_BLOCK_FIELDS = frozenset(
+    "type text thinking signature data id name input tool_use_id content is_error source title context citations cache_control "
+    "server_name caller".split()
+)
+"""Fields of a block that are known."""
 _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document", "search_result")
 
 
@@ -43,8 +49,7 @@ def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from Anthropic's messages: JSON lines, a JSON list, or one conversation. Returns how many records.
 
     Task and reward stand under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and message: on a
-    field of a wrong type, a result without a call, a call without a result that the conversation leaves open, two calls of one
-    id. Nothing is left in ``folder`` then.
+    field of a wrong type, a result without a call, two open calls of one id. Nothing is left in ``folder`` then.
     """
     calls = Calls(fields)
 
@@ -64,6 +69,8 @@ def _add_call(calls: Calls, run: Run, record: dict[str, Any], where: str, number
     request_at = f"{where}: 'request'"
     given = [*_system(request, request_at), *_messages(request, request_at, run.put_blob, exchange)]
     replies = []
+    if response.get("content") is None and not response.get("error"):
+        refuse_unknown(response, FIELDS - {"content"}, f"{where}: 'response'", "'content' nor 'error'")
     if response.get("content") is not None:
         reply = {"role": "assistant", "content": response["content"]}
         stop = str(response.get("stop_reason") or "")
@@ -96,6 +103,7 @@ def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExch
     role, content = text_of(value, "role", spot), value.get("content")
     if role not in ("user", "assistant", "system"):
         raise UserError(f"{spot} has the role '{role}', which is none of user, assistant, system")
+    unread(value, FIELDS, "message")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}] if content or role == "assistant" else []
     blocks = [
@@ -103,15 +111,14 @@ def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExch
         for at, block in enumerate(list_of(content, f"{spot}: 'content', if no text,"))
     ]
     if role == "assistant":
-        exchange.replied(spot)
         yield from _assistant(blocks, keep, exchange)
         return
     for block, where in blocks:
+        unread(block, _BLOCK_FIELDS, "block")
         if block.get("type") == "tool_result":
             yield _result(block, where, keep, exchange)
     rest = [(block, where) for block, where in blocks if block.get("type") != "tool_result"]
     if rest or not blocks:
-        exchange.spoken(spot)
         media = Media(keep)
         text = "".join(_shown(block, where, media) for block, where in rest)
         yield Message(role, text, media.data())
@@ -124,6 +131,7 @@ def _assistant(blocks: list[tuple[Mapping[str, Any], str]], keep: Keep, exchange
     media = Media(keep)
     ended = True
     for block, spot in blocks:
+        unread(block, _BLOCK_FIELDS, "block")
         kind = text_of(block, "type", spot)
         ended = kind.endswith("_tool_result")
         if kind in ("thinking", "redacted_thinking"):
@@ -164,6 +172,8 @@ def _call(block: Mapping[str, Any], kind: str, spot: str, exchange: ToolExchange
 def _result(block: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> Message:
     key, content, media = text_of(block, "tool_use_id", spot), block.get("content"), Media(keep)
     exchange.result(spot, key)
+    if content is None:
+        refuse_unknown(block, _BLOCK_FIELDS, spot, "'content' nor anything else that is read")
     if content is None or isinstance(content, str):
         text = content or ""
     else:

@@ -20,7 +20,8 @@ from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import field as field_of
 from ramify.trace.lines import read_conversations
-from ramify.trace.message import Message, parse_tool_calls, plain
+from ramify.trace.message import FIELDS, Message, parse_tool_calls, plain
+from ramify.trace.notes import unread
 
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -42,7 +43,7 @@ def read_sharegpt(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     calls, and what follows it from ``observation`` or ``tool`` is the result; calls may also stand in a reply's text between
     ``<tool_call>`` tags. ``chosen`` and ``rejected`` turns alongside the conversation are two attempts. Task and reward stand
     under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and turn: on a field of a wrong type, a call
-    that is not JSON or has no result before the conversation continues, a result without a call.
+    that is not JSON, a result without a call.
     Nothing is left in ``folder`` then.
     """
     ignored = dict.fromkeys(IGNORED, 0)
@@ -101,13 +102,12 @@ class _Turns:
             raise UserError(f"{spot} is from '{who}', which is unknown ({nearest(who, ROLES)})")
         text = text_of(turn, name, spot)
         data = plain({k: v for k, v in turn.items() if k not in ("from", "value", "role", "content", *IGNORED) and v is not None})
+        unread(data, FIELDS, "turn")
         role = ROLES[who]
         if role == "tool":
             yield self._result(text, data, spot)
             return
-        if self.exchange.answered:  # one observation may answer several calls
-            self.exchange = ToolExchange()
-        self.exchange.spoken(spot)
+        self.exchange = ToolExchange()  # one observation may answer several calls, and a call may have none
         self.written = 0
         if role == "call":
             yield Message("assistant", "", {**data, "tool_calls": list(self._calls(text, spot))})

@@ -23,11 +23,12 @@ from ramify.integrations.rows import (
     settings_of,
     write_table,
 )
-from ramify.trace.aliases import IMPORTED, KNOWN, Fields
+from ramify.trace.aliases import IMPORTED, KNOWN, RECORD, Fields
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import field
+from ramify.trace.message import refuse_unknown
 
 PREFERENCE = "preference"
 """Scorer name for a preference row: 1 for the chosen completion, 0 for the rejected one."""
@@ -134,7 +135,7 @@ def read_trl(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """
     with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:
         forest = Forest(run, "trl")
-        return add_records([path], lambda record, where: _add(forest, record, where, fields))
+        return add_records(run, [path], lambda record, where: _add(forest, record, where, fields))
 
 
 _TAKEN = ("prompt", "completion", "messages", "chosen", "rejected", "step", "advantage", "reward", "rewards", "label")
@@ -167,10 +168,12 @@ def _add(forest: Forest, record: dict[str, Any], where: str, fields: Fields) -> 
             forest.add(prompt, replies, where, task=task, step=step, scores=scores, record=rest)
         return
     if "completion" in record:
+        if "prompt" not in record and task is None and not logged:  # else several tasks would be one
+            refuse_unknown(rest, RECORD, where, "'prompt' nor a task")
         prompt = messages(record.get("prompt") or [], "user", f"{where}: 'prompt'")
         completion = messages(record["completion"], "assistant", f"{where}: 'completion'")
     elif "messages" in record:
-        replies = messages(record["messages"], "assistant", f"{where}: 'messages'")
+        replies = field(record, "messages", list, where)
         first = next(
             (i for i, m in enumerate(replies) if isinstance(m, Mapping) and m.get("role") == "assistant"),
             max(0, len(replies) - 1),
@@ -184,7 +187,7 @@ def _add(forest: Forest, record: dict[str, Any], where: str, fields: Fields) -> 
     scores, rest = _scores(record, dict(judged.scores), rest, logged, where)
     advantage = record.get("advantage")
     forest.add(
-        prompt, completion, where, task=task, step=step, scores=scores, advantage=advantage, record=rest, success=judged.success
+        prompt, completion, where, task=task, step=step, scores=scores, advantage=advantage, record=rest, judged=judged
     )
 
 

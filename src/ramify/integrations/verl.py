@@ -28,7 +28,7 @@ from ramify.integrations.reading import Forest, add_records, messages
 from ramify.integrations.rows import StepSelection, credited_rows, settings_of, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.score.judge import Item, Judge, judged
-from ramify.trace.aliases import IMPORTED
+from ramify.trace.aliases import IMPORTED, KNOWN
 from ramify.trace.chats import form_of
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader, Writer
@@ -331,7 +331,7 @@ def read_verl(path: Path, folder: Path) -> int:
             raise UserError(f"{path} holds no .jsonl file")
     with new_run(folder, {"imported": {"form": "verl", "file": path.name}}) as run:
         forest = Forest(run, "verl")
-        return add_records(files, lambda record, where: _add(forest, record, where))
+        return add_records(run, files, lambda record, where: _add(forest, record, where))
 
 
 def _add(forest: Forest, record: dict[str, Any], where: str) -> None:
@@ -341,6 +341,7 @@ def _add(forest: Forest, record: dict[str, Any], where: str) -> None:
         where,
         step=field(record, "step", int, where, None),
         scores={IMPORTED: field(record, "score", (int, float), where)},
+        judged=KNOWN.judged(record, where),
         record={k: v for k, v in record.items() if k not in ("input", "output", "score", "step") and v is not None},
     )
 

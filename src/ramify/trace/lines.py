@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.files import reason
+from ramify.trace.notes import skipped
 
 #: A longer line is refused: parsing it would need several times its size of memory.
 MAX_LINE = 1 << 24
@@ -32,10 +33,17 @@ def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str,
             number = 0
             while line := file.readline(MAX_LINE + 1):
                 number += 1
-                if len(line) > MAX_LINE:
-                    raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
-                if line.strip() and not (ended and not line.endswith(b"\n")):
-                    yield number, _parse(line, f"{path}:{number}")
+                try:
+                    if len(line) > MAX_LINE:
+                        raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
+                    if not line.strip() or (ended and not line.endswith(b"\n")):
+                        continue
+                    record = _parse(line, f"{path}:{number}")
+                except UserError as error:
+                    if not skipped(error):
+                        raise
+                    continue
+                yield number, record
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
 

@@ -121,15 +121,18 @@ def is_fork(score: Score | None) -> bool:
 
 
 def successes(run: Run, deciding: Decider, forks: bool = False) -> Iterator[bool | None]:
-    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither. ``forks``:
-    whether each of its forks did, instead (:func:`is_fork`)."""
+    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither, and where a
+    failure ended it. ``forks``: whether each of its forks did, instead (:func:`is_fork`)."""
+    failed = {node.id for node in run.failed()}
     for info in run.trees():
         scores = deciding.scores(run, info.name)
         if scores:
-            yield from (succeeded(score) for score in scores.values() if is_fork(score) == forks)
+            chosen = (score for score in scores.values() if is_fork(score) == forks)
+            yield from (None if score.node in failed else succeeded(score) for score in chosen)
         elif not forks and not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
             tree = run.tree(info.name)
-            for reward in (paid(tree.path(leaf.id)) for leaf in tree.leaves()):
+            for leaf in tree.leaves():
+                reward = None if leaf.id in failed else paid(tree.path(leaf.id))
                 yield None if reward is None else reward > 0
 
 
