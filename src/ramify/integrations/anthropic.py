@@ -20,20 +20,21 @@ from ramify.integrations.exchanges import (
     Keep,
     Media,
     ToolExchange,
+    data_url,
     list_of,
     object_of,
     split_media,
     text_of,
     tool_call,
 )
-from ramify.integrations.rows import Selection, attempts, settings_of, write_table
+from ramify.integrations.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import CallReply, Calls, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import field, read_conversations
-from ramify.trace.message import FIELDS, Message, as_text, plain, refuse_unknown
+from ramify.trace.message import FIELDS, Message, as_text, content_of, plain, refuse_unknown
 from ramify.trace.notes import unread
 
 _STOPS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
@@ -228,7 +229,7 @@ def _readable(value: Any) -> Any:
 
 def write_anthropic(run: Run, out: Path, **settings: Any) -> int:
     """Write attempts as ``{"task", "system", "messages", "reward"}``, one a line;
-    returns how many. ``settings``: :class:`Selection`.
+    returns how many. ``settings``: :class:`Selection`. Each call gets an id of its own; the schemas of tools stand in ``tools``.
 
     Raises UserError where no attempt fits the settings, or the file does not end in .jsonl.
     """
@@ -241,9 +242,11 @@ def write_anthropic(run: Run, out: Path, **settings: Any) -> int:
 def _records(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
         messages: list[dict[str, Any]] = []
+        ids = _Ids()
         system = "\n\n".join(message.text for message in ended.opening)
         for message in ended.path.messages()[len(ended.opening) :]:
             own = message.data.get("block") if message.role == "tool" else None
+            message = message if own is not None else ids.renamed(message)
             role = "assistant" if message.role == "assistant" or own is not None else "user"
             blocks = list(_blocks(message, own, run))
             if messages and messages[-1]["role"] == role:
@@ -253,7 +256,9 @@ def _records(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
         for written in messages:
             if [block["type"] for block in written["content"]] == ["text"]:
                 written["content"] = written["content"][0]["text"]
-        about = {"task": ended.task, **({"system": system} if system else {}), "messages": messages}
+        tools = [_tool(tool["function"]) for tool in tools_of(run, ended)]
+        about = {"task": ended.task, **({"system": system} if system else {}), **({"tools": tools} if tools else {})}
+        about["messages"] = messages
         yield about | ({} if ended.reward is None else {"reward": ended.reward})
 
 
@@ -261,7 +266,11 @@ def _blocks(message: Message, own: Any, run: Run) -> Iterator[dict[str, Any]]:
     if own is not None:
         yield own
         return
-    pieces = [_block(piece, run) for piece in split_media(message)]
+    parts = message.data.get("content")
+    if isinstance(parts, list) and "media" not in message.data:
+        pieces = [block for part in parts for block in _part(part)]
+    else:
+        pieces = [_block(piece, run) for piece in split_media(message)]
     if message.role == "tool" and "tool_call_id" in message.data:  # else the call stands in the text, and so does its result
         content = message.text if [block["type"] for block in pieces] in ([], ["text"]) else pieces
         error = {"is_error": True} if message.data.get("is_error") else {}
@@ -274,10 +283,71 @@ def _blocks(message: Message, own: Any, run: Run) -> Iterator[dict[str, Any]]:
         yield {"type": "thinking", "thinking": message.reasoning}
     yield from pieces
     calls = message.data.get("tool_calls")
+    if message.role == "assistant" and not (pieces or thoughts or message.reasoning or message.functions):
+        yield {"type": "text", "text": ""}
     for call, (name, arguments) in zip(calls if isinstance(calls, list) else (), message.functions, strict=False):
         stored = call.get("block") if isinstance(call, Mapping) else None
         wanted = arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
         yield stored or {"type": "tool_use", "id": call.get("id", ""), "name": name, "input": wanted}
+
+
+def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {"input_schema" if name == "parameters" else name: value for name, value in function.items()}
+
+
+class _Ids:
+    """Gives each call of an attempt an id of its own, as this form needs it, and its result the same."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+        self.waiting: dict[str, list[str]] = {}
+
+    def renamed(self, message: Message) -> Message:
+        """The message with its ids; a result without a call becomes text."""
+        data = dict(message.data)
+        calls = data.get("tool_calls")
+        if message.role == "assistant" and isinstance(calls, list):
+            data["tool_calls"] = [self._call(call) for call in calls]
+        elif message.role == "tool":
+            given = str(data.pop("tool_call_id", None) or "")
+            open_ = self.waiting.get(given) or ([] if given else next((ids for ids in self.waiting.values() if ids), []))
+            if open_:
+                data["tool_call_id"] = open_.pop(0)
+        return Message(message.role, message.text, data)
+
+    def _call(self, call: Any) -> Any:
+        if not isinstance(call, Mapping):
+            return call
+        given = str(call.get("id") or "")
+        key, number = given, len(self.used)
+        while not key or (key in self.used and "block" not in call):
+            key, number = f"call_{number}", number + 1
+        self.used.add(key)
+        self.waiting.setdefault(given, []).append(key)
+        return {**call, "id": key}
+
+
+def _part(part: Any) -> Iterator[dict[str, Any]]:
+    """A part of a message in OpenAI's form as a block; what has no place is counted."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    image = part.get("image_url", part.get("image")) if isinstance(part, Mapping) else None
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if kind in ("thinking", "reasoning", "redacted_thinking"):
+        return
+    if isinstance(url, str):
+        inline = data_url(url)
+        source = (
+            {"type": "url", "url": url}
+            if inline is None
+            else {"type": "base64", "media_type": inline[0], "data": inline[1]}
+        )
+        yield {"type": "image", "source": source}
+        return
+    text = content_of([part], "a part")[0]
+    if text:
+        yield {"type": "text", "text": text}
+    else:
+        count_media(Message("user", "", {"content": [part]}))
 
 
 def _block(piece: str | Mapping[str, Any], run: Run) -> dict[str, Any]:

@@ -148,16 +148,3 @@ def add_records(run: Run, files: Iterable[Path], add: Callable[[dict[str, Any], 
     if not count:
         raise UserError(f"{', '.join(map(str, files))} holds no record" + (" that can be read" if skipping() else ""))
     return count
-
-
-def parquet_columns(path: Path) -> set[str]:
-    """Names of the columns of a Parquet file; none for anything else."""
-    if path.suffix.lower() != ".parquet" or not path.is_file():
-        return set()
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return set(pyarrow.parquet.read_schema(path).names)
-    except (OSError, pyarrow.ArrowException):
-        return set()

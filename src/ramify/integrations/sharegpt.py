@@ -12,7 +12,7 @@ from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
 from ramify.base.registry import register
 from ramify.integrations.exchanges import ToolExchange, object_of, text_of, tool_call
-from ramify.integrations.rows import Selection, attempts, settings_of, write_table
+from ramify.integrations.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import hang_chat
 from ramify.trace.db import Run
@@ -148,7 +148,7 @@ def _is_sharegpt(path: Path, first: Mapping[str, Any] | None) -> bool:
 
 
 def write_sharegpt(run: Run, out: Path, **settings: Any) -> int:
-    """Write attempts as ``{"id", "task", "conversations", "reward"}``, one a line;
+    """Write attempts as ``{"id", "task", "conversations", "tools", "reward"}``, one a line, the schemas of tools as JSON text;
     returns how many. ``settings``: :class:`Selection`.
 
     Thoughts that stand apart from a reply are written before it between ``<think>`` tags, calls alongside its text between
@@ -164,11 +164,14 @@ def write_sharegpt(run: Run, out: Path, **settings: Any) -> int:
 def _rows(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
         turns = [turn for message in ended.path.messages() for turn in _turns(message)]
+        tools = tools_of(run, ended)
         row = {"id": ended.leaf, "task": ended.task, "conversations": turns}
+        row |= {"tools": json.dumps(tools, ensure_ascii=False)} if tools else {}
         yield row | ({} if ended.reward is None else {"reward": ended.reward})
 
 
 def _turns(message: Message) -> Iterator[dict[str, str]]:
+    count_media(message)
     who = {"user": "human", "assistant": "gpt", "tool": "observation"}.get(message.role, message.role)
     if message.role != "assistant":
         yield {"from": who, "value": message.text}

@@ -25,7 +25,7 @@ from ramify.base.registry import register
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.integrations.reading import Forest, add_records, messages
-from ramify.integrations.rows import StepSelection, credited_rows, settings_of, write_table
+from ramify.integrations.rows import StepSelection, credited_rows, settings_of, spoken_by, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.score.judge import Item, Judge, judged
 from ramify.trace.aliases import IMPORTED, KNOWN
@@ -76,7 +76,7 @@ def _prompts(run: Run, chosen: PromptSettings) -> Iterator[dict[str, Any]]:
         node = tree.root
         while (below := tree.children(node.id)) and below[0].role != "assistant":
             node = below[0]
-        prompt = [message.to_openai() for message in tree.path(node.id).messages()]
+        prompt = spoken_by(tree.path(node.id).messages())
         if not prompt:
             continue
         seen.add(task)

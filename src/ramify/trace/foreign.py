@@ -19,7 +19,7 @@ from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.message import FIELDS, Message, as_text
 from ramify.trace.node import Node, make_node
-from ramify.trace.notes import skipped, skipping, strange, unread
+from ramify.trace.notes import BadRecordError, skipped, skipping, strange, unread
 from ramify.trace.shapes import normal
 
 
@@ -58,7 +58,7 @@ def taken(run: Run, place: str, add: Callable[[], None]) -> bool:
     except UserError as error:
         if skipped(error):
             return False
-        raise
+        raise BadRecordError(str(error)) from error
     return True
 
 

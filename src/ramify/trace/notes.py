@@ -13,10 +13,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from ramify.base.errors import UserError
 from ramify.base.words import plural
 
 NAMED = 5
 """How many bad records a sentence names."""
+
+
+class BadRecordError(UserError):
+    """One record of a file is bad; others may be good."""
 
 
 @dataclass
