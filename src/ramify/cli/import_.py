@@ -38,8 +38,8 @@ def import_(
         Path | None,
         option(
             metavar="FILE",
-            help="Task or file -> outcome: a report of SWE-bench, JSON, JSON lines or CSV, or a folder with a verifier/reward.txt a "
-            "trial. Alone, it judges the attempts that the run holds.",
+            help="Task or file -> outcome: a report of SWE-bench, JSON, JSON lines or CSV, or a folder with verifier/reward.txt of "
+            "each trial. Alone, it judges the attempts that the run holds.",
         ),
     ] = None,
     skip_bad: Annotated[bool, option("--skip-bad", help="Leave out bad records, and say which and why.")] = False,
@@ -79,7 +79,8 @@ def import_(
     came = f", from {source} ({record['form'] or 'nothing new'})" if source else ""
     text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {with_reward}{came}"
     unread = [
-        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored" for name, about in taken.ignored.items()
+        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored"
+        for name, about in taken.ignored.items()
     ]
     also = [f"held already, so nothing of it was added: {', '.join(taken.again)}"] if taken.again else []
     also += [f"of no format known here, and left out: {_some(taken.unknown)}"] if taken.unknown else []
@@ -89,7 +90,13 @@ def import_(
     terminal.emit(
         record
         | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "left": left, "ignored": taken.ignored}
-        | {"already": taken.again, "unknown": taken.unknown, "judged": taken.given, "unmatched": taken.unmatched, **notes.to_json()},
+        | {
+            "already": taken.again,
+            "unknown": taken.unknown,
+            "judged": taken.given,
+            "unmatched": taken.unmatched,
+            **notes.to_json(),
+        },
         as_json,
         "\n".join(
             [

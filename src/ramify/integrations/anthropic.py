@@ -39,8 +39,26 @@ from ramify.trace.notes import unread
 
 _STOPS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
 _BLOCK_FIELDS = frozenset(
-    "type text thinking signature data id name input tool_use_id content is_error source title context citations cache_control "
-    "server_name caller".split()
+    [
+        "type",
+        "text",
+        "thinking",
+        "signature",
+        "data",
+        "id",
+        "name",
+        "input",
+        "tool_use_id",
+        "content",
+        "is_error",
+        "source",
+        "title",
+        "context",
+        "citations",
+        "cache_control",
+        "server_name",
+        "caller",
+    ]
 )
 """Fields of a block that are known."""
 _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document", "search_result")
@@ -179,6 +197,8 @@ def _result(block: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExcha
         text = content or ""
     else:
         parts = list_of(content, f"{spot}: 'content', if no text,")
+        for part in parts:
+            unread(part if isinstance(part, Mapping) else {}, _BLOCK_FIELDS, "block")
         text = "".join(
             _shown(object_of(part, f"{spot}: part {at}"), f"{spot}: part {at}", media) for at, part in enumerate(parts)
         )
@@ -336,11 +356,7 @@ def _part(part: Any) -> Iterator[dict[str, Any]]:
         return
     if isinstance(url, str):
         inline = data_url(url)
-        source = (
-            {"type": "url", "url": url}
-            if inline is None
-            else {"type": "base64", "media_type": inline[0], "data": inline[1]}
-        )
+        source = {"type": "url", "url": url} if inline is None else {"type": "base64", "media_type": inline[0], "data": inline[1]}
         yield {"type": "image", "source": source}
         return
     text = content_of([part], "a part")[0]

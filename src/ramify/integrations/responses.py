@@ -183,9 +183,43 @@ def _kind(item: Mapping[str, Any], spot: str) -> str:
 
 
 _ITEM_FIELDS = frozenset(
-    "type role content output id call_id name arguments input action operation summary encrypted_content status queries code results "
-    "outputs result error output_format server_label container_id phase pending_safety_checks acknowledged_safety_checks "
-    "max_output_length created_by namespace logs background quality size revised_prompt approval_request_id".split()
+    [
+        "type",
+        "role",
+        "content",
+        "output",
+        "id",
+        "call_id",
+        "name",
+        "arguments",
+        "input",
+        "action",
+        "operation",
+        "summary",
+        "encrypted_content",
+        "status",
+        "queries",
+        "code",
+        "results",
+        "outputs",
+        "result",
+        "error",
+        "output_format",
+        "server_label",
+        "container_id",
+        "phase",
+        "pending_safety_checks",
+        "acknowledged_safety_checks",
+        "max_output_length",
+        "created_by",
+        "namespace",
+        "logs",
+        "background",
+        "quality",
+        "size",
+        "revised_prompt",
+        "approval_request_id",
+    ]
 )
 """Fields of an item that are known."""
 
@@ -297,6 +331,8 @@ def _thought(item: Mapping[str, Any], spot: str) -> str:
     """The text of a reasoning item: its own text, else its summary; "" where all of it is encrypted."""
     for name in ("content", "summary"):
         parts = list_of(item.get(name) or [], f"{spot}: '{name}'")
+        for part in parts:
+            unread(object_of(part, f"{spot}: '{name}'"), _PART_FIELDS, "part")
         texts = [text_of(object_of(part, f"{spot}: '{name}'"), "text", f"{spot}: '{name}'") for part in parts]
         if texts:
             return "\n\n".join(texts)
@@ -311,7 +347,26 @@ def _content(content: Any, spot: str, media: Media) -> str:
     return "".join(part if isinstance(part, str) else _part(object_of(part, spot), spot, media) for part in parts)
 
 
+_PART_FIELDS = (
+    *(
+        "type",
+        "text",
+        "refusal",
+        "annotations",
+        "logprobs",
+        "image_url",
+        "detail",
+        "file_url",
+        "file_data",
+        "file_id",
+        "filename",
+    ),
+    *("input_audio", "stdout", "stderr", "outcome"),
+)
+
+
 def _part(part: Mapping[str, Any], spot: str, media: Media) -> str:
+    unread(part, _PART_FIELDS, "part")
     kind = text_of(part, "type", spot)
     if kind in ("input_text", "output_text", "text", "summary_text", "refusal"):
         return text_of(part, "refusal" if kind == "refusal" else "text", spot)

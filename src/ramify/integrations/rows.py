@@ -302,7 +302,9 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]], columns: Mapping[
         while batch := list(islice(rows, _BATCH)):
             for row in batch:
                 if any(m.keys() - {"role", "content"} for name in spoken for m in row[name]):
-                    raise UserError("messages with tool calls or reasoning do not fit one Parquet column: write JSON lines (.jsonl)")
+                    raise UserError(
+                        "messages with tool calls or reasoning do not fit one Parquet column: write JSON lines (.jsonl)"
+                    )
             writer.write_table(pa.Table.from_pylist(_utf8(batch), schema=schema))
             count += len(batch)
     return count

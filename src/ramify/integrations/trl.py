@@ -195,9 +195,7 @@ def _add(forest: Forest, record: dict[str, Any], where: str, fields: Fields) -> 
         )
     scores, rest = _scores(record, dict(judged.scores), rest, logged, where)
     advantage = record.get("advantage")
-    forest.add(
-        prompt, completion, where, task=task, step=step, scores=scores, advantage=advantage, record=rest, judged=judged
-    )
+    forest.add(prompt, completion, where, task=task, step=step, scores=scores, advantage=advantage, record=rest, judged=judged)
 
 
 def _scores(

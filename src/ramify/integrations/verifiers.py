@@ -70,7 +70,7 @@ class _Traces:
 
     def __init__(self) -> None:
         self._attempts = count()
-        self._trees: dict[str, str] = {}
+        self._trees: dict[str, tuple[str, dict[str, Any], str]] = {}
 
     def add(self, run: Run, record: dict[str, Any], where: str, _: int) -> None:
         if "example_id" in record:
@@ -101,12 +101,11 @@ class _Traces:
         return self._grow(run, name, key, {"id": name, "data": plain(data)}, str(env))
 
     def _grow(self, run: Run, name: str, key: str, task: dict[str, Any], group: str) -> str:
-        if self._trees.get(name, key) != key:
+        if name in self._trees and self._trees[name][0] != key:
             name = f"{name}#{key[:12]}"
-        if name not in self._trees:
-            self._trees[name] = key
-            run.add_tree(name, task, group)
-            root(run, name)
+        _, task, group = self._trees.setdefault(name, (key, task, group))
+        run.add_tree(name, task, group)  # again and again: the record that came first may have been a bad one
+        root(run, name)
         return name
 
     # version 1
@@ -152,7 +151,9 @@ class _Traces:
             run.add(annotation)
         failure = KNOWN.judged({name: trace.get(name) for name in (*FAILURES, *ENDINGS)}, where).failure
         for score in _judged(trace, nodes[-1 if end is None else end], where):
-            run.add(score if failure is None or score.unit == "metric" else replace(score, value=None, evidence={"failure": failure}))
+            run.add(
+                score if failure is None or score.unit == "metric" else replace(score, value=None, evidence={"failure": failure})
+            )
 
     def _provenance(self, run: Run, call: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
         agent = trace.get("agent")

@@ -34,8 +34,12 @@ _OUTCOMES = ("reward_info", "verifier_result")
 #: short. tau2-bench ends an attempt by ``too_many_errors`` after so many wrong calls of tools, and by ``agent_error`` where the
 #: agent's message is none: both are the agent's.
 _AGENTS = re.compile(r"agent_?error|format|parse|invalid|assert|tool_?(call)?_?error")
-_LIMITS = re.compile(r"max|limit|length|context|cost|budget|time_?out|timed_?out|time_?limit|deadline|truncat|too_?many|too_?long|over_?long")
-_OTHERS = re.compile(r"rate_?limit|infra|environment|verifier|network|connect|server|provider|docker|sandbox|api|user_?error|crash")
+_LIMITS = re.compile(
+    r"max|limit|length|context|cost|budget|time_?out|timed_?out|time_?limit|deadline|truncat|too_?many|too_?long|over_?long"
+)
+_OTHERS = re.compile(
+    r"rate_?limit|infra|environment|verifier|network|connect|server|provider|docker|sandbox|api|user_?error|crash"
+)
 _FAULT = re.compile(r"error|exception|fail|infra|crash|unavailable|rate_?limit|exit_api")
 #: Of a field of :data:`FAILURES`, which names what was raised, only these are the model's.
 _RAISED = re.compile(
@@ -45,8 +49,33 @@ _RAISED = re.compile(
 #: Fields of a record that say nothing of what was said or done: they are kept, and need no word.
 RECORD = frozenset(
     (
-        *("id", "uuid", "name", "model", "timestamp", "created", "created_at", "usage", "tools", "functions", "tool_choice", "split"),
-        *("trial", "seed", "turns", "index", "start_time", "end_time", "started_at", "finished_at", "duration", "cost", "version"),
+        *(
+            "id",
+            "uuid",
+            "name",
+            "model",
+            "timestamp",
+            "created",
+            "created_at",
+            "usage",
+            "tools",
+            "functions",
+            "tool_choice",
+            "split",
+        ),
+        *(
+            "trial",
+            "seed",
+            "turns",
+            "index",
+            "start_time",
+            "end_time",
+            "started_at",
+            "finished_at",
+            "duration",
+            "cost",
+            "version",
+        ),
         *(*FAILURES, *ENDINGS, *_OUTCOMES),
     )
 )
@@ -247,7 +276,13 @@ def message_of(error: object) -> str:
         if kind is None and message is None:
             return next((text for value in error.values() if (text := message_of(value))), "")
         error = f"{kind}: {message}" if kind and message and kind != message else message or kind
-    text = "it gives no reason" if error is True else " ".join(str(error or "").split())[:300] if isinstance(error, (str, dict)) else ""
+    text = (
+        "it gives no reason"
+        if error is True
+        else " ".join(str(error or "").split())[:300]
+        if isinstance(error, (str, dict))
+        else ""
+    )
     return "" if text.strip(" .").lower() in _NOTHING else text
 
 

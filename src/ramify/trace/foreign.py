@@ -19,7 +19,7 @@ from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
 from ramify.trace.message import FIELDS, Message, as_text
 from ramify.trace.node import Node, make_node
-from ramify.trace.notes import BadRecordError, skipped, skipping, strange, unread
+from ramify.trace.notes import BadRecordError, one_record, skipped, skipping, strange, unread
 from ramify.trace.shapes import normal
 
 
@@ -42,7 +42,9 @@ def import_records(
     with new_run(folder, {"imported": {"form": form, "file": path.name, **(about or {})}}) as run:
         for number, record in read_lines(path) if records is None else records:
             place = f"{path}:{number}"
-            count += taken(run, place, lambda record=record, place=place, number=number: add(run, normal(record, place), place, number))
+            count += taken(
+                run, place, lambda record=record, place=place, number=number: add(run, normal(record, place), place, number)
+            )
         if not count:
             raise UserError(f"{path} holds no record" + (" that can be read" if skipping() else ""))
         end(run)
@@ -53,7 +55,7 @@ def taken(run: Run, place: str, add: Callable[[], None]) -> bool:
     """Whether a record was added: every fault is one sentence that starts with ``place``, and ends the import unless bad records
     are skipped (nothing of one stays in the run)."""
     try:
-        with run.transaction() if skipping() else nullcontext(), at_place(place):
+        with run.transaction() if skipping() else nullcontext(), one_record(), at_place(place):
             add()
     except UserError as error:
         if skipped(error):
@@ -100,8 +102,12 @@ class _Attempt:
         self.last, self.index = last, index
         self.next: int | None = None
         self.reward: float | None = None
+        self.broken = False
 
     def add(self, run: Run, record: dict[str, Any], judged: Judged, taken: Collection[str], place: str, who: str) -> None:
+        if self.broken:
+            raise UserError(f"{place}: {who} has a step before this one that could not be read")
+        self.broken = True  # until this step is read
         step = field(record, "step", int, place)
         if self.next is None and step not in (0, 1):
             raise UserError(f"{place}: {who} starts at step {step}; steps start at 0 or 1 and are in order")
@@ -110,6 +116,7 @@ class _Attempt:
             raise UserError(f"{place}: {who} {fault % step}")
         if self.next is not None and self.last.stop:
             raise UserError(f"{place}: {who} continues after its last step")
+        truncated, done = (field(record, name, bool, place, False) for name in ("truncated", "done"))
         anchor = record.get("anchor", record.get("obs"))
         if "action" not in record:
             raise UserError(f"{place}: 'action' is missing")
@@ -127,15 +134,22 @@ class _Attempt:
         self.next = step + 1
         if judged.failure is not None:  # it was not judged, whatever was paid on the way
             self._hang(run, "user", "", stop="failed", index=self.index, data={"failure": judged.failure})
+            self.broken = False
             return
-        truncated = field(record, "truncated", bool, place, False)
-        if field(record, "done", bool, place, False) or truncated:
+        if done or truncated:
             # an index of its own: attempts that end alike below one shared node are still two ends
             stop = "truncated" if truncated else "terminated"
             self._hang(run, "user", "", reward=self.reward, stop=stop, index=self.index)
+        self.broken = False
 
     def close(self, run: Run) -> None:
-        """An attempt without a final ``done`` gets its last reward, too."""
+        """An attempt without a final ``done`` gets its last reward, too; one of which a step was left out has no outcome."""
+        if self.broken:
+            if run.has_tree(self.last.tree):
+                root(run, self.last.tree)
+                why = "a step of it could not be read"
+                self._hang(run, "user", "", stop="failed", index=self.index, data={"failure": why})
+            return
         if self.last.role == "assistant" and self.reward is not None:
             self._hang(run, "user", "", reward=self.reward, index=self.index)
 
@@ -163,12 +177,21 @@ class Thread:
         So is one with parts that are not text, or fields that are not known, since the text alone does not tell it from another.
         """
         data = {**message.data, **(about or {})}
-        own = "content" in data or bool(strange(message.data, FIELDS))
-        index = self.completion if replied or last or own else -1
-        role, text = message.role, message.text
-        self.node = make_node(self.tree, self.node.id, len(self.node), role, text, index=index, data=data, **fields)
-        self.run.add(self.node)
-        return self.node
+        given = not (replied or last or "content" in data)
+        at = (self.tree, self.node.id, len(self.node), message.role, message.text)
+        node = make_node(*at, index=-1 if given else self.completion, data=data, **fields)
+        if given and strange(data, FIELDS) and self._is_another(node):
+            node = make_node(*at, index=self.completion, data=data, **fields)
+        self.node = node
+        self.run.add(node)
+        return node
+
+    def _is_another(self, node: Node) -> bool:
+        """Whether the run has a node of this text that says something else in fields that are not known."""
+        try:
+            return dict(self.run.node(node.id).data) != dict(node.data)
+        except UserError:
+            return False
 
 
 def root(run: Run, tree: str) -> Node:

@@ -151,7 +151,7 @@ def what_it_is(path: Path) -> str:
         half = start[1::2].count(0) + start[::2].count(0) >= len(start) // 3
         return "UTF-16 without its mark, or bytes that are no text" if half else "bytes that are no text"
     lines = start.decode("utf-8", "replace").removeprefix("\ufeff").strip().splitlines()
-    if not lines or lines[0].lstrip()[:1] in ("{", "[", '"') and lines[0].lstrip()[:2] != '""' and not _is_table(lines):
+    if not lines or (lines[0].lstrip()[:1] in ("{", "[", '"') and lines[0].lstrip()[:2] != '""' and not _is_table(lines)):
         return ""
     if _is_table(lines):
         return f"a table with the columns {', '.join(map(repr, next(csv.reader(lines[:1]))[:8]))} (CSV, not JSON)"

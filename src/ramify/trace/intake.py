@@ -34,7 +34,12 @@ SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".traj", ".eval", ".gz")
 """Endings of the files that are read of a folder."""
 _FREE, _RATIO, _PIECE = 16 << 20, 200, 1 << 20
 """A compressed file may unpack to so many bytes, and to so many times its size more."""
-_BOMS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_BOMS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _AUTO = re.compile(r"chat-\d{6}")
 
 
@@ -155,7 +160,9 @@ def take(
     if old:
         with Run.open(folder) as run:
             if run.kind != "import":
-                raise UserError(f"{folder} exists already, and is a run of `ramify {run.kind}`: only an imported run takes further files")
+                raise UserError(
+                    f"{folder} exists already, and is a run of `ramify {run.kind}`: only an imported run takes further files"
+                )
     if not old and not paths:
         raise UserError(f"{folder} is no run, and no file to make one of is given")
     left_out = [outcomes_file] if outcomes_file is not None else []
@@ -233,7 +240,9 @@ def _read_several(
                         known["count"] += entry.payload["count"]
                 shutil.rmtree(scratch / str(number))
         if run is None:
-            raise UserError(f"none of {len(files)} files is of a format known here: {', '.join(taken.unknown[:5]) or 'all are bad'}")
+            raise UserError(
+                f"none of {len(files)} files is of a format known here: {', '.join(taken.unknown[:5]) or 'all are bad'}"
+            )
     finally:
         if run is not None:
             run.close()
@@ -281,8 +290,8 @@ def _held(source: Run, run: Run) -> bool:
 
 
 def _merge(source: Run, run: Run, name: str) -> dict[str, str]:
-    """Add everything of ``source`` to ``run``; returns the new id of each node. Samples stay samples of their own: those of a tree
-    that is there already get further indices. ``name`` calls the tree of a file that holds one attempt and names no task."""
+    """Add everything of ``source`` to ``run``; returns the new id of each node. Samples stay samples of their own: those of a
+    tree that is there already get further indices. ``name`` calls the tree of a file that holds one attempt and names no task."""
     trees, shift = dict[str, str](), dict[str, int]()
     infos = source.trees()
     for info in infos:

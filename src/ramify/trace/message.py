@@ -95,9 +95,44 @@ _KEPT = ("name", "tool_calls", "tool_call_id")
 
 
 FIELDS = frozenset(
-    "role content tool_calls function_call name tool_call_id id type timestamp created created_at model finish_reason stop_reason "
-    "usage index status weight loss reasoning reasoning_content reasoning_details thinking thinking_blocks refusal audio "
-    "annotations logprobs provider_specific_fields parse_error source is_error error unanswered media block".split()
+    [
+        "role",
+        "content",
+        "tool_calls",
+        "function_call",
+        "name",
+        "tool_call_id",
+        "id",
+        "type",
+        "timestamp",
+        "created",
+        "created_at",
+        "model",
+        "finish_reason",
+        "stop_reason",
+        "usage",
+        "index",
+        "status",
+        "weight",
+        "loss",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "thinking",
+        "thinking_blocks",
+        "refusal",
+        "audio",
+        "annotations",
+        "logprobs",
+        "provider_specific_fields",
+        "parse_error",
+        "source",
+        "is_error",
+        "error",
+        "unanswered",
+        "media",
+        "block",
+    ]
 )
 """Fields of a message that are known; of another that holds text or lists it is said that it was not understood."""
 _SAID = ("parts", "text", "value", "refusal")
@@ -114,9 +149,9 @@ _RESULT_KINDS = ("tool-result", "tool_result", "toolResult", "functionResponse",
 def read_message(value: Any, spot: str) -> Message:
     """A message in OpenAI's form or near it. Raises UserError naming ``spot``, also where it says something and not where.
 
-    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest. Calls
-    and results of tools among the parts are read as such, and so are thoughts. A provider's own compaction that stands among
-    messages as an item without a role is the only part of a user's message.
+    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest.
+    Calls and results of tools among the parts are read as such, and so are thoughts. A provider's own compaction that stands
+    among messages as an item without a role is the only part of a user's message.
     """
     if not isinstance(value, Mapping):
         raise UserError(f"{spot} is no object")
@@ -170,7 +205,9 @@ def _sorted_parts(content: Any, spot: str) -> tuple[Any, list[Any], dict[str, An
         elif kind in _RESULT_KINDS:
             results.append(part.get("functionResponse") or part.get("function_response") or part)
         elif kind in _THOUGHTS:
-            thoughts += [text for name in (kind, *_TEXTS) if (text := _said(part.get(name), f"{spot}: part {at} of 'content'"))][:1]
+            thoughts += [text for name in (kind, *_TEXTS) if (text := _said(part.get(name), f"{spot}: part {at} of 'content'"))][
+                :1
+            ]
             rest.append(part)
         else:
             rest.append(part)
@@ -268,7 +305,9 @@ def opaque(data: Mapping[str, Any]) -> bool:
 _CALL_NAMES = ("name", "tool_name", "toolName", "function_name", "tool")
 _CALL_ARGUMENTS = ("arguments", "args", "input", "parameters", "kwargs", "params")
 _CALL_IDS = ("id", "tool_call_id", "toolCallId", "call_id", "tool_use_id")
-_CALL_FIELDS = frozenset((*_CALL_NAMES, *_CALL_ARGUMENTS, *_CALL_IDS, "type", "function", "index", "parse_error", "status", "item", "block"))
+_CALL_FIELDS = frozenset(
+    (*_CALL_NAMES, *_CALL_ARGUMENTS, *_CALL_IDS, "type", "function", "index", "parse_error", "status", "item", "block")
+)
 
 
 def calls_of(calls: Any, spot: str) -> list[Any]:
@@ -312,7 +351,13 @@ def _call(call: Any, spot: str) -> dict[str, Any]:
         return dict(call)
     arguments = next((key for key in _CALL_ARGUMENTS if about.get(key) is not None), None)
     unread(about, _CALL_FIELDS, "tool call")
-    if whole and call.get("function") is function and name == "name" and isinstance(about.get("arguments", ""), str):
+    if (
+        whole
+        and call.get("function") is function
+        and name == "name"
+        and arguments in (None, "arguments")
+        and isinstance(about.get("arguments", ""), str)
+    ):
         return dict(call)
     key = next((key for key in _CALL_IDS if isinstance(call.get(key), str)), None)
     taken = {"function", "type", name, arguments, key}

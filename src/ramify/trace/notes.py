@@ -51,7 +51,9 @@ class Notes:
             named = ", ".join(f"'{name}' of {plural(n, of)}" for (name, of), n in sorted(self.fields.items()))
             found.append(f"not understood, and not looked at: {named}")
         if self.open_calls:
-            found.append(f"{plural(self.open_calls, 'call')} of tools without a result: marked as 'unanswered' where the attempt ends")
+            found.append(
+                f"{plural(self.open_calls, 'call')} of tools without a result: marked as 'unanswered' where the attempt ends"
+            )
         if self.bad:
             more = f"; and {len(self.bad) - NAMED} more" if len(self.bad) > NAMED else ""
             found.append(f"left out {plural(len(self.bad), 'bad record')}: {'; '.join(self.bad[:NAMED])}{more}")
@@ -107,6 +109,19 @@ def lost(what: str, count: int = 1) -> None:
     notes = _NOTES.get()
     if notes is not None and count:
         notes.unwritten[what] += count
+
+
+@contextmanager
+def one_record() -> Iterator[None]:
+    """What is counted of a record that turns out to be bad is not counted."""
+    notes = _NOTES.get()
+    before = None if notes is None or not notes.skip_bad else (notes.fields.copy(), notes.open_calls)
+    try:
+        yield
+    except BaseException:
+        if notes is not None and before is not None:
+            notes.fields, notes.open_calls = before
+        raise
 
 
 def skipping() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -140,3 +141,12 @@ def cut_short(score: Score | None, stop: str) -> bool:
     """Whether a limit ended the attempt, as its score says, else as its last node's ``stop`` does."""
     evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
     return bool(evidence.get("truncated", stop == "truncated"))
+
+
+def how_to_judge(run: Run) -> str:
+    """What to do where nobody judged the attempts of a run, as a clause."""
+    if run.kind != "import":
+        return "choose a --scorer that judged them"
+    return (
+        f"say how they ended with `ramify import --run {shlex.quote(str(run.folder))} --outcomes FILE` (task or file -> outcome)"
+    )

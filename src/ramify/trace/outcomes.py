@@ -29,8 +29,8 @@ _ENDINGS = (".gz", ".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval")
 
 
 def read_outcomes(path: Path) -> dict[str, Judged]:
-    """Task or file -> how its attempt ended. ``path``: a report of SWE-bench, JSON, JSON lines or a table (.csv, .tsv) of tasks or
-    files with an outcome each, or a folder with a ``verifier/reward.txt``, ``reward.json`` or ``report.json`` a trial.
+    """Task or file -> how its attempt ended. ``path``: a report of SWE-bench, JSON, JSON lines or a table (.csv, .tsv) of tasks
+    or files with an outcome each, or a folder with a ``verifier/reward.txt``, ``reward.json`` or ``report.json`` a trial.
 
     Raises UserError naming file and entry on what is no outcome."""
     if path.is_dir():
@@ -67,7 +67,9 @@ def _reward(file: Path) -> Judged:
 
 def beside(file: Path, root: Path) -> Judged | None:
     """The outcome in a ``verifier/reward.txt`` or ``reward.json`` beside a file, in its folder or one above it up to ``root``."""
-    folders = [file.parent, file.parent.parent] if file == root else [one for one in file.parents if one == root or root in one.parents]
+    folders = (
+        [file.parent, file.parent.parent] if file == root else [one for one in file.parents if one == root or root in one.parents]
+    )
     for folder in folders if str(file) != "-" else ():
         for name in _BESIDE:
             if (folder / "verifier" / name).is_file():
@@ -85,7 +87,9 @@ def outcome_of(value: Any, place: str) -> Judged:
         found = KNOWN.judged(value, place)
         if found.scores or found.failure is not None:
             return found
-    raise UserError(f"{place}: {str(value)[:60]!r} is no outcome: it is a number, true or false, or an object with one under 'reward'")
+    raise UserError(
+        f"{place}: {str(value)[:60]!r} is no outcome: it is a number, true or false, or an object with one under 'reward'"
+    )
 
 
 def _json(path: Path) -> Iterator[tuple[str, Judged]]:
@@ -126,11 +130,16 @@ def _table(path: Path) -> Iterator[tuple[str, Judged]]:
             record = {name: _cell(cell) for name, cell in zip(head, row, strict=False) if titled}
             keys = [name for name in (*_FILES, *ALIASES["task"]) if record.get(name) is not None]
             if titled and keys:
-                yield str(row[head.index(keys[0])]).strip(), outcome_of({k: v for k, v in record.items() if k in names}, f"{path}:{number}")
+                yield (
+                    str(row[head.index(keys[0])]).strip(),
+                    outcome_of({k: v for k, v in record.items() if k in names}, f"{path}:{number}"),
+                )
             elif not titled and len(row) == 2:
                 yield row[0].strip(), outcome_of(_cell(row[1]), f"{path}:{number}")
             else:
-                raise UserError(f"{path}:{number}: a table of outcomes has a column 'task' or 'path' and one called 'reward' or 'success'")
+                raise UserError(
+                    f"{path}:{number}: a table of outcomes has a column 'task' or 'path' and one called 'reward' or 'success'"
+                )
 
 
 def _cell(text: str) -> Any:
@@ -148,8 +157,8 @@ def _cell(text: str) -> Any:
 def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -> tuple[int, list[str]]:
     """Give the attempts of a run their outcomes: how many got one, and the names that no attempt has.
 
-    A name is that of a tree or task with one attempt, or of a file (its journal entry of ``kind``) that holds one: its path, with or
-    without its ending, or a folder it lies in. Raises UserError on a name of several attempts, and where no name fits."""
+    A name is that of a tree or task with one attempt, or of a file (its journal entry of ``kind``) that holds one: its path, with
+    or without its ending, or a folder it lies in. Raises UserError on a name of several attempts, and where no name fits."""
     ends: dict[str, set[str]] = {}
     every = set(run.ends())
     for info in run.trees():
@@ -165,13 +174,17 @@ def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -
     for key, judged in outcomes.items():
         found = ends.get(key) or paths.get(_plain(key)) or set()
         if len(found) > 1:
-            raise UserError(f"{source}: '{key}' is the name of {len(found)} attempts, and there is one outcome: name them by their files")
+            raise UserError(
+                f"{source}: '{key}' is the name of {len(found)} attempts, and there is one outcome: name them by their files"
+            )
         if not found:
             unmatched.append(key)
         given |= dict.fromkeys(found, judged)
     if not given:
         known = [*ends, *paths]
-        raise UserError(f"{source}: none of its names is a task or file of the run: '{unmatched[0]}' ({nearest(unmatched[0], known)})")
+        raise UserError(
+            f"{source}: none of its names is a task or file of the run: '{unmatched[0]}' ({nearest(unmatched[0], known)})"
+        )
     for end, judged in given.items():
         run.add(*judged.as_scores(end))
     return len(given), unmatched

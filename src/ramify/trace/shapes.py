@@ -8,9 +8,34 @@ from typing import Any
 
 from ramify.base.errors import UserError
 
-_TALKS = ("messages", "traj", "trajectory", "history", "conversation", "dialogue", "dialog", "chat", "chat_history", "contents", "transcript")
+_TALKS = (
+    "messages",
+    "traj",
+    "trajectory",
+    "history",
+    "conversation",
+    "dialogue",
+    "dialog",
+    "chat",
+    "chat_history",
+    "contents",
+    "transcript",
+)
 """Names under which a conversation stands; the first is the one that readers know."""
-_JSON = (*_TALKS, "conversations", "items", "request", "response", "tools", "functions", "info", "rewards", "metrics", "nodes", "traces")
+_JSON = (
+    *_TALKS,
+    "conversations",
+    "items",
+    "request",
+    "response",
+    "tools",
+    "functions",
+    "info",
+    "rewards",
+    "metrics",
+    "nodes",
+    "traces",
+)
 """Fields that are never text: where they are, it is JSON."""
 _EITHER = ("prompt", "completion", "chosen", "rejected", "input", "output")
 """Fields that are text or messages."""
