@@ -27,5 +27,6 @@ def texts(run: str) -> list[list[str]]:
 
 
 def rate(verb: Any, run: str) -> tuple[int, int] | None:
+    """Successes and attempts, as `ramify show` counts them."""
     found = verb("show", run, "--json").json["attempts"]
     return None if found is None else (found["successes"], found["n"])

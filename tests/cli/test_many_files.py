@@ -89,9 +89,10 @@ def test_a_bad_file_leaves_nothing_unless_it_is_skipped(verb: Any, here: Path) -
     assert rate(verb, "run") == (1, 2)
 
 
-def test_only_an_imported_run_takes_files(verb: Any, here: Path, improved: Path) -> None:
+def test_only_an_imported_run_takes_files(verb: Any, here: Path) -> None:
     write("log.jsonl", chat("q"))
-    assert "exists already, and is a run of `ramify improve`" in verb.refused("import", "log.jsonl", "--run", improved)
+    Run.create(here / "played", {}, kind="rollout").close()
+    assert "exists already, and is a run of `ramify rollout`" in verb.refused("import", "log.jsonl", "--run", "played")
     assert "nothing to import" in verb.refused("import", "--run", "run")
     Path("empty").mkdir()
     assert "cannot read empty: it is a folder without a file" in verb.refused("import", "empty", "--run", "run")
@@ -204,7 +205,7 @@ def test_compressed_and_encoded_files_are_read(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gzip.compress(b'{"messages": 3}\n' * 99)[:40], "log.jsonl is a damaged gzip file"),
+        (gzip.compress(b'{"messages": 3}\n' * 99, mtime=0)[:40], "log.jsonl is a damaged gzip file"),
         ("\ufeff{}".encode("utf-16-le") + b"x", "log.jsonl begins as UTF-16 and is none"),
         ('{"messages": []}'.encode("utf-16-le"), "log.jsonl is UTF-16 without its mark"),
         (b"PK\x03\x04zip", "log.jsonl is a zip archive"),
@@ -213,7 +214,7 @@ def test_compressed_and_encoded_files_are_read(
         (b"Step 1: look\nStep 2: go\n", "log.jsonl is text that is not JSON at character 1: 'Step 1: look'"),
         (b'{"task_id": 1, "mesages": []}', "log.jsonl:1: an object with the keys 'task_id', 'mesages', which is of no format"),
         (b'{"mesages": [], "task": 1}', "the nearest formats are chats ('task', 'messages', 'reward')"),
-        (gzip.compress(b'{"x": 1}'), "log.jsonl:1: an object with the keys 'x'"),
+        (gzip.compress(b'{"x": 1}', mtime=0), "log.jsonl:1: an object with the keys 'x'"),
     ],
 )
 def test_what_a_file_looks_like_is_said(verb: Any, here: Path, content: bytes, words: str) -> None:

@@ -23,24 +23,25 @@ READERS = ("anthropic", "chats", "responses", "sharegpt", "steps", "trl", "verif
 # -- a shape that is not known is never read as empty
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"content": [{"type": "text", "content": "Q"}]},
-        {"content": [{"type": "text", "text": {"value": "Q", "annotations": []}}]},
-        {"content": {"content_type": "text", "parts": ["Q"]}},
-        {"content": [{"parts": [{"text": "Q"}]}]},
-        {"content": [["Q"]] and ["Q"]},
-        {"parts": [{"type": "text", "text": "Q"}]},
-        {"content": "", "parts": [{"text": "Q"}]},
-        {"text": "Q"},
-    ],
-)
-def test_what_a_message_says_is_read_wherever_it_stands(verb: Any, here: Path, said: dict[str, Any]) -> None:
-    whole = json.dumps(said)
-    records = [chat(json.loads(whole.replace('"Q"', f'"{question}"')), reward=1.0) for question in ("one", "two", "three")]
+SAID = [
+    {"content": [{"type": "text", "content": "Q"}]},
+    {"content": [{"type": "text", "text": {"value": "Q", "annotations": []}}]},
+    {"content": {"content_type": "text", "parts": ["Q"]}},
+    {"content": [{"parts": [{"text": "Q"}]}]},
+    {"content": ["Q"]},
+    {"parts": [{"type": "text", "text": "Q"}]},
+    {"content": "", "parts": [{"text": "Q"}]},
+    {"text": "Q"},
+]
+
+
+def test_what_a_message_says_is_read_wherever_it_stands(verb: Any, here: Path) -> None:
+    spoken = [(json.dumps(said), question) for said in SAID for question in ("one", "two", "three")]
+    records = [chat(json.loads(said.replace('"Q"', f'"{question}"')), reward=1.0) for said, question in spoken]
     assert verb("import", write("log.jsonl", *records), "--run", "run").code == 0
-    assert texts("run") == [["one", "a"], ["three", "a"], ["two", "a"]]
+    assert texts("run") == sorted([question, "a"] for _, question in spoken)
+    with Run.open("run") as run:
+        assert sum(node.role == "user" for node in run.nodes("t")) == 3, "each question is one node, however it was written"
 
 
 @pytest.mark.parametrize(
@@ -61,30 +62,30 @@ def test_what_a_message_says_elsewhere_is_refused_by_name(verb: Any, here: Path,
     assert "--skip-bad" in sentence
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        {"id": "c", "function": "look", "arguments": {"at": "sea"}},
-        {"id": "c", "function": '{"name": "look", "arguments": {"at": "sea"}}'},
-        {"id": "c", "name": "look", "args": {"at": "sea"}, "type": "tool_call"},
-        {"toolCallId": "c", "toolName": "look", "input": {"at": "sea"}},
-        {"id": "c", "type": "function", "function": {"name": "look", "parameters": {"at": "sea"}}},
-        '{"id": "c", "name": "look", "arguments": {"at": "sea"}}',
-    ],
-)
-def test_every_form_of_a_call_is_one_call(verb: Any, here: Path, call: Any) -> None:
+CALLS: list[Any] = [
+    {"id": "c", "function": "look", "arguments": {"at": "sea"}},
+    {"id": "c", "function": '{"name": "look", "arguments": {"at": "sea"}}'},
+    {"id": "c", "name": "look", "args": {"at": "sea"}, "type": "tool_call"},
+    {"toolCallId": "c", "toolName": "look", "input": {"at": "sea"}},
+    {"id": "c", "type": "function", "function": {"name": "look", "parameters": {"at": "sea"}}},
+    '{"id": "c", "name": "look", "arguments": {"at": "sea"}}',
+]
+
+
+def test_every_form_of_a_call_is_one_call(verb: Any, here: Path) -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": "blue"}
-    for number, value in enumerate(([call], json.dumps([call]))):
-        record = chat("q", {"content": None, "tool_calls": value})
+    records = [chat("q", {"content": None, "tool_calls": value}) for call in CALLS for value in ([call], json.dumps([call]))]
+    for record in records:
         record["messages"].append(result)
-        told = verb("import", write("log.jsonl", record), "--run", f"run{number}", "--json").json
-        assert (told["open_calls"], told["not_understood"]) == (0, [])
-        with Run.open(f"run{number}") as run:
-            (made,) = next(node for node in run.nodes("t") if node.role == "assistant").message.calls
-        assert (made.name, dict(made.arguments), made.error) == ("look", {"at": "sea"}, "")
-    sentence = verb.refused(
-        "import", write("odd.jsonl", chat("q", {"tool_calls": [{"id": "c", "what": "look"}]})), "--run", "odd"
+    told = verb("import", write("log.jsonl", *records), "--run", "run", "--json").json
+    assert (told["records"], told["open_calls"], told["not_understood"]) == (2 * len(CALLS), 0, [])
+    with Run.open("run") as run:
+        made = [node.message.calls for node in run.nodes("t") if node.role == "assistant"]
+    assert [[(c.name, dict(c.arguments), c.error) for c in calls] for calls in made] == [[("look", {"at": "sea"}, "")]] * len(
+        records
     )
+    odd = chat("q", {"tool_calls": [{"id": "c", "what": "look"}]})
+    sentence = verb.refused("import", write("odd.jsonl", odd), "--run", "odd")
     assert "tool call 0 has neither 'function' nor 'name', but 'what'" in sentence
 
 

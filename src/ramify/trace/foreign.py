@@ -180,18 +180,20 @@ class Thread:
         given = not (replied or last or "content" in data)
         at = (self.tree, self.node.id, len(self.node), message.role, message.text)
         node = make_node(*at, index=-1 if given else self.completion, data=data, **fields)
-        if given and strange(data, FIELDS) and self._is_another(node):
+        odd = strange(message.data, FIELDS) if given else []
+        if odd and self._is_another(node, odd):
             node = make_node(*at, index=self.completion, data=data, **fields)
         self.node = node
         self.run.add(node)
         return node
 
-    def _is_another(self, node: Node) -> bool:
-        """Whether the run has a node of this text that says something else in fields that are not known."""
+    def _is_another(self, node: Node, odd: Collection[str]) -> bool:
+        """Whether the run has a node of this text that says something else in the ``odd`` fields."""
         try:
-            return dict(self.run.node(node.id).data) != dict(node.data)
+            there = self.run.node(node.id).data
         except UserError:
             return False
+        return any(there.get(name) != node.data.get(name) for name in odd)
 
 
 def root(run: Run, tree: str) -> Node:
