@@ -349,7 +349,7 @@ def _spelled(app: App, words: Sequence[str]) -> list[str]:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if word == "--" or not flag.startswith("--"):
-            found += [word, *rest] if word == "--" else [word]
+            found += [word, *rest] if word == "--" else ["./-" if word == "-" else word]  # "-" alone is a file, no option
             rest = [] if word == "--" else rest
             continue
         flag = flag if flag in known else flag.replace("_", "-")

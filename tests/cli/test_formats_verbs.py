@@ -26,7 +26,7 @@ def test_help_lists_every_format_and_setting(verb: Any) -> None:
 def test_settings_of_a_format(verb: Any, chats: Path) -> None:
     assert verb("export", "chats", "a.parquet", "--records=trees", "--json").json["rows"] == 2
     assert verb("export", "chats", "b.parquet", "--records", "trees", "--json").json["rows"] == 2
-    assert verb("export", "chats", "c", "--to", "jsonl", "--json").json["rows"] == 9
+    assert verb("export", "chats", "c", "--to", "jsonl", "--json").json["rows"] == 10
     assert (
         verb.refused("export", "chats", "d.parquet", "--recods", "trees") == "unknown option --recods (did you mean '--records'?)"
     )
@@ -45,7 +45,7 @@ def test_import_of_a_named_format(verb: Any, chats: Path) -> None:
     )
     assert "chats.jsonl:1: 'task_id' must be" in verb.refused("import", "chats.jsonl", "--run", "b", "--from", "steps")
     Path("odd.jsonl").write_text(json.dumps({"a": 1}))
-    assert "name the format with --from (anthropic, chats, " in verb.refused("import", "odd.jsonl", "--run", "b")
+    assert "an object with the keys 'a', which is of no format" in verb.refused("import", "odd.jsonl", "--run", "b")
     assert not Path("b").exists()
 
 

@@ -118,8 +118,8 @@ def test_export_refuses(verb: Any, chats: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [(b"", "holds no record"), (b"\n\n", "holds no record"), (b"{", ":1: "), (b"[]", "holds no record"),
-     (b'{"a": 1}', ":1: neither"),
-     (b'{"messages": 3}', ":1"), (b"\xff\xfe", ":1: "), (b'{"messages": []}\n{"messages": [{"role": "user"}]}', ":")],
+     (b'{"a": 1}', ":1: an object with the keys 'a', which is of no format"),
+     (b'{"messages": 3}', ":1"), (b"\xff\xfe", "holds no record"), (b'{"messages": []}\n{"messages": [{"role": "user"}]}', ":")],
 )  # fmt: skip
 def test_import_refuses_what_it_cannot_read(verb: Any, here: Path, content: bytes, words: str) -> None:
     (here / "in.jsonl").write_bytes(content)
@@ -138,7 +138,9 @@ def test_import_refuses_a_pipe(verb: Any, here: Path, form: list[str]) -> None:
 def test_import_refuses_places(verb: Any, chats: Path) -> None:
     assert "cannot read" in verb.refused("import", "nosuch.jsonl", "--run", "new")
     assert "cannot read" in verb.refused("import", "runs", "--run", "new")
-    assert "exists already" in verb.refused("import", "chats.jsonl", "--run", "runs/chats")
+    Path("there").mkdir()
+    Path("there/notes.txt").write_text("mine")
+    assert "there exists already" in verb.refused("import", "chats.jsonl", "--run", "there")
     assert "--run is missing" in verb.refused("import", "chats.jsonl")
 
 

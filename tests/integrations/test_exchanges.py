@@ -214,20 +214,8 @@ def test_a_log_of_anthropic_calls_grows_one_tree(tmp_path: Path) -> None:
         ([{"role": "assistant", "content": [use("a"), use("a")]}], "message 0: block 1: the id 'a' is that of an earlier call"),
         ([{"role": "assistant", "content": [use("a") | {"input": "x"}]}], "block 0: 'input' must be an object"),
         (
-            [{"role": "assistant", "content": [use("a")]}, {"role": "user", "content": "hm"}],
-            "FILE:1: message 1: the call 'a' of 'add' has no result before it",
-        ),
-        (
             [{"role": "assistant", "content": [use("a")]}, *[{"role": "user", "content": [result("a")]}] * 2],
             "FILE:1: message 2: block 0 is a result without a call: the call 'a' is answered already",
-        ),
-        (
-            [
-                {"role": "assistant", "content": [use("a"), use("b")]},
-                {"role": "user", "content": [result("a")]},
-                {"role": "assistant", "content": "x"},
-            ],
-            "message 2: the call 'b' of 'add' has no result before it",
         ),
         ([{"role": "user", "content": [{"type": "video"}]}], "block 0 is of type 'video', which is none of text, thinking"),
         (
@@ -347,7 +335,6 @@ def test_responses_that_continue_one_another(tmp_path: Path) -> None:
         ({"items": [{"type": "dance_call"}]}, "FILE:1: item 0 is of type 'dance_call', which is none of message, reasoning"),
         ({"items": [{"type": "item_reference", "id": "x"}]}, "item 0 refers to the item 'x', whose content is not in the file"),
         ({"items": [ITEMS[6]]}, "FILE:1: item 0 is a result without a call: the call 'call_1' was not made before"),
-        ({"items": [ITEMS[4], {"role": "user", "content": "hm"}]}, "item 1: the call 'call_1' of 'look' has no result before it"),
         ({"items": [ITEMS[4], ITEMS[4]]}, "FILE:1: item 1: the id 'call_1' is that of an earlier call"),
         ({"items": [ITEMS[4] | {"arguments": {}}]}, "FILE:1: item 0: 'arguments' must be text"),
         ({"items": [{"type": "function_call", "name": "x"}]}, "item 0: 'id' must be text, and it is missing"),
@@ -450,7 +437,6 @@ def test_sharegpt_as_one_list_and_as_preferences(tmp_path: Path) -> None:
         ([turn("function_call", "add(1)")], "FILE:1: turn 0: the call is not JSON"),
         ([turn("function_call", "{}")], "FILE:1: turn 0: 'name' must be text, and it is missing"),
         ([turn("gpt", "x"), turn("observation", "3")], "FILE:1: turn 1 is a result without a call"),
-        ([turn("function_call", ADD), turn("gpt", "x")], "FILE:1: turn 1: the call 'call_0' of 'add' has no result before it"),
     ],
 )
 def test_what_is_wrong_with_sharegpt(tmp_path: Path, turns: list, sentence: str) -> None:

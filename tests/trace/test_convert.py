@@ -112,7 +112,10 @@ def test_chats(tmp_path: Path) -> None:
         assert [(m.role, m.text) for m in tree.path(leaf.id).messages()] == [("system", "s"), ("user", "q"), ("assistant", "a")]
         assert leaf.data == {"record": {"model": "m"}}
         assert leaf.tokens is None
-        assert run.tree("chat-000003").leaves()[0].data == {"tool_calls": [{"id": "1"}]}
+        assert run.tree("chat-000003").leaves()[0].data == {
+            "tool_calls": [{"id": "1"}],
+            "unanswered": [{"id": "1", "name": ""}],
+        }
 
 
 def step(attempt: str, number: int, **fields: object) -> dict:
@@ -157,7 +160,7 @@ CHAT = {"messages": [{"role": "user", "content": "q"}]}
         ([CHAT, {**CHAT, "reward": "1"}], ":2: 'reward' must be a number"),
         ([{**CHAT, "reward": float("nan")}], ":1: the value of the score"),
         ([CHAT, 3], ":2: a line must hold one JSON object"),
-        ([{"x": 1}], ":1: neither an exported run"),
+        ([{"x": 1}], ":1: an object with the keys 'x', which is of no format known here"),
         ([step("a", 0), step("a", 0)], ":2: attempt 'a' of task 't' has step 0 twice"),
         ([step("a", 0), step("a", 2)], ":2: attempt 'a' of task 't' misses a step before 2"),
         ([step("a", 3)], ":1: attempt 'a' of task 't' starts at step 3"),

@@ -56,11 +56,14 @@ def export(
         raise UserError(f"cannot write {out}: there is no folder {out.parent}")
     from ramify.render import terminal
     from ramify.trace.db import Run
+    from ramify.trace.notes import noting
     from ramify.trace.schema import stored
 
-    with Run.open(folder) as opened:
+    with Run.open(folder) as opened, noting() as notes:
         rows = stored(writer.write)(opened, out, **(more or {}))
-    terminal.emit({"run": str(folder), "format": writer.name, "out": str(out), "rows": rows}, as_json, f"wrote {out}")
+    record = {"run": str(folder), "format": writer.name, "out": str(out), "rows": rows, "not_written": dict(notes.unwritten)}
+    left = f"; {writer.name} has no place for {notes.loss()}" if notes.unwritten else ""
+    terminal.emit(record, as_json, f"wrote {out}{left}")
 
 
 def formats() -> dict[str, Writer]:

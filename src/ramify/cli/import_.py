@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from ramify.base.errors import UserError
 from ramify.base.words import plural
 from ramify.kit import Form, Json, Verbs, argument, option
 
@@ -19,8 +20,12 @@ def _formats() -> str:
 
 @app.itself(epilogue=_formats)
 def import_(
-    file: Annotated[Path, argument(metavar="FILE", help="The file to read.")],
-    run: Annotated[Path, option("--run", metavar="RUN", help="Folder of the run to make.")],
+    files: Annotated[
+        list[Path] | None,
+        argument(metavar="FILE...", help="The files to read, or folders of them; - is standard input. Also .gz and UTF-16."),
+    ] = None,
+    *,
+    run: Annotated[Path, option("--run", metavar="RUN", help="Folder of the run to make, or of an imported run to add to.")],
     form: Form = None,
     task_field: Annotated[
         str | None,
@@ -29,34 +34,80 @@ def import_(
     reward_field: Annotated[
         str | None, option(metavar="NAME", help="Field with an attempt's reward, where it has another name than usual.")
     ] = None,
+    outcomes: Annotated[
+        Path | None,
+        option(
+            metavar="FILE",
+            help="Task or file -> outcome: a report of SWE-bench, JSON, JSON lines or CSV, or a folder with verifier/reward.txt "
+            "of each trial. Alone, it judges the attempts that the run holds.",
+        ),
+    ] = None,
+    skip_bad: Annotated[bool, option("--skip-bad", help="Leave out bad records, and say which and why.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a run from traces in a file, whole or not at all."""
+    """Make a run from traces in files, or add to one, whole or not at all. A file that the run holds already adds nothing."""
     from ramify.render import terminal
     from ramify.trace.aliases import Fields
     from ramify.trace.db import Run
     from ramify.trace.failures import failures
-    from ramify.trace.formats import pick_reader
+    from ramify.trace.intake import take
+    from ramify.trace.notes import BadRecordError, noting
     from ramify.trace.outcome import settled, successes, undecided
+    from ramify.trace.outcomes import read_outcomes
 
-    reader = pick_reader(file, form)
-    count = reader.make(file, run, Fields(task_field, reward_field))
+    if not files and outcomes is None:
+        raise UserError("nothing to import: give a FILE, or --outcomes FILE for the attempts that the run holds")
+    judged = None if outcomes is None else read_outcomes(outcomes)
+    with noting(skip_bad) as notes:
+        try:
+            taken = take(files or [], run, form, Fields(task_field, reward_field), judged, outcomes)
+        except BadRecordError as error:
+            error.args = (f"{error}; --skip-bad leaves out bad records, and counts them",)
+            raise
     with Run.open(run) as opened:
         trees, nodes = len(opened.trees()), len(opened)
-        record = {"run": str(run), "form": reader.name, "records": count, "trees": trees, "nodes": nodes}
+        forms = sorted(set(taken.forms))
+        record = {"run": str(run), "form": ", ".join(forms), "records": taken.records, "trees": trees, "nodes": nodes}
         scored = sum(success is not None for success in successes(opened, settled(opened)))
         several = undecided(opened)
         failed = failures(opened)
-        ignored = {entry.key: dict(entry.payload) for entry in opened.journal("ignored")}
-    judged = (
+    with_reward = (
         f"scores by {', '.join(several)}" if several else f"{plural(scored, 'attempt') if scored else 'no attempt'} with a reward"
     )
-    text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {judged}, from {file} ({reader.name})"
+    source = ", ".join(map(str, files or [])) if len(files or []) < 4 else plural(len(files or []), "file")
+    came = f", from {source} ({record['form'] or 'nothing new'})" if source else ""
+    text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {with_reward}{came}"
     unread = [
-        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored" for name, about in ignored.items()
+        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored"
+        for name, about in taken.ignored.items()
     ]
+    also = [f"held already, so nothing of it was added: {', '.join(taken.again)}"] if taken.again else []
+    also += [f"of no format known here, and left out: {_some(taken.unknown)}"] if taken.unknown else []
+    if outcomes is not None or taken.given:
+        nobody = f"; of no attempt: {_some(taken.unmatched)}" if taken.unmatched else ""
+        also.append(f"{plural(taken.given, 'attempt')} judged by {outcomes or 'the reward beside the file'}{nobody}")
     terminal.emit(
-        record | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "ignored": ignored},
+        record
+        | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "ignored": taken.ignored}
+        | {
+            "already": taken.again,
+            "unknown": taken.unknown,
+            "judged": taken.given,
+            "unmatched": taken.unmatched,
+            **notes.to_json(),
+        },
         as_json,
-        "\n".join([text, *unread, *([failed.sentence()] if failed.reasons else [])]),
+        "\n".join(
+            [
+                text,
+                *also,
+                *unread,
+                *([failed.sentence()] if failed.reasons else []),
+                *notes.sentences(),
+            ]
+        ),
     )
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

@@ -20,22 +20,47 @@ from ramify.integrations.exchanges import (
     Keep,
     Media,
     ToolExchange,
+    data_url,
     list_of,
     object_of,
     split_media,
     text_of,
     tool_call,
 )
-from ramify.integrations.rows import Selection, attempts, settings_of, write_table
+from ramify.integrations.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import CallReply, Calls, form_of, hang_chat, provenance_of
 from ramify.trace.db import Run
 from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import field, read_conversations
-from ramify.trace.message import Message, as_text, plain
+from ramify.trace.message import FIELDS, Message, as_text, content_of, plain, refuse_unknown
+from ramify.trace.notes import unread
 
 _STOPS = {"max_tokens": "length", "model_context_window_exceeded": "length"}
+_BLOCK_FIELDS = frozenset(
+    [
+        "type",
+        "text",
+        "thinking",
+        "signature",
+        "data",
+        "id",
+        "name",
+        "input",
+        "tool_use_id",
+        "content",
+        "is_error",
+        "source",
+        "title",
+        "context",
+        "citations",
+        "cache_control",
+        "server_name",
+        "caller",
+    ]
+)
+"""Fields of a block that are known."""
 _KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document", "search_result")
 
 
@@ -43,8 +68,7 @@ def read_anthropic(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """Make a run in ``folder`` from Anthropic's messages: JSON lines, a JSON list, or one conversation. Returns how many records.
 
     Task and reward stand under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and message: on a
-    field of a wrong type, a result without a call, a call without a result that the conversation leaves open, two calls of one
-    id. Nothing is left in ``folder`` then.
+    field of a wrong type, a result without a call, two open calls of one id. Nothing is left in ``folder`` then.
     """
     calls = Calls(fields)
 
@@ -64,6 +88,8 @@ def _add_call(calls: Calls, run: Run, record: dict[str, Any], where: str, number
     request_at = f"{where}: 'request'"
     given = [*_system(request, request_at), *_messages(request, request_at, run.put_blob, exchange)]
     replies = []
+    if response.get("content") is None and not response.get("error"):
+        refuse_unknown(response, FIELDS - {"content"}, f"{where}: 'response'", "'content' nor 'error'")
     if response.get("content") is not None:
         reply = {"role": "assistant", "content": response["content"]}
         stop = str(response.get("stop_reason") or "")
@@ -96,6 +122,7 @@ def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExch
     role, content = text_of(value, "role", spot), value.get("content")
     if role not in ("user", "assistant", "system"):
         raise UserError(f"{spot} has the role '{role}', which is none of user, assistant, system")
+    unread(value, FIELDS, "message")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}] if content or role == "assistant" else []
     blocks = [
@@ -103,15 +130,14 @@ def _message(value: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExch
         for at, block in enumerate(list_of(content, f"{spot}: 'content', if no text,"))
     ]
     if role == "assistant":
-        exchange.replied(spot)
         yield from _assistant(blocks, keep, exchange)
         return
     for block, where in blocks:
+        unread(block, _BLOCK_FIELDS, "block")
         if block.get("type") == "tool_result":
             yield _result(block, where, keep, exchange)
     rest = [(block, where) for block, where in blocks if block.get("type") != "tool_result"]
     if rest or not blocks:
-        exchange.spoken(spot)
         media = Media(keep)
         text = "".join(_shown(block, where, media) for block, where in rest)
         yield Message(role, text, media.data())
@@ -124,6 +150,7 @@ def _assistant(blocks: list[tuple[Mapping[str, Any], str]], keep: Keep, exchange
     media = Media(keep)
     ended = True
     for block, spot in blocks:
+        unread(block, _BLOCK_FIELDS, "block")
         kind = text_of(block, "type", spot)
         ended = kind.endswith("_tool_result")
         if kind in ("thinking", "redacted_thinking"):
@@ -164,10 +191,14 @@ def _call(block: Mapping[str, Any], kind: str, spot: str, exchange: ToolExchange
 def _result(block: Mapping[str, Any], spot: str, keep: Keep, exchange: ToolExchange) -> Message:
     key, content, media = text_of(block, "tool_use_id", spot), block.get("content"), Media(keep)
     exchange.result(spot, key)
+    if content is None:
+        refuse_unknown(block, _BLOCK_FIELDS, spot, "'content' nor anything else that is read")
     if content is None or isinstance(content, str):
         text = content or ""
     else:
         parts = list_of(content, f"{spot}: 'content', if no text,")
+        for part in parts:
+            unread(part if isinstance(part, Mapping) else {}, _BLOCK_FIELDS, "block")
         text = "".join(
             _shown(object_of(part, f"{spot}: part {at}"), f"{spot}: part {at}", media) for at, part in enumerate(parts)
         )
@@ -218,7 +249,7 @@ def _readable(value: Any) -> Any:
 
 def write_anthropic(run: Run, out: Path, **settings: Any) -> int:
     """Write attempts as ``{"task", "system", "messages", "reward"}``, one a line;
-    returns how many. ``settings``: :class:`Selection`.
+    returns how many. ``settings``: :class:`Selection`. Each call gets an id of its own; the schemas of tools stand in ``tools``.
 
     Raises UserError where no attempt fits the settings, or the file does not end in .jsonl.
     """
@@ -231,9 +262,11 @@ def write_anthropic(run: Run, out: Path, **settings: Any) -> int:
 def _records(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
         messages: list[dict[str, Any]] = []
+        ids = _Ids()
         system = "\n\n".join(message.text for message in ended.opening)
         for message in ended.path.messages()[len(ended.opening) :]:
             own = message.data.get("block") if message.role == "tool" else None
+            message = message if own is not None else ids.renamed(message)
             role = "assistant" if message.role == "assistant" or own is not None else "user"
             blocks = list(_blocks(message, own, run))
             if messages and messages[-1]["role"] == role:
@@ -243,7 +276,9 @@ def _records(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
         for written in messages:
             if [block["type"] for block in written["content"]] == ["text"]:
                 written["content"] = written["content"][0]["text"]
-        about = {"task": ended.task, **({"system": system} if system else {}), "messages": messages}
+        tools = [_tool(tool["function"]) for tool in tools_of(run, ended)]
+        about = {"task": ended.task, **({"system": system} if system else {}), **({"tools": tools} if tools else {})}
+        about["messages"] = messages
         yield about | ({} if ended.reward is None else {"reward": ended.reward})
 
 
@@ -251,7 +286,11 @@ def _blocks(message: Message, own: Any, run: Run) -> Iterator[dict[str, Any]]:
     if own is not None:
         yield own
         return
-    pieces = [_block(piece, run) for piece in split_media(message)]
+    parts = message.data.get("content")
+    if isinstance(parts, list) and "media" not in message.data:
+        pieces = [block for part in parts for block in _part(part)]
+    else:
+        pieces = [_block(piece, run) for piece in split_media(message)]
     if message.role == "tool" and "tool_call_id" in message.data:  # else the call stands in the text, and so does its result
         content = message.text if [block["type"] for block in pieces] in ([], ["text"]) else pieces
         error = {"is_error": True} if message.data.get("is_error") else {}
@@ -264,10 +303,67 @@ def _blocks(message: Message, own: Any, run: Run) -> Iterator[dict[str, Any]]:
         yield {"type": "thinking", "thinking": message.reasoning}
     yield from pieces
     calls = message.data.get("tool_calls")
+    if message.role == "assistant" and not (pieces or thoughts or message.reasoning or message.functions):
+        yield {"type": "text", "text": ""}
     for call, (name, arguments) in zip(calls if isinstance(calls, list) else (), message.functions, strict=False):
         stored = call.get("block") if isinstance(call, Mapping) else None
         wanted = arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
         yield stored or {"type": "tool_use", "id": call.get("id", ""), "name": name, "input": wanted}
+
+
+def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {"input_schema" if name == "parameters" else name: value for name, value in function.items()}
+
+
+class _Ids:
+    """Gives each call of an attempt an id of its own, as this form needs it, and its result the same."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+        self.waiting: dict[str, list[str]] = {}
+
+    def renamed(self, message: Message) -> Message:
+        """The message with its ids; a result without a call becomes text."""
+        data = dict(message.data)
+        calls = data.get("tool_calls")
+        if message.role == "assistant" and isinstance(calls, list):
+            data["tool_calls"] = [self._call(call) for call in calls]
+        elif message.role == "tool":
+            given = str(data.pop("tool_call_id", None) or "")
+            open_ = self.waiting.get(given) or ([] if given else next((ids for ids in self.waiting.values() if ids), []))
+            if open_:
+                data["tool_call_id"] = open_.pop(0)
+        return Message(message.role, message.text, data)
+
+    def _call(self, call: Any) -> Any:
+        if not isinstance(call, Mapping):
+            return call
+        given = str(call.get("id") or "")
+        key, number = given, len(self.used)
+        while not key or (key in self.used and "block" not in call):
+            key, number = f"call_{number}", number + 1
+        self.used.add(key)
+        self.waiting.setdefault(given, []).append(key)
+        return {**call, "id": key}
+
+
+def _part(part: Any) -> Iterator[dict[str, Any]]:
+    """A part of a message in OpenAI's form as a block; what has no place is counted."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    image = part.get("image_url", part.get("image")) if isinstance(part, Mapping) else None
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if kind in ("thinking", "reasoning", "redacted_thinking"):
+        return
+    if isinstance(url, str):
+        inline = data_url(url)
+        source = {"type": "url", "url": url} if inline is None else {"type": "base64", "media_type": inline[0], "data": inline[1]}
+        yield {"type": "image", "source": source}
+        return
+    text = content_of([part], "a part")[0]
+    if text:
+        yield {"type": "text", "text": text}
+    else:
+        count_media(Message("user", "", {"content": [part]}))
 
 
 def _block(piece: str | Mapping[str, Any], run: Run) -> dict[str, Any]:

@@ -18,45 +18,32 @@ Keep = Callable[[bytes], str]
 
 @dataclass
 class ToolExchange:
-    """Calls of tools and their results, in the order in which a conversation has them.
-    Every fault is a UserError naming the spot."""
+    """Calls of tools and their results, in the order in which a conversation has them. A call may stay without its result: the
+    attempt was broken off. Every fault is a UserError naming the spot."""
 
     waiting: dict[str, str] = field(default_factory=dict)
-    """Id -> name of the calls that must be answered before the conversation continues."""
+    """Id -> name of the calls that have no result yet."""
     done: set[str] = field(default_factory=set)
-    """Ids of the calls that need no answer (any more)."""
-    answered: bool = False
-    """Whether a result has come since the last call."""
+    """Ids of the calls that need no result (any more)."""
 
     def call(self, name: str, spot: str, key: str, waits: bool = True) -> None:
         """A call; one that does not ``wait`` is made by the provider itself and may come without its result."""
-        if key in self.waiting or key in self.done:
-            raise UserError(f"{spot}: the id '{key}' is that of an earlier call")
+        if key in self.waiting or not key:
+            why = "is that of an earlier call, which has no result yet" if key else "of the call is empty"
+            raise UserError(f"{spot}: the id '{key}' {why}")
+        self.done.discard(key)
         if waits:
             self.waiting[key] = name
         else:
             self.done.add(key)
-        self.answered = False
 
     def result(self, spot: str, key: str, own: bool = False) -> None:
         """A result; ``own``: of a call that the provider made itself."""
         if key not in self.waiting and not (own and key in self.done):
             why = "is answered already" if key in self.done else f"was not made before ({nearest(key, self.waiting)})"
             raise UserError(f"{spot} is a result without a call: the call '{key}' {why}")
-        if key in self.waiting:
-            del self.waiting[key]
+        self.waiting.pop(key, None)
         self.done.add(key)
-        self.answered = True
-
-    def spoken(self, spot: str) -> None:
-        """A message that is not a result."""
-        for key, name in self.waiting.items():
-            raise UserError(f"{spot}: the call '{key}' of '{name}' has no result before it")
-
-    def replied(self, spot: str) -> None:
-        """The model continues; before any result came it may still be the same reply."""
-        if self.answered:
-            self.spoken(spot)
 
 
 def text_of(value: Mapping[str, Any], name: str, spot: str, default: str | None = None) -> str:

@@ -23,8 +23,9 @@ from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import at_place
-from ramify.trace.message import Message, as_text, compacted, content_of, plain
+from ramify.trace.message import FIELDS, Message, as_text, compacted, content_of, plain
 from ramify.trace.node import Provenance, Score
+from ramify.trace.notes import unread
 
 #: A sample that unpacks to more is refused, and so is one that unpacks to more than a thousand times its size: a zip bomb.
 MAX_SAMPLE, MAX_RATIO, SMALL = 1 << 28, 1000, 1 << 24
@@ -32,6 +33,7 @@ MAX_SAMPLE, MAX_RATIO, SMALL = 1 << 28, 1000, 1 << 24
 _LEFT_OUT = ("events", "events_data", "store", "timelines", "error_retries")
 _LIMITS = {"operator": "cancelled", "custom": "truncated", "context": "length"}
 _FINISHED = {"stop": "stop", "max_tokens": "length", "model_length": "length", "tool_calls": "stop", "content_filter": "stop"}
+_MESSAGE = {"function", "metadata", "tool_call_id", "tool_calls", "source", "model", "error"}
 _ABOUT = {
     *("uuid", "started_at", "completed_at", "total_time", "working_time", "turn_count"),
     *("model_usage", "role_usage", "error", "limit", "metadata"),
@@ -81,6 +83,9 @@ class _Samples:
         who = f"{where}: sample {raw.get('id')!r}, epoch {raw.get('epoch')!r}"
         for name in _LEFT_OUT:
             raw.pop(name, None)
+        unread(raw, self.logs.EvalSample.model_fields, "sample")
+        for message in raw["messages"] if isinstance(raw.get("messages"), list) else ():
+            unread(message if isinstance(message, Mapping) else {}, _MESSAGE | FIELDS, "message")
         sample = checked(who, lambda: self.logs.EvalSample.model_validate(raw, context={"deserializing": True}))
         sample = checked(who, lambda: self.logs.resolve_sample_attachments(sample, "full"))
         if (str(sample.id), sample.epoch) in self._seen:
@@ -107,10 +112,10 @@ class _Samples:
             record = sample.model_dump(
                 mode="json", include={"input", "target", "choices", "files", "setup", "sandbox"}, exclude_none=True
             )
-            self._tasks[name] = {"id": sample.id}
-            run.add_tree(name, {"id": sample.id, "data": plain(record)})
+            self._tasks[name] = {"id": sample.id, "data": plain(record)}
         elif self._tasks[name]["id"] != sample.id:
             raise UserError(f"two samples are called {name!r}, one as text and one as a number")
+        run.add_tree(name, self._tasks[name])  # again and again: the sample that came first may have been a bad one
         return name
 
     def _sampled(self, run: Run, model: str | None) -> dict[str, Any]:

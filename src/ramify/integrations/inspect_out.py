@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 from ramify.base.errors import NeedsError, UserError
 from ramify.base.files import whole_file
 from ramify.base.ids import stable_hash
+from ramify.integrations.rows import tools_of
 from ramify.trace.connect import FILE
 from ramify.trace.db import Run
 from ramify.trace.message import number, plain
 from ramify.trace.node import Node, Score, TreeInfo
+from ramify.trace.notes import lost
 from ramify.trace.path import Path as TracePath
-from ramify.trace.view import messages_of
+from ramify.trace.view import View, messages_of
 
 _REASONS = {"eos": "stop", "stop": "stop", "terminated": "stop", "length": "max_tokens"}
 _MESSAGE_FIELDS = ("id", "source", "metadata", "model", "tool_call_id", "error")
@@ -140,6 +142,7 @@ def _samples(run: Run, info: TreeInfo, imported: bool, logs: Any) -> Iterator[An
     for leaf in leaves:
         path, epoch = tree.path(leaf.id), stated[leaf.id]["epoch"] if stated[leaf.id] else next(free)
         judged = scores.get(leaf.id, [])
+        lost("attempt's list of tools", bool(tools_of(run, View(info, tree, path))))
         who = f"{run.folder}: node {leaf.id}"
         yield checked(who, partial(_sample, run, info, path, epoch, judged, stated[leaf.id], logs))
 

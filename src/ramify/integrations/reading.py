@@ -11,12 +11,15 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
-from ramify.trace.aliases import IMPORTED
+from ramify.trace.aliases import NOTHING, RECORD, Judged
+from ramify.trace.chats import open_calls
 from ramify.trace.db import Run
-from ramify.trace.foreign import Thread
+from ramify.trace.foreign import Thread, taken
 from ramify.trace.lines import read_lines
 from ramify.trace.message import plain, read_message
-from ramify.trace.node import Score, TokenValues
+from ramify.trace.node import TokenValues
+from ramify.trace.notes import skipping, unread
+from ramify.trace.shapes import normal
 
 SINGLE = 3.4e38
 """Just below the largest number of 32 bits."""
@@ -43,11 +46,11 @@ class Forest:
         scores: Mapping[str, Any] | None = None,
         advantage: Any = None,
         record: Mapping[str, Any] | None = None,
-        success: bool | None = None,
+        judged: Judged | None = None,
     ) -> None:
         """Add one completion. ``scores``: scorer -> number, or None where it was not scored; ``record``: the row's other fields.
 
-        ``task`` puts it into the tree of that name, whatever its prompt; ``success`` is what the row says alongside its reward.
+        ``task`` puts it into the tree of that name, whatever its prompt; ``judged`` is how the row says that it ended.
 
         Raises UserError naming ``where`` on messages that are none and on scores that are not numbers.
         """
@@ -67,13 +70,15 @@ class Forest:
         thread = Thread(self.run, tree, index)
         for message in given:
             thread.hang(message, False)
+        unread(record or {}, RECORD, "record")
+        about = {**({"record": plain(record)} if record else {}), **open_calls([*given, *replies])}
+        stop = {"stop": judged.stop} if judged is not None and judged.stop else {}
         for i, message in enumerate(replies):
             last = i == len(replies) - 1
-            thread.hang(message, message.role == "assistant", last, {"record": plain(record)} if last and record else None)
+            thread.hang(message, message.role == "assistant", last, about if last else None, **(stop if last else {}))
         leaf = thread.node.id
-        for scorer, value in (scores or {}).items():
-            evidence = {"outcome": success} if success is not None and scorer == IMPORTED else None
-            self.run.add(Score(leaf, scorer, number(value, f"{where}: '{scorer}'"), evidence=evidence))
+        values = {scorer: number(value, f"{where}: '{scorer}'") for scorer, value in (scores or {}).items()}
+        self.run.add(*(judged or NOTHING)._replace(scores=values).as_scores(leaf))
         credit = number(advantage, f"{where}: 'advantage'", SINGLE)
         if credit is not None:
             self.run.add(TokenValues(leaf, "advantage", self.maker, np.asarray([credit], np.float32)))
@@ -134,29 +139,12 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
 
 
-def add_records(files: Iterable[Path], add: Callable[[dict[str, Any], str], None]) -> int:
-    """``add(record, place)`` for each record of the files; how many there were.
+def add_records(run: Run, files: Iterable[Path], add: Callable[[dict[str, Any], str], None]) -> int:
+    """``add(record, place)`` for each record of the files, which adds to ``run``; how many there were.
     Raises UserError naming the place, or that there is none."""
     count = 0
     for where, record in (item for file in files for item in read_records(file)):
-        try:
-            add(record, where)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: {error}") from error
-        count += 1
+        count += taken(run, where, lambda record=record, where=where: add(normal(record, where), where))
     if not count:
-        raise UserError(f"{', '.join(map(str, files))} holds no record")
+        raise UserError(f"{', '.join(map(str, files))} holds no record" + (" that can be read" if skipping() else ""))
     return count
-
-
-def parquet_columns(path: Path) -> set[str]:
-    """Names of the columns of a Parquet file; none for anything else."""
-    if path.suffix.lower() != ".parquet" or not path.is_file():
-        return set()
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return set(pyarrow.parquet.read_schema(path).names)
-    except (OSError, pyarrow.ArrowException):
-        return set()

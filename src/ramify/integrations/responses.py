@@ -23,10 +23,11 @@ from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field as field_of
 from ramify.trace.lines import read_conversations
-from ramify.trace.message import Message, as_text, compacted, read_message
+from ramify.trace.message import PROVIDERS_OWN, Message, as_text, compacted, read_message, refuse_unknown
+from ramify.trace.notes import unread
 
 _OUTSIDE = ("function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call")
-_INSIDE = ("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call")
+_INSIDE = PROVIDERS_OWN
 _SILENT = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response")
 KINDS = ("message", "reasoning", *_OUTSIDE, *(f"{kind}_output" for kind in _OUTSIDE), *_INSIDE, *_SILENT)
 """The types of items that are read. Calls of the second row must be answered by an item of type ``..._output``; those that the
@@ -41,8 +42,8 @@ def read_responses(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     ``{"input", "output"}``, a response object, or ``{"request": {...}, "response": {...}}``. A call's input that repeats an
     earlier reply of the same task continues there, and so does one whose ``previous_response_id`` names a response before it.
     Task and reward stand under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and item: on a field
-    of a wrong type, an item of unknown type, a result without a call, a call without a result that the conversation leaves open,
-    two calls of one id. Nothing is left in ``folder`` then.
+    of a wrong type, an item of unknown type, a result without a call, two open calls
+    of one id. Nothing is left in ``folder`` then.
     """
     importer = _Importer(fields)
     return import_records(
@@ -86,6 +87,8 @@ class _Importer:
             *self._messages(_input(request, where), f"{where}: item", run.put_blob, exchange, "of 'input'"),
         ]
         output = field_of(response, "output", list, where, [])
+        if logged and response.get("output") is None and not response.get("error"):
+            refuse_unknown(response, {*_SETTINGS, *_ASKED}, f"{where}: the response", "'output' nor 'error'")
         made = [*self._messages(output, f"{where}: item", run.put_blob, exchange, "of 'output'")]
         extra = {k: v for k, v in response.items() if k in _SETTINGS or (logged and k != "output")}
         taken = {"request", "response"} if logged else {"input", "output", "instructions", *_SETTINGS}
@@ -113,7 +116,7 @@ class _Importer:
                 f"{where}: 'previous_response_id' is {name!r}, and no response of that id stands before it in the file"
             )
         node, exchange = self.ends[name]
-        return node, ToolExchange(dict(exchange.waiting), set(exchange.done), exchange.answered)
+        return node, ToolExchange(dict(exchange.waiting), set(exchange.done))
 
     def _system(self, record: Mapping[str, Any], where: str) -> Iterator[Message]:
         text = record.get("instructions")
@@ -152,6 +155,10 @@ _SETTINGS = (
 )
 
 
+_ASKED = ("instructions", "input", "tools", "tool_choice", "text", "metadata", "reasoning", "truncation", "service_tier", "user")
+"""Fields of a response that repeat the request."""
+
+
 def _input(request: Mapping[str, Any], where: str) -> list[Any]:
     found = request.get("input")
     if isinstance(found, str):
@@ -173,6 +180,48 @@ def _kind(item: Mapping[str, Any], spot: str) -> str:
     if kind not in KINDS:
         raise UserError(f"{spot} is of type {kind!r}, which is none of {', '.join(KINDS)}")
     return str(kind)
+
+
+_ITEM_FIELDS = frozenset(
+    [
+        "type",
+        "role",
+        "content",
+        "output",
+        "id",
+        "call_id",
+        "name",
+        "arguments",
+        "input",
+        "action",
+        "operation",
+        "summary",
+        "encrypted_content",
+        "status",
+        "queries",
+        "code",
+        "results",
+        "outputs",
+        "result",
+        "error",
+        "output_format",
+        "server_label",
+        "container_id",
+        "phase",
+        "pending_safety_checks",
+        "acknowledged_safety_checks",
+        "max_output_length",
+        "created_by",
+        "namespace",
+        "logs",
+        "background",
+        "quality",
+        "size",
+        "revised_prompt",
+        "approval_request_id",
+    ]
+)
+"""Fields of an item that are known."""
 
 
 class _Turn:
@@ -199,6 +248,11 @@ class _Turn:
 
     def add(self, item: Mapping[str, Any], kind: str, spot: str) -> Iterator[Message]:
         """One more item; yields the messages that it ends or is."""
+        if kind != "compaction":
+            unread(item, _ITEM_FIELDS, "item")
+            said = {"message": "content", "reasoning": "summary"}.get(kind, "output")
+            if item.get(said) is None and (kind == "message" or kind.endswith("_output")):
+                refuse_unknown(item, _ITEM_FIELDS, spot, f"'{said}' nor anything else that is read")
         if kind == "compaction":
             yield from self.flush()
             yield read_message(item, spot)
@@ -212,8 +266,6 @@ class _Turn:
             text = _content(item.get("output"), f"{spot}: 'output'", media)
             yield Message("tool", text, {"tool_call_id": key, **media.data()})
         else:
-            if not self.any:
-                self.exchange.replied(spot)
             self.any = True
             if kind == "reasoning":
                 self.thoughts.append(_thought(item, spot))
@@ -225,13 +277,10 @@ class _Turn:
     def _message(self, item: Mapping[str, Any], spot: str) -> Iterator[Message]:
         role = text_of(item, "role", spot)
         if role == "assistant":
-            if not self.any:
-                self.exchange.replied(spot)
             self.any = True
             self.texts.append(_content(item.get("content"), f"{spot}: 'content'", self.media))
             return
         yield from self.flush()
-        self.exchange.spoken(spot)
         media = Media(self.keep)
         fields = {"role": role, "content": _content(item.get("content"), f"{spot}: 'content'", media)}
         message = read_message(fields, spot)
@@ -282,6 +331,8 @@ def _thought(item: Mapping[str, Any], spot: str) -> str:
     """The text of a reasoning item: its own text, else its summary; "" where all of it is encrypted."""
     for name in ("content", "summary"):
         parts = list_of(item.get(name) or [], f"{spot}: '{name}'")
+        for part in parts:
+            unread(object_of(part, f"{spot}: '{name}'"), _PART_FIELDS, "part")
         texts = [text_of(object_of(part, f"{spot}: '{name}'"), "text", f"{spot}: '{name}'") for part in parts]
         if texts:
             return "\n\n".join(texts)
@@ -296,7 +347,26 @@ def _content(content: Any, spot: str, media: Media) -> str:
     return "".join(part if isinstance(part, str) else _part(object_of(part, spot), spot, media) for part in parts)
 
 
+_PART_FIELDS = (
+    *(
+        "type",
+        "text",
+        "refusal",
+        "annotations",
+        "logprobs",
+        "image_url",
+        "detail",
+        "file_url",
+        "file_data",
+        "file_id",
+        "filename",
+    ),
+    *("input_audio", "stdout", "stderr", "outcome"),
+)
+
+
 def _part(part: Mapping[str, Any], spot: str, media: Media) -> str:
+    unread(part, _PART_FIELDS, "part")
     kind = text_of(part, "type", spot)
     if kind in ("input_text", "output_text", "text", "summary_text", "refusal"):
         return text_of(part, "refusal" if kind == "refusal" else "text", spot)

@@ -7,7 +7,7 @@ Rows of tokens are cut from the tree's own tokens, never encoded again. Where a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,9 @@ from ramify.base.errors import NeedsError, UserError, nearest
 from ramify.base.files import whole_file
 from ramify.score.credit.protocol import CreditGroup, assigned, find_rule
 from ramify.trace.db import Run
+from ramify.trace.message import Message
 from ramify.trace.node import Node, TokenValues
+from ramify.trace.notes import lost
 from ramify.trace.outcome import Decider, decider
 from ramify.trace.path import Path as TracePath
 from ramify.trace.tree import Tree
@@ -96,6 +98,54 @@ def _decider(run: Run, selection: Selection) -> Decider | None:
     if wanted and found is None and all(node.reward is None for node in run.each(Node)):
         raise UserError(f"{run.folder} has no scores, so no attempt can be chosen by its reward")
     return found
+
+
+# --- what stands beside the texts -----------------------------------------------------------------------------------------
+
+
+def tools_of(run: Run, attempt: View) -> list[dict[str, Any]]:
+    """The schemas of the tools that an attempt was offered, in OpenAI's form; none where the run does not hold them."""
+    places: list[Any] = [attempt.info.task, attempt.info.data, attempt.info.task.get("data")]
+    for node, _ in attempt.path.segments:
+        places += [node.data, *(node.data.get(name) for name in ("record", "response", "result", "trace", "sample"))]
+        places += [] if node.provenance is None else [run.provenance(node.provenance).settings]
+    for place in reversed(places):
+        for name in ("tools", "functions", "tool_defs") if isinstance(place, Mapping) else ():
+            found = [_schema(tool) for tool in place[name]] if isinstance(place.get(name), list) else []
+            if found and all(tool is not None for tool in found):
+                return [tool for tool in found if tool is not None]
+    return []
+
+
+def _schema(tool: Any) -> dict[str, Any] | None:
+    """A tool's schema in OpenAI's form, from that of Anthropic's and of the Responses interface too; None of anything else."""
+    if not isinstance(tool, Mapping):
+        return None
+    about = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
+    if not isinstance(about.get("name"), str):
+        return None
+    parameters = about.get("parameters", about.get("input_schema", {}))
+    more = {"description": about["description"]} if isinstance(about.get("description"), str) else {}
+    return {"type": "function", "function": {"name": about["name"], **more, "parameters": parameters}}
+
+
+def count_media(message: Message) -> None:
+    """Count the images and other content of a message for which a format has no place."""
+    media, parts = message.data.get("media"), message.data.get("content")
+    kinds = [one.get("type") for one in media.values()] if isinstance(media, Mapping) else []
+    kinds += [part.get("type") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    for kind in map(str, kinds):
+        if kind not in ("text", "input_text", "output_text", "refusal", "thinking", "reasoning", "redacted_thinking"):
+            lost(next((known for known in ("image", "audio", "video", "file") if known in kind), kind))
+
+
+def spoken_by(messages: Sequence[Message]) -> Messages:
+    """Messages in OpenAI's form, reasoning alongside as ``reasoning_content``; images are counted as not written."""
+    made = []
+    for message in messages:
+        count_media(message)
+        made.append(message.to_openai() | ({"reasoning_content": message.reasoning} if message.reasoning else {}))
+    return made
 
 
 # --- rows of tokens ---------------------------------------------------------------------------------------------------
@@ -250,7 +300,9 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]], columns: Mapping[
         while batch := list(islice(rows, _BATCH)):
             for row in batch:
                 if any(m.keys() - {"role", "content"} for name in spoken for m in row[name]):
-                    raise UserError("messages with tool calls do not fit one Parquet column: write JSON lines (.jsonl)")
+                    raise UserError(
+                        "messages with tool calls or reasoning do not fit one Parquet column: write JSON lines (.jsonl)"
+                    )
             writer.write_table(pa.Table.from_pylist(_utf8(batch), schema=schema))
             count += len(batch)
     return count

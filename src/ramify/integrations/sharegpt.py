@@ -12,7 +12,7 @@ from ramify.base.config import check
 from ramify.base.errors import UserError, nearest
 from ramify.base.registry import register
 from ramify.integrations.exchanges import ToolExchange, object_of, text_of, tool_call
-from ramify.integrations.rows import Selection, attempts, settings_of, write_table
+from ramify.integrations.rows import Selection, attempts, count_media, settings_of, tools_of, write_table
 from ramify.trace.aliases import KNOWN, Fields
 from ramify.trace.chats import hang_chat
 from ramify.trace.db import Run
@@ -20,7 +20,8 @@ from ramify.trace.foreign import import_records
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.lines import field as field_of
 from ramify.trace.lines import read_conversations
-from ramify.trace.message import Message, parse_tool_calls, plain
+from ramify.trace.message import FIELDS, Message, parse_tool_calls, plain
+from ramify.trace.notes import unread
 
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -42,7 +43,7 @@ def read_sharegpt(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     calls, and what follows it from ``observation`` or ``tool`` is the result; calls may also stand in a reply's text between
     ``<tool_call>`` tags. ``chosen`` and ``rejected`` turns alongside the conversation are two attempts. Task and reward stand
     under any name of :mod:`ramify.trace.aliases`. Raises UserError naming file, line and turn: on a field of a wrong type, a call
-    that is not JSON or has no result before the conversation continues, a result without a call.
+    that is not JSON, a result without a call.
     Nothing is left in ``folder`` then.
     """
     ignored = dict.fromkeys(IGNORED, 0)
@@ -101,13 +102,12 @@ class _Turns:
             raise UserError(f"{spot} is from '{who}', which is unknown ({nearest(who, ROLES)})")
         text = text_of(turn, name, spot)
         data = plain({k: v for k, v in turn.items() if k not in ("from", "value", "role", "content", *IGNORED) and v is not None})
+        unread(data, FIELDS, "turn")
         role = ROLES[who]
         if role == "tool":
             yield self._result(text, data, spot)
             return
-        if self.exchange.answered:  # one observation may answer several calls
-            self.exchange = ToolExchange()
-        self.exchange.spoken(spot)
+        self.exchange = ToolExchange()  # one observation may answer several calls, and a call may have none
         self.written = 0
         if role == "call":
             yield Message("assistant", "", {**data, "tool_calls": list(self._calls(text, spot))})
@@ -148,7 +148,7 @@ def _is_sharegpt(path: Path, first: Mapping[str, Any] | None) -> bool:
 
 
 def write_sharegpt(run: Run, out: Path, **settings: Any) -> int:
-    """Write attempts as ``{"id", "task", "conversations", "reward"}``, one a line;
+    """Write attempts as ``{"id", "task", "conversations", "tools", "reward"}``, one a line, the schemas of tools as JSON text;
     returns how many. ``settings``: :class:`Selection`.
 
     Thoughts that stand apart from a reply are written before it between ``<think>`` tags, calls alongside its text between
@@ -164,11 +164,14 @@ def write_sharegpt(run: Run, out: Path, **settings: Any) -> int:
 def _rows(run: Run, chosen: Selection) -> Iterator[dict[str, Any]]:
     for ended in attempts(run, chosen):
         turns = [turn for message in ended.path.messages() for turn in _turns(message)]
+        tools = tools_of(run, ended)
         row = {"id": ended.leaf, "task": ended.task, "conversations": turns}
+        row |= {"tools": json.dumps(tools, ensure_ascii=False)} if tools else {}
         yield row | ({} if ended.reward is None else {"reward": ended.reward})
 
 
 def _turns(message: Message) -> Iterator[dict[str, str]]:
+    count_media(message)
     who = {"user": "human", "assistant": "gpt", "tool": "observation"}.get(message.role, message.role)
     if message.role != "assistant":
         yield {"from": who, "value": message.text}

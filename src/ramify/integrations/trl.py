@@ -6,6 +6,7 @@ Training on what is written here is in :mod:`ramify.integrations.trl_trainer`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,20 +15,23 @@ from ramify.base.config import check
 from ramify.base.errors import UserError
 from ramify.base.registry import register
 from ramify.base.words import plural
-from ramify.integrations.reading import SINGLE, Forest, add_records, messages, number, parquet_columns, read_records
+from ramify.integrations.reading import SINGLE, Forest, add_records, messages, number, read_records
 from ramify.integrations.rows import (
     Selection,
     StepSelection,
     attempts,
     credited_rows,
     settings_of,
+    spoken_by,
+    tools_of,
     write_table,
 )
-from ramify.trace.aliases import IMPORTED, KNOWN, Fields
+from ramify.trace.aliases import IMPORTED, KNOWN, RECORD, Fields
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader, Writer
 from ramify.trace.jsonl import new_run
-from ramify.trace.lines import field
+from ramify.trace.lines import field, parquet_columns
+from ramify.trace.message import refuse_unknown
 
 PREFERENCE = "preference"
 """Scorer name for a preference row: 1 for the chosen completion, 0 for the rejected one."""
@@ -55,21 +59,27 @@ def write_sft(run: Run, out: Path, **settings: Any) -> int:
     """
     chosen = check(SftSettings, settings, "trl-sft")
     columns = {"messages": "messages"} if chosen.form == "messages" else {"prompt": "messages", "completion": "messages"}
-    return write_table(out, _conversations(run, chosen), columns, chosen.max_rows)
+    table = out.suffix.lower() == ".parquet"
+    if table and any(tools_of(run, ended) for ended in attempts(run, chosen)):
+        columns["tools"] = "text"
+    return write_table(out, _conversations(run, chosen, as_text=table), columns, chosen.max_rows)
 
 
-def _conversations(run: Run, chosen: SftSettings) -> Iterator[dict[str, Any]]:
+def _conversations(run: Run, chosen: SftSettings, as_text: bool) -> Iterator[dict[str, Any]]:
+    """The rows; ``as_text``: the tools' schemas as JSON text, which one column of a table holds."""
     for ended in attempts(run, chosen):
-        chat = [message.to_openai() for message in ended.path.messages()]
+        chat = spoken_by(ended.path.messages())
+        offered = tools_of(run, ended)
+        tools: dict[str, Any] = {"tools": json.dumps(offered) if as_text else offered} if offered else {}
         replies = [i for i, m in enumerate(chat) if m["role"] == "assistant"]
         if not replies:
             continue
         if chosen.form == "messages":
-            yield {"messages": chat[: replies[-1] + 1]}
+            yield {"messages": chat[: replies[-1] + 1], **tools}
             continue
         contexts = _contexts(run, ended.path.segments)
         for reply, context in zip(replies, contexts, strict=True):
-            yield {"prompt": chat[:reply] if context is None else context, "completion": [chat[reply]]}
+            yield {"prompt": chat[:reply] if context is None else context, "completion": [chat[reply]], **tools}
 
 
 def _contexts(run: Run, segments: Any) -> list[list[dict[str, Any]] | None]:
@@ -77,7 +87,7 @@ def _contexts(run: Run, segments: Any) -> list[list[dict[str, Any]] | None]:
     found: list[list[dict[str, Any]] | None] = []
     for node, _ in segments:
         if node.role == "assistant" and (node.opens or not found):
-            found.append(None if node.context is None else [message.to_openai() for message in run.shown(node.id).messages])
+            found.append(None if node.context is None else spoken_by(run.shown(node.id).messages))
     return found
 
 
@@ -134,7 +144,7 @@ def read_trl(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
     """
     with new_run(folder, {"imported": {"form": "trl", "file": path.name}}) as run:
         forest = Forest(run, "trl")
-        return add_records([path], lambda record, where: _add(forest, record, where, fields))
+        return add_records(run, [path], lambda record, where: _add(forest, record, where, fields))
 
 
 _TAKEN = ("prompt", "completion", "messages", "chosen", "rejected", "step", "advantage", "reward", "rewards", "label")
@@ -167,10 +177,12 @@ def _add(forest: Forest, record: dict[str, Any], where: str, fields: Fields) -> 
             forest.add(prompt, replies, where, task=task, step=step, scores=scores, record=rest)
         return
     if "completion" in record:
+        if "prompt" not in record and task is None and not logged:  # else several tasks would be one
+            refuse_unknown(rest, RECORD, where, "'prompt' nor a task")
         prompt = messages(record.get("prompt") or [], "user", f"{where}: 'prompt'")
         completion = messages(record["completion"], "assistant", f"{where}: 'completion'")
     elif "messages" in record:
-        replies = messages(record["messages"], "assistant", f"{where}: 'messages'")
+        replies = field(record, "messages", list, where)
         first = next(
             (i for i, m in enumerate(replies) if isinstance(m, Mapping) and m.get("role") == "assistant"),
             max(0, len(replies) - 1),
@@ -183,9 +195,7 @@ def _add(forest: Forest, record: dict[str, Any], where: str, fields: Fields) -> 
         )
     scores, rest = _scores(record, dict(judged.scores), rest, logged, where)
     advantage = record.get("advantage")
-    forest.add(
-        prompt, completion, where, task=task, step=step, scores=scores, advantage=advantage, record=rest, success=judged.success
-    )
+    forest.add(prompt, completion, where, task=task, step=step, scores=scores, advantage=advantage, record=rest, judged=judged)
 
 
 def _scores(

@@ -7,6 +7,7 @@ is read line by line."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.secrets import redact
-from ramify.trace.aliases import IMPORTED
-from ramify.trace.chats import FINISHED
+from ramify.trace.aliases import ENDINGS, FAILURES, IMPORTED, KNOWN, RECORD
+from ramify.trace.chats import FINISHED, open_calls
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records, root
 from ramify.trace.formats import Reader
 from ramify.trace.lines import field, first_record
 from ramify.trace.message import Message, number, plain, read_message
 from ramify.trace.node import Annotation, Node, Provenance, Score, TokenValues
+from ramify.trace.notes import unread
 
 TRACE_VERSION = 1
 FILES = ("traces.jsonl", "results.jsonl")
@@ -68,7 +70,7 @@ class _Traces:
 
     def __init__(self) -> None:
         self._attempts = count()
-        self._trees: dict[str, str] = {}
+        self._trees: dict[str, tuple[str, dict[str, Any], str]] = {}
 
     def add(self, run: Run, record: dict[str, Any], where: str, _: int) -> None:
         if "example_id" in record:
@@ -99,12 +101,11 @@ class _Traces:
         return self._grow(run, name, key, {"id": name, "data": plain(data)}, str(env))
 
     def _grow(self, run: Run, name: str, key: str, task: dict[str, Any], group: str) -> str:
-        if self._trees.get(name, key) != key:
+        if name in self._trees and self._trees[name][0] != key:
             name = f"{name}#{key[:12]}"
-        if name not in self._trees:
-            self._trees[name] = key
-            run.add_tree(name, task, group)
-            root(run, name)
+        _, task, group = self._trees.setdefault(name, (key, task, group))
+        run.add_tree(name, task, group)  # again and again: the record that came first may have been a bad one
+        root(run, name)
         return name
 
     # version 1
@@ -120,6 +121,7 @@ class _Traces:
         end = leaves[-1] if leaves else None
         tokens = any(raw.get("token_ids") for raw in raws)
         about = {k: v for k, v in trace.items() if k not in ("nodes", "calls", "task", "rewards", "metrics", "tools", "version")}
+        unread(about, RECORD | {"agent", "env", "timing", "info", "state"}, "trace")
         closing = {"trace": _about(about | ({"episode": _about(episode)} if episode else {}))}
         nodes: list[Node] = []
         for at, (raw, parent) in enumerate(zip(raws, parents, strict=True)):
@@ -147,8 +149,11 @@ class _Traces:
             )
         for annotation in _links(raws, nodes, where):
             run.add(annotation)
+        failure = KNOWN.judged({name: trace.get(name) for name in (*FAILURES, *ENDINGS)}, where).failure
         for score in _judged(trace, nodes[-1 if end is None else end], where):
-            run.add(score)
+            run.add(
+                score if failure is None or score.unit == "metric" else replace(score, value=None, evidence={"failure": failure})
+            )
 
     def _provenance(self, run: Run, call: Mapping[str, Any], trace: Mapping[str, Any]) -> str:
         agent = trace.get("agent")
@@ -171,7 +176,13 @@ class _Traces:
         metrics = field(record, "metrics", dict, where, {})
         left_out = {"example_id", "task", "answer", "info", "prompt", "completion", "reward", "metrics", "trajectory", *metrics}
         closing = {"result": _about({k: v for k, v in record.items() if k not in left_out and v is not None})}
-        stop = "failed" if record.get("error") else "truncated" if record.get("is_truncated") else ""
+        for side in ("prompt", "completion"):
+            if side not in record:
+                raise UserError(f"{where}: '{side}' is missing")
+        judged = KNOWN.judged({k: v for k, v in record.items() if k != "task"}, where)
+        stop = judged.stop or ("truncated" if record.get("is_truncated") else "")
+        unread(closing["result"], RECORD | {"stop_condition", "timing", "token_usage", "tool_defs"}, "result")
+        closing |= open_calls([*given, *replies])
         thread = Thread(run, tree, next(self._attempts))
         for at, one in enumerate([*given, *replies]):
             last = at == len(given) + len(replies) - 1
@@ -180,8 +191,8 @@ class _Traces:
         if not given and not replies:
             thread.hang(Message("user", "", closing), False, True, stop=stop)
         reward = field(record, "reward", (float, int), where, None)
-        if reward is not None:
-            run.add(Score(thread.node.id, IMPORTED, number(reward)))
+        given_ = {} if reward is None else {IMPORTED: number(reward)}
+        run.add(*judged._replace(scores=given_, success=None).as_scores(thread.node.id))
         for metric, value in metrics.items():
             run.add(Score(thread.node.id, metric, number(value), "metric"))
 
@@ -284,7 +295,8 @@ def _judged(trace: dict[str, Any], node: Node, where: str) -> Iterator[Score]:
 
 
 def _stop(trace: dict[str, Any]) -> str:
-    return "failed" if trace.get("errors") else "truncated" if trace.get("is_timeout") else ""
+    judged = KNOWN.judged({name: trace.get(name) for name in (*FAILURES, *ENDINGS)}, "a trace")
+    return judged.stop or ("truncated" if trace.get("is_timeout") else "")
 
 
 def _about(value: dict[str, Any]) -> dict[str, Any]:

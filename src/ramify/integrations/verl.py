@@ -25,10 +25,10 @@ from ramify.base.registry import register
 from ramify.base.waiting import wait_for
 from ramify.base.words import plural
 from ramify.integrations.reading import Forest, add_records, messages
-from ramify.integrations.rows import StepSelection, credited_rows, settings_of, write_table
+from ramify.integrations.rows import StepSelection, credited_rows, settings_of, spoken_by, write_table
 from ramify.methods.graph_credit.algorithm import CreditConfig, credit
 from ramify.score.judge import Item, Judge, judged
-from ramify.trace.aliases import IMPORTED
+from ramify.trace.aliases import IMPORTED, KNOWN
 from ramify.trace.chats import form_of
 from ramify.trace.db import Run
 from ramify.trace.formats import Reader, Writer
@@ -77,7 +77,7 @@ def _prompts(run: Run, chosen: PromptSettings) -> Iterator[dict[str, Any]]:
         node = tree.root
         while (below := tree.children(node.id)) and below[0].role != "assistant":
             node = below[0]
-        prompt = [message.to_openai() for message in tree.path(node.id).messages()]
+        prompt = spoken_by(tree.path(node.id).messages())
         if not prompt:
             continue
         seen.add(task)
@@ -332,7 +332,7 @@ def read_verl(path: Path, folder: Path) -> int:
             raise UserError(f"{path} holds no .jsonl file")
     with new_run(folder, {"imported": {"form": "verl", "file": path.name}}) as run:
         forest = Forest(run, "verl")
-        return add_records(files, lambda record, where: _add(forest, record, where))
+        return add_records(run, files, lambda record, where: _add(forest, record, where))
 
 
 def _add(forest: Forest, record: dict[str, Any], where: str) -> None:
@@ -342,6 +342,7 @@ def _add(forest: Forest, record: dict[str, Any], where: str) -> None:
         where,
         step=field(record, "step", int, where, None),
         scores={IMPORTED: field(record, "score", (int, float), where)},
+        judged=KNOWN.judged(record, where),
         record={k: v for k, v in record.items() if k not in ("input", "output", "score", "step") and v is not None},
     )
 

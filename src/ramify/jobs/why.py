@@ -38,7 +38,7 @@ from ramify.trace.db import Run
 from ramify.trace.graph import short
 from ramify.trace.message import named_calls
 from ramify.trace.node import Finding, Node, TreeInfo
-from ramify.trace.outcome import is_fork, settled
+from ramify.trace.outcome import how_to_judge, is_fork, settled
 from ramify.trace.view import Step, TokenMessage, View
 
 MAKER = "why"
@@ -399,8 +399,7 @@ def choose(run: Run, where: str = "", scorer: str | None = None) -> View:
     if best is None:
         place = f" through node {node[:12]}" if node else f" of tree '{where}'" if where else ""
         raise UserError(
-            f"{run.folder} holds no attempt{place} that somebody judged, so there is nothing to explain: say how attempts ended "
-            "(`ramify import --reward-field NAME`, or a --scorer)"
+            f"{run.folder} holds no attempt{place} that somebody judged, so there is nothing to explain: {how_to_judge(run)}"
         )
     return best[1]
 

@@ -19,6 +19,7 @@ from ramify.base.files import reason, whole_file, write_whole
 from ramify.trace.aliases import ALIASES, name_in
 from ramify.trace.keys import Canonicaliser
 from ramify.trace.lines import read_lines
+from ramify.trace.outcome import how_to_judge
 from ramify.trace.view import View, views
 
 if TYPE_CHECKING:
@@ -124,9 +125,8 @@ def run_attempts(
         names = ", ".join(f"'{name}'" for name in (*ALIASES["reward"][:2], ALIASES["success"][0]))
         others = ", ".join(sorted({name for name, _, given in run.scorers() if given} - {scorer}))
         raise UnscoredError(
-            f"{run.folder} holds no scored attempt{where}, so nothing can be said of its steps: say how each attempt ended in "
-            "one of "
-            f"{names}, or name the field with `ramify import --reward-field`"
+            f"{run.folder} holds no scored attempt{where}, so nothing can be said of its steps: {how_to_judge(run)}, or "
+            f"import the log into another folder with the outcome in one of {names}, or in the field that --reward-field names"
             + (f", or choose a --scorer: {others}" if others else "")
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,63 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "score", "final_reward", "total_reward", "return"),
     "success": ("success", "correct", "passed", "solved", "resolved", "is_correct"),
 }
+#: Fields in which other tools say what ended an attempt that was not the model's doing, at the top of a record or in one of
+#: ``INSIDE``. Nothing, false, 0 and an object without text say that there was none.
+FAILURES = ("error", "errors", "exception", "exception_info", "error_message", "error_info", "infrastructure_error", "failure")
+#: Fields with a word for how an attempt ended (tau2-bench, verifiers, SWE-agent, Harbor), at the same places.
+ENDINGS = ("termination_reason", "stop_condition", "exit_status", "end_reason", "stop_reason", "finish_reason", "status")
+INSIDE = ("info", "metadata", "result", "state")
+#: Objects that hold the outcome alone.
+_OUTCOMES = ("reward_info", "verifier_result")
+#: Whose fault an ending is, by its letters. A limit that the model ran into counts as the model's: the attempt counts, and is cut
+#: short. tau2-bench ends an attempt by ``too_many_errors`` after so many wrong calls of tools, and by ``agent_error`` where the
+#: agent's message is none: both are the agent's.
+_AGENTS = re.compile(r"agent_?error|format|parse|invalid|assert|tool_?(call)?_?error")
+_LIMITS = re.compile(
+    r"max|limit|length|context|cost|budget|time_?out|timed_?out|time_?limit|deadline|truncat|too_?many|too_?long|over_?long"
+)
+_OTHERS = re.compile(
+    r"rate_?limit|infra|environment|verifier|network|connect|server|provider|docker|sandbox|api|user_?error|crash"
+)
+_FAULT = re.compile(r"error|exception|fail|infra|crash|unavailable|rate_?limit|exit_api")
+#: Of a field of :data:`FAILURES`, which names what was raised, only these are the model's.
+_RAISED = re.compile(
+    r"agent_?timeout|max_?(steps|turns|iterations|tokens)|(?<!rate)_?limits?_?exceeded|context_?(window|length)|over_?long|"
+    r"too_?many_?(steps|turns)"
+)
+#: Fields of a record that say nothing of what was said or done: they are kept, and need no word.
+RECORD = frozenset(
+    (
+        *(
+            "id",
+            "uuid",
+            "name",
+            "model",
+            "timestamp",
+            "created",
+            "created_at",
+            "usage",
+            "tools",
+            "functions",
+            "tool_choice",
+            "split",
+        ),
+        *(
+            "trial",
+            "seed",
+            "turns",
+            "index",
+            "start_time",
+            "end_time",
+            "started_at",
+            "finished_at",
+            "duration",
+            "cost",
+            "version",
+        ),
+        *(*FAILURES, *ENDINGS, *_OUTCOMES),
+    )
+)
 #: Often the id of a record, not of a task: counts only where a record is a whole conversation and nothing else names its task.
 _RECORD_ID = "id"
 
@@ -40,12 +98,30 @@ class Judged(NamedTuple):
     success: bool | None
     names: frozenset[str]
     """The fields that hold it."""
+    failure: str | None = None
+    """What ended the attempt that was not the model's doing; None where nothing did. Its scores are then no outcome."""
+    cut: bool = False
+    """Whether a limit ended it."""
+
+    @property
+    def stop(self) -> str:
+        """Why its last node ended, as far as this says it."""
+        return "failed" if self.failure is not None else "truncated" if self.cut else ""
 
     def as_scores(self, node: str) -> Iterator[Score]:
-        """As scores of the attempt's last node."""
+        """As scores of the attempt's last node. Those of a failed attempt have no value: it was not judged."""
+        if self.failure is not None:
+            for scorer, value in {IMPORTED: None, **self.scores}.items():
+                reported = {} if value is None else {"reported": value}
+                yield Score(node, scorer, None, evidence={"failure": self.failure, **reported})
+            return
         evidence = None if self.success is None else {"outcome": self.success}
         for scorer, value in self.scores.items():
             yield Score(node, scorer, value, evidence=evidence if scorer == IMPORTED else None)
+
+
+#: Nothing is said of an outcome.
+NOTHING = Judged({}, None, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +162,8 @@ class Fields:
         scores: dict[str, float | None] = {}
         names = set()
         found = self._found(record, "reward", place, fits=lambda name, value: name in strict or _is_score(value))
+        if found is None:
+            found = next((Found(name, value) for name in _OUTCOMES if (value := _outcome(record.get(name))) is not None), None)
         if found is not None:
             names.add(found.name)
             scores = _scores(found, place)
@@ -97,7 +175,7 @@ class Fields:
             names.add(flag.name)
             success = bool(flag.value)
             scores.setdefault(IMPORTED, float(success))
-        return Judged(scores, success, frozenset(names))
+        return Judged(scores, success, frozenset(names), *_ended(record, names))
 
     def _found(
         self,
@@ -145,6 +223,80 @@ def _inside(record: Mapping[str, Any], name: str, what: str, place: str) -> Any:
             raise UserError(f"{place}: there is no field '{name}', which --{what}-field names ({known})")
         value = value[part]
     return value
+
+
+def _ended(record: Mapping[str, Any], judged: Collection[str]) -> tuple[str | None, bool]:
+    """What ended an attempt that was not the model's doing, and whether a limit did."""
+    places = [(record, ""), *((inside, f"{name}.") for name in INSIDE if isinstance(inside := record.get(name), Mapping))]
+    cut = False
+    for fields, where in places:
+        for name in FAILURES:
+            if f"{where}{name}" not in judged and (why := message_of(fields.get(name))):
+                kind = _kind_of(fields[name])
+                if not kind or not _RAISED.search(kind):
+                    return why, False
+                cut = True
+    for fields, where in places:
+        for name in ENDINGS:
+            word = fields.get(name)
+            if not isinstance(word, str) or f"{where}{name}" in judged:
+                continue
+            word = _letters(word)
+            if _AGENTS.search(word):
+                continue
+            if _FAULT.search(word) and (_OTHERS.search(word) or not _LIMITS.search(word)) and not word.startswith("fail"):
+                return f"{name}: {fields[name]}"[:300], False
+            cut = cut or bool(_LIMITS.search(word))
+    return None, cut
+
+
+def _letters(name: str) -> str:
+    """``AgentTimeoutError`` and ``agent-timeout error`` as ``agent_timeout_error``."""
+    return re.sub(r"[^a-z]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+
+
+def _kind_of(error: Any) -> str:
+    """The name of an error's class or code; "" where it has none."""
+    if isinstance(error, list):
+        error = error[0]
+    if isinstance(error, Mapping):
+        names = ("exception_type", "error_type", "type", "code", "class", "error")
+        error = next((value for name in names if isinstance(value := error.get(name), str)), "")
+    named = re.match(r"\s*([\w.]+)\s*(?:$|[:(])", error) if isinstance(error, str) else None
+    return _letters(named[1].rsplit(".", 1)[-1]) if named else ""
+
+
+def message_of(error: object) -> str:
+    """Another tool's error on one line: its text, or its message with its type; "" where it says that there was none."""
+    if isinstance(error, list):
+        return next((text for one in error if (text := message_of(one))), "")
+    if isinstance(error, Mapping):
+        kind = next((error[k] for k in ("error_type", "exception_type", "type", "error", "code") if error.get(k)), None)
+        message = next((error[k] for k in ("message", "exception_message", "detail", "traceback") if error.get(k)), None)
+        if kind is None and message is None:
+            return next((text for value in error.values() if (text := message_of(value))), "")
+        error = f"{kind}: {message}" if kind and message and kind != message else message or kind
+    text = (
+        "it gives no reason"
+        if error is True
+        else " ".join(str(error or "").split())[:300]
+        if isinstance(error, (str, dict))
+        else ""
+    )
+    return "" if text.strip(" .").lower() in _NOTHING else text
+
+
+#: What a text says that names no error.
+_NOTHING = ("", "none", "null", "no", "no error", "no errors", "ok", "success", "false", "n/a", "nan")
+
+
+def _outcome(value: Any) -> Any:
+    """The reward in an object that holds the outcome alone: a number, or numbers by name."""
+    if not isinstance(value, Mapping):
+        return None
+    inside = value.get("rewards") if isinstance(value.get("rewards"), Mapping) else value
+    number = inside.get("reward", inside.get("score"))
+    return number if _is_score(number) else inside if inside is not value and _is_score(inside) else None
 
 
 def _checked(found: Found, place: str) -> Found:

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json, stable_hash
-from ramify.trace.aliases import KNOWN, Fields, Found
+from ramify.trace.aliases import KNOWN, RECORD, Fields, Found
 from ramify.trace.db import Run
 from ramify.trace.foreign import Thread, import_records, root
 from ramify.trace.lines import field, read_conversations
-from ramify.trace.message import Message, plain, read_message
+from ramify.trace.message import Message, plain, read_message, refuse_unknown, unanswered
 from ramify.trace.node import Node, Provenance
+from ramify.trace.notes import opened, unread
 
+#: Fields around the choices of an answer.
+ENVELOPE = ("id", "object", "model", "created", "usage", "system_fingerprint", "service_tier", "error", "prompt_filter_results")
 #: OpenAI's finish reasons -> a node's stop reason.
 FINISHED = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop", "content_filter": "stop"}
 
@@ -37,8 +40,6 @@ def read_chats(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
             calls.add(run, record, place, number)
         else:
             messages = [_read(value, f"{place}: message {at}") for at, value in enumerate(field(record, "messages", list, place))]
-            if not messages:
-                raise UserError(f"{place}: 'messages' is empty")
             hang_chat(run, record, place, number, messages, {"messages"}, fields)
 
     return import_records(path, folder, "chats", add, read_conversations(path, "messages"))
@@ -110,13 +111,25 @@ def hang_chat(
     kept with the last message. Raises UserError naming ``place``.
     """
     task, judged = fields.task_of(record, place), fields.judged(record, place)
+    if not messages and judged.failure is None:
+        raise UserError(f"{place}: 'messages' is empty, and no failure is named that ended the attempt before it began")
     known = {*taken, *judged.names, *([task.name] if task else ())}
     extra = {k: v for k, v in record.items() if k not in known}
+    unread(extra, RECORD, "record")
+    about = {**({"record": plain(extra)} if extra else {}), **open_calls(messages)}
     thread = Thread(run, _tree(run, task, number), number)
-    for at, message in enumerate(messages, 1):
-        last = at == len(messages)
-        thread.hang(message, message.role == "assistant", last, {"record": plain(extra)} if last and extra else None)
+    for at, message in enumerate(messages or [Message("user", "")], 1):
+        last = at == max(1, len(messages))
+        stop = {"stop": judged.stop} if last and judged.stop else {}
+        thread.hang(message, message.role == "assistant", last, about if last else None, **stop)
     run.add(*judged.as_scores(thread.node.id))
+
+
+def open_calls(messages: Sequence[Message]) -> dict[str, Any]:
+    """The mark of an attempt's calls without a result, among the data of its last message; they are counted."""
+    found = unanswered(messages)
+    opened(len(found))
+    return {"unanswered": found} if found else {}
 
 
 class CallReply(NamedTuple):
@@ -142,12 +155,15 @@ class Calls:
         sent = field(request, "messages", list, f"{place}: 'request'")
         given = [read_message(value, f"{place}: message {at} of the request") for at, value in enumerate(sent)]
         replies = []
+        if response.get("choices") is None and not response.get("error"):
+            refuse_unknown(response, ENVELOPE, f"{place}: 'response'", "'choices' nor 'error'")
         for at, choice in enumerate(field(response, "choices", list, f"{place}: 'response'", [])):
             spot = f"{place}: choice {at} of the response"
             if not isinstance(choice, dict):
                 raise UserError(f"{spot} is no object")
             message = read_message({"role": "assistant", **field(choice, "message", dict, spot)}, spot)
             rest = {k: v for k, v in choice.items() if k != "message" and v is not None}
+            unread(rest, ("finish_reason", "logprobs", "index", "stop_reason", "content_filter_results"), "choice")
             replies.append(CallReply([message], FINISHED.get(str(choice.get("finish_reason")), ""), rest))
         envelope = {k: v for k, v in response.items() if k != "choices"}
         self.hang(run, record, place, number, given, replies, provenance_of(request, response), envelope)
@@ -169,6 +185,7 @@ class Calls:
         the answer holds. Returns the last node of the last reply. ``taken`` as in :func:`hang_chat`.
         """
         task, judged = self._fields.task_of(record, place, record_id=False), self._fields.judged(record, place)
+        unread({k: v for k, v in record.items() if k not in {*taken, *judged.names}}, RECORD, "record")
         extra = {k: v for k, v in record.items() if k not in {*taken, *judged.names, *([task.name] if task else ())}}
         tree = _tree(run, task, number) if at is None else at.tree
         thread = Thread(run, tree, next(self._draws), at)

@@ -9,6 +9,7 @@ from ramify.trace.chats import read_chats
 from ramify.trace.dot import tree_dot
 from ramify.trace.foreign import read_steps
 from ramify.trace.formats import pick_reader
+from ramify.trace.intake import readable
 from ramify.trace.jsonl import read_exported, write_lines
 from ramify.trace.parquet import write_parquet
 
@@ -19,6 +20,7 @@ def read_run(path: Path, folder: Path, form: str | None = None, fields: Fields |
     """Make a run in ``folder`` from a file of the format ``form``, or of the detected one. Returns the format's name. ``fields``
     names the fields of task and reward, where these have unusual names. Raises UserError naming file and line or field; nothing
     is left in ``folder`` then."""
-    reader = pick_reader(path, form)
-    reader.make(path, folder, fields)
+    with readable(path) as file:
+        reader = pick_reader(file, form)
+        reader.make(file, folder, fields)
     return reader.name

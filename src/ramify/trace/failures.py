@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ramify.base.words import plural
+from ramify.trace.aliases import FAILURES, message_of
 from ramify.trace.node import Node, Score
 
 if TYPE_CHECKING:
@@ -46,10 +47,10 @@ class Failures:
 
 def failures(run: Run) -> Failures:
     """Every failed attempt of a run."""
-    found = {node.id: str(failure_of(node)) for node in run.failed()}
-    for score in run.unscored():
-        if (why := reported_by(score)) is not None:
-            found.setdefault(score.node, why)
+    found = {score.node: why for score in run.unscored() if (why := reported_by(score)) is not None}
+    for node in run.failed():
+        if node.id not in found:
+            found[node.id] = str(failure_of(node))
     return Failures(len({*run.ends(), *found}) if found else 0, found)
 
 
@@ -60,8 +61,8 @@ def failure_of(end: Node, score: Score | None = None) -> str | None:
         return reported
     about = [end.data, *(value for name in ("sample", "record", "response") if isinstance(value := end.data.get(name), Mapping))]
     for record in about:
-        for name in ("failure", "error", "errors"):
-            if why := _message(record.get(name)):
+        for name in FAILURES:
+            if why := message_of(record.get(name)):
                 return why
     return "a failure that says no more"
 
@@ -71,13 +72,3 @@ def reported_by(score: Score) -> str | None:
     evidence = score.evidence if isinstance(score.evidence, Mapping) else {}
     why = evidence.get("failure")
     return None if why is None else str(why)
-
-
-def _message(error: object) -> str:
-    """Another tool's error on one line: its text, or its message with its type."""
-    if isinstance(error, list):
-        error = error[0] if error else ""
-    if isinstance(error, Mapping):
-        kind, message = error.get("error_type") or error.get("type") or error.get("error"), error.get("message")
-        error = f"{kind}: {message}" if kind and message and kind != message else message or kind
-    return " ".join(str(error or "").split())[:300]

@@ -7,17 +7,20 @@ when they are equal (they were two samples); what the attempts were given and sh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
-from ramify.trace.aliases import IMPORTED, KNOWN, Fields, required
+from ramify.trace.aliases import IMPORTED, KNOWN, RECORD, Fields, Judged, required
 from ramify.trace.db import Run
 from ramify.trace.jsonl import new_run
 from ramify.trace.lines import at_place, field, read_lines
-from ramify.trace.message import Message, as_text
+from ramify.trace.message import FIELDS, Message, as_text
 from ramify.trace.node import Node, make_node
+from ramify.trace.notes import BadRecordError, one_record, skipped, skipping, strange, unread
+from ramify.trace.shapes import normal
 
 
 def import_records(
@@ -38,13 +41,27 @@ def import_records(
     count = 0
     with new_run(folder, {"imported": {"form": form, "file": path.name, **(about or {})}}) as run:
         for number, record in read_lines(path) if records is None else records:
-            with at_place(f"{path}:{number}"):
-                add(run, record, f"{path}:{number}", number)
-            count += 1
+            place = f"{path}:{number}"
+            count += taken(
+                run, place, lambda record=record, place=place, number=number: add(run, normal(record, place), place, number)
+            )
         if not count:
-            raise UserError(f"{path} holds no record")
+            raise UserError(f"{path} holds no record" + (" that can be read" if skipping() else ""))
         end(run)
     return count
+
+
+def taken(run: Run, place: str, add: Callable[[], None]) -> bool:
+    """Whether a record was added: every fault is one sentence that starts with ``place``, and ends the import unless bad records
+    are skipped (nothing of one stays in the run)."""
+    try:
+        with run.transaction() if skipping() else nullcontext(), one_record(), at_place(place):
+            add()
+    except UserError as error:
+        if skipped(error):
+            return False
+        raise BadRecordError(str(error)) from error
+    return True
 
 
 def read_steps(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
@@ -69,7 +86,7 @@ def read_steps(path: Path, folder: Path, fields: Fields = KNOWN) -> int:
             run.add_tree(str(task), {"id": task})
             attempt = attempts[task, name] = _Attempt(root(run, str(task)), counts.setdefault(task, 0))
             counts[task] += 1
-        attempt.add(run, record, judged.scores.get(IMPORTED), taken, place, f"attempt {name!r} of task {task!r}")
+        attempt.add(run, record, judged, taken, place, f"attempt {name!r} of task {task!r}")
 
     def end(run: Run) -> None:
         for attempt in attempts.values():
@@ -85,8 +102,12 @@ class _Attempt:
         self.last, self.index = last, index
         self.next: int | None = None
         self.reward: float | None = None
+        self.broken = False
 
-    def add(self, run: Run, record: dict[str, Any], reward: float | None, taken: Collection[str], place: str, who: str) -> None:
+    def add(self, run: Run, record: dict[str, Any], judged: Judged, taken: Collection[str], place: str, who: str) -> None:
+        if self.broken:
+            raise UserError(f"{place}: {who} has a step before this one that could not be read")
+        self.broken = True  # until this step is read
         step = field(record, "step", int, place)
         if self.next is None and step not in (0, 1):
             raise UserError(f"{place}: {who} starts at step {step}; steps start at 0 or 1 and are in order")
@@ -95,7 +116,10 @@ class _Attempt:
             raise UserError(f"{place}: {who} {fault % step}")
         if self.next is not None and self.last.stop:
             raise UserError(f"{place}: {who} continues after its last step")
+        truncated, done = (field(record, name, bool, place, False) for name in ("truncated", "done"))
         anchor = record.get("anchor", record.get("obs"))
+        if "action" not in record:
+            raise UserError(f"{place}: 'action' is missing")
         if anchor is None and "anchor" not in record and "obs" not in record:
             raise UserError(f"{place}: a step needs 'anchor' or 'obs'")
         shown = record.get("obs", anchor)
@@ -105,16 +129,27 @@ class _Attempt:
         )
         extra = {k: v for k, v in record.items() if k not in ("step", "obs", "state_hash", "action", "done") and k not in taken}
         self._hang(run, "assistant", as_text(record.get("action")), index=self.index, data=extra)
-        self.reward = reward
+        unread(extra, {*RECORD, "anchor", "valid", "truncated"}, "step")
+        self.reward = None if judged.failure is not None else judged.scores.get(IMPORTED)
         self.next = step + 1
-        truncated = field(record, "truncated", bool, place, False)
-        if field(record, "done", bool, place, False) or truncated:
+        if judged.failure is not None:  # it was not judged, whatever was paid on the way
+            self._hang(run, "user", "", stop="failed", index=self.index, data={"failure": judged.failure})
+            self.broken = False
+            return
+        if done or truncated:
             # an index of its own: attempts that end alike below one shared node are still two ends
             stop = "truncated" if truncated else "terminated"
             self._hang(run, "user", "", reward=self.reward, stop=stop, index=self.index)
+        self.broken = False
 
     def close(self, run: Run) -> None:
-        """An attempt without a final ``done`` gets its last reward, too."""
+        """An attempt without a final ``done`` gets its last reward, too; one of which a step was left out has no outcome."""
+        if self.broken:
+            if run.has_tree(self.last.tree):
+                root(run, self.last.tree)
+                why = "a step of it could not be read"
+                self._hang(run, "user", "", stop="failed", index=self.index, data={"failure": why})
+            return
         if self.last.role == "assistant" and self.reward is not None:
             self._hang(run, "user", "", reward=self.reward, index=self.index)
 
@@ -139,14 +174,26 @@ class Thread:
         """Add a message below the last one, ``about`` among its data. The attempt's last message is its own node even where it
         was given, since it holds the outcome.
 
-        So is one with parts that are not text, since the text alone does not tell it from another.
+        So is one with parts that are not text, or fields that are not known, since the text alone does not tell it from another.
         """
         data = {**message.data, **(about or {})}
-        index = self.completion if replied or last or "content" in data else -1
-        role, text = message.role, message.text
-        self.node = make_node(self.tree, self.node.id, len(self.node), role, text, index=index, data=data, **fields)
-        self.run.add(self.node)
-        return self.node
+        given = not (replied or last or "content" in data)
+        at = (self.tree, self.node.id, len(self.node), message.role, message.text)
+        node = make_node(*at, index=-1 if given else self.completion, data=data, **fields)
+        odd = strange(message.data, FIELDS) if given else []
+        if odd and self._is_another(node, odd):
+            node = make_node(*at, index=self.completion, data=data, **fields)
+        self.node = node
+        self.run.add(node)
+        return node
+
+    def _is_another(self, node: Node, odd: Collection[str]) -> bool:
+        """Whether the run has a node of this text that says something else in the ``odd`` fields."""
+        try:
+            there = self.run.node(node.id).data
+        except UserError:
+            return False
+        return any(there.get(name) != node.data.get(name) for name in odd)
 
 
 def root(run: Run, tree: str) -> Node:

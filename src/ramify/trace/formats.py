@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import difflib
+import json
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,13 @@ from ramify.base import registry
 from ramify.base.errors import UserError, nearest
 from ramify.trace import chats, dot, foreign, jsonl, parquet
 from ramify.trace.aliases import Fields
-from ramify.trace.lines import first_record, read_items
+from ramify.trace.lines import first_record, parquet_columns, read_items
+from ramify.trace.notes import skipping
+from ramify.trace.shapes import normal
+
+
+class UnknownFormatError(UserError):
+    """A file that can be read, and is of no format known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +94,91 @@ def pick_reader(path: Path, name: str | None = None) -> Reader:
         if name not in known:
             raise UserError(f"unknown format '{name}' ({nearest(name, known)})")
         return known[name]
-    number, first = first_record(path)
+    number, first = _first(path)
     found = [reader for reader in known.values() if _fits(reader, path, first)]
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(f"{path} fits several formats: name one with --from ({', '.join(reader.name for reader in found)})")
-    if first is None and next(read_items(path), None) is None:  # says what is wrong with the first line, where something is
-        raise UserError(f"{path} holds no record")
-    raise UserError(
-        f"{path}:{number}: neither an exported run (kind 'run'), nor a chat ('messages'), nor a step ('task_id', 'attempt_id', "
-        "...), "
-        f"nor anything else known here: name the format with --from ({', '.join(known)})"
+    if first is None:
+        if foreign := what_it_is(path):
+            raise UnknownFormatError(f"{path} is {foreign}: traces are JSON, one object a line or a list, or Parquet rows of TRL")
+        if next(read_items(path), None) is None:  # says what is wrong with the first line, where something is
+            raise UserError(f"{path} holds no record")
+    shown = ", ".join(map(repr, list(first or {})[:8])) or "no key"
+    near = nearest_readers(first or {}, known)
+    like = f"the nearest {'format is' if len(near) == 1 else 'formats are'} {' and '.join(near)}" if near else "no format is near"
+    raise UnknownFormatError(
+        f"{path}:{number}: an object with the keys {shown}, which is of no format known here: {like}; name one with --from "
+        "(`ramify import --help` lists them)"
     )
+
+
+def _first(path: Path) -> tuple[int, dict[str, Any] | None]:
+    """The first record, and where bad records are skipped the first that can be read, in the shape that readers know."""
+    number, first = first_record(path)
+    if first is None and skipping() and path.is_file() and not what_it_is(path):
+        with suppress(UserError):
+            number, first = next(read_items(path), (number, None))
+    return number, None if first is None else normal(first)
+
+
+_BYTES = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"SQLite format 3": "an SQLite database",
+    b"%PDF": "a PDF",
+    b"PAR1": "a Parquet file with columns",
+    b"\x89PNG": "an image",
+}
+
+
+def what_it_is(path: Path) -> str:
+    """What a file is that holds no JSON: a table, an archive, text; "" where it is JSON, empty, or cannot be read."""
+    if not path.is_file():
+        return ""
+    try:
+        with path.open("rb") as file:
+            start = file.read(1 << 12)
+    except OSError:
+        return ""
+    for mark, name in _BYTES.items():
+        if start.startswith(mark):
+            return f"{name} ({', '.join(sorted(parquet_columns(path)))})" if mark == b"PAR1" else name
+    if b"\0" in start:
+        half = start[1::2].count(0) + start[::2].count(0) >= len(start) // 3
+        return "UTF-16 without its mark, or bytes that are no text" if half else "bytes that are no text"
+    lines = start.decode("utf-8", "replace").removeprefix("\ufeff").strip().splitlines()
+    if not lines or (lines[0].lstrip()[:1] in ("{", "[", '"') and lines[0].lstrip()[:2] != '""' and not _is_table(lines)):
+        return ""
+    if _is_table(lines):
+        return f"a table with the columns {', '.join(map(repr, next(csv.reader(lines[:1]))[:8]))} (CSV, not JSON)"
+    return f"text that is not JSON at character 1: {lines[0][:40]!r}"
+
+
+def _is_table(lines: list[str]) -> bool:
+    rows = list(csv.reader(lines[:2]))
+    named = all(re.fullmatch(r"[\w .-]{1,40}", cell) for cell in rows[0])
+    return len(rows) == 2 and len(rows[0]) > 1 and named and not lines[1].startswith(("{", "["))
+
+
+def nearest_readers(first: Mapping[str, Any], known: Mapping[str, Reader]) -> list[str]:
+    """The formats whose example has keys most like those of a record, with these keys; none where nothing is near."""
+    ranked = []
+    for reader in known.values():
+        keys = list(json.loads(reader.example.splitlines()[0])) if reader.example.startswith("{") else []
+        near = sum(bool(difflib.get_close_matches(key, map(str, first), 1, 0.75)) for key in keys)
+        if near:
+            ranked.append((-near / len(keys), f"{reader.name} ({', '.join(map(repr, keys))})"))
+    return [name for _, name in sorted(ranked)[:2]]
 
 
 def formats(path: Path) -> list[str]:
     """Names of the formats that a file seems to have; raises nothing."""
     try:
-        first = first_record(path)[1]
+        first = _first(path)[1]
         return [reader.name for reader in readers().values() if _fits(reader, path, first)]
     except UserError:
         return []
@@ -131,7 +208,10 @@ def _is_chat(path: Path, first: Mapping[str, Any] | None) -> bool:
 def _is_step(path: Path, first: Mapping[str, Any] | None) -> bool:
     others = {"messages", "conversations", "items", "prompt", "completion", "chosen", "rejected", "request", "role"}
     several = first is not None and isinstance(first.get("steps"), list)  # the steps of a whole attempt
-    return first is not None and ("task_id" in first or "attempt_id" in first) and not several and not others & first.keys()
+    does = {"step", "action", "obs", "anchor"}
+    does |= {*first} if first is not None and len(first) == 1 else set()
+    named = first is not None and bool({"task_id", "attempt_id"} & first.keys() and does & first.keys())
+    return first is not None and named and not several and not others & first.keys()
 
 
 for _reader in (

@@ -11,12 +11,15 @@ from typing import Any
 
 from ramify.base.errors import UserError
 from ramify.base.files import reason
+from ramify.trace.notes import BadRecordError, skipped
 
 #: A longer line is refused: parsing it would need several times its size of memory.
 MAX_LINE = 1 << 24
 #: So are more lists and objects in one line: empty ones take thirty times their size.
 MAX_BRACKETS = 1_000_000
 _PIECE = 1 << 16
+_WRAPPED = "simulations"
+"""The field in which a results file of tau2-bench has its attempts."""
 _BETWEEN = re.compile(r"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
@@ -32,10 +35,17 @@ def read_lines(path: Path, ended: bool = False) -> Iterator[tuple[int, dict[str,
             number = 0
             while line := file.readline(MAX_LINE + 1):
                 number += 1
-                if len(line) > MAX_LINE:
-                    raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
-                if line.strip() and not (ended and not line.endswith(b"\n")):
-                    yield number, _parse(line, f"{path}:{number}")
+                try:
+                    if len(line) > MAX_LINE:
+                        raise UserError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
+                    if not line.strip() or (ended and not line.endswith(b"\n")):
+                        continue
+                    record = _parse(line, f"{path}:{number}")
+                except UserError as error:
+                    if not skipped(error):
+                        raise BadRecordError(str(error)) from error
+                    continue
+                yield number, record
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
 
@@ -52,7 +62,9 @@ def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
     document = read_document(path)
-    yield from [(1, document)] if isinstance(document, dict) else read_lines(path)
+    for number, record in [(1, document)] if isinstance(document, dict) else read_lines(path):
+        inside = record.get(_WRAPPED)
+        yield from enumerate(inside, 1) if _is_list(inside) else [(number, record)]
 
 
 def _opens(path: Path) -> str:
@@ -137,7 +149,13 @@ def first_record(path: Path) -> tuple[int, dict[str, Any] | None]:
         number, found, _ = _start(path)
     except (OSError, ValueError, RecursionError):
         return 1, None
+    if isinstance(found, dict) and _is_list(found.get(_WRAPPED)):
+        found = found[_WRAPPED][0]
     return number, found if isinstance(found, dict) else None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
 def read_document(path: Path) -> Any:
@@ -231,3 +249,16 @@ def _parse(line: bytes, place: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"{place}: a line must hold one JSON object")
     return record
+
+
+def parquet_columns(path: Path) -> set[str]:
+    """Names of the columns of a Parquet file; none for anything else."""
+    if path.suffix.lower() != ".parquet" or not path.is_file():
+        return set()
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return set(pyarrow.parquet.read_schema(path).names)
+    except (OSError, pyarrow.ArrowException):
+        return set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from ramify.base.errors import UserError
 from ramify.base.ids import canonical_json
+from ramify.trace.notes import strange, unread
 
 _ROLES = {"developer": "system", "function": "tool", "human": "user", "ai": "assistant", "gpt": "assistant", "model": "assistant"}
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -50,8 +51,8 @@ class Message:
     @property
     def reasoning(self) -> str:
         """The reasoning before the text, where it was separate from it."""
-        found = self.data.get("reasoning") or self.data.get("reasoning_content")
-        return found if isinstance(found, str) else ""
+        found = [self.data.get(name) for name in ("reasoning", "reasoning_content", "thinking")]
+        return next((one for one in found if isinstance(one, str) and one), "")
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -93,11 +94,64 @@ class Message:
 _KEPT = ("name", "tool_calls", "tool_call_id")
 
 
-def read_message(value: Any, spot: str) -> Message:
-    """A message in OpenAI's form or near it. Raises UserError naming ``spot``.
+FIELDS = frozenset(
+    [
+        "role",
+        "content",
+        "tool_calls",
+        "function_call",
+        "name",
+        "tool_call_id",
+        "id",
+        "type",
+        "timestamp",
+        "created",
+        "created_at",
+        "model",
+        "finish_reason",
+        "stop_reason",
+        "usage",
+        "index",
+        "status",
+        "weight",
+        "loss",
+        "reasoning",
+        "reasoning_content",
+        "reasoning_details",
+        "thinking",
+        "thinking_blocks",
+        "refusal",
+        "audio",
+        "annotations",
+        "logprobs",
+        "provider_specific_fields",
+        "parse_error",
+        "source",
+        "is_error",
+        "error",
+        "unanswered",
+        "media",
+        "block",
+    ]
+)
+"""Fields of a message that are known; of another that holds text or lists it is said that it was not understood."""
+_SAID = ("parts", "text", "value", "refusal")
+"""Fields that hold what a message says where ``content`` is empty."""
+_TEXTS = ("text", "content", "value", "parts", "refusal", "input_text", "output_text")
+"""Fields that hold the text of a part."""
+_TEXT_KINDS = (None, "text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
+_MEDIA = ("image", "audio", "video", "file", "document", "media", "blob")
+_CALL_KINDS = ("tool-call", "tool_call", "toolCall", "function_call", "functionCall", "tool_use")
+_RESULT_KINDS = ("tool-result", "tool_result", "toolResult", "functionResponse", "function_response", "function_call_output")
 
-    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest. A
-    provider's own compaction that stands among messages as an item without a role is the only part of a user's message.
+
+def read_message(value: Any, spot: str) -> Message:
+    """A message in OpenAI's form or near it. Raises UserError naming ``spot``, also where it says something and not where.
+
+    Of a list of parts the texts are joined; where it holds anything but text, the list is kept as ``content`` with the rest.
+    Calls and results of tools among the parts are read as such, and so are thoughts. A provider's own compaction that stands
+    among messages as an item without a role is the only part of a user's message.
     """
     if not isinstance(value, Mapping):
         raise UserError(f"{spot} is no object")
@@ -109,27 +163,121 @@ def read_message(value: Any, spot: str) -> Message:
     role = _ROLES.get(role, role)
     if role not in ("system", "user", "assistant", "tool"):
         raise UserError(f"{spot} has the role '{role}', which is none of system, user, assistant, tool")
-    text, parts = content_of(value.get("content"), spot)
-    data = {k: v for k, v in value.items() if k not in ("role", "content", "tool_calls") and v is not None}
+    content, used = value.get("content"), "content"
+    if content is None or content in ("", []):
+        used = next((name for name in _SAID if value.get(name)), "content")
+        content = value.get(used)
+    calls = value.get("tool_calls")
+    if calls is None and value.get("function_call") is not None:
+        calls = [value["function_call"]]
+    content, made, about = _sorted_parts(content, spot)
+    text, parts = content_of(content, spot)
+    left = ("role", "content", "tool_calls", "function_call", *(() if used == "refusal" else (used,)))
+    data = {**about, **{k: v for k, v in value.items() if k not in left and v is not None}}
     if parts is not None:
         data["content"] = parts
-    if value.get("tool_calls") is not None:
-        data["tool_calls"] = calls_of(value["tool_calls"], spot)
-    return Message(role, text, plain(data))
+    if calls is not None or made:
+        data["tool_calls"] = calls_of([*_listed(calls or [], spot), *made], spot)
+    if not value.get("content") and value.get("content") != "" and not text and not parts and not data.get("tool_calls"):
+        refuse_unknown(value, FIELDS, spot, "'content' nor 'tool_calls'")
+    unread(data, FIELDS, "message")
+    return Message(data.pop("role", role), text, plain(data))
+
+
+def refuse_unknown(value: Mapping[str, Any], known: Collection[str], spot: str, wanted: str) -> None:
+    """Raises UserError where ``value`` holds text or lists, but only in fields that are not ``known``: it is not empty."""
+    odd = strange(value, known)
+    if odd:
+        raise UserError(f"{spot} has neither {wanted}, but {', '.join(map(repr, odd[:5]))}, which is not known here")
+
+
+def _sorted_parts(content: Any, spot: str) -> tuple[Any, list[Any], dict[str, Any]]:
+    """A content without its calls, results and thoughts; the calls; and what else they say of the message."""
+    parts = content if isinstance(content, list) else [content]
+    calls: list[Any] = []
+    results: list[Mapping[str, Any]] = []
+    thoughts: list[str] = []
+    rest: list[Any] = []
+    for at, part in enumerate(parts):
+        kind = _kind(part)
+        if kind in _CALL_KINDS:
+            calls.append(part.get("functionCall") or part.get("function_call") or part)
+        elif kind in _RESULT_KINDS:
+            results.append(part.get("functionResponse") or part.get("function_response") or part)
+        elif kind in _THOUGHTS:
+            thoughts += [text for name in (kind, *_TEXTS) if (text := _said(part.get(name), f"{spot}: part {at} of 'content'"))][
+                :1
+            ]
+            rest.append(part)
+        else:
+            rest.append(part)
+    about: dict[str, Any] = {"reasoning": "\n\n".join(thoughts)} if thoughts else {}
+    if not results:
+        return rest if calls else content, calls, about
+    if len(results) > 1 or calls or rest:
+        raise UserError(f"{spot} holds a result of a tool beside other parts: write a message of role tool for each result")
+    (result,) = results
+    name = next((name for name in ("result", "output", "response", *_TEXTS) if result.get(name) is not None), None)
+    if name is None:
+        refuse_unknown(result, _CALL_FIELDS, f"{spot}: the result of a tool", "'result' nor 'content'")
+    said = None if name is None else result[name]
+    key = next((result[name] for name in _CALL_IDS if isinstance(result.get(name), str)), None)
+    named = next((result[name] for name in _CALL_NAMES if isinstance(result.get(name), str)), None)
+    about |= {"role": "tool", **({"tool_call_id": key} if key else {}), **({"name": named} if named else {})}
+    if isinstance(said, Mapping) and not {"text", "value"} & said.keys():
+        said = as_text(said)
+    return said, [], about
+
+
+def _kind(part: Any) -> str | None:
+    if not isinstance(part, Mapping):
+        return None
+    kind = part.get("type")
+    named = ("functionCall", "function_call", "functionResponse", "function_response") if kind is None else ()
+    return kind if isinstance(kind, str) else next((name for name in named if isinstance(part.get(name), Mapping)), None)
 
 
 def content_of(content: Any, spot: str) -> tuple[str, list[Any] | None]:
-    """The text of a content (text, null, or a list of parts), and the parts where one of them is not text."""
+    """The text of a content (text, null, one part or a list of parts), and the parts where one of them is not text.
+
+    Raises UserError on a part of text without text, and on one of no kind that says nothing known."""
     if content is None or isinstance(content, str):
         return content or "", None
-    if isinstance(content, list) and all(isinstance(part, (str, dict)) for part in content):
-        texts = [part if isinstance(part, str) else compacted(part) or part.get("text") or "" for part in content]
-        if all(isinstance(text, str) for text in texts):
-            text_only = all(
-                isinstance(part, str) or part.get("type", "text") in ("text", "input_text", "output_text") for part in content
-            )
-            return "".join(texts), None if text_only else content
-    raise UserError(f"{spot} has a 'content' that is neither text nor a list of parts")
+    parts = content if isinstance(content, list) else [content]
+    read = [_part(part, f"{spot}: part {at} of 'content'", spot) for at, part in enumerate(parts)]
+    return "".join(text for text, _ in read), None if all(only for _, only in read) else parts
+
+
+def _part(part: Any, spot: str, whole: str) -> tuple[str, bool]:
+    """The text of one part, and whether that is all of it."""
+    if isinstance(part, str):
+        return part, True
+    if not isinstance(part, Mapping):
+        raise UserError(f"{whole} has a 'content' that is neither text nor a list of parts")
+    native, kind = compacted(part), _kind(part)
+    if native is not None:
+        return native, False
+    if kind in _THOUGHTS:
+        return "", False
+    name = next((name for name in _TEXTS if part.get(name) is not None), None)
+    text_only = kind in _TEXT_KINDS
+    if name is None:
+        media = [key for key in part if any(one in str(key).lower() for one in _MEDIA)]
+        if text_only and not (kind is None and media):
+            what = f"of type '{kind}'" if kind else "of no type"
+            raise UserError(f"{spot} is {what} and holds no text: its fields are {', '.join(map(repr, part)) or 'none'}")
+        if not any(one in str(kind).lower() for one in _MEDIA) and not media:
+            unread({str(kind): dict(part)}, (), "part")
+        return "", False
+    text = _said(part[name], whole)
+    if text_only:
+        unread(part, ("type", name, "id", "annotations", "cache_control", "logprobs"), "part")
+    return text, text_only
+
+
+def _said(value: Any, spot: str) -> str:
+    """Text, or that of what holds it."""
+    return content_of(value, spot)[0]
 
 
 _COMPACTED = ("compaction", "compaction_summary", "openai_compact", "anthropic_compact")
@@ -154,11 +302,32 @@ def opaque(data: Mapping[str, Any]) -> bool:
     return isinstance(parts, list) and any(isinstance(part, Mapping) and compacted(part) == "" for part in parts)
 
 
+_CALL_NAMES = ("name", "tool_name", "toolName", "function_name", "tool")
+_CALL_ARGUMENTS = ("arguments", "args", "input", "parameters", "kwargs", "params")
+_CALL_IDS = ("id", "tool_call_id", "toolCallId", "call_id", "tool_use_id")
+_CALL_FIELDS = frozenset(
+    (*_CALL_NAMES, *_CALL_ARGUMENTS, *_CALL_IDS, "type", "function", "index", "parse_error", "status", "item", "block")
+)
+
+
 def calls_of(calls: Any, spot: str) -> list[Any]:
-    """Tool calls in OpenAI's form; those that some tools write flat, or as JSON text, are brought into it."""
+    """Tool calls in OpenAI's form; those that some tools write flat, or as JSON text, are brought into it.
+
+    Raises UserError where they are none, and on a call that names no function under a name known here."""
+    return [_call(call, f"{spot}: tool call {at}") for at, call in enumerate(_listed(calls, spot))]
+
+
+def _listed(calls: Any, spot: str) -> list[Any]:
+    if isinstance(calls, str):
+        try:
+            calls = json.loads(calls)
+        except (ValueError, RecursionError):
+            raise UserError(f"{spot}: 'tool_calls' is text that is no JSON") from None
+    if isinstance(calls, Mapping):
+        calls = [calls]
     if not isinstance(calls, list):
         raise UserError(f"{spot}: 'tool_calls' must be a list")
-    return [_call(call, f"{spot}: tool call {at}") for at, call in enumerate(calls)]
+    return calls
 
 
 def _call(call: Any, spot: str) -> dict[str, Any]:
@@ -169,10 +338,50 @@ def _call(call: Any, spot: str) -> dict[str, Any]:
             raise UserError(f"{spot} is text that is no JSON") from None
     if not isinstance(call, Mapping):
         raise UserError(f"{spot} is no object")
-    if isinstance(call.get("name"), str) and "function" not in call:
-        rest = {k: v for k, v in call.items() if k not in ("name", "arguments") and v is not None}
-        return {"type": "function", **rest, "function": {"name": call["name"], "arguments": as_text(call.get("arguments", {}))}}
-    return dict(call)
+    function = call.get("function")
+    if isinstance(function, str):  # its name, or all of it as JSON text
+        with suppress(ValueError, RecursionError):
+            function = json.loads(function)
+        function = function if isinstance(function, Mapping) else {"name": call["function"]}
+    whole = isinstance(function, Mapping)
+    about = {**{k: v for k, v in call.items() if k != "function"}, **function} if isinstance(function, Mapping) else call
+    name = next((key for key in _CALL_NAMES if isinstance(about.get(key), str)), None)
+    if name is None:  # a model's own call without a name stays what it is
+        refuse_unknown(about, _CALL_FIELDS, spot, "'function' nor 'name'")
+        return dict(call)
+    arguments = next((key for key in _CALL_ARGUMENTS if about.get(key) is not None), None)
+    unread(about, _CALL_FIELDS, "tool call")
+    if (
+        whole
+        and call.get("function") is function
+        and name == "name"
+        and arguments in (None, "arguments")
+        and isinstance(about.get("arguments", ""), str)
+    ):
+        return dict(call)
+    key = next((key for key in _CALL_IDS if isinstance(call.get(key), str)), None)
+    taken = {"function", "type", name, arguments, key}
+    rest = {k: v for k, v in call.items() if k not in taken and v is not None}
+    made = {"name": about[name], "arguments": as_text({} if arguments is None else about[arguments])}
+    kind = call.get("type") if call.get("type") not in (*_CALL_KINDS, None) else "function"
+    return {**({} if key is None else {"id": call[key]}), "type": kind, **rest, "function": made}
+
+
+def unanswered(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """The calls that have an id and that no later message answers: ``{"id", "name"}`` each; those that a provider made itself may
+    come without a result."""
+    waiting: dict[str, str] = {}
+    for message in messages:
+        waiting.pop(str(message.data.get("tool_call_id")), None)
+        calls = message.data.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(call, Mapping) and call.get("id") and "block" not in call and call.get("item") not in PROVIDERS_OWN:
+                waiting[str(call["id"])] = str(_function(call)[0])
+    return [{"id": key, "name": name} for key, name in waiting.items()]
+
+
+PROVIDERS_OWN = ("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call")
+"""Items of calls that a provider makes itself: they need no result."""
 
 
 # --- tool calls -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -121,15 +122,18 @@ def is_fork(score: Score | None) -> bool:
 
 
 def successes(run: Run, deciding: Decider, forks: bool = False) -> Iterator[bool | None]:
-    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither. ``forks``:
-    whether each of its forks did, instead (:func:`is_fork`)."""
+    """Whether each attempt of a run succeeded, by its score or by the rewards along it; None where it has neither, and where a
+    failure ended it. ``forks``: whether each of its forks did, instead (:func:`is_fork`)."""
+    failed = {node.id for node in run.failed()}
     for info in run.trees():
         scores = deciding.scores(run, info.name)
         if scores:
-            yield from (succeeded(score) for score in scores.values() if is_fork(score) == forks)
+            chosen = (score for score in scores.values() if is_fork(score) == forks)
+            yield from (None if score.node in failed else succeeded(score) for score in chosen)
         elif not forks and not np.isnan(run.columns(["reward"], tree=info.name)["reward"]).all():
             tree = run.tree(info.name)
-            for reward in (paid(tree.path(leaf.id)) for leaf in tree.leaves()):
+            for leaf in tree.leaves():
+                reward = None if leaf.id in failed else paid(tree.path(leaf.id))
                 yield None if reward is None else reward > 0
 
 
@@ -137,3 +141,12 @@ def cut_short(score: Score | None, stop: str) -> bool:
     """Whether a limit ended the attempt, as its score says, else as its last node's ``stop`` does."""
     evidence = score.evidence if score is not None and isinstance(score.evidence, Mapping) else {}
     return bool(evidence.get("truncated", stop == "truncated"))
+
+
+def how_to_judge(run: Run) -> str:
+    """What to do where nobody judged the attempts of a run, as a clause."""
+    if run.kind != "import":
+        return "choose a --scorer that judged them"
+    return (
+        f"say how they ended with `ramify import --run {shlex.quote(str(run.folder))} --outcomes FILE` (task or file -> outcome)"
+    )

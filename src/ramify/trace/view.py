@@ -214,7 +214,10 @@ class View:
 
     @property
     def success(self) -> bool | None:
-        """Whether it succeeded: by the score, else by a reward above 0; None where there is neither."""
+        """Whether it succeeded: by the score, else by a reward above 0; None where there is neither, and where a failure ended
+        it."""
+        if self.end.stop == "failed":
+            return None
         if self.score is not None:
             return succeeded(self.score)
         reward = self.reward

@@ -1,0 +1,208 @@
+"""Outcomes that lie in other files than the attempts: a benchmark's report, a verifier's reward beside a trial, a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ramify.base.errors import UserError, nearest
+from ramify.base.files import reason
+from ramify.trace.aliases import ALIASES, IMPORTED, KNOWN, Judged
+from ramify.trace.db import Run
+from ramify.trace.lines import read_items
+
+_LISTS = {
+    **dict.fromkeys(("resolved_ids", "resolved"), True),
+    **dict.fromkeys(("unresolved_ids", "unresolved", "empty_patch_ids", "no_generation"), False),
+    "error_ids": "the evaluation failed",
+}
+"""SWE-bench's reports: list of ids -> outcome. What could not be evaluated has none."""
+_YES = ("true", "yes", "pass", "passed", "resolved", "success", "solved", "correct")
+_NO = ("false", "no", "fail", "failed", "unresolved", "failure", "unsolved", "incorrect", "wrong")
+_FILES = ("path", "file", "filename", "trajectory", "trial_name", "trial")
+_BESIDE = ("reward.txt", "reward.json")
+_REPORTS = (*_BESIDE, "report.json")
+_ENDINGS = (".gz", ".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".eval")
+
+
+def read_outcomes(path: Path) -> dict[str, Judged]:
+    """Task or file -> how its attempt ended. ``path``: a report of SWE-bench, JSON, JSON lines or a table (.csv, .tsv) of tasks
+    or files with an outcome each, or a folder with a ``verifier/reward.txt``, ``reward.json`` or ``report.json`` a trial.
+
+    Raises UserError naming file and entry on what is no outcome."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.name in _REPORTS)
+        if not files:
+            raise UserError(f"{path} is a folder without any of {', '.join(_REPORTS)}")
+        return {key: judged for file in files for key, judged in _of_trial(file, path).items()}
+    if path.name in _BESIDE:
+        return _of_trial(path, path.parent.parent)
+    try:
+        found = dict(_table(path)) if path.suffix.lower() in (".csv", ".tsv") else dict(_json(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
+    if not found:
+        raise UserError(f"{path} names no outcome")
+    return found
+
+
+def _of_trial(file: Path, root: Path) -> dict[str, Judged]:
+    if file.name == "report.json":
+        return dict(_json(file))
+    trial = file.parent.parent if file.parent.name == "verifier" else file.parent
+    name = trial.name if trial == root or root not in trial.parents else str(trial.relative_to(root))
+    return {name: _reward(file)}
+
+
+def _reward(file: Path) -> Judged:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+    return outcome_of(_cell(text), str(file))
+
+
+def beside(file: Path, root: Path) -> Judged | None:
+    """The outcome in a ``verifier/reward.txt`` or ``reward.json`` beside a file, in its folder or one above it up to ``root``."""
+    folders = (
+        [file.parent, file.parent.parent] if file == root else [one for one in file.parents if one == root or root in one.parents]
+    )
+    for folder in folders if str(file) != "-" else ():
+        for name in _BESIDE:
+            if (folder / "verifier" / name).is_file():
+                return _reward(folder / "verifier" / name)
+    return None
+
+
+def outcome_of(value: Any, place: str) -> Judged:
+    """A number, true or false, a word for it, or an object with an outcome under a usual name. Raises UserError on others."""
+    if isinstance(value, str) and value.strip().lower() in (*_YES, *_NO):
+        value = value.strip().lower() in _YES
+    if isinstance(value, (bool, int, float)):
+        return Judged({IMPORTED: float(value)}, value if isinstance(value, bool) else None, frozenset())
+    if isinstance(value, Mapping):
+        found = KNOWN.judged(value, place)
+        if found.scores or found.failure is not None:
+            return found
+    raise UserError(
+        f"{place}: {str(value)[:60]!r} is no outcome: it is a number, true or false, or an object with one under 'reward'"
+    )
+
+
+def _json(path: Path) -> Iterator[tuple[str, Judged]]:
+    for number, record in read_items(path):
+        place = f"{path}:{number}"
+        lists = {name: record[name] for name in _LISTS if isinstance(record.get(name), list)}
+        task = KNOWN.task_of(record, place) if not lists and _is_record(record) else None
+        file = next((name for name in _FILES if isinstance(record.get(name), str)), None)
+        if lists:
+            for name, ids in lists.items():
+                for key in ids:
+                    says = _LISTS[name]
+                    yield str(key), outcome_of(says if isinstance(says, bool) else {"error": says}, f"{place}: '{name}'")
+        elif file is not None and _is_record(record):
+            yield record[file], outcome_of(record, place)
+        elif task is not None:
+            yield str(task.value), outcome_of(record, place)
+        else:
+            for key, value in record.items():
+                if value is not None:
+                    yield key, outcome_of(value, f"{place}: '{key}'")
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    """Whether an object is one attempt with its outcome, and not a map of tasks."""
+    names = {*ALIASES["reward"], *ALIASES["success"]}
+    return bool(names & record.keys()) and bool({*ALIASES["task"], *_FILES} & record.keys())
+
+
+def _table(path: Path) -> Iterator[tuple[str, Judged]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    names = {*ALIASES["reward"], *ALIASES["success"]}
+    head = [cell.strip() for cell in rows[0]] if rows else []
+    titled = bool(names & set(head))
+    for number, row in enumerate(rows[titled:], 1 + titled):
+        if any(row):
+            record = {name: _cell(cell) for name, cell in zip(head, row, strict=False) if titled}
+            keys = [name for name in (*_FILES, *ALIASES["task"]) if record.get(name) is not None]
+            if titled and keys:
+                yield (
+                    str(row[head.index(keys[0])]).strip(),
+                    outcome_of({k: v for k, v in record.items() if k in names}, f"{path}:{number}"),
+                )
+            elif not titled and len(row) == 2:
+                yield row[0].strip(), outcome_of(_cell(row[1]), f"{path}:{number}")
+            else:
+                raise UserError(
+                    f"{path}:{number}: a table of outcomes has a column 'task' or 'path' and one called 'reward' or 'success'"
+                )
+
+
+def _cell(text: str) -> Any:
+    word = text.strip().lower()
+    if word in ("", "nan", "none", "null"):
+        return None
+    if word in (*_YES, *_NO):
+        return word in _YES
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip()
+
+
+def matching(run: Run, outcomes: Mapping[str, Judged], kind: str, source: str) -> tuple[int, list[str]]:
+    """Give the attempts of a run their outcomes: how many got one, and the names that no attempt has.
+
+    A name is that of a tree or task with one attempt, or of a file (its journal entry of ``kind``) that holds one: its path, with
+    or without its ending, or a folder it lies in. Raises UserError on a name of several attempts, and where no name fits."""
+    ends: dict[str, set[str]] = {}
+    every = set(run.ends())
+    for info in run.trees():
+        for name in {info.name, str(info.task.get("id", info.name))}:
+            ends.setdefault(name, set()).update(every & set(run.columns(["id"], tree=info.name)["id"]))
+    paths: dict[str, set[str]] = {}
+    for entry in run.journal(kind):
+        if "end" in entry.payload:
+            for name in _names(Path(entry.payload["file"])):
+                paths.setdefault(name, set()).add(entry.payload["end"])
+    unmatched = []
+    given: dict[str, Judged] = {}
+    for key, judged in outcomes.items():
+        found = ends.get(key) or paths.get(_plain(key)) or set()
+        if len(found) > 1:
+            raise UserError(
+                f"{source}: '{key}' is the name of {len(found)} attempts, and there is one outcome: name them by their files"
+            )
+        if not found:
+            unmatched.append(key)
+        given |= dict.fromkeys(found, judged)
+    if not given:
+        known = [*ends, *paths]
+        raise UserError(
+            f"{source}: none of its names is a task or file of the run: '{unmatched[0]}' ({nearest(unmatched[0], known)})"
+        )
+    for end, judged in given.items():
+        run.add(*judged.as_scores(end))
+    return len(given), unmatched
+
+
+def _plain(name: str) -> str:
+    path = name.removeprefix("./").rstrip("/")
+    while path.lower().endswith(_ENDINGS):
+        path = path.rsplit(".", 1)[0]
+    return path
+
+
+def _names(file: Path) -> Iterator[str]:
+    """What a file may be called by: its path, its name, and the folders that it lies in."""
+    whole = Path(_plain(str(file)))
+    yield str(whole)
+    yield whole.name
+    for folder in whole.parents:
+        if folder.name:
+            yield str(folder)
+            yield folder.name
