@@ -147,9 +147,9 @@ VERBS = {
         (DRAFTER,),
     ),
     "dspark verify-lossless": Verb(
-        "dspark verify-lossless builtin drafter --n 2 --draws 1000",
+        "dspark verify-lossless builtin drafter --n 2 --samples 1000",
         "schedules",
-        "dspark verify-lossless builtin drafter --draws 900000",
+        "dspark verify-lossless builtin drafter --samples 900000",
         "as it was",
         (DRAFTER,),
         ends=(0, 1),
@@ -159,7 +159,7 @@ VERBS = {
         "early-decision probe study --layers 0", "probe 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
     ),
     "early-decision valley": Verb(
-        "early-decision valley study --points 6 --draws 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
+        "early-decision valley study --points 6 --samples 20", "valley 0:0", before=(STUDY.replace("{}", "12"),), ends=(0, 2)
     ),
     "early-decision continue": Verb(
         "early-decision continue study --m 1 --n 2 --shares 0,0.5",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from ramify.base.errors import RamifyError
 from ramify.trace.convert import write_lines
 from ramify.trace.db import Run
 from ramify.trace.formats import readers, writers
-from tests.trace.trace_cases import fill, findings
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +103,9 @@ _ROWS |= {
 
 def write_seeds(folder: Path) -> dict[str, list[Path]]:
     """Format -> good files and folders, each read by its reader. Formats whose package is not installed are left out."""
+    sys.path.append(str(ROOT))  # the harness runs as a script
+    from tests.trace.trace_cases import fill, findings
+
     with Run.create(folder / "every-record", {"seed": 1}) as run:
         run.add(*findings(fill(run)))
         write_lines(run, folder / "run.jsonl")

@@ -59,7 +59,6 @@ def make_inputs(folder: Path) -> None:
     _lines(folder / "attempts.jsonl", [_attempt(rng, task) for task in range(3) for _ in range(2)])
     _lines(folder / "steps.jsonl", [row for task in range(3) for attempt in range(3) for row in _steps(task, attempt)])
     _lines(folder / "walks.jsonl", [_walk(task, attempt) for task in range(3) for attempt in range(3)])
-    _lines(folder / "scan.jsonl", [scanned(i) for i in range(2)])
     _lines(folder / "candidates.jsonl", [_candidate(rng, task, step) for task in range(18) for step in range(3)])
     (folder / "copied.toml").write_text('model = "copy"\n')
     _lines(folder / "anchor.jsonl", [_labelled(i) for i in range(40)])
@@ -197,59 +196,6 @@ def _labelled(i: int) -> dict[str, Any]:
     label = i % 2 == 0
     marks = [name for name, wrong in (("new", i % 5 < 2), ("old", i == 7)) if label != wrong]
     return {"id": i, "artefact": f"essay {i} {' '.join(marks)}", "label": label}
-
-
-def scanned(i: int) -> dict[str, Any]:
-    """A line of a scan file: a trace of two tokens with a confirmed cliff at the second."""
-    sides = {
-        f"{name}_{side}": value
-        for side, k in (("prev", 8), ("cur", 1))
-        for name, value in (("k", k), ("n", 9), ("missing", 0), ("truncated", 0))
-    }
-    cliff = {
-        "trace_id": f"p#{i}",
-        "t": 2,
-        "token_id": 4,
-        "start": 1,
-        "interval": False,
-        **sides,
-        "d": 0.7,
-        "se": 0.1,
-        "threshold": 0.3,
-        "pi_token": 0.5,
-        "q_token": 0.5,
-        "H": 1.0,
-        "greedy": True,
-        "class": "uncertain",
-        "suspect": False,
-        "status": "confirmed",
-        "confirm": {**sides, "d": 0.7, "p": 0.001, "p_fdr": 0.002},
-    }
-    config = {"n": 9, "delta0": 0.1, "alpha": 0.05, "candidate": 0.2, "confirm": 9}
-    source = {"model": "m", "weights": "w", "verifier": "exact", "judge": "j", "truncated": "apart", "seed": 0, "sampling": None}
-    return {
-        "id": f"p#{i}",
-        "problem_id": "p",
-        "prompt_ids": [1, 2],
-        "response_ids": [3, 4],
-        "sampler": {"max_tokens": 6},
-        "verifier": "exact",
-        "correct": False,
-        "stop": "eos",
-        "data": {"answer": "7"},
-        "logprobs": [-0.5, -1.0],
-        "model": "m",
-        "tokenizer": "",
-        "seed": 0,
-        "early_stopped_at": None,
-        "k": [8, 8, 1],
-        "n": [9, 9, 9],
-        "missing": [0, 0, 0],
-        "truncated": [0, 0, 0],
-        "cliffs": [cliff],
-        "rebounds": [],
-        "scan": {"config": config, "source": source, "forks": 45, "tested": 2, "gap": 0.0, "entropy_of": 0},
-    }
 
 
 INTERRUPT = "RAMIFY_TEST_INTERRUPT"

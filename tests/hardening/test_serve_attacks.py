@@ -126,7 +126,7 @@ def test_many_slow_heads_and_bodies_hold_nobody_up(served: Served) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_burst_beyond_the_queue_is_told_when_to_come_again(tmp_path: Path) -> None:
-    with serve(tmp_path, "builtin", "--max-rows", "2", "--max-waiting", "2", "--max-per-client", "4") as small:
+    with serve(tmp_path, "builtin", "--max-sequences", "2", "--max-waiting", "2", "--max-per-client", "4") as small:
         with streams(small.port, 12, LONG) as links:
             first = [link.recv(12) for link in links]
             assert Counter(first) == {b"HTTP/1.1 200": 4, b"HTTP/1.1 429": 8}

@@ -4,7 +4,6 @@ inspect's scorers, assertions in tests."""
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -154,16 +153,18 @@ def test_it_scores_samples_of_inspect(tmp_path: Path) -> None:
 
 
 def test_no_step_below(grader: AdvantageGrader, tmp_path: Path) -> None:
+    from ramify.methods.implicit_advantage.run import add_record, graders
     from ramify.score.trajectories import trajectory
+    from ramify.trace.db import Run
 
     scored = AdvantageScorer(grader.pair).score(
         trajectory("a", "t", [([5, 6], False), ([7, 8], True), ([9], True)], actions=["x", "y"])
     )
     worst = float(scored.steps.min())
     assert_no_step_below(scored, worst)
-    file = tmp_path / "scores.jsonl"
-    file.write_text(json.dumps(scored.to_json()) + "\n")
-    assert_no_step_below(file, worst)
+    with Run.create(tmp_path / "run", {}) as run:
+        add_record(run, scored.to_json(), 1, graders(grader.pair))
+    assert_no_step_below(tmp_path / "run", worst)
     with pytest.raises(AssertionError, match=r"of 2 steps are graded below .* the lowest is step \d \('[xy]'\) of attempt 'a'"):
         assert_no_step_below([scored], worst + 0.01)
     with pytest.raises(UserError, match="no token aggregator 'total'"):

@@ -61,7 +61,7 @@ def _verify(rep: Repetition, sharp: float, outputs: int) -> dict[str, Any]:
     """What the verb says of the pair under one schedule: whether it passed, and its checks by name."""
     _write_pair(rep, sharp)
     words = (rep.folder / "target", rep.folder / "drafter", "--prompts", rep.folder / "prompts.jsonl", "--schedule", "fixed:7")
-    found = rep.verb("dspark", "verify-lossless", *words, "--draws", outputs, "--seed", rep.seed)
+    found = rep.verb("dspark", "verify-lossless", *words, "--samples", outputs, "--seed", rep.seed)
     return {"passed": found["passed"]} | {check["name"]: check for check in found["checks"]}
 
 

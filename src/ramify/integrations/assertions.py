@@ -162,7 +162,7 @@ def assert_survives(compactor: Any, rules: str | Iterable[str], *, rounds: int =
 def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> None:
     """Assert that no step of any attempt is graded below ``floor``, in nats times beta.
 
-    ``grades`` is a run that `ramify implicit-advantage score` graded, a file of score records, a list of such records, or what
+    ``grades`` is a run that `ramify implicit-advantage score` graded, a list of score records, or what
     its ``AdvantageScorer`` returned. Where nothing was graded the assertion fails: it would show nothing.
     """
     from ramify.methods.implicit_advantage.algorithm import TOKEN_AGGS
@@ -198,7 +198,7 @@ def assert_no_step_below(grades: Any, floor: float, *, token: str = "sum") -> No
 def _record(grade: Any) -> dict[str, Any]:
     found = grade if isinstance(grade, dict) else grade.to_json() if hasattr(grade, "to_json") else None
     if not isinstance(found, dict):
-        raise UserError(f"grades are a file, score records, or what an AdvantageScorer returned, and not {grade!r:.60}")
+        raise UserError(f"grades are a run, score records, or what an AdvantageScorer returned, and not {grade!r:.60}")
     return found
 
 

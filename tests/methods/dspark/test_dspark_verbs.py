@@ -183,7 +183,7 @@ def test_bench_and_verification_run_on_the_pair(pair: tuple[str, Path], call: Ca
     assert code == 0
     assert {row["name"] for row in json.loads(text)["domains"]} == {"plain", "drafter"}
     code, text = call(
-        "verify-lossless", target, *given(target), str(out), "--n", "3", "--draws", "1000", "--schedule", "fixed:2", "--json"
+        "verify-lossless", target, *given(target), str(out), "--n", "3", "--samples", "1000", "--schedule", "fixed:2", "--json"
     )
     assert code == 0
     found = json.loads(text)

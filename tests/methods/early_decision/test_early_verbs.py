@@ -245,7 +245,7 @@ def test_another_setting_or_other_prompts_are_refused(
     assert "it began with other settings: prompts was" in capsys.readouterr().err
 
 
-VALLEY = ["--points", "6", "--draws", "20"]
+VALLEY = ["--points", "6", "--samples", "20"]
 CONTINUE = ["--m", "2", "--n", "3", "--shares", "0,0.5,1,1.5"]
 
 

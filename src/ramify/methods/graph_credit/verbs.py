@@ -243,7 +243,7 @@ def why(
                 if options.model_fields_set
                 else sorted(run.annotations(name="why", node=name), key=lambda annotation: annotation.maker != MAKER)
             )
-            meaning = meanings(run)[annotations[0].maker] if annotations and annotations[0].maker != MAKER else {}
+            meaning = meanings(run).get(annotations[0].maker, {}) if annotations and annotations[0].maker != MAKER else {}
             group = run.tree_info(run.node(name).tree).group
         if annotations:
             found: dict[str, Any] = {"node": name} | dict(annotations[0].value)

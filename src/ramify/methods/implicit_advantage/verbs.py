@@ -47,7 +47,7 @@ app = Verbs("implicit-advantage", help="Grade every action with a policy and its
 Scores = Annotated[Path, option("--scores", help="The run that was scored.")]
 Calibrate = Annotated[
     Path | None,
-    option(help="A run, or score records, of other tasks: the aggregation that does best there is shown next to the given one."),
+    option(help="A run of other tasks that was scored: the aggregation that does best there is shown next to the given one."),
 ]
 Token = Annotated[TokenAgg | None, option(help="From tokens to a step; by default as the records were scored.")]
 Step = Annotated[
