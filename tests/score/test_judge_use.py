@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from ramify.cli.main import main
+from ramify.methods.implicit_advantage.run import add_record
 from ramify.score import judge as family
+from ramify.trace.db import Run
 
 PROBLEMS = [{"id": "a", "prompt": "go to the kitchen", "answer": "look"}, {"id": "b", "prompt": "take the key", "answer": "7"}]
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 5. Wait, that is wrong: it is 4."}]
@@ -50,7 +52,6 @@ VERBS: dict[str, list[list[str]]] = {
         ["governance", "judge", "rows.jsonl", "--judge", "regex:mail", "--json"],
     ],
     "implicit-advantage": [
-        ["import", "scores.jsonl", "--run", "scores"],
         [
             "implicit-advantage",
             "judge",
@@ -85,7 +86,10 @@ def judgements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         {"role": "assistant", "token_ids": [7, 8], "is_action": True},
     ]
     lines("attempts.jsonl", [{"task_id": "t", "trial": 0, "steps": steps, "outcome": {"reward": 1.0}}])
-    lines("scores.jsonl", [{"trajectory_id": "t/0", "task_id": "t", "success": True, "steps": [], "score": 0.0}])
+    with Run.create(tmp_path / "scores", {}) as run:
+        add_record(
+            run, {"trajectory_id": "t/0", "task_id": "t", "success": True, "steps": [], "score": 0.0, "token_agg": "mean"}, 1, {}
+        )
     seen: Counter[str] = Counter()
     plain = family.checked
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ramify.base.errors import UserError
 from ramify.base.words import plural
 from ramify.kit import Form, Json, Verbs, argument, option
+
+if TYPE_CHECKING:
+    from ramify.trace.intake import Taken
 
 app = Verbs("import")
 
@@ -77,36 +80,27 @@ def import_(
     source = ", ".join(map(str, files or [])) if len(files or []) < 4 else plural(len(files or []), "file")
     came = f", from {source} ({record['form'] or 'nothing new'})" if source else ""
     text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {with_reward}{came}"
-    unread = [
-        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored"
-        for name, about in taken.ignored.items()
-    ]
-    also = [f"held already, so nothing of it was added: {', '.join(taken.again)}"] if taken.again else []
-    also += [f"of no format known here, and left out: {_some(taken.unknown)}"] if taken.unknown else []
-    if outcomes is not None or taken.given:
-        nobody = f"; of no attempt: {_some(taken.unmatched)}" if taken.unmatched else ""
-        also.append(f"{plural(taken.given, 'attempt')} judged by {outcomes or 'the reward beside the file'}{nobody}")
     terminal.emit(
         record
         | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "ignored": taken.ignored}
-        | {
-            "already": taken.again,
-            "unknown": taken.unknown,
-            "judged": taken.given,
-            "unmatched": taken.unmatched,
-            **notes.to_json(),
-        },
+        | {"already": taken.again, "unknown": taken.unknown, "judged": taken.given, "unmatched": taken.unmatched}
+        | notes.to_json(),
         as_json,
-        "\n".join(
-            [
-                text,
-                *also,
-                *unread,
-                *([failed.sentence()] if failed.reasons else []),
-                *notes.sentences(),
-            ]
-        ),
+        "\n".join([text, *_also(taken, outcomes), *([failed.sentence()] if failed.reasons else []), *notes.sentences()]),
     )
+
+
+def _also(taken: Taken, outcomes: Path | None) -> list[str]:
+    """A sentence for each thing that was not taken as it stands, and for what was judged."""
+    said = [f"held already, so nothing of it was added: {', '.join(taken.again)}"] if taken.again else []
+    said += [f"of no format known here, and left out: {_some(taken.unknown)}"] if taken.unknown else []
+    if outcomes is not None or taken.given:
+        nobody = f"; of no attempt: {_some(taken.unmatched)}" if taken.unmatched else ""
+        said.append(f"{plural(taken.given, 'attempt')} judged by {outcomes or 'the reward beside the file'}{nobody}")
+    return said + [
+        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored"
+        for name, about in taken.ignored.items()
+    ]
 
 
 def _some(names: list[str], most: int = 5) -> str:

@@ -249,7 +249,7 @@ def environment_of(given: Environment | Callable[[], Environment | Env], spec: s
         if not takes(given, 0):
             raise UserError(f"{spec or name} makes no environment without arguments: it cannot be called without any")
         made = called(spec or name, given)
-        if hasattr(made, "step"):
+        if hasattr(made, "step") and not all(hasattr(made, name) for name in _ENVIRONMENT):
             _check(made, _ENV, here)
             close(made)
             make: Any = given

@@ -47,7 +47,7 @@ KINDS = {
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529}
 _SHOWN = 300
 FIRST_WORD, SILENCE = 2.0, 60.0
-"""Seconds without an answer after which a person is told of it: of a server that never answered yet, and of one that did."""
+"""Seconds without an answer after which a person is notified: of a server that never answered yet, and of one that did."""
 JSON = r"application/([\w.+-]+\+)?json"
 
 

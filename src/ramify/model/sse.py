@@ -84,7 +84,7 @@ class StreamedCalls:
     """Calls of tools that come in pieces.
 
     Servers number the calls (``index``), or number none, or all 0, and some give each piece an id of its own. So what a piece
-    belongs to is told by all that it says: a new id begins a call, and so does a name where none is to be continued."""
+    belongs to is decided by all that it says: a new id begins a call, and so does a name where none is to be continued."""
 
     def __init__(self) -> None:
         self.made: list[dict[str, Any]] = []

@@ -323,7 +323,7 @@ def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 def calls_in(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The calls of functions of a message in OpenAI's form, what is not of that form left out. The arguments stay the model's own
-    words; a call without a name is kept, so that the model is told of it."""
+    words; a call without a name is kept, so that the model hears of it."""
     calls, old = message.get("tool_calls"), message.get("function_call")
     return _tool_calls(calls) if calls or not isinstance(old, dict) else _tool_calls([{"function": old}])
 

@@ -320,18 +320,6 @@ def test_a_kept_threshold_lets_k_fire_on_average(tmp_path: Path) -> None:
     assert np.array_equal(encode_rows(d.unit_norm_(), x)[fired] > 0, codes[fired] > 0)
 
 
-def test_dictionaries_from_before_the_threshold_load(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    d = make(topk="row")
-    d.save(tmp_path)
-    record, tensors = json.loads((tmp_path / "dictionary.json").read_text()), load_file(tmp_path / "dictionary.safetensors")
-    del record["shape"]["topk"], tensors["threshold"]
-    (tmp_path / "dictionary.json").write_text(json.dumps(record))
-    save_file(tensors, tmp_path / "dictionary.safetensors")
-    assert np.array_equal(encode_rows(Dictionary.load(tmp_path)[0], states()), encode_rows(d, states()))
-
-
 def test_clipping_does_not_depend_on_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient that is clipped is of the error summed over channels: of the mean over many channels it would never be."""
     made = [Dictionary(DictionaryConfig(**SHAPE)) for _ in range(2)]

@@ -109,7 +109,7 @@ def test_keys_are_made_attempt_by_attempt(branched: Path):
     with pytest.raises(UserError, match="no trace with a step"):
         Traces([])
     (branched.parent / "other.jsonl").write_text('{"foo": 1}\n')
-    with pytest.raises(UserError, match=r"other\.jsonl:1: neither"):
+    with pytest.raises(UserError, match=r"other\.jsonl:1: an object with the keys 'foo'"):
         load(branched.parent / "other.jsonl")
     (branched.parent / "empty.jsonl").write_text("")
     with pytest.raises(UserError, match=r"empty\.jsonl holds no record"):
