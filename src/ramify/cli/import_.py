@@ -38,8 +38,8 @@ def import_(
         Path | None,
         option(
             metavar="FILE",
-            help="Task or file -> outcome: a report of SWE-bench, JSON, JSON lines or CSV, or a folder with verifier/reward.txt of "
-            "each trial. Alone, it judges the attempts that the run holds.",
+            help="Task or file -> outcome: a report of SWE-bench, JSON, JSON lines or CSV, or a folder with verifier/reward.txt "
+            "of each trial. Alone, it judges the attempts that the run holds.",
         ),
     ] = None,
     skip_bad: Annotated[bool, option("--skip-bad", help="Leave out bad records, and say which and why.")] = False,
