@@ -108,7 +108,7 @@ def test_calls_and_results_among_the_parts(verb: Any, here: Path) -> None:
         (result,) = [node.message for node in run.nodes("t") if node.role == "tool"]
     assert [(m.text, m.reasoning, [c.name for c in m.calls]) for m in replies] == [
         ("I look.", "hm", ["look"]),
-        ("", "", ["look"]),
+        ("", "hm", ["look"]),
     ]
     assert (result.text, result.data["tool_call_id"]) == ('{"sky":"blue"}', "c")
 
