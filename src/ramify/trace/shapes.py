@@ -47,7 +47,7 @@ _MARKS = ("role", "from", "type")
 def normal(record: dict[str, Any], place: str = "") -> dict[str, Any]:
     """The record with its JSON text read, and its conversation under ``messages``.
 
-    Raises UserError naming ``place`` and field where text that stands for a list is no JSON; without a ``place`` it stays text."""
+    Raises UserError naming ``place`` and field where text that stands for a list is no JSON; without a ``place`` it stays."""
     found = record
     for name in (*_JSON, *_EITHER):
         value = record.get(name)
