@@ -32,6 +32,7 @@ SAID = [
     {"parts": [{"type": "text", "text": "Q"}]},
     {"content": "", "parts": [{"text": "Q"}]},
     {"text": "Q"},
+    {"role": None, "type": "human", "content": "Q"},
 ]
 
 
@@ -97,14 +98,17 @@ def test_calls_and_results_among_the_parts(verb: Any, here: Path) -> None:
     }
     record = chat("q", {"content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "I look."}, call]})
     record["messages"].append(told)
-    gemini = chat({"parts": [{"text": "q"}]}, {"parts": [{"functionCall": {"name": "look", "args": {"at": "sea"}}}]})
+    gemini = chat(
+        {"parts": [{"text": "q"}]},
+        {"parts": [{"text": "hm", "thought": True}, {"functionCall": {"name": "look", "args": {"at": "sea"}}}]},
+    )
     verb("import", write("log.jsonl", record, gemini), "--run", "run")
     with Run.open("run") as run:
         replies = [node.message for node in run.nodes("t") if node.role == "assistant"]
         (result,) = [node.message for node in run.nodes("t") if node.role == "tool"]
     assert [(m.text, m.reasoning, [c.name for c in m.calls]) for m in replies] == [
         ("I look.", "hm", ["look"]),
-        ("", "", ["look"]),
+        ("", "hm", ["look"]),
     ]
     assert (result.text, result.data["tool_call_id"]) == ('{"sky":"blue"}', "c")
 
@@ -178,7 +182,7 @@ def test_no_reader_passes_over_an_unknown_field(verb: Any, here: Path, form: str
 def test_unknown_fields_are_counted_in_the_last_line(verb: Any, here: Path) -> None:
     records = [chat("one", {"content": "a", "citations": ["x"]}, note="n"), chat("two", {"content": "b", "citations": ["y"]})]
     shown = verb("import", write("log.jsonl", *records), "--run", "run").out
-    assert shown.splitlines()[-1] == "not understood, and not looked at: 'citations' of 2 messages, 'note' of 1 record"
+    assert shown.splitlines()[-1] == "not understood: 'citations' of 2 messages, 'note' of 1 record"
 
 
 def test_pictures_in_unknown_fields_keep_questions_apart(verb: Any, here: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ramify.base.errors import UserError
 from ramify.base.words import plural
@@ -51,11 +51,8 @@ def import_(
     """Make a run from traces in files, or add to one, whole or not at all. A file that the run holds already adds nothing."""
     from ramify.render import terminal
     from ramify.trace.aliases import Fields
-    from ramify.trace.db import Run
-    from ramify.trace.failures import failures
     from ramify.trace.intake import take
     from ramify.trace.notes import BadRecordError, noting
-    from ramify.trace.outcome import settled, successes, undecided
     from ramify.trace.outcomes import read_outcomes
 
     if not files and outcomes is None:
@@ -67,40 +64,40 @@ def import_(
         except BadRecordError as error:
             error.args = (f"{error}; --skip-bad leaves out bad records, and counts them",)
             raise
-    with Run.open(run) as opened:
-        trees, nodes = len(opened.trees()), len(opened)
-        forms = sorted(set(taken.forms))
-        record = {"run": str(run), "form": ", ".join(forms), "records": taken.records, "trees": trees, "nodes": nodes}
-        scored = sum(success is not None for success in successes(opened, settled(opened)))
-        several = undecided(opened)
-        failed = failures(opened)
-    with_reward = (
-        f"scores by {', '.join(several)}" if several else f"{plural(scored, 'attempt') if scored else 'no attempt'} with a reward"
-    )
-    source = ", ".join(map(str, files or [])) if len(files or []) < 4 else plural(len(files or []), "file")
-    came = f", from {source} ({record['form'] or 'nothing new'})" if source else ""
-    text = f"{run}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {with_reward}{came}"
-    terminal.emit(
-        record
-        | {"scored": scored, "scorers": several, "failed": len(failed.reasons), "ignored": taken.ignored}
-        | {"already": taken.again, "unknown": taken.unknown, "judged": taken.given, "unmatched": taken.unmatched}
-        | notes.to_json(),
-        as_json,
-        "\n".join([text, *_also(taken, outcomes), *([failed.sentence()] if failed.reasons else []), *notes.sentences()]),
-    )
-
-
-def _also(taken: Taken, outcomes: Path | None) -> list[str]:
-    """A sentence for each thing that was not taken as it stands, and for what was judged."""
-    said = [f"held already, so nothing of it was added: {', '.join(taken.again)}"] if taken.again else []
-    said += [f"of no format known here, and left out: {_some(taken.unknown)}"] if taken.unknown else []
+    record, lines = _summary(run, taken)
+    named = ", ".join(map(str, files or [])) if len(files or []) < 4 else plural(len(files or []), "file")
+    lines[0] += f", from {named} ({record['form'] or 'nothing new'})" if files else ""
     if outcomes is not None or taken.given:
         nobody = f"; of no attempt: {_some(taken.unmatched)}" if taken.unmatched else ""
-        said.append(f"{plural(taken.given, 'attempt')} judged by {outcomes or 'the reward beside the file'}{nobody}")
-    return said + [
-        f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored"
-        for name, about in taken.ignored.items()
-    ]
+        lines.insert(1, f"{plural(taken.given, 'attempt')} judged by {outcomes or 'the reward beside the file'}{nobody}")
+    terminal.emit(record | notes.to_json(), as_json, "\n".join([*lines, *notes.sentences()]))
+
+
+def _summary(folder: Path, taken: Taken) -> tuple[dict[str, Any], list[str]]:
+    """What the run holds now and what was read into it, as JSON and as lines."""
+    from ramify.trace.db import Run
+    from ramify.trace.failures import failures
+    from ramify.trace.outcome import settled, successes, undecided
+
+    with Run.open(folder) as run:
+        trees, nodes = len(run.trees()), len(run)
+        scored = sum(success is not None for success in successes(run, settled(run)))
+        several = undecided(run)
+        failed = failures(run)
+    record = {"run": str(folder), "form": ", ".join(sorted(set(taken.forms))), "records": taken.records}
+    record |= {"trees": trees, "nodes": nodes, "scored": scored, "scorers": several, "failed": len(failed.reasons)}
+    record |= {"ignored": taken.ignored, "already": taken.again, "unknown": taken.unknown}
+    record |= {"judged": taken.given, "unmatched": taken.unmatched}
+    by = (
+        f"scores by {', '.join(several)}" if several else f"{plural(scored, 'attempt') if scored else 'no attempt'} with a reward"
+    )
+    lines = [f"{folder}: {plural(trees, 'tree')}, {plural(nodes, 'node')}, {by}"]
+    lines += [f"held already, so nothing of it was added: {_some(taken.again)}"] if taken.again else []
+    lines += [f"of no format known here, and left out: {_some(taken.unknown)}"] if taken.unknown else []
+    for name, about in taken.ignored.items():
+        lines.append(f"'{name}' of {about['count']} {about['what']} does not describe an attempt: ignored")
+    lines += [failed.sentence()] if failed.reasons else []
+    return record, lines
 
 
 def _some(names: list[str], most: int = 5) -> str:

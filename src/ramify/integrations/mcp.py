@@ -150,7 +150,7 @@ class ToolServer:
 
 
 class _Sound:
-    """A stream of a server's messages in whose lists of tools every tool can be called; ``left_out`` is called with the others."""
+    """A stream of a server's messages in whose lists of tools every tool can be called; ``left_out`` gets the others."""
 
     def __init__(self, stream: Any, left_out: dict[str, str]) -> None:
         self._stream, self._left_out = stream, left_out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,13 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def add_records(run: Run, files: Iterable[Path], add: Callable[[dict[str, Any], str], None]) -> int:
     """``add(record, place)`` for each record of the files, which adds to ``run``; how many there were.
     Raises UserError naming the place, or that there is none."""
+
+    def read(record: dict[str, Any], where: str) -> None:
+        add(normal(record, where), where)
+
     count = 0
     for where, record in (item for file in files for item in read_records(file)):
-        count += taken(run, where, lambda record=record, where=where: add(normal(record, where), where))
+        count += taken(run, where, partial(read, record, where))
     if not count:
         raise UserError(f"{', '.join(map(str, files))} holds no record" + (" that can be read" if skipping() else ""))
     return count

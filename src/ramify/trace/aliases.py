@@ -294,7 +294,8 @@ def _outcome(value: Any) -> Any:
     """The reward in an object that holds the outcome alone: a number, or numbers by name."""
     if not isinstance(value, Mapping):
         return None
-    inside = value.get("rewards") if isinstance(value.get("rewards"), Mapping) else value
+    rewards = value.get("rewards")
+    inside: Mapping[str, Any] = rewards if isinstance(rewards, Mapping) else value
     number = inside.get("reward", inside.get("score"))
     return number if _is_score(number) else inside if inside is not value and _is_score(inside) else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,15 @@ def import_records(
     Records are the file's JSON lines unless given with their line numbers; ``about`` is added to the source description in the
     run's configuration; ``end`` is called after the last record.
     Raises UserError naming file and line on anything that does not fit."""
+
+    def read(run: Run, record: dict[str, Any], place: str, number: int) -> None:
+        add(run, normal(record, place), place, number)
+
     count = 0
     with new_run(folder, {"imported": {"form": form, "file": path.name, **(about or {})}}) as run:
         for number, record in read_lines(path) if records is None else records:
             place = f"{path}:{number}"
-            count += taken(
-                run, place, lambda record=record, place=place, number=number: add(run, normal(record, place), place, number)
-            )
+            count += taken(run, place, partial(read, run, record, place, number))
         if not count:
             raise UserError(f"{path} holds no record" + (" that can be read" if skipping() else ""))
         end(run)

@@ -322,9 +322,8 @@ def _merge(source: Run, run: Run, name: str) -> dict[str, str]:
         made = replace(made, id=content_id(made))
         moved[node.id] = made.id
         run.add(made)
-    for kind in (TokenValues, Annotation, Score, Finding):
-        for record in source.each(kind):  # type: ignore[type-abstract]
-            run.add(_moved(record, moved))
+    for records in (source.each(TokenValues), source.each(Annotation), source.each(Score), source.each(Finding)):
+        run.add(*(_moved(record, moved) for record in records))
     for entry in source.journal():
         run.log(entry.kind, entry.key, entry.payload)
     return moved

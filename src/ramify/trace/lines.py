@@ -63,7 +63,7 @@ def read_items(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise UserError(f"cannot read {path}: {reason(error)}") from error
     document = read_document(path)
     for number, record in [(1, document)] if isinstance(document, dict) else read_lines(path):
-        inside = record.get(_WRAPPED)
+        inside = record.get(_WRAPPED, [])
         yield from enumerate(inside, 1) if _is_list(inside) else [(number, record)]
 
 

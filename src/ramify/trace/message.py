@@ -158,6 +158,8 @@ def read_message(value: Any, spot: str) -> Message:
     if "role" not in value and compacted(value) is not None:
         value = {"role": "user", "content": [dict(value)]}
     role = value.get("role")
+    if role is None and value.get("type") in (*_ROLES, "system", "user", "assistant", "tool"):  # LangChain's
+        role = value["type"]
     if not isinstance(role, str):
         raise UserError(f"{spot}: 'role' must be text" + (", and it is missing" if role is None else ""))
     role = _ROLES.get(role, role)
@@ -174,6 +176,9 @@ def read_message(value: Any, spot: str) -> Message:
     text, parts = content_of(content, spot)
     left = ("role", "content", "tool_calls", "function_call", *(() if used == "refusal" else (used,)))
     data = {**about, **{k: v for k, v in value.items() if k not in left and v is not None}}
+    ids = data.get("tool_call_ids")
+    if role == "tool" and isinstance(ids, list) and len(ids) == 1 and "tool_call_id" not in data:  # SWE-agent's
+        data["tool_call_id"] = str(data.pop("tool_call_ids")[0])
     if parts is not None:
         data["content"] = parts
     if calls is not None or made:
@@ -233,6 +238,8 @@ def _kind(part: Any) -> str | None:
     if not isinstance(part, Mapping):
         return None
     kind = part.get("type")
+    if part.get("thought") is True:  # Gemini's
+        return "thinking"
     named = ("functionCall", "function_call", "functionResponse", "function_response") if kind is None else ()
     return kind if isinstance(kind, str) else next((name for name in named if isinstance(part.get(name), Mapping)), None)
 

@@ -49,7 +49,7 @@ class Notes:
         found = []
         if self.fields:
             named = ", ".join(f"'{name}' of {plural(n, of)}" for (name, of), n in sorted(self.fields.items()))
-            found.append(f"not understood, and not looked at: {named}")
+            found.append(f"not understood: {named}")
         if self.open_calls:
             found.append(
                 f"{plural(self.open_calls, 'call')} of tools without a result: marked as 'unanswered' where the attempt ends"

@@ -37,6 +37,8 @@ _JSON = (
     "traces",
 )
 """Fields that are never text: where they are, it is JSON."""
+_STRICT = ("messages", "conversations", "items", "request", "response", "tools")
+"""Of these, text that is no JSON is refused; of the others it stays what it is."""
 _EITHER = ("prompt", "completion", "chosen", "rejected", "input", "output")
 """Fields that are text or messages."""
 _MARKS = ("role", "from", "type")
@@ -45,29 +47,29 @@ _MARKS = ("role", "from", "type")
 def normal(record: dict[str, Any], place: str = "") -> dict[str, Any]:
     """The record with its JSON text read, and its conversation under ``messages``.
 
-    Raises UserError naming ``place`` and field where text instead of a list is no JSON; without a ``place`` it stays text."""
+    Raises UserError naming ``place`` and field where text that stands for a list is no JSON; without a ``place`` it stays."""
     found = record
     for name in (*_JSON, *_EITHER):
         value = record.get(name)
         if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
-            read = _read(value, f"{place}: '{name}'" if place else "", name in _JSON)
+            read = _read(value, f"{place}: '{name}'" if place else "", name in _JSON, name in _STRICT)
             if read is not value:
                 found = {**found, name: read}
     if "messages" not in found:
-        name = next((name for name in _TALKS[1:] if _is_talk(name, found.get(name))), None)
-        if name is not None:
-            found = {("messages" if key == name else key): value for key, value in found.items()}
+        talk = next((name for name in _TALKS[1:] if _is_talk(name, found.get(name))), None)
+        if talk is not None:
+            found = {("messages" if key == talk else key): value for key, value in found.items()}
     return found
 
 
-def _read(text: str, spot: str, json_only: bool) -> Any:
+def _read(text: str, spot: str, json_only: bool, strict: bool) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        repr_of = text.lstrip().startswith(("[{'", "{'")) and ("'role'" in text or "'from'" in text or json_only)
+        repr_of = text.lstrip().startswith(("[{'", "{'")) and ("'role'" in text or "'from'" in text or strict)
         if spot and repr_of:
             raise UserError(f"{spot} is text as Python prints it, not JSON: write the column with json.dumps") from None
-        if spot and json_only:
+        if spot and strict:
             raise UserError(f"{spot} is text that begins as JSON and is none") from None
         return text
     if json_only:
