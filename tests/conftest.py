@@ -52,6 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr != "not slow" and not config.getoption("--hypothesis-profile"):
         settings.load_profile("all")
     config.pluginmanager.register(Suite(config))
+    if [Path(one).name for one in config.args] == ["tests"] and hasattr(config, "workerinput"):
+        # Registering an operator asks each module that is loaded whether the code is its own: ten seconds once all tests are.
+        import transformers.generation  # noqa: F401
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

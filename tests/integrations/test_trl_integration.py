@@ -225,6 +225,15 @@ def test_parts_that_are_no_text_and_calls_are_kept(tmp_path: Path) -> None:
         assert reply.data["tool_calls"] == [{"type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}]
 
 
+def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"zzzz": ["a"], "prompt": ["b"]}), file)
+    file.write_bytes(file.read_bytes().replace(b"zzzz", b"\xec\xff\xfe\xff"))
+    for read in (lambda: read_trl(file, tmp_path / "run"), lambda: read_steps(file)):
+        with pytest.raises(UserError, match=r"cannot read .*p\.parquet"):
+            read()
+
+
 def test_preferences_become_two_siblings(tmp_path: Path) -> None:
     shared = [{"role": "user", "content": "q"}]
     rows = [

@@ -584,7 +584,7 @@ def test_token_methods_refuse_a_chat_before_anything_runs(tmp_path: Path, capsys
     with serving(chat_server().app) as url:
         name = f"chat:{NAME}@{url}"
         assert main(["improve", "--model", name, "--out", str(tmp_path / "i")]) == 4
-        trees = ["tree-rollouts", "run", "--model", name, "--out", str(tmp_path / "t"), "--count", "1"]
+        trees = ["tree-rollouts", "run", "--model", name, "--run", str(tmp_path / "t"), "--count", "1"]
         assert main([*trees, "--unit", "tokens"]) == 4
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 2

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from ramify.cli.main import main
-from ramify.methods.implicit_advantage.run import add_record
 from ramify.score import judge as family
-from ramify.trace.db import Run
 
 PROBLEMS = [{"id": "a", "prompt": "go to the kitchen", "answer": "look"}, {"id": "b", "prompt": "take the key", "answer": "7"}]
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 5. Wait, that is wrong: it is 4."}]
@@ -52,13 +50,14 @@ VERBS: dict[str, list[list[str]]] = {
         ["governance", "judge", "rows.jsonl", "--judge", "regex:mail", "--json"],
     ],
     "implicit-advantage": [
+        ["implicit-advantage", "score", "--trajectories", "graded.jsonl", "--out", "scores"],
         [
             "implicit-advantage",
             "judge",
             "--scores",
             "scores",
             "--trajectories",
-            "attempts.jsonl",
+            "graded.jsonl",
             "--model",
             "regex:o",
             "--tokenizer",
@@ -81,15 +80,8 @@ def judgements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     (tmp_path / "own.py").write_text(OWN)
     lines("p.jsonl", PROBLEMS)
     lines("chats.jsonl", [{"messages": CHAT, "reward": 1}] * 2)
-    steps = [
-        {"role": "user", "token_ids": [5, 6], "is_action": False},
-        {"role": "assistant", "token_ids": [7, 8], "is_action": True},
-    ]
-    lines("attempts.jsonl", [{"task_id": "t", "trial": 0, "steps": steps, "outcome": {"reward": 1.0}}])
-    with Run.create(tmp_path / "scores", {}) as run:
-        add_record(
-            run, {"trajectory_id": "t/0", "task_id": "t", "success": True, "steps": [], "score": 0.0, "token_agg": "mean"}, 1, {}
-        )
+    row = {"task_id": "t", "prompt_ids": [5, 6], "completion_ids": [7, 8], "env_mask": [1, 1], "reward": 1.0}
+    lines("graded.jsonl", [row | {"old_log_probs": [-1.0, -1.0], "ref_log_prob": [-2.0, -4.0]}])
     seen: Counter[str] = Counter()
     plain = family.checked
 

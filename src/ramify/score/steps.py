@@ -40,7 +40,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
         try:
             rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
             raise UserError(f"cannot read steps from {path}: {reason(error)}") from error
     else:
         rows = [row for _, row in read_lines(path)]

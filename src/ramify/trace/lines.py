@@ -260,5 +260,5 @@ def parquet_columns(path: Path) -> set[str]:
 
     try:
         return set(pyarrow.parquet.read_schema(path).names)
-    except (OSError, pyarrow.ArrowException):
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError):
         return set()
