@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from forked import Forks
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from suite import Suite
 
 # A busy machine pauses for seconds, and an example that is sampled anew in every run finds its fault in somebody else's change.
@@ -21,6 +23,8 @@ PLACE = settings(deadline=None, derandomize=True, suppress_health_check=[HealthC
 settings.register_profile("all", PLACE, max_examples=100)
 settings.register_profile("place", PLACE, max_examples=25)
 settings.load_profile("place")
+# Hypothesis reads the constants of every loaded module of ours: ten seconds a worker, and examples that another's change alters.
+providers._get_local_constants = Constants
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A job in the background of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
