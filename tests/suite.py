@@ -38,7 +38,7 @@ class Suite:
     def __init__(self, config: pytest.Config) -> None:
         self.worker: dict[str, object] | None = getattr(config, "workeroutput", None)
         self.whole = config.option.markexpr == "not slow" and not config.option.keyword
-        self.before = 0.0
+        self.before, self.last = 0.0, False
         self.tests: Counter[str] = Counter()
         self.workers: list[str] = []
         self.faults: list[str] = []
@@ -48,12 +48,16 @@ class Suite:
         if self.worker is not None:
             self.worker["began"] = self.before
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, nextitem: pytest.Item | None) -> None:
+        self.last = nextitem is None
+
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
-        """Once for each of set-up, call and teardown of a test."""
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Once for each of set-up, call and teardown of a test. What a worker's last test tears down is everybody's."""
         report = yield
         now = spent()
-        report.spent, self.before = now - self.before, now
+        report.spent, self.before = 0.0 if self.last and call.when == "teardown" else now - self.before, now
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
