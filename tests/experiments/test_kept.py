@@ -70,6 +70,7 @@ def test_a_method_that_breaks_has_its_results_made_again_and_no_other(tmp_path: 
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "within", "without"),
     [

@@ -63,7 +63,7 @@ def connect(file: Path, write: bool) -> sqlite3.Connection:
 
 def _connect(uri: str) -> sqlite3.Connection:
     # from any thread, one at a time: that of an event loop uses it while the one that opened it waits (`base.waiting`)
-    return sqlite3.connect(uri, 30, isolation_level=None, check_same_thread=False, cached_statements=64, uri=True)
+    return sqlite3.connect(uri, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=64, uri=True)
 
 
 def holds_run(folder: Path) -> bool:
