@@ -167,7 +167,11 @@ def take(
         raise UserError(f"{folder} is no run, and no file to make one of is given")
     left_out = [outcomes_file] if outcomes_file is not None else []
     files = [(file, path) for path in paths for file in found_in(path, form, left_out)]
-    scratch, lock = folder.resolve().with_name(f".part-{folder.resolve().name}"[:200]), None
+    try:
+        place = folder.resolve()
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise UserError(f"cannot make {folder}: {error}") from error
+    scratch, lock = place.with_name(f".part-{place.name}"[:200]), None
     try:
         scratch.mkdir(parents=True, exist_ok=True)
         lock = take_lock(scratch)  # another import may be making the same run
