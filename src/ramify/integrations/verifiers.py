@@ -18,6 +18,7 @@ from ramify.base import registry
 from ramify.base.errors import UserError
 from ramify.base.ids import json_hash
 from ramify.base.secrets import redact
+from ramify.integrations.reading import SINGLE
 from ramify.trace.aliases import ENDINGS, FAILURES, IMPORTED, KNOWN, RECORD
 from ramify.trace.chats import FINISHED, open_calls
 from ramify.trace.db import Run
@@ -248,8 +249,10 @@ def _spread(raw: dict[str, Any], name: str, sampled: np.ndarray, spot: str) -> n
         return None
     if len(values) != int(sampled.sum()) or any(type(value) not in (float, int) for value in values):
         raise UserError(f"{spot}: '{name}' must hold a number for each of {int(sampled.sum())} sampled tokens")
+    if any(abs(value) >= SINGLE for value in values):
+        raise UserError(f"{spot}: '{name}' holds a number that is infinite in 32 bits")
     spread = np.zeros(len(sampled), np.float32)
-    spread[sampled] = np.array(values, np.float64)
+    spread[sampled] = values
     return spread
 
 
